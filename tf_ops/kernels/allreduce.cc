@@ -1,0 +1,98 @@
+// KerasHvdAllreduce: element-wise reduction of one tensor, or of a group, over all
+// ranks.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/submit.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+REGISTER_OP("KerasHvdAllreduce")
+    .Input("tensors: T")
+    .Output("reduced: T")
+    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("tensor_name: string")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reduces tensors element-wise over all ranks; all of them, or none.
+
+tensors: one tensor, or several that form a group.
+reduced: the results, equal on all ranks.
+tensor_name: matches this rank's request to the other ranks'.
+reduce_op: a khvd_reduce_op.
+prescale: multiplies each rank's elements before the reduction; a decimal number, since
+  a float attribute would cut a double short.
+postscale: multiplies the result.
+process_set: the ranks that take part.
+)doc");
+
+class AllreduceKernel : public CollectiveKernel {
+ public:
+  explicit AllreduceKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reduce_op", &reduce_op_));
+    OP_REQUIRES(ctx, reduce_op_ >= KHVD_AVERAGE && reduce_op_ <= KHVD_PRODUCT,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "reduce_op must be ", static_cast<int>(KHVD_AVERAGE), " to ",
+                    static_cast<int>(KHVD_PRODUCT), ", got ", reduce_op_)));
+    OP_REQUIRES_OK(ctx, GetScale(ctx, "prescale", &prescale_));
+    OP_REQUIRES_OK(ctx, GetScale(ctx, "postscale", &postscale_));
+    // Two zeros would mean "unscaled" to the engine; one of them is the same number.
+    if (prescale_ == 0) postscale_ = 1;
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    auto submission = std::make_unique<Submission>(ctx, done);
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(
+          ctx,
+          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output),
+          done);
+      submission->Add(ctx->input(i), output);
+    }
+    khvd_request request = Request(KHVD_ALLREDUCE);
+    request.reduce_op = static_cast<khvd_reduce_op>(reduce_op_);
+    request.prescale = prescale_;
+    request.postscale = postscale_;
+    Submission::Submit(std::move(submission), request);
+  }
+
+ private:
+  static absl::Status GetScale(OpKernelConstruction* ctx, const char* attribute,
+                               double* scale) {
+    std::string text;
+    absl::Status status = ctx->GetAttr(attribute, &text);
+    if (!status.ok() || absl::SimpleAtod(text, scale)) return status;
+    return absl::InvalidArgumentError(
+        absl::StrCat(attribute, " must be a number, got '", text, "'"));
+  }
+
+  int reduce_op_ = KHVD_AVERAGE;
+  double prescale_ = 1;
+  double postscale_ = 1;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_CPU),
+                        AllreduceKernel);
+
+}  // namespace
+}  // namespace keras_hvd

@@ -1,0 +1,63 @@
+// KerasHvdBroadcast: one rank's tensor, on every rank.
+#include <memory>
+#include <utility>
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/kernels/submit.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+REGISTER_OP("KerasHvdBroadcast")
+    .Input("tensor: T")
+    .Output("value: T")
+    .Attr("T: " KERAS_HVD_DTYPES)
+    .Attr("tensor_name: string")
+    .Attr("root_rank: int")
+    .Attr("process_set: int = 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Gives every rank the tensor of the root rank.
+
+tensor: the value on the root; elsewhere only its shape and type count.
+value: the root's tensor.
+tensor_name: matches this rank's request to the other ranks'.
+root_rank: the rank whose tensor it is.
+process_set: the ranks that take part.
+)doc");
+
+class BroadcastKernel : public CollectiveKernel {
+ public:
+  explicit BroadcastKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("root_rank", &root_rank_));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    Tensor* value = nullptr;
+    OP_REQUIRES_OK_ASYNC(
+        ctx,
+        ctx->forward_input_or_allocate_output({0}, 0, ctx->input(0).shape(), &value),
+        done);
+    auto submission = std::make_unique<Submission>(ctx, std::move(done));
+    submission->Add(ctx->input(0), value);
+    khvd_request request = Request(KHVD_BROADCAST);
+    request.root = root_rank_;
+    Submission::Submit(std::move(submission), request);
+  }
+
+ private:
+  int32_t root_rank_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdBroadcast").Device(tensorflow::DEVICE_CPU),
+                        BroadcastKernel);
+
+}  // namespace
+}  // namespace keras_hvd

@@ -1,0 +1,57 @@
+// The thread that runs TensorFlow's continuations; see completion.h.
+#include "tf_ops/kernels/completion.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace keras_hvd {
+namespace {
+
+class CompletionThread {
+ public:
+  CompletionThread() { std::thread(&CompletionThread::Loop, this).detach(); }
+
+  void Add(std::function<void()> continuation) {
+    bool sleeping;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      sleeping = pending_.empty();
+      pending_.push_back(std::move(continuation));
+    }
+    if (sleeping) added_.notify_one();
+  }
+
+ private:
+  [[noreturn]] void Loop() {
+    std::vector<std::function<void()>> batch;
+    while (true) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        added_.wait(lock, [this] { return !pending_.empty(); });
+        batch.swap(pending_);
+      }
+      for (std::function<void()>& continuation : batch) {
+        continuation();
+        continuation = nullptr;  // frees what it holds before the next one runs
+      }
+      batch.clear();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::vector<std::function<void()>> pending_;  // guarded by mutex_
+};
+
+}  // namespace
+
+void CompleteLater(std::function<void()> continuation) {
+  // Never destroyed: a collective may end while the process exits.
+  static CompletionThread* const thread = new CompletionThread;
+  thread->Add(std::move(continuation));
+}
+
+}  // namespace keras_hvd

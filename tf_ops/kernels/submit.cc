@@ -1,0 +1,146 @@
+// Requests from TensorFlow to the engine and back; see submit.h.
+#include "tf_ops/kernels/submit.h"
+
+#include <atomic>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tf_ops/kernels/completion.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::Tensor;
+
+// 0 is left to callers of the C API that have no submitter of their own.
+uint64_t NextSubmitter() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+khvd_dtype EngineType(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_UINT8:
+      return KHVD_UINT8;
+    case tensorflow::DT_INT8:
+      return KHVD_INT8;
+    case tensorflow::DT_INT32:
+      return KHVD_INT32;
+    case tensorflow::DT_INT64:
+      return KHVD_INT64;
+    case tensorflow::DT_HALF:
+      return KHVD_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return KHVD_BFLOAT16;
+    case tensorflow::DT_FLOAT:
+      return KHVD_FLOAT32;
+    case tensorflow::DT_DOUBLE:
+      return KHVD_FLOAT64;
+    case tensorflow::DT_BOOL:
+      return KHVD_BOOL;
+    default:  // the ops' type lists let nothing else through
+      LOG(FATAL) << "keras_hvd: no collective takes a "
+                 << tensorflow::DataTypeString(dtype) << " tensor";
+  }
+}
+
+absl::Status EngineStatus(int code, const char* message) {
+  switch (code) {
+    case KHVD_OK:
+      return absl::OkStatus();
+    case KHVD_INVALID_ARGUMENT:
+      return absl::InvalidArgumentError(message);
+    case KHVD_RANK_FAILED:
+      return absl::AbortedError(message);
+    case KHVD_NOT_INITIALIZED:
+    case KHVD_SHUT_DOWN:
+    case KHVD_FORKED:
+      return absl::FailedPreconditionError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+}  // namespace
+
+CollectiveKernel::CollectiveKernel(tensorflow::OpKernelConstruction* ctx)
+    : AsyncOpKernel(ctx), submitter_(NextSubmitter()) {
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
+  OP_REQUIRES(ctx, !tensor_name_.empty(),
+              absl::InvalidArgumentError(
+                  absl::StrCat(type_string(), " '", name(),
+                               "' needs a tensor_name: it is what "
+                               "matches this rank's tensor to the other ranks'")));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
+}
+
+khvd_request CollectiveKernel::Request(khvd_kind kind) const {
+  khvd_request request = {};
+  request.struct_size = sizeof(request);
+  request.kind = kind;
+  request.name = tensor_name_.c_str();
+  request.submitter = submitter_;
+  request.process_set = process_set_;
+  return request;
+}
+
+void Submission::Add(const Tensor& input, Tensor* output) {
+  inputs_.push_back(input);
+  outputs_.push_back(output == nullptr ? nullptr : output->data());
+}
+
+void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request request) {
+  const size_t count = submission->inputs_.size();
+  std::vector<absl::InlinedVector<int64_t, 4>> shapes(count);
+  std::vector<khvd_tensor> tensors(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor& input = submission->inputs_[i];
+    const auto sizes = input.shape().dim_sizes();
+    shapes[i].assign(sizes.begin(), sizes.end());
+    tensors[i].dtype = EngineType(input.dtype());
+    tensors[i].rank = input.dims();
+    tensors[i].shape = shapes[i].data();
+    tensors[i].input = input.data();
+    tensors[i].output = submission->outputs_[i];
+  }
+  request.count = static_cast<int32_t>(count);
+  request.tensors = tensors.data();
+  request.done = &Submission::Ended;
+  request.allocate = &Submission::AllocateResult;
+  request.context = submission.get();
+
+  // Once the engine has it, the request may end, and be deleted, before submit returns.
+  Submission* const submitted = submission.release();
+  const int code = khvd_submit(&request);
+  if (code == KHVD_OK) return;
+  submission.reset(submitted);
+  submission->ctx_->SetStatus(EngineStatus(code, khvd_last_error()));
+  submission->done_();
+}
+
+absl::StatusOr<void*> Submission::Allocate(const int64_t*, int32_t) {
+  return absl::InternalError("only an allgather allocates its result late");
+}
+
+void* Submission::AllocateResult(void* context, const int64_t* first_dims,
+                                 int32_t count) {
+  auto* const submission = static_cast<Submission*>(context);
+  const absl::StatusOr<void*> memory = submission->Allocate(first_dims, count);
+  if (!memory.ok()) {
+    submission->allocation_ = memory.status();
+    return nullptr;
+  }
+  // An empty result has no buffer, and null would mean that there is no memory.
+  static char empty;
+  return *memory == nullptr ? &empty : *memory;
+}
+
+void Submission::Ended(void* context, int code, const char* message) {
+  std::unique_ptr<Submission> submission(static_cast<Submission*>(context));
+  submission->ctx_->SetStatus(submission->allocation_.ok() ? EngineStatus(code, message)
+                                                           : submission->allocation_);
+  CompleteLater(std::move(submission->done_));
+}
+
+}  // namespace keras_hvd

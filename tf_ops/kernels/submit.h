@@ -1,0 +1,81 @@
+// What the collective kernels share: their common attributes, and handing a request to
+// the engine while TensorFlow keeps its buffers alive.
+#ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
+#define KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tf_ops/engine/c_api.h"
+
+namespace keras_hvd {
+
+// The element types that the engine knows, as an op's list of allowed types.
+#define KERAS_HVD_DTYPES \
+  "{uint8, int8, int32, int64, half, bfloat16, float, double, bool}"
+
+// The base of the kernels: reads the attributes that all collectives have.
+class CollectiveKernel : public tensorflow::AsyncOpKernel {
+ protected:
+  explicit CollectiveKernel(tensorflow::OpKernelConstruction* ctx);
+
+  // A request of this kernel, without tensors.
+  khvd_request Request(khvd_kind kind) const;
+
+ private:
+  std::string tensor_name_;
+  int32_t process_set_ = 0;
+  // Tells this kernel's requests, which may queue under one name, from another's.
+  const uint64_t submitter_;
+};
+
+// One run of a kernel, from ComputeAsync to TensorFlow's continuation.
+//
+// Cancellation is left aside on purpose: what was submitted belongs to the peers too,
+// and ends when they have submitted theirs, or with an error when one of them has died.
+// Until then TensorFlow keeps the op, and the buffers that the engine works on.
+class Submission {
+ public:
+  Submission(tensorflow::OpKernelContext* ctx,
+             tensorflow::AsyncOpKernel::DoneCallback done)
+      : ctx_(ctx), done_(std::move(done)) {}
+  virtual ~Submission() = default;
+  Submission(const Submission&) = delete;
+  Submission& operator=(const Submission&) = delete;
+
+  // Adds a tensor whose result goes into `output`, which is allocated and may share
+  // `input`'s buffer; null when the result is allocated later, by Allocate().
+  void Add(const tensorflow::Tensor& input, tensorflow::Tensor* output);
+
+  // Hands the request to the engine, with the tensors added so far. `submission` lives
+  // until the engine has ended it; if the engine refuses, the op fails at once.
+  static void Submit(std::unique_ptr<Submission> submission, khvd_request request);
+
+ protected:
+  // Allgather only: memory for the result, or an error.
+  virtual absl::StatusOr<void*> Allocate(const int64_t* first_dims, int32_t count);
+
+  tensorflow::OpKernelContext* ctx() const { return ctx_; }
+  const tensorflow::Tensor& input(int index) const { return inputs_[index]; }
+
+ private:
+  static void Ended(void* context, int code, const char* message);
+  static void* AllocateResult(void* context, const int64_t* first_dims, int32_t count);
+
+  tensorflow::OpKernelContext* const ctx_;
+  tensorflow::AsyncOpKernel::DoneCallback done_;
+  std::vector<tensorflow::Tensor> inputs_;
+  std::vector<void*> outputs_;
+  absl::Status allocation_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
