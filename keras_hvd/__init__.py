@@ -1,0 +1,68 @@
+"""Data-parallel training for Keras 3 on TensorFlow, from one script to many processes.
+
+Every public name is defined in one module and listed here twice: in `_DEFINED_IN`, and
+under `TYPE_CHECKING` for type checkers (a test keeps the two alike). A module is
+imported when one of its names is first used (PEP 562), so that `khvdrun`, which
+executes this file too, starts without TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keras_hvd import callbacks as callbacks
+    from keras_hvd import environment as environment
+    from keras_hvd import exceptions as exceptions
+    from keras_hvd.basics import cross_rank as cross_rank
+    from keras_hvd.basics import cross_size as cross_size
+    from keras_hvd.basics import init as init
+    from keras_hvd.basics import is_initialized as is_initialized
+    from keras_hvd.basics import local_rank as local_rank
+    from keras_hvd.basics import local_size as local_size
+    from keras_hvd.basics import rank as rank
+    from keras_hvd.basics import shutdown as shutdown
+    from keras_hvd.basics import size as size
+    from keras_hvd.exceptions import ForkedError as ForkedError
+    from keras_hvd.exceptions import KerasHvdError as KerasHvdError
+    from keras_hvd.exceptions import MismatchError as MismatchError
+    from keras_hvd.exceptions import NotInitializedError as NotInitializedError
+    from keras_hvd.exceptions import RankFailedError as RankFailedError
+    from keras_hvd.exceptions import ShutDownError as ShutDownError
+
+_SUBMODULES = ("callbacks", "environment", "exceptions")
+
+# name: the module under keras_hvd that defines it
+_DEFINED_IN = {
+    "cross_rank": "basics",
+    "cross_size": "basics",
+    "init": "basics",
+    "is_initialized": "basics",
+    "local_rank": "basics",
+    "local_size": "basics",
+    "rank": "basics",
+    "shutdown": "basics",
+    "size": "basics",
+    "ForkedError": "exceptions",
+    "KerasHvdError": "exceptions",
+    "MismatchError": "exceptions",
+    "NotInitializedError": "exceptions",
+    "RankFailedError": "exceptions",
+    "ShutDownError": "exceptions",
+}
+
+__all__ = [*_SUBMODULES, *_DEFINED_IN]
+
+
+def __getattr__(name: str):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_DEFINED_IN[name]}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
