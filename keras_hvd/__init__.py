@@ -50,7 +50,7 @@ _DEFINED_IN = {
     "ShutDownError": "exceptions",
 }
 
-__all__ = [*_SUBMODULES, *_DEFINED_IN]
+__all__ = list(_SUBMODULES) + list(_DEFINED_IN)
 
 
 def __getattr__(name: str):
