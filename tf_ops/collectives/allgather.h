@@ -1,0 +1,26 @@
+// Allgather: every member gets all members' tensors, one behind the other.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
+
+#include <functional>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+struct AllgatherOptions {
+  const void* input = nullptr;
+  int64_t rows = 0;       // this member's first dimension; the members' may differ
+  int64_t row_bytes = 0;  // the same on every member
+  // Gives memory for the result once the members' first dimensions are known, or null.
+  std::function<void*(const std::vector<int64_t>& rows)> allocate;
+};
+
+// Returns false if the job failed meanwhile. Without memory for the result the member
+// still takes part, so that the others get theirs.
+bool Allgather(const AllgatherOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_

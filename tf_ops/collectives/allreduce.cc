@@ -1,0 +1,208 @@
+// See allreduce.h.
+//
+// The direct scheme over shared memory. The tensors, each padded to whole cache lines,
+// are seen as one line of bytes, which is worked through in windows of half an exchange
+// memory. A window is cut into one slice for each member. Each member
+//   1. copies into its exchange memory the slices that others reduce, and publishes;
+//   2. reduces its own slice, out of its tensors and the others' exchange memories,
+//   into
+//      its output and its exchange memory, and publishes that;
+//   3. copies the other slices' results out of the others' exchange memories.
+// A byte is thus written twice and read twice, whatever the number of members. A small
+// tensor skips the second publication: everybody reduces all of it.
+#include "tf_ops/collectives/allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace keras_hvd {
+namespace {
+
+constexpr int64_t kLine = 64;
+// Up to here, reading everything from everybody is cheaper than waiting once more.
+constexpr int64_t kSmallBytes = 16 << 10;
+// The unit in which a reduced slice goes on to its second place while it is in the
+// cache.
+constexpr int64_t kPieceBytes = 16 << 10;
+
+int64_t RoundUpToLine(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+// The tensors as one line of bytes.
+class Line {
+ public:
+  explicit Line(const std::vector<AllreduceTensor>& tensors) : tensors_(tensors) {
+    starts_.reserve(tensors.size() + 1);
+    int64_t start = 0;
+    for (const AllreduceTensor& tensor : tensors) {
+      starts_.push_back(start);
+      start += RoundUpToLine(tensor.elements * Bytes(tensor.dtype));
+    }
+    starts_.push_back(start);
+  }
+
+  int64_t bytes() const { return starts_.back(); }
+
+  // Calls visit(tensor, offset within the tensor, offset within the line, bytes) for
+  // each stretch of a tensor's data in [begin, end).
+  template <typename Visit>
+  void ForEach(int64_t begin, int64_t end, const Visit& visit) const {
+    size_t i =
+        std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
+    for (; i < tensors_.size() && starts_[i] < end; ++i) {
+      const AllreduceTensor& tensor = tensors_[i];
+      const int64_t from = std::max(begin, starts_[i]);
+      const int64_t data_end = starts_[i] + tensor.elements * Bytes(tensor.dtype);
+      const int64_t to = std::min(end, data_end);
+      if (from < to) visit(tensor, from - starts_[i], from, to - from);
+    }
+  }
+
+ private:
+  const std::vector<AllreduceTensor>& tensors_;
+  std::vector<int64_t> starts_;
+};
+
+const char* Input(const AllreduceTensor& tensor, int64_t offset) {
+  return static_cast<const char*>(tensor.input) + offset;
+}
+char* Output(const AllreduceTensor& tensor, int64_t offset) {
+  return static_cast<char*>(tensor.output) + offset;
+}
+
+// A stretch of the line, and where it lies in the exchange memories.
+struct Window {
+  int64_t begin;
+  int64_t end;
+
+  int64_t Slice(int members) const {
+    return RoundUpToLine((end - begin + members - 1) / members);
+  }
+  Window Part(int member, int members) const {
+    const int64_t slice = Slice(members);
+    return {std::min(end, begin + member * slice),
+            std::min(end, begin + (member + 1) * slice)};
+  }
+};
+
+class Reducer {
+ public:
+  Reducer(const AllreduceOptions& options, Communicator* communicator)
+      : options_(options),
+        communicator_(*communicator),
+        line_(options.tensors),
+        inputs_(communicator->count()) {}
+
+  bool Run() {
+    if (communicator_.count() == 1) {
+      ReduceAlone();
+      return true;
+    }
+    if (line_.bytes() <= std::min(kSmallBytes, communicator_.exchange_bytes())) {
+      return ReduceSmall();
+    }
+    const int64_t window_bytes = communicator_.exchange_bytes();
+    for (int64_t begin = 0; begin < line_.bytes(); begin += window_bytes) {
+      const Window window = {begin, std::min(line_.bytes(), begin + window_bytes)};
+      if (!ReduceWindow(window)) return false;
+      communicator_.NextRound();
+    }
+    return true;
+  }
+
+ private:
+  void ReduceAlone() {
+    for (const AllreduceTensor& tensor : options_.tensors) {
+      Reduce(options_.reduction, tensor.dtype, &tensor.input, 1, tensor.elements,
+             tensor.output);
+    }
+  }
+
+  bool ReduceSmall() {
+    const Window window = {0, line_.bytes()};
+    CopyIn(window, window);
+    communicator_.Publish();
+    if (!communicator_.AwaitAllPublished()) return false;
+    line_.ForEach(0, line_.bytes(),
+                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                      int64_t bytes) {
+                    ReduceStretch(tensor, position, bytes, Output(tensor, offset));
+                  });
+    return true;
+  }
+
+  bool ReduceWindow(const Window& window) {
+    const int members = communicator_.count();
+    const int self = communicator_.index();
+    for (int member = 0; member < members; ++member) {
+      if (member != self) CopyIn(window, window.Part(member, members));
+    }
+    communicator_.Publish();
+    if (!communicator_.AwaitAllPublished()) return false;
+    ReduceOwnSlice(window, window.Part(self, members));
+    communicator_.PublishReduced();
+    if (!communicator_.AwaitAllReduced()) return false;
+    for (int step = 1; step < members; ++step) {
+      const int member = (self + step) % members;
+      CopyOut(window, window.Part(member, members), member);
+    }
+    return true;
+  }
+
+  void CopyIn(const Window& window, const Window& part) {
+    char* to = communicator_.Exchange(communicator_.index()) - window.begin;
+    line_.ForEach(
+        part.begin, part.end,
+        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+            int64_t bytes) { memcpy(to + position, Input(tensor, offset), bytes); });
+  }
+
+  void CopyOut(const Window& window, const Window& part, int member) {
+    const char* from = communicator_.Exchange(member) - window.begin;
+    line_.ForEach(
+        part.begin, part.end,
+        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+            int64_t bytes) { memcpy(Output(tensor, offset), from + position, bytes); });
+  }
+
+  void ReduceOwnSlice(const Window& window, const Window& part) {
+    char* exchange = communicator_.Exchange(communicator_.index());
+    line_.ForEach(part.begin, part.end,
+                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                      int64_t bytes) {
+                    for (int64_t done = 0; done < bytes; done += kPieceBytes) {
+                      const int64_t piece = std::min(kPieceBytes, bytes - done);
+                      const int64_t place = position + done - window.begin;
+                      own_input_ = Input(tensor, offset + done);
+                      ReduceStretch(tensor, place, piece, exchange + place);
+                      memcpy(Output(tensor, offset + done), exchange + place, piece);
+                    }
+                  });
+    own_input_ = nullptr;
+  }
+
+  // Reduces what lies at `place` of the members' exchange memories; this rank's own
+  // part is there as well, or at `own_input_`.
+  void ReduceStretch(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
+                     char* result) {
+    for (int member = 0; member < communicator_.count(); ++member) {
+      inputs_[member] = communicator_.Exchange(member) + place;
+    }
+    if (own_input_ != nullptr) inputs_[communicator_.index()] = own_input_;
+    Reduce(options_.reduction, tensor.dtype, inputs_.data(), communicator_.count(),
+           bytes / Bytes(tensor.dtype), result);
+  }
+
+  const AllreduceOptions& options_;
+  Communicator& communicator_;
+  Line line_;
+  std::vector<const void*> inputs_;
+  const char* own_input_ = nullptr;
+};
+
+}  // namespace
+
+bool Allreduce(const AllreduceOptions& options, Communicator* communicator) {
+  return Reducer(options, communicator).Run();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,31 @@
+// Allreduce: every member gets the reduction of all members' tensors.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_
+
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/reduce.h"
+
+namespace keras_hvd {
+
+// One of the tensors that are reduced together. `output` may be `input`.
+struct AllreduceTensor {
+  DataType dtype;
+  int64_t elements;
+  const void* input;
+  void* output;
+};
+
+struct AllreduceOptions {
+  Reduction reduction;
+  // The same types and sizes in the same order on every member.
+  std::vector<AllreduceTensor> tensors;
+};
+
+// Returns false if the job failed meanwhile; the outputs are then undefined.
+bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLREDUCE_H_

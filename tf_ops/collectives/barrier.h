@@ -1,0 +1,14 @@
+// Barrier: no member leaves before all have come.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+// Returns false if the job failed meanwhile.
+bool Barrier(Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_

@@ -1,0 +1,35 @@
+// See broadcast.h.
+#include "tf_ops/collectives/broadcast.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace keras_hvd {
+
+bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
+  const bool is_root = communicator->index() == options.root;
+  if (is_root && options.output != options.input && options.bytes > 0) {
+    memcpy(options.output, options.input, options.bytes);
+  }
+  if (communicator->count() == 1) return true;
+
+  const int64_t window = communicator->exchange_bytes();
+  for (int64_t begin = 0; begin < options.bytes; begin += window) {
+    const int64_t part = std::min(window, options.bytes - begin);
+    if (is_root) {
+      // Two windows are on their way: this one goes where the last but one was.
+      if (begin >= 2 * window && !communicator->AwaitAllPublished(2)) return false;
+      memcpy(communicator->Exchange(options.root),
+             static_cast<const char*>(options.input) + begin, part);
+    } else {
+      if (!communicator->AwaitPublished(options.root)) return false;
+      memcpy(static_cast<char*>(options.output) + begin,
+             communicator->Exchange(options.root), part);
+    }
+    communicator->Publish();
+    communicator->NextRound();
+  }
+  return true;
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,21 @@
+// Broadcast: every member gets the root's tensor.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+struct BroadcastOptions {
+  int root = 0;  // the root's place among the members
+  int64_t bytes = 0;
+  const void* input = nullptr;  // read on the root only
+  void* output = nullptr;       // may be `input`
+};
+
+// Returns false if the job failed meanwhile; the output is then undefined.
+bool Broadcast(const BroadcastOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_

@@ -1,0 +1,72 @@
+// One rank's view of the ranks that take part in a collective.
+//
+// A collective runs in rounds. In a round each rank writes into its own exchange
+// memory, publishes the round's number, and reads what the others have published. The
+// numbers only grow, over all collectives, so that no word is ever reset.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// How the engine passes the time until a peer is ready.
+class Waiter {
+ public:
+  virtual ~Waiter() = default;
+  // Returns true as soon as `ready()` is, false when the job has failed or stops.
+  // `awaited` is the rank whose turn it is.
+  virtual bool Wait(const std::function<bool()>& ready, int awaited) = 0;
+};
+
+class Communicator {
+ public:
+  Communicator(std::shared_ptr<Segment> segment, int rank, Waiter* waiter);
+
+  // Starts a collective of `members` (ranks, ascending, this one among them).
+  // `sequence` numbers the collectives that this rank takes part in, the same on all
+  // members. Returns false if the job has failed.
+  bool Begin(const std::vector<int>& members, uint64_t sequence);
+  void End();
+
+  int count() const { return static_cast<int>(members_.size()); }
+  // This rank's place among the members.
+  int index() const { return index_; }
+
+  // The half of a member's exchange memory that belongs to the current round. Halves
+  // alternate, so that a rank may write a round while the one before is still read.
+  char* Exchange(int member) const;
+  int64_t exchange_bytes() const { return segment_->exchange_bytes() / 2; }
+
+  void NextRound() { ++round_; }
+  // Tells the members that this rank's part of the round can be read.
+  void Publish();
+  // The same for the second half of a round: the reduced results.
+  void PublishReduced();
+  // Wait until a member, or all, have published this round or the one `ago` before.
+  bool AwaitPublished(int member, int ago = 0);
+  bool AwaitAllPublished(int ago = 0);
+  bool AwaitAllReduced();
+
+ private:
+  bool Await(Progress RankBlock::* word, int rank, uint64_t value);
+  void Announce(Progress RankBlock::* word, uint64_t value);
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  Waiter* const waiter_;
+  std::vector<int> members_;
+  std::vector<int> previous_members_;
+  int index_ = 0;
+  uint64_t round_ = 0;
+  uint64_t first_round_ = 0;
+  uint64_t previous_end_ = 0;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_

@@ -1,0 +1,46 @@
+// Element types and reductions. The values are those of the C API.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_
+
+#include <cstdint>
+
+namespace keras_hvd {
+
+enum class DataType : int32_t {
+  kUint8 = 0,
+  kInt8 = 1,
+  kInt32 = 2,
+  kInt64 = 3,
+  kFloat16 = 4,
+  kBfloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kBool = 8,
+};
+inline constexpr int kDataTypes = 9;
+
+enum class ReduceOp : int32_t {
+  kAverage = 0,
+  kSum = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4
+};
+inline constexpr int kReduceOps = 5;
+
+inline constexpr const char* kDataTypeNames[kDataTypes] = {
+    "uint8",    "int8",    "int32",   "int64", "float16",
+    "bfloat16", "float32", "float64", "bool"};
+inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4, 8, 1};
+inline constexpr const char* kReduceOpNames[kReduceOps] = {"Average", "Sum", "Min",
+                                                           "Max", "Product"};
+
+inline const char* Name(DataType dtype) {
+  return kDataTypeNames[static_cast<int>(dtype)];
+}
+inline const char* Name(ReduceOp op) { return kReduceOpNames[static_cast<int>(op)]; }
+inline int64_t Bytes(DataType dtype) { return kDataTypeBytes[static_cast<int>(dtype)]; }
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_DTYPE_H_

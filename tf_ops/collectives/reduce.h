@@ -1,0 +1,35 @@
+// Reduces the same elements of all ranks to one result.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_
+
+#include <cstdint>
+
+#include "tf_ops/collectives/dtype.h"
+
+namespace keras_hvd {
+
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1;   // multiplies every rank's elements
+  double postscale = 1;  // multiplies the result
+
+  bool operator==(const Reduction& other) const {
+    return op == other.op && prescale == other.prescale && postscale == other.postscale;
+  }
+};
+
+// result[i] = postscale * op(prescale * inputs[0][i], ..., prescale * inputs[n-1][i]).
+//
+// Elements are taken in the order of `inputs`, 16-bit floats in float32 with one
+// rounding at the end, so that the bits depend on nothing but the inputs. Sums of
+// integers wrap around like the type; their averages are exact and rounded towards
+// zero. `result` may be one of the inputs.
+void Reduce(const Reduction& reduction, DataType dtype, const void* const* inputs,
+            int count, int64_t elements, void* result);
+
+// Whether `op` with these scales has a meaning for the type; bool has no sums.
+bool Supports(const Reduction& reduction, DataType dtype);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_H_

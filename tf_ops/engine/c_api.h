@@ -1,0 +1,155 @@
+// The C API of keras_hvd: one engine per process, without TensorFlow.
+//
+// TensorFlow's ops, the Python objects, the benchmarks and other frameworks all
+// drive the engine through these functions. Structures start with their own size,
+// so that fields can be appended without breaking older callers: set
+// `struct_size = sizeof(...)` and leave what you do not use zero.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_C_API_H_
+#define KERAS_HVD_TF_OPS_ENGINE_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KHVD_EXPORT __attribute__((visibility("default")))
+
+// Result of a call or of a collective. Values are part of the ABI.
+typedef enum {
+  KHVD_OK = 0,
+  KHVD_INVALID_ARGUMENT = 1,  // this rank's request is wrong, or ranks disagree
+  KHVD_NOT_INITIALIZED = 2,   // before khvd_init
+  KHVD_RANK_FAILED = 3,       // a peer died, left, or the job was aborted
+  KHVD_SHUT_DOWN = 4,         // after khvd_shutdown on this rank
+  KHVD_FORKED = 5,            // in a child process forked from a rank
+  KHVD_INTERNAL = 6,          // the operating system refused something, or a bug
+} khvd_code;
+
+typedef enum {
+  KHVD_UINT8 = 0,
+  KHVD_INT8 = 1,
+  KHVD_INT32 = 2,
+  KHVD_INT64 = 3,
+  KHVD_FLOAT16 = 4,
+  KHVD_BFLOAT16 = 5,
+  KHVD_FLOAT32 = 6,
+  KHVD_FLOAT64 = 7,
+  KHVD_BOOL = 8,
+} khvd_dtype;
+
+typedef enum {
+  KHVD_ALLREDUCE = 0,
+  KHVD_ALLGATHER = 1,
+  KHVD_BROADCAST = 2,
+  KHVD_BARRIER = 3,
+} khvd_kind;
+
+// Average is Sum, divided by the number of ranks: for integer types towards zero.
+// bool takes Min (and), Max (or) and Product (and).
+typedef enum {
+  KHVD_AVERAGE = 0,
+  KHVD_SUM = 1,
+  KHVD_MIN = 2,
+  KHVD_MAX = 3,
+  KHVD_PRODUCT = 4,
+} khvd_reduce_op;
+
+typedef struct {
+  size_t struct_size;
+  int32_t rank, size;
+  int32_t local_rank, local_size;
+  int32_t cross_rank, cross_size;
+  const char* job;         // names the job on this host; unique while it runs
+  double init_timeout;     // seconds to wait for the other ranks; 0: 60
+  double stall_warning;    // seconds until a stall is reported; 0: 60, < 0: never
+  double stall_abort;      // seconds until a stall aborts the job; 0: never
+  int64_t exchange_bytes;  // exchange memory of a rank; 0: 4 MiB
+  int64_t fusion_bytes;    // largest fused batch; 0: 64 MiB
+  int32_t cores;           // cores this job may use; 0: asks the system
+} khvd_options;
+
+// One tensor of a request, contiguous, in host memory, row-major.
+typedef struct {
+  khvd_dtype dtype;
+  int32_t rank;          // number of dimensions
+  const int64_t* shape;  // `rank` sizes
+  const void* input;
+  void* output;  // may be `input`; NULL where `allocate` gives it
+} khvd_tensor;
+
+// Called once when a collective has ended, on an engine thread: it must not block and
+// must not call khvd_run. `message` is "" on KHVD_OK and valid during the call only.
+typedef void (*khvd_done)(void* context, int code, const char* message);
+
+// Called on an engine thread when an allgather knows its result's first dimension: the
+// sum of `first_dims[0..count)`, one for each rank. Returns memory for the result, or
+// NULL if there is none (the collective then fails on this rank alone).
+typedef void* (*khvd_allocate)(void* context, const int64_t* first_dims, int32_t count);
+
+// A collective that every rank of the process set submits under the same name. A
+// request with several tensors (allreduce) is a group: all of it, or nothing.
+typedef struct {
+  size_t struct_size;
+  khvd_kind kind;
+  const char* name;            // what matches it to the peers' requests; not ""
+  uint64_t submitter;          // which op asks: the same op may queue, two may not
+  int32_t process_set;         // 0: all ranks
+  khvd_reduce_op reduce_op;    // allreduce
+  int32_t root;                // broadcast
+  double prescale, postscale;  // allreduce; both 0 means both 1
+  int32_t count;               // number of tensors; barrier: 0, else at least 1
+  const khvd_tensor* tensors;  // copied, shapes included; the data is not
+  khvd_done done;
+  khvd_allocate allocate;  // allgather
+  void* context;           // handed to `done` and `allocate`
+} khvd_request;
+
+// Joins the job and returns when every rank has, or with an error. On an error the
+// text is in khvd_last_error().
+KHVD_EXPORT int khvd_init(const khvd_options* options);
+// Leaves the job; pending requests end with KHVD_SHUT_DOWN. Harmless when not
+// initialized.
+KHVD_EXPORT int khvd_shutdown(void);
+KHVD_EXPORT int khvd_is_initialized(void);
+
+// Each returns -1 when not initialized.
+KHVD_EXPORT int khvd_rank(void);
+KHVD_EXPORT int khvd_size(void);
+KHVD_EXPORT int khvd_local_rank(void);
+KHVD_EXPORT int khvd_local_size(void);
+KHVD_EXPORT int khvd_cross_rank(void);
+KHVD_EXPORT int khvd_cross_size(void);
+
+// Hands a request to the engine and returns at once. On KHVD_OK `done` is called
+// exactly once, and the tensors' data stays the engine's until then; on anything else
+// it is never called, and khvd_last_error() has the text.
+KHVD_EXPORT int khvd_submit(const khvd_request* request);
+// The same, and waits for its end. `done` must be NULL.
+KHVD_EXPORT int khvd_run(const khvd_request* request);
+
+// The text of this thread's last error; "" if there was none.
+KHVD_EXPORT const char* khvd_last_error(void);
+
+// Why the engine cannot be used any more (a peer's death, an abort), or "" if it can.
+KHVD_EXPORT const char* khvd_failure(void);
+
+// Counters since khvd_init, for tests and diagnosis.
+typedef struct {
+  size_t struct_size;
+  int64_t batches;     // batches executed
+  int64_t tensors;     // requests completed
+  int64_t bytes;       // bytes of their inputs
+  int64_t sleeps;      // times the engine went to sleep
+  int64_t lost_wakes;  // sleeps that only a time-out ended though work was due
+} khvd_counters;
+KHVD_EXPORT int khvd_get_counters(khvd_counters* counters);
+
+KHVD_EXPORT const char* khvd_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_C_API_H_

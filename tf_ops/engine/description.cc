@@ -1,0 +1,153 @@
+// See description.h.
+#include "tf_ops/engine/description.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace keras_hvd {
+namespace {
+
+constexpr size_t kTensorsShown = 3;
+
+std::string ScaleText(double scale) {
+  char text[32];
+  snprintf(text, sizeof(text), "%.9g", scale);
+  return text;
+}
+
+std::string TensorText(const TensorDescription& tensor, bool any_rows) {
+  std::string text = Name(tensor.dtype);
+  text += "[";
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (i > 0) text += ",";
+    text += i == 0 && any_rows ? "any" : std::to_string(tensor.shape[i]);
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+const char* Name(Kind kind) {
+  static constexpr const char* kNames[kKinds] = {"allreduce", "allgather", "broadcast",
+                                                 "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+bool Description::Matches(const Description& other) const {
+  return kind == other.kind && reduction == other.reduction && root == other.root &&
+         tensors == other.tensors;
+}
+
+int64_t Description::bytes() const {
+  int64_t sum = 0;
+  for (const TensorDescription& tensor : tensors) {
+    int64_t elements = 1;
+    for (int64_t dimension : tensor.shape) elements *= dimension;
+    sum += elements * Bytes(tensor.dtype);
+  }
+  return sum;
+}
+
+std::string Title(const Description& description) {
+  return std::string(Name(description.kind)) + " '" + description.name + "'";
+}
+
+std::string Details(const Description& description) {
+  std::string text;
+  if (description.kind == Kind::kAllreduce) {
+    text = std::string(Name(description.reduction.op)) + " of ";
+  }
+  const size_t count = description.tensors.size();
+  if (count > 1) text += std::to_string(count) + " tensors ";
+  for (size_t i = 0; i < std::min(count, kTensorsShown); ++i) {
+    if (i > 0) text += ", ";
+    text += TensorText(description.tensors[i], description.kind == Kind::kAllgather);
+  }
+  if (count > kTensorsShown) text += ", ...";
+  if (description.kind == Kind::kBroadcast) {
+    text += " from root " + std::to_string(description.root);
+  }
+  if (description.reduction.prescale != 1) {
+    text += ", prescale " + ScaleText(description.reduction.prescale);
+  }
+  if (description.reduction.postscale != 1) {
+    text += ", postscale " + ScaleText(description.reduction.postscale);
+  }
+  return text;
+}
+
+void EncodeInteger(int64_t value, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+bool DecodeInteger(std::string_view* from, int64_t* value) {
+  if (from->size() < sizeof(*value)) return false;
+  memcpy(value, from->data(), sizeof(*value));
+  from->remove_prefix(sizeof(*value));
+  return true;
+}
+
+void EncodeText(std::string_view text, std::string* to) {
+  EncodeInteger(static_cast<int64_t>(text.size()), to);
+  to->append(text);
+}
+
+bool DecodeText(std::string_view* from, std::string* text) {
+  int64_t length;
+  if (!DecodeInteger(from, &length)) return false;
+  if (length < 0 || from->size() < static_cast<size_t>(length)) return false;
+  text->assign(from->substr(0, length));
+  from->remove_prefix(length);
+  return true;
+}
+
+void Encode(const Description& description, std::string* to) {
+  EncodeInteger(description.process_set, to);
+  EncodeText(description.name, to);
+  EncodeInteger(static_cast<int64_t>(description.kind), to);
+  EncodeInteger(static_cast<int64_t>(description.reduction.op), to);
+  to->append(reinterpret_cast<const char*>(&description.reduction.prescale),
+             sizeof(double));
+  to->append(reinterpret_cast<const char*>(&description.reduction.postscale),
+             sizeof(double));
+  EncodeInteger(description.root, to);
+  EncodeInteger(static_cast<int64_t>(description.tensors.size()), to);
+  for (const TensorDescription& tensor : description.tensors) {
+    EncodeInteger(static_cast<int64_t>(tensor.dtype), to);
+    EncodeInteger(static_cast<int64_t>(tensor.shape.size()), to);
+    for (int64_t dimension : tensor.shape) EncodeInteger(dimension, to);
+  }
+}
+
+bool Decode(std::string_view* from, Description* description) {
+  int64_t process_set, kind, op, prescale, postscale, root, count;
+  if (!DecodeInteger(from, &process_set) || !DecodeText(from, &description->name) ||
+      !DecodeInteger(from, &kind) || !DecodeInteger(from, &op) ||
+      !DecodeInteger(from, &prescale) || !DecodeInteger(from, &postscale) ||
+      !DecodeInteger(from, &root) || !DecodeInteger(from, &count)) {
+    return false;
+  }
+  description->process_set = static_cast<int32_t>(process_set);
+  description->kind = static_cast<Kind>(kind);
+  description->reduction.op = static_cast<ReduceOp>(op);
+  memcpy(&description->reduction.prescale, &prescale, sizeof(double));
+  memcpy(&description->reduction.postscale, &postscale, sizeof(double));
+  description->root = static_cast<int32_t>(root);
+  description->tensors.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t dtype, rank;
+    if (!DecodeInteger(from, &dtype) || !DecodeInteger(from, &rank)) return false;
+    if (rank < 0 || static_cast<size_t>(rank) > from->size() / sizeof(int64_t)) {
+      return false;
+    }
+    TensorDescription tensor{static_cast<DataType>(dtype), std::vector<int64_t>(rank)};
+    for (int64_t& dimension : tensor.shape) {
+      if (!DecodeInteger(from, &dimension)) return false;
+    }
+    description->tensors.push_back(std::move(tensor));
+  }
+  return true;
+}
+
+}  // namespace keras_hvd

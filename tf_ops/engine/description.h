@@ -1,0 +1,65 @@
+// What a rank says about a request, so that it can be matched with its peers'.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_DESCRIPTION_H_
+#define KERAS_HVD_TF_OPS_ENGINE_DESCRIPTION_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tf_ops/collectives/dtype.h"
+#include "tf_ops/collectives/reduce.h"
+
+namespace keras_hvd {
+
+enum class Kind : int32_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 3
+};
+inline constexpr int kKinds = 4;
+const char* Name(Kind kind);
+
+struct TensorDescription {
+  DataType dtype = DataType::kFloat32;
+  // An allgather's first dimension may differ between ranks and is not part of this.
+  std::vector<int64_t> shape;
+
+  bool operator==(const TensorDescription& other) const {
+    return dtype == other.dtype && shape == other.shape;
+  }
+};
+
+struct Description {
+  int32_t process_set = 0;
+  std::string name;
+  Kind kind = Kind::kAllreduce;
+  Reduction reduction;
+  int32_t root = 0;
+  std::vector<TensorDescription> tensors;
+
+  // Whether the two can be one collective.
+  bool Matches(const Description& other) const;
+  int64_t bytes() const;
+};
+
+// "allreduce 'grad/w'".
+std::string Title(const Description& description);
+// "Average of float32[3,4]": what must be equal on all ranks.
+std::string Details(const Description& description);
+
+// Encodes a description for a stream of bytes, and decodes it.
+void Encode(const Description& description, std::string* to);
+// Takes a description from the front of `from`; false if it is damaged.
+bool Decode(std::string_view* from, Description* description);
+
+// The same for the integers that messages are made of.
+void EncodeInteger(int64_t value, std::string* to);
+bool DecodeInteger(std::string_view* from, int64_t* value);
+void EncodeText(std::string_view text, std::string* to);
+bool DecodeText(std::string_view* from, std::string* text);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_DESCRIPTION_H_

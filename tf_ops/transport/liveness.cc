@@ -1,0 +1,206 @@
+// See liveness.h.
+#include "tf_ops/transport/liveness.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace keras_hvd {
+namespace {
+
+// The part of the kernel's struct pidfd_info (Linux 6.13) up to the exit code, which it
+// fills from Linux 6.15 on once the process has been reaped.
+struct ProcessInfo {
+  uint64_t mask;
+  uint64_t cgroup;
+  uint32_t ids[11];
+  int32_t exit_code;
+};
+constexpr uint64_t kInfoExit = 1 << 3;
+constexpr unsigned long kGetInfo = _IOWR(0xFF, 11, ProcessInfo);
+
+// How long to wait for a dead rank's parent to reap it, which is when the kernel can
+// say how it ended. Everybody waits for the failure meanwhile, so not for long.
+constexpr int kReapMilliseconds = 5;
+
+}  // namespace
+
+std::string SignalName(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? "signal " + std::to_string(signal)
+                         : "SIG" + std::string(name);
+}
+
+char ProcessState(int pid) {
+  FILE* file = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
+  if (file == nullptr) return 0;
+  char line[512] = {};
+  const size_t length = fread(line, 1, sizeof(line) - 1, file);
+  fclose(file);
+  // The state follows the command's name, which is in parentheses and may hold some.
+  const char* end = static_cast<const char*>(memrchr(line, ')', length));
+  return end == nullptr ? 0 : end[2];
+}
+
+std::string DescribeRank(Segment& segment, int rank) {
+  const RankBlock& block = segment.block(rank);
+  return "rank " + std::to_string(rank) + " (pid " +
+         std::to_string(block.pid.load(std::memory_order_relaxed)) + " on " +
+         block.host + ")";
+}
+
+Liveness::Liveness(std::shared_ptr<Segment> segment, int rank)
+    : segment_(std::move(segment)), rank_(rank), processes_(segment_->size(), -1) {
+  wake_socket_ = eventfd(0, EFD_CLOEXEC);
+  life_thread_ = std::thread([this] { HoldLife(); });
+  while (holding_.load(std::memory_order_acquire) == 0) {
+    FutexWait(&holding_, 0, Clock::time_point::max());
+  }
+}
+
+Liveness::~Liveness() {
+  stopping_.store(true);
+  watching_.store(1);
+  FutexWake(&watching_);
+  const uint64_t one = 1;
+  (void)!write(wake_socket_, &one, sizeof(one));
+  if (socket_thread_.joinable()) socket_thread_.join();
+  // The watcher may be about to sleep on another rank's word, which must not change for
+  // this: it is woken until it has seen that it should stop.
+  while (!holder_ended_.load()) {
+    for (int peer = 0; peer < segment_->size(); ++peer) {
+      FutexWake(&segment_->block(peer).life);
+    }
+    sched_yield();
+  }
+  life_thread_.join();
+  for (int process : processes_) {
+    if (process >= 0) close(process);
+  }
+  close(wake_socket_);
+}
+
+void Liveness::Watch(const std::vector<int>& connections) {
+  for (int peer = 0; peer < segment_->size(); ++peer) {
+    if (peer != rank_) OpenProcess(peer);
+  }
+  socket_thread_ = std::thread([this, connections] { WatchConnections(connections); });
+  watching_.store(1);
+  FutexWake(&watching_);
+}
+
+void Liveness::OpenProcess(int peer) {
+  // Fails in another pid namespace or on an old kernel: then less is said about a
+  // death.
+  processes_[peer] = syscall(SYS_pidfd_open, segment_->block(peer).pid.load(), 0);
+}
+
+// The life is a robust futex with a list of its own: the kernel looks for the list of
+// the dying thread, and this thread uses no robust mutex of the C library.
+void Liveness::HoldLife() {
+  std::atomic<uint32_t>& life = segment_->block(rank_).life;
+  static_assert(sizeof(life) == sizeof(uint32_t));
+  robust_list entry;
+  robust_list_head head;
+  head.list.next = &entry;
+  entry.next = &head.list;
+  head.futex_offset = reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&entry);
+  head.list_op_pending = nullptr;
+  syscall(SYS_set_robust_list, &head, sizeof(head));
+  // With FUTEX_WAITERS the kernel wakes on death whether or not anybody waits yet.
+  life.store(static_cast<uint32_t>(syscall(SYS_gettid)) | FUTEX_WAITERS,
+             std::memory_order_release);
+  holding_.store(1, std::memory_order_release);
+  FutexWake(&holding_);
+  while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
+  WatchSuccessors();
+  // Given up in good order: whoever watches sees an owner of 0 and no death.
+  life.store(0, std::memory_order_release);
+  FutexWake(&life);
+  head.list.next = &head.list;
+  holder_ended_.store(true);
+}
+
+void Liveness::WatchSuccessors() {
+  const int size = segment_->size();
+  for (int step = 1; step < size; ++step) {
+    const int peer = (rank_ + step) % size;
+    if (AwaitDeath(peer)) Report(peer);
+    if (stopping_.load()) return;
+  }
+}
+
+// Returns true if the peer died, false if it left in good order or this rank stops.
+bool Liveness::AwaitDeath(int peer) {
+  std::atomic<uint32_t>& life = segment_->block(peer).life;
+  while (!stopping_.load()) {
+    const uint32_t word = life.load(std::memory_order_acquire);
+    if ((word & FUTEX_OWNER_DIED) != 0) return true;
+    if (word == 0) return false;
+    FutexWait(&life, word, Clock::time_point::max());
+  }
+  return false;
+}
+
+void Liveness::WatchConnections(std::vector<int> connections) {
+  while (!stopping_.load()) {
+    std::vector<pollfd> waiting = {{wake_socket_, POLLIN, 0}};
+    for (int connection : connections) waiting.push_back({connection, POLLIN, 0});
+    if (poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    for (size_t peer = 0; peer < connections.size(); ++peer) {
+      if (connections[peer] < 0 || waiting[peer + 1].revents == 0) continue;
+      connections[peer] = -1;
+      const uint32_t life = segment_->block(peer).life.load(std::memory_order_acquire);
+      if (life != 0) Report(peer);
+    }
+  }
+}
+
+void Liveness::MarkCrashed(RankBlock* block, int signal) {
+  block->signal.store(signal);
+  block->departure.store(static_cast<uint32_t>(Departure::kCrashed));
+  block->life.fetch_or(FUTEX_OWNER_DIED);
+  FutexWake(&block->life);
+}
+
+void Liveness::Report(int peer) {
+  if (segment_->Failed()) return;
+  segment_->Fail(rank_, Code::kRankFailed,
+                 DescribeRank(*segment_, peer) + " " + HowItEnded(peer), peer);
+}
+
+std::string Liveness::HowItEnded(int peer) {
+  const RankBlock& block = segment_->block(peer);
+  if (block.departure.load() == static_cast<uint32_t>(Departure::kCrashed)) {
+    return "crashed with " + SignalName(block.signal.load());
+  }
+  const std::string silent = "died without a word (SIGKILL, out of memory, or _exit)";
+  if (processes_[peer] < 0) return silent;
+  pollfd reaped = {processes_[peer], 0, 0};
+  poll(&reaped, 1, kReapMilliseconds);
+  ProcessInfo info = {};
+  info.mask = kInfoExit;
+  if (ioctl(processes_[peer], kGetInfo, &info) != 0 || (info.mask & kInfoExit) == 0) {
+    return silent;
+  }
+  if (WIFSIGNALED(info.exit_code)) {
+    const int signal = WTERMSIG(info.exit_code);
+    return "was killed by " + SignalName(signal) +
+           (signal == SIGKILL ? " (by somebody, or by the kernel for want of memory)"
+                              : "");
+  }
+  return "exited with code " + std::to_string(WEXITSTATUS(info.exit_code)) +
+         " without leaving the job";
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,71 @@
+// How the death of a rank is noticed, and what is said about it.
+//
+// Three ways, the fastest first. Each rank's watch thread holds a robust futex: the
+// kernel marks it and wakes its waiter as soon as the thread dies, before it takes the
+// process's memory apart. Each rank waits for the next one's (a ring). Then the end of
+// file of the unix sockets of the rendezvous, for when the rank that should have
+// noticed is itself stopped. And a rank that crashes marks itself dead before its core
+// is dumped, which may take long.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+class Liveness {
+ public:
+  // Starts to hold this rank's life, so that the others may watch it.
+  Liveness(std::shared_ptr<Segment> segment, int rank);
+  // Ends the watch; this rank then counts as departed, not as dead.
+  ~Liveness();
+  Liveness(const Liveness&) = delete;
+  Liveness& operator=(const Liveness&) = delete;
+
+  // Starts to watch the others, once all of them hold their lives. `connections` are
+  // the rendezvous' sockets, by rank; they stay the caller's.
+  void Watch(const std::vector<int>& connections);
+
+  // What a crashing rank does first. Only async-signal-safe calls.
+  static void MarkCrashed(RankBlock* block, int signal);
+
+ private:
+  void HoldLife();
+  void WatchSuccessors();
+  void WatchConnections(std::vector<int> connections);
+  bool AwaitDeath(int peer);
+  void OpenProcess(int peer);
+  void Report(int peer);
+  std::string HowItEnded(int peer);
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint32_t> holding_{0};   // futex: the life is held
+  std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the end has come
+  std::atomic<bool> holder_ended_{false};
+  std::thread life_thread_;
+  std::thread socket_thread_;
+  std::vector<int> processes_;  // pidfds by rank, only to learn how one ended
+  int wake_socket_ = -1;        // eventfd that ends WatchConnections
+};
+
+// The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...); 0
+// if there is no such process.
+char ProcessState(int pid);
+
+// "rank 2 (pid 4242 on host7)".
+std::string DescribeRank(Segment& segment, int rank);
+
+// "SIGKILL", or "signal 99".
+std::string SignalName(int signal);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_

@@ -1,0 +1,387 @@
+// See rendezvous.h.
+#include "tf_ops/transport/rendezvous.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tf_ops/transport/version.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr char kMagic[8] = {'k', 'e', 'r', 'a', 's', 'h', 'v', 'd'};
+
+// What a rank says when it connects.
+struct Hello {
+  char magic[8];
+  char version[32];
+  int32_t rank;
+  int32_t size;
+};
+
+// What rank 0 answers, twice: with the memory's descriptor, and when all are ready.
+struct Answer {
+  int32_t ok;
+  int64_t exchange_bytes;
+  char text[512];
+};
+
+// A rank's word that it has mapped the memory.
+constexpr char kReady = 'R';
+
+Status SystemError(const std::string& what) {
+  return Status::Internal(what + ": " + strerror(errno));
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+void CopyText(const std::string& text, char* to, size_t bytes) {
+  const size_t length = std::min(text.size(), bytes - 1);
+  memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+// The address starts with a zero byte: the abstract namespace, which has no files.
+socklen_t Address(const std::string& job, sockaddr_un* address) {
+  memset(address, 0, sizeof(*address));
+  address->sun_family = AF_UNIX;
+  const std::string name = "keras_hvd/" + std::to_string(getuid()) + "/" + job;
+  const size_t length = std::min(name.size(), sizeof(address->sun_path) - 1);
+  memcpy(address->sun_path + 1, name.data(), length);
+  return offsetof(sockaddr_un, sun_path) + 1 + length;
+}
+
+int MillisecondsUntil(Clock::time_point deadline) {
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  return static_cast<int>(std::max<int64_t>(0, left.count()));
+}
+
+// The result of poll() for one descriptor, signals apart.
+int AwaitInput(int descriptor, Clock::time_point deadline) {
+  pollfd waiting = {descriptor, POLLIN, 0};
+  int events;
+  do {
+    events = poll(&waiting, 1, MillisecondsUntil(deadline));
+  } while (events < 0 && errno == EINTR);
+  return events;
+}
+
+bool SendAnswer(int connection, const Answer& answer, int fd) {
+  iovec data = {const_cast<Answer*>(&answer), sizeof(answer)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  }
+  return sendmsg(connection, &message, MSG_NOSIGNAL) == sizeof(answer);
+}
+
+// Waits for rank 0's answer. `fd` gets the descriptor that came along, or -1.
+Status ReceiveAnswer(int connection, Clock::time_point deadline, Answer* answer,
+                     int* fd) {
+  *fd = -1;
+  const int events = AwaitInput(connection, deadline);
+  if (events < 0) return SystemError("poll");
+  if (events == 0) {
+    return Status::RankFailed(
+        "rank 0 did not answer in time while the job started. See what it does; if it "
+        "only is slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+  }
+  iovec data = {answer, sizeof(*answer)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != sizeof(*answer)) {
+    return Status::RankFailed("rank 0 ended while the job started");
+  }
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+    memcpy(fd, CMSG_DATA(header), sizeof(int));
+  }
+  if (!answer->ok) return Status::RankFailed(answer->text);
+  return Status::Ok();
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(RendezvousOptions options)
+    : options_(std::move(options)), connections_(options_.size, -1) {
+  deadline_ =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(options_.timeout_seconds));
+}
+
+Rendezvous::~Rendezvous() {
+  if (listener_ >= 0) close(listener_);
+  for (int connection : connections_) {
+    if (connection >= 0) close(connection);
+  }
+}
+
+Status Rendezvous::Connect(std::shared_ptr<Segment>* segment) {
+  if (options_.size == 1) {
+    return Segment::CreateLocal(1, options_.exchange_bytes, segment);
+  }
+  if (options_.rank != 0) {
+    Status status = ConnectToRoot();
+    return status.ok() ? ReceiveSegment(segment) : status;
+  }
+  Status status = Listen();
+  if (status.ok()) status = AcceptAll();
+  if (status.ok()) status = ShareSegment(segment);
+  return status.ok() ? status : Refuse(std::move(status));
+}
+
+Status Rendezvous::Listen() {
+  listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (listener_ < 0) return SystemError("socket");
+  sockaddr_un address;
+  const socklen_t length = Address(options_.job, &address);
+  if (bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    if (errno != EADDRINUSE) return SystemError("bind");
+    return Status::Internal("a job named '" + options_.job +
+                            "' is already running on this host, or two processes both "
+                            "say that they are its rank 0");
+  }
+  if (listen(listener_, options_.size + 16) != 0) return SystemError("listen");
+  return Status::Ok();
+}
+
+std::vector<int> Rendezvous::MissingRanks() const {
+  std::vector<int> missing;
+  for (int rank = 1; rank < options_.size; ++rank) {
+    if (connections_[rank] < 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
+Status Rendezvous::AcceptAll() {
+  std::vector<int> missing;
+  while (!(missing = MissingRanks()).empty()) {
+    std::vector<pollfd> waiting = {{listener_, POLLIN, 0}};
+    for (int connection : connections_) waiting.push_back({connection, POLLIN, 0});
+    const int events =
+        poll(waiting.data(), waiting.size(), MillisecondsUntil(deadline_));
+    if (events < 0 && errno == EINTR) continue;
+    if (events < 0) return SystemError("poll");
+    if (events == 0) {
+      return Status::RankFailed(
+          RankList(missing) + " of job '" + options_.job +
+          "' did not call init within " +
+          std::to_string(static_cast<int>(options_.timeout_seconds)) +
+          " s. Every rank has to; if they only are slow to start, raise "
+          "KERAS_HVD_INIT_TIMEOUT_SECONDS");
+    }
+    for (int rank = 1; rank < options_.size; ++rank) {
+      // A rank says nothing between its greeting and our answer: this is its end.
+      if (connections_[rank] >= 0 && waiting[rank + 1].revents != 0) {
+        return Status::RankFailed("rank " + std::to_string(rank) +
+                                  " ended while the job started");
+      }
+    }
+    if (waiting[0].revents == 0) continue;
+    const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (connection < 0) return SystemError("accept");
+    Status status = Greet(connection);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status Rendezvous::Greet(int connection) {
+  ucred peer = {};
+  socklen_t length = sizeof(peer);
+  Hello hello = {};
+  const auto patience = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
+  // Strangers (another user, another program) are turned away, and the wait goes on.
+  const bool ours =
+      getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+      peer.uid == getuid() && AwaitInput(connection, patience) == 1 &&
+      recv(connection, &hello, sizeof(hello), 0) == sizeof(hello) &&
+      memcmp(hello.magic, kMagic, sizeof(kMagic)) == 0;
+  if (!ours) {
+    close(connection);
+    return Status::Ok();
+  }
+  std::string wrong;
+  if (strncmp(hello.version, kVersion, sizeof(hello.version)) != 0) {
+    hello.version[sizeof(hello.version) - 1] = '\0';
+    wrong =
+        "runs keras_hvd " + std::string(hello.version) + ", rank 0 runs " + kVersion;
+  } else if (hello.size != options_.size) {
+    wrong = "was started as one of " + std::to_string(hello.size) +
+            " ranks, rank 0 as one of " + std::to_string(options_.size);
+  } else if (hello.rank < 1 || hello.rank >= options_.size) {
+    wrong = "does not exist in a job of " + std::to_string(options_.size) + " ranks";
+  } else if (connections_[hello.rank] >= 0) {
+    wrong = "was started twice";
+  }
+  if (wrong.empty()) {
+    connections_[hello.rank] = connection;
+    return Status::Ok();
+  }
+  Status status =
+      Status::InvalidArgument("rank " + std::to_string(hello.rank) + " " + wrong);
+  Answer answer = {};
+  CopyText(status.message, answer.text, sizeof(answer.text));
+  SendAnswer(connection, answer, -1);
+  close(connection);
+  return status;
+}
+
+Status Rendezvous::ShareSegment(std::shared_ptr<Segment>* segment) {
+  Status status =
+      Segment::CreateShared(options_.size, options_.exchange_bytes, segment);
+  if (!status.ok()) return status;
+  Answer answer = {};
+  answer.ok = 1;
+  answer.exchange_bytes = (*segment)->exchange_bytes();
+  for (int rank = 1; rank < options_.size; ++rank) {
+    if (!SendAnswer(connections_[rank], answer, (*segment)->fd())) {
+      return Status::RankFailed("rank " + std::to_string(rank) +
+                                " ended while the job started");
+    }
+  }
+  return Status::Ok();
+}
+
+Status Rendezvous::ConnectToRoot() {
+  sockaddr_un address;
+  const socklen_t length = Address(options_.job, &address);
+  // Nothing announces that rank 0 has come to listen, so this asks again and again,
+  // ever more slowly.
+  timespec pause = {0, 1000000};
+  while (true) {
+    const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (connection < 0) return SystemError("socket");
+    if (connect(connection, reinterpret_cast<sockaddr*>(&address), length) == 0) {
+      connections_[0] = connection;
+      break;
+    }
+    const int error = errno;
+    close(connection);
+    if (error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
+      errno = error;
+      return SystemError("connect");
+    }
+    if (Clock::now() > deadline_) {
+      return Status::RankFailed(
+          "rank 0 of job '" + options_.job + "' did not call init within " +
+          std::to_string(static_cast<int>(options_.timeout_seconds)) +
+          " s. Every rank has to, on this host and in the same network namespace; if "
+          "it "
+          "only is slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+    }
+    nanosleep(&pause, nullptr);
+    pause.tv_nsec = std::min<long>(pause.tv_nsec * 2, 20000000);
+  }
+  ucred peer = {};
+  socklen_t peer_length = sizeof(peer);
+  if (getsockopt(connections_[0], SOL_SOCKET, SO_PEERCRED, &peer, &peer_length) != 0 ||
+      peer.uid != getuid()) {
+    return Status::Internal("the job's socket belongs to another user");
+  }
+  Hello hello = {};
+  memcpy(hello.magic, kMagic, sizeof(kMagic));
+  CopyText(kVersion, hello.version, sizeof(hello.version));
+  hello.rank = options_.rank;
+  hello.size = options_.size;
+  // A failure shows in the answer, which may say why rank 0 hung up.
+  (void)!send(connections_[0], &hello, sizeof(hello), MSG_NOSIGNAL);
+  return Status::Ok();
+}
+
+Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
+  Answer answer;
+  int fd;
+  // Rank 0 keeps the deadline and says who is missing; this one only must not end
+  // first.
+  const auto deadline = deadline_ + std::chrono::seconds(5);
+  Status status = ReceiveAnswer(connections_[0], deadline, &answer, &fd);
+  if (!status.ok()) {
+    if (fd >= 0) close(fd);
+    return status;
+  }
+  if (fd < 0) return Status::Internal("rank 0 sent no shared memory");
+  return Segment::Map(fd, options_.size, answer.exchange_bytes, segment);
+}
+
+Status Rendezvous::AwaitAll() {
+  if (options_.size == 1) return Status::Ok();
+  if (options_.rank != 0) {
+    if (send(connections_[0], &kReady, 1, MSG_NOSIGNAL) != 1) {
+      return Status::RankFailed("rank 0 ended while the job started");
+    }
+    Answer answer;
+    int fd;
+    return ReceiveAnswer(connections_[0], deadline_ + std::chrono::seconds(5), &answer,
+                         &fd);
+  }
+  Status status = AwaitReadyOfAll();
+  if (!status.ok()) return Refuse(std::move(status));
+  Answer answer = {};
+  answer.ok = 1;
+  for (int rank = 1; rank < options_.size; ++rank) {
+    if (!SendAnswer(connections_[rank], answer, -1)) {
+      return Status::RankFailed("rank " + std::to_string(rank) +
+                                " ended while the job started");
+    }
+  }
+  // A second job of the same name is now told apart by nobody listening.
+  close(listener_);
+  listener_ = -1;
+  return Status::Ok();
+}
+
+Status Rendezvous::AwaitReadyOfAll() {
+  for (int rank = 1; rank < options_.size; ++rank) {
+    char word = 0;
+    if (AwaitInput(connections_[rank], deadline_) == 0) {
+      return Status::RankFailed("rank " + std::to_string(rank) +
+                                " did not finish init in time");
+    }
+    if (recv(connections_[rank], &word, 1, 0) != 1 || word != kReady) {
+      return Status::RankFailed("rank " + std::to_string(rank) +
+                                " ended while the job started");
+    }
+  }
+  return Status::Ok();
+}
+
+Status Rendezvous::Refuse(Status status) {
+  Answer answer = {};
+  CopyText(status.message, answer.text, sizeof(answer.text));
+  for (int connection : connections_) {
+    if (connection >= 0) SendAnswer(connection, answer, -1);
+  }
+  return status;
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,63 @@
+// How the ranks of a host find each other and come to share memory.
+//
+// Rank 0 listens on an abstract unix socket named after the job and the user, which
+// leaves no file behind. Each other rank connects, says who it is, and gets the shared
+// memory's descriptor. The connections stay open: their end of file tells of a death.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/transport/doorbell.h"
+#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+struct RendezvousOptions {
+  int rank = 0;
+  int size = 1;
+  std::string job;
+  int64_t exchange_bytes = 0;
+  double timeout_seconds = 60;
+};
+
+class Rendezvous {
+ public:
+  explicit Rendezvous(RendezvousOptions options);
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+
+  // Waits for the peers and gives the memory shared with them.
+  Status Connect(std::shared_ptr<Segment>* segment);
+  // Says that this rank is set up, and waits until all are.
+  Status AwaitAll();
+
+  // The connections, by the rank at their other end; rank 0 has one to each other rank,
+  // the others have one to rank 0. -1 where there is none.
+  const std::vector<int>& connections() const { return connections_; }
+
+ private:
+  Status Listen();
+  Status AcceptAll();
+  Status Greet(int connection);
+  Status ShareSegment(std::shared_ptr<Segment>* segment);
+  Status ConnectToRoot();
+  Status ReceiveSegment(std::shared_ptr<Segment>* segment);
+  Status AwaitReadyOfAll();
+  std::vector<int> MissingRanks() const;
+  // Tells the connected ranks why the job cannot start; returns `status`.
+  Status Refuse(Status status);
+
+  RendezvousOptions options_;
+  Clock::time_point deadline_;
+  int listener_ = -1;
+  std::vector<int> connections_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_

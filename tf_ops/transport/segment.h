@@ -1,0 +1,139 @@
+// The memory that the ranks of one host share, and what lies where in it.
+//
+// It is one sealed memfd that rank 0 makes and hands to the others: nothing in
+// /dev/shm, nothing with a name, so nothing is left behind however a rank ends.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "tf_ops/transport/byte_stream.h"
+#include "tf_ops/transport/doorbell.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+// How a rank has ended, as far as it could say so itself.
+enum class Departure : uint32_t {
+  kNone = 0,
+  kShutDown = 1,  // khvd_shutdown, or the end of its process
+  kCrashed = 2,   // a fatal signal; `signal` says which
+};
+
+// One entry of a rank's record of what it did last. Written by its rank only; a reader
+// may see an entry half changed, which is good enough for a report.
+struct OperationRecord {
+  static constexpr int kNameWords = 12;
+  std::atomic<uint64_t> time_ns;
+  std::atomic<uint32_t> phase;
+  std::atomic<uint32_t> kind;
+  std::atomic<uint64_t> name[kNameWords];
+};
+
+// What a rank tells the others. Each word has one writer, the rank itself, but for the
+// doorbell, `life` (the kernel writes the owner's death into it) and `decisions_read`.
+struct RankBlock {
+  static constexpr int kRecords = 64;
+
+  Doorbell bell;
+
+  // Progress of the collectives; see collectives/communicator.h.
+  Progress published;
+  Progress reduced;
+  Progress finished;
+
+  // Submissions: written by the rank, read by the coordinator.
+  Progress submissions_written;
+  Progress submissions_read;
+  // How far the rank has read the coordinator's decisions.
+  Progress decisions_read;
+  // The rank has submissions that do not fit: wake it when there is room.
+  alignas(64) std::atomic<uint32_t> submissions_blocked;
+
+  alignas(64) std::atomic<uint32_t> life;
+  std::atomic<uint32_t> departure;
+  std::atomic<uint32_t> signal;
+  std::atomic<int32_t> pid;
+  char host[64];
+  cpu_set_t cpus;
+
+  alignas(64) std::atomic<uint64_t> records_written;
+  OperationRecord records[kRecords];
+};
+
+struct SegmentHeader {
+  static constexpr size_t kFailureBytes = 1024;
+
+  // Who found the first failure describes it, for all: claimed by compare-and-swap with
+  // the finder's rank + 1, the text written, then published through `failure_code`.
+  alignas(64) std::atomic<uint32_t> failure_claimed;
+  std::atomic<uint32_t> failure_code;
+  char failure_text[kFailureBytes];
+
+  // The last batch whose stall was reported, so that one rank does it for all.
+  alignas(64) std::atomic<uint64_t> stall_reported;
+  // The coordinator waits for room in the decisions: wake it when there is some.
+  alignas(64) std::atomic<uint32_t> decisions_blocked;
+  Progress decisions_written;
+};
+
+class Segment {
+ public:
+  // Memory of this process alone: a world of one rank, or ranks that are threads.
+  static Status CreateLocal(int size, int64_t exchange_bytes,
+                            std::shared_ptr<Segment>* segment);
+  // Sealed memory that other processes can map through `fd()`.
+  static Status CreateShared(int size, int64_t exchange_bytes,
+                             std::shared_ptr<Segment>* segment);
+  // Maps what another process made; closes `fd` in any case.
+  static Status Map(int fd, int size, int64_t exchange_bytes,
+                    std::shared_ptr<Segment>* segment);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int size() const { return size_; }
+  int fd() const { return fd_; }
+  int64_t exchange_bytes() const { return exchange_bytes_; }
+
+  SegmentHeader& header() { return *reinterpret_cast<SegmentHeader*>(base_); }
+  RankBlock& block(int rank);
+  char* submissions(int rank);
+  char* decisions();
+  char* exchange(int rank);
+
+  static constexpr uint64_t kSubmissionBytes = 256 << 10;
+  static constexpr uint64_t kDecisionBytes = 512 << 10;
+
+  void RingAll();
+
+  // The first failure of the job, or OK.
+  Status Failure() const;
+  bool Failed() const;
+  // Records the job's first failure and wakes everybody. `reporter` is the rank that
+  // found it, `dead` the rank whose death it is (-1: none). Returns false if another
+  // failure was first.
+  bool Fail(int reporter, Code code, const std::string& text, int dead = -1);
+
+ private:
+  Segment(int size, int64_t exchange_bytes)
+      : size_(size), exchange_bytes_(exchange_bytes) {}
+  static int64_t Bytes(int size, int64_t exchange_bytes);
+  Status MapMemory(int flags);
+  const SegmentHeader& header() const {
+    return *reinterpret_cast<const SegmentHeader*>(base_);
+  }
+
+  int size_;
+  int64_t exchange_bytes_;
+  int fd_ = -1;
+  char* base_ = nullptr;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_

@@ -1,0 +1,41 @@
+// The outcome of an operation: a code of the C API and a text for people.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
+
+#include <string>
+#include <utility>
+
+namespace keras_hvd {
+
+// The values are those of khvd_code: they leave the library unchanged.
+enum class Code {
+  kOk = 0,
+  kInvalidArgument = 1,
+  kNotInitialized = 2,
+  kRankFailed = 3,
+  kShutDown = 4,
+  kForked = 5,
+  kInternal = 6,
+};
+
+struct [[nodiscard]] Status {
+  Code code = Code::kOk;
+  std::string message;
+
+  bool ok() const { return code == Code::kOk; }
+
+  static Status Ok() { return {}; }
+  static Status InvalidArgument(std::string text) {
+    return {Code::kInvalidArgument, std::move(text)};
+  }
+  static Status RankFailed(std::string text) {
+    return {Code::kRankFailed, std::move(text)};
+  }
+  static Status Internal(std::string text) {
+    return {Code::kInternal, std::move(text)};
+  }
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
