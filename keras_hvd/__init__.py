@@ -22,12 +22,26 @@ if TYPE_CHECKING:
     from keras_hvd.basics import rank as rank
     from keras_hvd.basics import shutdown as shutdown
     from keras_hvd.basics import size as size
+    from keras_hvd.collectives.allgather import allgather as allgather
+    from keras_hvd.collectives.allreduce import Average as Average
+    from keras_hvd.collectives.allreduce import Max as Max
+    from keras_hvd.collectives.allreduce import Min as Min
+    from keras_hvd.collectives.allreduce import Product as Product
+    from keras_hvd.collectives.allreduce import ReduceOp as ReduceOp
+    from keras_hvd.collectives.allreduce import Sum as Sum
+    from keras_hvd.collectives.allreduce import allreduce as allreduce
+    from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
+    from keras_hvd.collectives.barrier import barrier as barrier
+    from keras_hvd.collectives.broadcast import broadcast as broadcast
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
     from keras_hvd.exceptions import MismatchError as MismatchError
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
+    from keras_hvd.objects import allgather_object as allgather_object
+    from keras_hvd.objects import broadcast_object as broadcast_object
+    from keras_hvd.variables import broadcast_variables as broadcast_variables
 
 _SUBMODULES = ("callbacks", "environment", "exceptions")
 
@@ -42,12 +56,26 @@ _DEFINED_IN = {
     "rank": "basics",
     "shutdown": "basics",
     "size": "basics",
+    "allgather": "collectives.allgather",
+    "Average": "collectives.allreduce",
+    "Max": "collectives.allreduce",
+    "Min": "collectives.allreduce",
+    "Product": "collectives.allreduce",
+    "ReduceOp": "collectives.allreduce",
+    "Sum": "collectives.allreduce",
+    "allreduce": "collectives.allreduce",
+    "grouped_allreduce": "collectives.allreduce",
+    "barrier": "collectives.barrier",
+    "broadcast": "collectives.broadcast",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
     "MismatchError": "exceptions",
     "NotInitializedError": "exceptions",
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
+    "allgather_object": "objects",
+    "broadcast_object": "objects",
+    "broadcast_variables": "variables",
 }
 
 __all__ = list(_SUBMODULES) + list(_DEFINED_IN)

@@ -1,0 +1,264 @@
+"""Joining and leaving the job, and this process' place in it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+
+from keras_hvd import environment, exceptions, native
+
+
+def init() -> None:
+    """Joins the job that `khvdrun`, `mpirun` or `srun` started; returns with all ranks.
+
+    A process that none of them started is a job of its own, of size 1. Calling it
+    again does nothing.
+
+    Raises:
+        KerasHvdError: another rank did not arrive in time, or the system refused
+            something; the text says what.
+        ForkedError: this process was forked from a rank.
+        ValueError: an environment variable of keras_hvd is not a number.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.rank(), keras_hvd.size()
+    (0, 1)
+    """
+    if is_initialized():
+        return
+    world = environment.world()
+    options = native.Options(
+        struct_size=ctypes.sizeof(native.Options),
+        rank=world.rank,
+        size=world.size,
+        local_rank=world.local_rank,
+        local_size=world.local_size,
+        cross_rank=world.cross_rank,
+        cross_size=world.cross_size,
+        job=world.job.encode(),
+        init_timeout=_number("KERAS_HVD_INIT_TIMEOUT_SECONDS", float),
+        stall_warning=_number("KERAS_HVD_STALL_WARNING_SECONDS", float),
+        stall_abort=_number("KERAS_HVD_STALL_ABORT_SECONDS", float),
+        exchange_bytes=_number("KERAS_HVD_EXCHANGE_BYTES", int),
+        fusion_bytes=_number("KERAS_HVD_FUSION_BYTES", int),
+    )
+    check(native.engine().khvd_init(ctypes.byref(options)))
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leaves the job; what is still pending on this rank fails.
+
+    Harmless before `init` and after another `shutdown`. Runs by itself when Python
+    exits.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.shutdown()
+    >>> keras_hvd.is_initialized()
+    False
+    """
+    check(native.engine().khvd_shutdown())
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined the job, and not left it.
+
+    Returns:
+        True between `init` and `shutdown`.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.is_initialized()
+    True
+    """
+    return native.engine().khvd_is_initialized() == 1
+
+
+def rank() -> int:
+    """This process' number in the job.
+
+    Returns:
+        0 to `size() - 1`.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.rank()
+    0
+    """
+    return _place("rank")
+
+
+def size() -> int:
+    """The number of processes in the job.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.size()
+    1
+    """
+    return _place("size")
+
+
+def local_rank() -> int:
+    """This process' number among those on its host.
+
+    Returns:
+        0 to `local_size() - 1`.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.local_rank()
+    0
+    """
+    return _place("local_rank")
+
+
+def local_size() -> int:
+    """The number of the job's processes on this host.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.local_size()
+    1
+    """
+    return _place("local_size")
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process of this local rank.
+
+    Returns:
+        0 to `cross_size() - 1`.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.cross_rank()
+    0
+    """
+    return _place("cross_rank")
+
+
+def cross_size() -> int:
+    """The number of hosts that have a process of this local rank.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.cross_size()
+    1
+    """
+    return _place("cross_size")
+
+
+def check(code: int) -> None:
+    """Raises what a failed call of the C API means, with this thread's last error.
+
+    Args:
+        code: what the call returned.
+
+    Raises:
+        KerasHvdError: `code` is not 0; the subclass says what kind of failure.
+
+    Example:
+
+    >>> check(0)
+    """
+    if code == 0:
+        return
+    message = native.engine().khvd_last_error().decode(errors="replace")
+    raise exceptions.from_code(code, message)
+
+
+def require_initialized(function: str) -> None:
+    """Raises unless this process has joined the job.
+
+    Args:
+        function: the public function that was called, for the message.
+
+    Raises:
+        NotInitializedError: `init` was not called, or `shutdown` was.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.shutdown()
+    >>> require_initialized("allreduce")
+    Traceback (most recent call last):
+    keras_hvd.exceptions.NotInitializedError: keras_hvd.allreduce() ...
+    """
+    if not is_initialized():
+        raise _not_initialized(function)
+
+
+def _place(function: str) -> int:
+    value = getattr(native.engine(), f"khvd_{function}")()
+    if value < 0:
+        raise _not_initialized(function)
+    return value
+
+
+def _not_initialized(function: str) -> exceptions.NotInitializedError:
+    return exceptions.NotInitializedError(
+        f"keras_hvd.{function}() was called while this process is in no job: call "
+        "keras_hvd.init() first"
+    )
+
+
+def _number(variable: str, kind: type) -> int | float:
+    """An environment variable's value; 0, the engine's default, when it is not set."""
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return 0
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number of bytes" if kind is int else "a number of seconds"
+        raise ValueError(f"{variable} must be {wanted}, got {text!r}") from None

@@ -1,0 +1,69 @@
+"""Concatenation of all ranks' tensors: every rank gets all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics, native
+from keras_hvd.collectives import allreduce, submission
+
+
+def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+    """Concatenates the ranks' tensors along their first dimension.
+
+    Differentiable: each rank gets its rows of the sum of all ranks' gradients.
+
+    Args:
+        tensor: a tensor, variable, array or list of at least one dimension. The first
+            may differ between ranks, and be zero; the others, and the type, may not.
+        name: matches the tensor to the other ranks'; by default the op's name in its
+            `tf.function`.
+
+    Returns:
+        The rows of rank 0, then those of rank 1, and so on.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: the element type is not supported.
+        ValueError: `tensor` is a scalar.
+        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.allgather([[1, 2], [3, 4]]).numpy()
+    array([[1, 2],
+           [3, 4]], dtype=int32)
+    """
+    basics.require_initialized("allgather")
+    tensor = submission.as_tensor("allgather", tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "allgather joins tensors along their first dimension, and a scalar has "
+            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    return _submit(tensor, submission.tensor_name("allgather", name))
+
+
+def _submit(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    gathered, _ = native.ops().keras_hvd_allgather(
+        tensor=tensor, tensor_name=name, name=submission.node_name(name)
+    )
+    if not tf.executing_eagerly():
+        submission.run_independently(gathered.op)
+    return gathered
+
+
+@tf.RegisterGradient("KerasHvdAllgather")
+def _gradient(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None) -> tf.Tensor:
+    """This rank's rows of the gradients' sum."""
+    first_dims = op.outputs[1]
+    rank = basics.rank()
+    name = submission.gradient_name(op)
+    summed = allreduce.allreduce(gradient, op=allreduce.Sum, name=name)
+    start = tf.reduce_sum(first_dims[:rank])
+    return tf.ensure_shape(summed[start : start + first_dims[rank]], op.inputs[0].shape)

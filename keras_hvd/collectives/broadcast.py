@@ -1,0 +1,71 @@
+"""One rank's tensor, on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics, native
+from keras_hvd.collectives import allreduce, submission
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+    """Gives every rank the tensor of the root rank.
+
+    Differentiable: the root gets the sum of all ranks' gradients, the others zeros.
+
+    Args:
+        tensor: a tensor, variable, array, list or number, of the same shape and type
+            on every rank. Any type with elements of a fixed size is taken.
+        root_rank: the rank whose tensor it is.
+        name: matches the tensor to the other ranks'; by default the op's name in its
+            `tf.function`.
+
+    Returns:
+        The root's tensor.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: the element type is not supported.
+        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other, or
+            there is no such root.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.broadcast([1, 2], root_rank=0).numpy()
+    array([1, 2], dtype=int32)
+    """
+    basics.require_initialized("broadcast")
+    name = submission.tensor_name("broadcast", name)
+    tensor = tf.convert_to_tensor(tensor)
+    if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
+        return _submit(submission.as_tensor("broadcast", tensor), root_rank, name)
+    # Seeds are uint32, for one. Only bytes are moved, so any type can travel as uint8.
+    value = _submit(tf.bitcast(tensor, tf.uint8), root_rank, name)
+    return tf.bitcast(value, tensor.dtype)
+
+
+def _submit(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+    value = native.ops().keras_hvd_broadcast(
+        tensor=tensor,
+        tensor_name=name,
+        root_rank=root_rank,
+        name=submission.node_name(name),
+    )
+    if not tf.executing_eagerly():
+        submission.run_independently(value.op)
+    return value
+
+
+@tf.RegisterGradient("KerasHvdBroadcast")
+def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    """The gradients' sum on the root, which all values came from; zeros elsewhere."""
+    name = submission.gradient_name(op)
+    summed = allreduce.allreduce(gradient, op=allreduce.Sum, name=name)
+    if basics.rank() == op.get_attr("root_rank"):
+        return summed
+    return tf.zeros_like(summed)

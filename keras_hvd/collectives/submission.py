@@ -1,0 +1,185 @@
+"""What the collectives' ops share: their inputs, their names, their place in graphs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+_DTYPES = (
+    tf.uint8,
+    tf.int8,
+    tf.int32,
+    tf.int64,
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.bool,
+)
+
+
+def is_supported(dtype: tf.DType) -> bool:
+    """Whether the engine has this element type.
+
+    Args:
+        dtype: a TensorFlow type.
+
+    Returns:
+        True if a collective takes tensors of it.
+
+    Example:
+
+    >>> is_supported(tf.bfloat16), is_supported(tf.string)
+    (True, False)
+    """
+    return dtype in _DTYPES
+
+
+def as_tensor(kind: str, value: Any) -> tf.Tensor:
+    """What the user gave, as a tensor that a collective takes; sparse becomes dense.
+
+    Args:
+        kind: the collective, for the message.
+        value: a tensor, variable, `tf.IndexedSlices`, array, list or number.
+
+    Returns:
+        A dense tensor; slices of the same row are summed.
+
+    Raises:
+        TypeError: its element type is not supported.
+
+    Example:
+
+    >>> as_tensor("allreduce", [1, 2]).dtype
+    tf.int32
+    """
+    tensor = tf.convert_to_tensor(value)
+    if is_supported(tensor.dtype):
+        return tensor
+    names = ", ".join(dtype.name for dtype in _DTYPES)
+    raise TypeError(
+        f"{kind} takes tensors of {names}; got {tensor.dtype.name} of shape "
+        f"{tensor.shape}"
+    )
+
+
+def tensor_name(kind: str, name: str | None) -> str:
+    """What matches a collective to those of the other ranks.
+
+    An unnamed one has a fixed name when it runs eagerly: ranks run the same program,
+    and each waits for its collective to end. In a graph it is the op's unique name,
+    after those of the `tf.function` and of the branches and loops around it; TensorFlow
+    numbers the latter by what this process traced before, which may differ between
+    ranks, so these numbers are left out.
+
+    Args:
+        kind: the collective.
+        name: what the user gave.
+
+    Returns:
+        A name that is the same on all ranks.
+
+    Raises:
+        ValueError: `name` is empty.
+        TypeError: `name` is not a string.
+
+    Example:
+
+    >>> tensor_name("allreduce", None)
+    'unnamed_allreduce'
+    >>> tf.function(lambda: tensor_name("allreduce", None)).__name__
+    '<lambda>'
+    """
+    if name is not None:
+        if not isinstance(name, str):
+            raise TypeError(f"{kind}: name must be a string, got {name!r}")
+        if not name:
+            raise ValueError(f"{kind}: name must not be empty; leave it out instead")
+        return name
+    if tf.executing_eagerly():
+        return f"unnamed_{kind}"
+    graph = tf.compat.v1.get_default_graph()
+    return "/".join([*_path(graph), graph.unique_name(kind, mark_as_used=False)])
+
+
+def gradient_name(forward: Any) -> str:
+    """The tensor name of an op's gradient: the op's own, and what it is.
+
+    Args:
+        forward: the op, as a gradient function gets it.
+
+    Returns:
+        In a graph a name that no other op has there: one op may be differentiated
+        several times.
+
+    Example:
+
+    >>> class Forward:
+    ...     def get_attr(self, name):
+    ...         return b"layer/w"
+    >>> gradient_name(Forward())
+    'layer/w/gradient'
+    """
+    name = tf.compat.as_str(forward.get_attr("tensor_name")) + "/gradient"
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    return graph.unique_name(node_name(name), mark_as_used=False)
+
+
+def node_name(name: str) -> str:
+    """A tensor name as TensorFlow allows it for a node.
+
+    Args:
+        name: any text but "".
+
+    Returns:
+        The same with other characters replaced.
+
+    Example:
+
+    >>> node_name("layer 1/w:0")
+    'layer_1/w_0'
+    """
+    return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name))
+
+
+def run_independently(op: tf.Operation) -> None:
+    """Frees an op from the order that a `tf.function` gives to ops with a state.
+
+    Left alone, TensorFlow would have each collective wait for the one before it, and
+    nothing would overlap or fuse. The op still always runs.
+
+    Args:
+        op: a collective in the graph that is being built.
+
+    Example:
+
+    >>> @tf.function
+    ... def step(x):
+    ...     y = tf.identity(x)
+    ...     run_independently(y.op)
+    ...     return y
+    >>> step(1).numpy()
+    1
+    """
+    control_dependencies = op.graph.experimental_acd_manager
+    if control_dependencies is not None:
+        control_dependencies.run_independently(op)
+
+
+def _path(graph: tf.Graph) -> list[str]:
+    """The names of a `tf.function`, and of the branches and loops down to `graph`."""
+    if not isinstance(graph, tf.__internal__.FuncGraph):
+        return []
+    if getattr(graph, "is_control_flow_graph", False):
+        return [*_path(graph.outer_graph), _without_number(graph.name)]
+    if graph.name.startswith(("__forward_", "__backward_")):
+        return [_without_number(graph.name)]
+    return [graph.name]
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)

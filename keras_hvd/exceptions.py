@@ -1,0 +1,60 @@
+"""What keras_hvd raises.
+
+Errors of a collective that runs as a TensorFlow op arrive as `tf.errors.*` with the
+same text; everything else raises these.
+"""
+
+from __future__ import annotations
+
+
+class KerasHvdError(RuntimeError):
+    """Base of keras_hvd's errors; raised itself for faults of the engine or system."""
+
+
+class NotInitializedError(KerasHvdError):
+    """keras_hvd was used before `keras_hvd.init()`."""
+
+
+class RankFailedError(KerasHvdError):
+    """Another rank died or left, or the job was aborted: this one cannot go on."""
+
+
+class MismatchError(KerasHvdError, ValueError):
+    """This rank's request is wrong, or does not fit the other ranks'."""
+
+
+class ForkedError(KerasHvdError):
+    """keras_hvd was used in a process forked from a rank, which is not a rank."""
+
+
+class ShutDownError(KerasHvdError):
+    """keras_hvd was shut down on this rank while, or before, a collective ran."""
+
+
+# The engine's result codes (khvd_code in tf_ops/engine/c_api.h).
+_BY_CODE = {
+    1: MismatchError,
+    2: NotInitializedError,
+    3: RankFailedError,
+    4: ShutDownError,
+    5: ForkedError,
+    6: KerasHvdError,
+}
+
+
+def from_code(code: int, message: str) -> KerasHvdError:
+    """The exception for a result code of the engine.
+
+    Args:
+        code: what a function of the C API returned, other than 0.
+        message: the engine's text.
+
+    Returns:
+        The exception, to be raised.
+
+    Example:
+
+    >>> from_code(3, "rank 2 was killed by signal 9")
+    RankFailedError('rank 2 was killed by signal 9')
+    """
+    return _BY_CODE[code](message)

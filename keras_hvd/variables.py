@@ -1,0 +1,71 @@
+"""Equal variables on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics
+from keras_hvd.collectives import submission
+from keras_hvd.collectives.broadcast import broadcast
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+    """Sets every rank's variables to the root's values.
+
+    All are under way at once, so many small ones cost little more than one. Works
+    eagerly and in a `tf.function`.
+
+    Args:
+        variables: `tf.Variable`s, Keras variables, or anything with an `assign` that
+            converts to a tensor; on every rank as many, of the same shapes and types
+            in the same order.
+        root_rank: the rank whose values they take.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: something cannot be assigned, or its element type not be sent.
+        tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> weights = tf.Variable([1.0, 2.0])
+    >>> keras_hvd.broadcast_variables([weights], root_rank=0)
+    >>> weights.numpy()
+    array([1., 2.], dtype=float32)
+    """
+    basics.require_initialized("broadcast_variables")
+    variables = list(variables)
+    for variable in variables:
+        if not callable(getattr(variable, "assign", None)):
+            raise TypeError(
+                "broadcast_variables takes variables, which have an assign method; "
+                f"got {variable!r}"
+            )
+    if not tf.executing_eagerly():
+        _broadcast(variables, root_rank)
+        return
+
+    # One after another, eager ops would each wait for the slowest rank.
+    @tf.function(autograph=False)
+    def eager() -> None:
+        _broadcast(variables, root_rank)
+
+    eager()
+
+
+def _broadcast(variables: list[Any], root_rank: int) -> None:
+    with tf.name_scope("broadcast_variables"):
+        # A rank with more variables than the others would wait for ever for these. The
+        # shape of this tensor is their number, so that the engine's error names it.
+        name = submission.tensor_name("one_element_per_variable", None)
+        number = broadcast(tf.zeros([len(variables)], tf.bool), root_rank, name)
+        with tf.control_dependencies([number]):
+            values = [broadcast(variable, root_rank) for variable in variables]
+    for variable, value in zip(variables, values):
+        variable.assign(value)
