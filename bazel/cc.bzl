@@ -1,0 +1,35 @@
+"""How the C++ of keras_hvd is compiled: the same warnings everywhere, one test rule."""
+
+# Only what is marked KHVD_EXPORT leaves a library.
+VISIBILITY = ["-fvisibility=hidden"]
+
+# TensorFlow's headers are system headers, so these speak of our code alone.
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
+
+def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
+    """A layer of the engine: every header and source of its folder, tests excepted."""
+    native.cc_library(
+        name = name,
+        srcs = native.glob(["*.cc"], exclude = ["*_test.cc"]),
+        hdrs = native.glob(["*.h"]),
+        copts = VISIBILITY + WARNINGS + copts,
+        linkopts = ["-pthread"] + linkopts,
+        visibility = ["//tf_ops:__subpackages__"],
+        **kwargs
+    )
+
+def khvd_cc_tests(deps, **kwargs):
+    """One test for each *_test.cc of the folder, named after its file."""
+    for source in native.glob(["*_test.cc"]):
+        native.cc_test(
+            name = source[:-len(".cc")],
+            size = "small",
+            srcs = [source],
+            copts = WARNINGS,
+            deps = deps + ["@googletest//:gtest_main"],
+            **kwargs
+        )
