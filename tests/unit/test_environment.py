@@ -1,0 +1,172 @@
+"""environment.world() on what launchers leave in the environment, right and wrong.
+
+The variables are as recorded from Open MPI 4.1.4, MPICH 4.3, Slurm 22.05 and Open MPI 5's
+documentation; tests/launch/test_launchers.py runs the launchers themselves.
+"""
+
+import re
+
+import pytest
+
+from keras_hvd.environment import LaunchEnvironmentError, World, world
+
+KHVDRUN = {
+    "KERAS_HVD_RANK": "1",
+    "KERAS_HVD_SIZE": "4",
+    "KERAS_HVD_LOCAL_RANK": "1",
+    "KERAS_HVD_LOCAL_SIZE": "4",
+    "KERAS_HVD_CROSS_RANK": "0",
+    "KERAS_HVD_CROSS_SIZE": "1",
+    "KERAS_HVD_JOB": "khvdrun-17-5eed",
+}
+OPEN_MPI_4 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_precondition_transports": "7442b5621d34142a-974b67868f8cd3e2",
+    "PMIX_NAMESPACE": "1891500033",
+}
+OPEN_MPI_5 = {
+    **{k: v for k, v in OPEN_MPI_4.items() if not k.startswith("OMPI_MCA")},
+    "PMIX_NAMESPACE": "prterun-host-7232@1",
+}
+MPICH = {
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "1",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
+SRUN = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+SBATCH_SHELL = {
+    "SLURM_JOB_ID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "0",
+}
+SALLOC_INTERACTIVE_STEP = {
+    **SRUN,
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        pytest.param(KHVDRUN, World(1, 4, 1, 4, 0, 1, "khvdrun-17-5eed"), id="khvdrun"),
+        pytest.param(
+            OPEN_MPI_4,
+            World(
+                *(1, 2, 1, 2, 0, 1),
+                "openmpi-1891500033-7442b5621d34142a-974b67868f8cd3e2",
+            ),
+            id="open-mpi-4",
+        ),
+        pytest.param(
+            OPEN_MPI_5,
+            World(1, 2, 1, 2, 0, 1, "openmpi-prterun-host-7232@1"),
+            id="open-mpi-5",
+        ),
+        pytest.param(SRUN, World(1, 2, 1, 2, 0, 1, "slurm-1.0"), id="srun"),
+        pytest.param(
+            {**SRUN, "PMI_RANK": "1", "PMI_SIZE": "2"},
+            World(1, 2, 1, 2, 0, 1, "slurm-1.0"),
+            id="srun-pmi2",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_STEP_NUM_TASKS": "1", **OPEN_MPI_5},
+            World(1, 2, 1, 2, 0, 1, "openmpi-prterun-host-7232@1"),
+            id="open-mpi-inside-srun",
+        ),
+        pytest.param(
+            {**OPEN_MPI_4, **SRUN, **KHVDRUN},
+            World(1, 4, 1, 4, 0, 1, "khvdrun-17-5eed"),
+            id="khvdrun-inside-all-others",
+        ),
+    ],
+)
+def test_reads_what_a_launcher_set(variables, expected):
+    assert world(variables) == expected
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param(SBATCH_SHELL, id="sbatch"),
+        pytest.param({"SLURM_JOB_ID": "3", "SLURM_NTASKS": "2"}, id="salloc"),
+        pytest.param(SALLOC_INTERACTIVE_STEP, id="salloc-interactive-step"),
+    ],
+)
+def test_is_alone_without_a_launcher(variables):
+    first, second = world(variables), world(variables)
+    assert (first.rank, first.size) == (0, 1)
+    assert (first.local_rank, first.local_size) == (0, 1)
+    assert (first.cross_rank, first.cross_size) == (0, 1)
+    assert first.job != second.job
+
+
+def test_reads_this_process_environment_by_default(monkeypatch):
+    for name, value in KHVDRUN.items():
+        monkeypatch.setenv(name, value)
+    assert world() == world(KHVDRUN)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({**KHVDRUN, "KERAS_HVD_CROSS_SIZE": "2"}, id="khvdrun"),
+        pytest.param({**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"}, id="open-mpi"),
+        pytest.param({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, id="srun"),
+        pytest.param({**MPICH, "PMI_SIZE": "4"}, id="mpich"),
+    ],
+)
+def test_refuses_more_than_one_host(variables, monkeypatch):
+    monkeypatch.setattr("keras_hvd.environment._hydra_job", lambda: "1-1")
+    with pytest.raises(LaunchEnvironmentError, match="more than one host .*one host"):
+        world(variables)
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "4", "1.0", " 1", "1_0", "٣"])
+@pytest.mark.parametrize("name", ["KERAS_HVD_RANK", "KERAS_HVD_LOCAL_RANK"])
+def test_names_a_malformed_variable_and_its_value(name, value):
+    expected = f"{name} is empty" if not value else f"{name}={value!r}"
+    with pytest.raises(LaunchEnvironmentError, match=re.escape(expected)):
+        world({**KHVDRUN, name: value})
+
+
+@pytest.mark.parametrize("name", sorted(KHVDRUN.keys() - {"KERAS_HVD_RANK"}))
+def test_names_a_missing_variable_of_khvdrun(name):
+    variables = {k: v for k, v in KHVDRUN.items() if k != name}
+    with pytest.raises(LaunchEnvironmentError, match=f"{name} is not set"):
+        world(variables)
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS"])
+def test_names_a_missing_variable_of_srun(name):
+    variables = {k: v for k, v in SRUN.items() if k != name}
+    with pytest.raises(LaunchEnvironmentError, match=f"{name} is not set"):
+        world(variables)
+
+
+def test_refuses_ranks_that_contradict_each_other():
+    with pytest.raises(
+        LaunchEnvironmentError,
+        match="KERAS_HVD_RANK=1 and KERAS_HVD_LOCAL_RANK=0 contradict",
+    ):
+        world({**KHVDRUN, "KERAS_HVD_LOCAL_RANK": "0"})
+
+
+def test_refuses_mpich_variables_without_mpich():
+    with pytest.raises(LaunchEnvironmentError, match="MPI_LOCALRANKID is set.*unset"):
+        world(MPICH)
