@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from keras_hvd.collectives.broadcast import broadcast as broadcast
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
+    from keras_hvd.exceptions import LibraryError as LibraryError
     from keras_hvd.exceptions import MismatchError as MismatchError
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
@@ -69,6 +70,7 @@ _DEFINED_IN = {
     "broadcast": "collectives.broadcast",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
+    "LibraryError": "exceptions",
     "MismatchError": "exceptions",
     "NotInitializedError": "exceptions",
     "RankFailedError": "exceptions",

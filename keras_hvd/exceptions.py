@@ -31,6 +31,10 @@ class ShutDownError(KerasHvdError):
     """keras_hvd was shut down on this rank while, or before, a collective ran."""
 
 
+class LibraryError(KerasHvdError):
+    """A native library is missing, does not fit, or is in this process twice."""
+
+
 # The engine's result codes (khvd_code in tf_ops/engine/c_api.h).
 _BY_CODE = {
     1: MismatchError,

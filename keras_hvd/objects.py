@@ -83,7 +83,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     data, lengths = _allgather(_pickled(obj), f"{name}/pickle")
     ends = np.cumsum(lengths)
     return [
-        pickle.loads(data[end - length : end]) for length, end in zip(lengths, ends)
+        pickle.loads(data[end - length : end])
+        for length, end in zip(lengths, ends, strict=True)
     ]
 
 

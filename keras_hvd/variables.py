@@ -63,9 +63,9 @@ def _broadcast(variables: list[Any], root_rank: int) -> None:
     with tf.name_scope("broadcast_variables"):
         # A rank with more variables than the others would wait for ever for these. The
         # shape of this tensor is their number, so that the engine's error names it.
-        name = submission.tensor_name("one_element_per_variable", None)
+        name = submission.name_of("one_element_per_variable", None).tensor
         number = broadcast(tf.zeros([len(variables)], tf.bool), root_rank, name)
         with tf.control_dependencies([number]):
             values = [broadcast(variable, root_rank) for variable in variables]
-    for variable, value in zip(variables, values):
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

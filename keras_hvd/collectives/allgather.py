@@ -46,12 +46,12 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
             "allgather joins tensors along their first dimension, and a scalar has "
             f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
         )
-    return _submit(tensor, submission.tensor_name("allgather", name))
+    return submit(tensor, submission.name_of("allgather", name))
 
 
-def _submit(tensor: tf.Tensor, name: str) -> tf.Tensor:
+def submit(tensor: tf.Tensor, name: submission.Name) -> tf.Tensor:
     gathered, _ = native.ops().keras_hvd_allgather(
-        tensor=tensor, tensor_name=name, name=submission.node_name(name)
+        tensor=tensor, tensor_name=name.tensor, name=name.node
     )
     if not tf.executing_eagerly():
         submission.run_independently(gathered.op)
@@ -63,7 +63,7 @@ def _gradient(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None) -> tf.
     """This rank's rows of the gradients' sum."""
     first_dims = op.outputs[1]
     rank = basics.rank()
-    name = submission.gradient_name(op)
-    summed = allreduce.allreduce(gradient, op=allreduce.Sum, name=name)
+    name = submission.name_of_gradient(op)
+    [summed] = allreduce.submit([tf.convert_to_tensor(gradient)], name, allreduce.Sum)
     start = tf.reduce_sum(first_dims[:rank])
     return tf.ensure_shape(summed[start : start + first_dims[rank]], op.inputs[0].shape)

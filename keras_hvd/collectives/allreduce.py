@@ -69,8 +69,8 @@ def allreduce(
     """
     basics.require_initialized("allreduce")
     tensor = submission.as_tensor("allreduce", tensor)
-    name = submission.tensor_name("allreduce", name)
-    return _submit([tensor], name, _reduce_op(op), prescale_factor, postscale_factor)[0]
+    name = submission.name_of("allreduce", name)
+    return submit([tensor], name, _reduce_op(op), prescale_factor, postscale_factor)[0]
 
 
 def grouped_allreduce(
@@ -112,24 +112,24 @@ def grouped_allreduce(
     reduce_op = _reduce_op(op)
     if not tensors:
         return []
-    name = submission.tensor_name("grouped_allreduce", name)
-    return _submit(tensors, name, reduce_op, prescale_factor, postscale_factor)
+    name = submission.name_of("grouped_allreduce", name)
+    return submit(tensors, name, reduce_op, prescale_factor, postscale_factor)
 
 
-def _submit(
+def submit(
     tensors: list[tf.Tensor],
-    name: str,
+    name: submission.Name,
     reduce_op: ReduceOp,
-    prescale: float,
-    postscale: float,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
 ) -> list[tf.Tensor]:
     reduced = native.ops().keras_hvd_allreduce(
         tensors=tensors,
-        tensor_name=name,
+        tensor_name=name.tensor,
         reduce_op=int(reduce_op),
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),
-        name=submission.node_name(name),
+        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(reduced[0].op)
@@ -158,17 +158,17 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
         )
     # Which ones is a matter of types alone, so that all ranks submit the same group.
     smooth = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
-    reduced = _submit(
+    reduced = submit(
         [
             tf.zeros_like(op.outputs[i])
             if gradients[i] is None
             else tf.convert_to_tensor(gradients[i])
             for i in smooth
         ],
-        submission.gradient_name(op),
+        submission.name_of_gradient(op),
         reduce_op,
         float(op.get_attr("prescale")),
         float(op.get_attr("postscale")),
     )
-    by_index = dict(zip(smooth, reduced))
+    by_index = dict(zip(smooth, reduced, strict=True))
     return [by_index.get(i) for i in range(len(op.outputs))]

@@ -30,13 +30,11 @@ def barrier(name: str | None = None) -> None:
     >>> keras_hvd.barrier()
     """
     basics.require_initialized("barrier")
-    _submit(submission.tensor_name("barrier", name))
+    submit(submission.name_of("barrier", name))
 
 
-def _submit(name: str) -> tf.Operation | None:
-    return native.ops().keras_hvd_barrier(
-        tensor_name=name, name=submission.node_name(name)
-    )
+def submit(name: submission.Name) -> tf.Operation | None:
+    return native.ops().keras_hvd_barrier(tensor_name=name.tensor, name=name.node)
 
 
 tf.no_gradient("KerasHvdBarrier")

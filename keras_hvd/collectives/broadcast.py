@@ -40,21 +40,21 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     array([1, 2], dtype=int32)
     """
     basics.require_initialized("broadcast")
-    name = submission.tensor_name("broadcast", name)
+    name = submission.name_of("broadcast", name)
     tensor = tf.convert_to_tensor(tensor)
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
-        return _submit(submission.as_tensor("broadcast", tensor), root_rank, name)
+        return submit(submission.as_tensor("broadcast", tensor), root_rank, name)
     # Seeds are uint32, for one. Only bytes are moved, so any type can travel as uint8.
-    value = _submit(tf.bitcast(tensor, tf.uint8), root_rank, name)
+    value = submit(tf.bitcast(tensor, tf.uint8), root_rank, name)
     return tf.bitcast(value, tensor.dtype)
 
 
-def _submit(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+def submit(tensor: tf.Tensor, root_rank: int, name: submission.Name) -> tf.Tensor:
     value = native.ops().keras_hvd_broadcast(
         tensor=tensor,
-        tensor_name=name,
+        tensor_name=name.tensor,
         root_rank=root_rank,
-        name=submission.node_name(name),
+        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(value.op)
@@ -64,8 +64,8 @@ def _submit(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients' sum on the root, which all values came from; zeros elsewhere."""
-    name = submission.gradient_name(op)
-    summed = allreduce.allreduce(gradient, op=allreduce.Sum, name=name)
+    name = submission.name_of_gradient(op)
+    [summed] = allreduce.submit([tf.convert_to_tensor(gradient)], name, allreduce.Sum)
     if basics.rank() == op.get_attr("root_rank"):
         return summed
     return tf.zeros_like(summed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -65,21 +65,28 @@ def as_tensor(kind: str, value: Any) -> tf.Tensor:
     )
 
 
-def tensor_name(kind: str, name: str | None) -> str:
-    """What matches a collective to those of the other ranks.
+class Name(NamedTuple):
+    """An op's two names: among the ranks, and in its graph."""
 
-    An unnamed one has a fixed name when it runs eagerly: ranks run the same program,
-    and each waits for its collective to end. In a graph it is the op's unique name,
-    after those of the `tf.function` and of the branches and loops around it; TensorFlow
-    numbers the latter by what this process traced before, which may differ between
-    ranks, so these numbers are left out.
+    tensor: str
+    node: str
+
+
+def name_of(kind: str, name: str | None) -> Name:
+    """The names of a collective.
+
+    The ranks know an unnamed one by a fixed name when it runs eagerly: they run the
+    same program, and each waits for its collective to end. In a graph it is the op's
+    unique name, after those of the `tf.function` and of the branches and loops around
+    it; TensorFlow numbers the latter by what this process traced before, which may
+    differ between ranks, so these numbers are left out.
 
     Args:
         kind: the collective.
         name: what the user gave.
 
     Returns:
-        A name that is the same on all ranks.
+        The names; the tensor's is the same on all ranks.
 
     Raises:
         ValueError: `name` is empty.
@@ -87,31 +94,32 @@ def tensor_name(kind: str, name: str | None) -> str:
 
     Example:
 
-    >>> tensor_name("allreduce", None)
-    'unnamed_allreduce'
-    >>> tf.function(lambda: tensor_name("allreduce", None)).__name__
-    '<lambda>'
+    >>> name_of("allreduce", "layer 1/w:0")
+    Name(tensor='layer 1/w:0', node='layer_1/w_0')
+    >>> name_of("allreduce", None)
+    Name(tensor='unnamed_allreduce', node='allreduce')
     """
     if name is not None:
         if not isinstance(name, str):
             raise TypeError(f"{kind}: name must be a string, got {name!r}")
         if not name:
             raise ValueError(f"{kind}: name must not be empty; leave it out instead")
-        return name
+        return Name(name, _node_name(name))
     if tf.executing_eagerly():
-        return f"unnamed_{kind}"
+        return Name(f"unnamed_{kind}", kind)
     graph = tf.compat.v1.get_default_graph()
-    return "/".join([*_path(graph), graph.unique_name(kind, mark_as_used=False)])
+    unique = graph.unique_name(kind, mark_as_used=False)
+    return Name("/".join([*_path(graph), unique]), kind)
 
 
-def gradient_name(forward: Any) -> str:
-    """The tensor name of an op's gradient: the op's own, and what it is.
+def name_of_gradient(forward: tf.Operation) -> Name:
+    """The names of the collective in an op's gradient, after those of the op.
 
     Args:
         forward: the op, as a gradient function gets it.
 
     Returns:
-        In a graph a name that no other op has there: one op may be differentiated
+        In a graph, names that no other op has there: one op may be differentiated
         several times.
 
     Example:
@@ -119,31 +127,15 @@ def gradient_name(forward: Any) -> str:
     >>> class Forward:
     ...     def get_attr(self, name):
     ...         return b"layer/w"
-    >>> gradient_name(Forward())
-    'layer/w/gradient'
+    >>> name_of_gradient(Forward())
+    Name(tensor='layer/w/gradient', node='layer/w/gradient')
     """
     name = tf.compat.as_str(forward.get_attr("tensor_name")) + "/gradient"
+    node = _node_name(name)
     if tf.executing_eagerly():
-        return name
+        return Name(name, node)
     graph = tf.compat.v1.get_default_graph()
-    return graph.unique_name(node_name(name), mark_as_used=False)
-
-
-def node_name(name: str) -> str:
-    """A tensor name as TensorFlow allows it for a node.
-
-    Args:
-        name: any text but "".
-
-    Returns:
-        The same with other characters replaced.
-
-    Example:
-
-    >>> node_name("layer 1/w:0")
-    'layer_1/w_0'
-    """
-    return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name))
+    return Name(graph.unique_name(node, mark_as_used=False), node)
 
 
 def run_independently(op: tf.Operation) -> None:
@@ -162,7 +154,7 @@ def run_independently(op: tf.Operation) -> None:
     ...     y = tf.identity(x)
     ...     run_independently(y.op)
     ...     return y
-    >>> step(1).numpy()
+    >>> int(step(1))
     1
     """
     control_dependencies = op.graph.experimental_acd_manager
@@ -179,6 +171,11 @@ def _path(graph: tf.Graph) -> list[str]:
     if graph.name.startswith(("__forward_", "__backward_")):
         return [_without_number(graph.name)]
     return [graph.name]
+
+
+def _node_name(name: str) -> str:
+    """A tensor name as TensorFlow allows it for a node."""
+    return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
 
 
 def _without_number(name: str) -> str:
