@@ -33,15 +33,20 @@ if TYPE_CHECKING:
     from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
     from keras_hvd.collectives.barrier import barrier as barrier
     from keras_hvd.collectives.broadcast import broadcast as broadcast
+    from keras_hvd.evaluation import evaluate as evaluate
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
+    from keras_hvd.exceptions import LibraryError as LibraryError
     from keras_hvd.exceptions import LibraryError as LibraryError
     from keras_hvd.exceptions import MismatchError as MismatchError
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
+    from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
+    from keras_hvd.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_hvd.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
 _SUBMODULES = ("callbacks", "environment", "exceptions")
@@ -68,15 +73,20 @@ _DEFINED_IN = {
     "grouped_allreduce": "collectives.allreduce",
     "barrier": "collectives.barrier",
     "broadcast": "collectives.broadcast",
+    "evaluate": "evaluation",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
+    "LibraryError": "exceptions",
     "LibraryError": "exceptions",
     "MismatchError": "exceptions",
     "NotInitializedError": "exceptions",
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
+    "load_model": "loading",
     "allgather_object": "objects",
     "broadcast_object": "objects",
+    "DistributedOptimizer": "optimizer",
+    "warmup_schedule": "schedules",
     "broadcast_variables": "variables",
 }
 

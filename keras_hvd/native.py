@@ -1,0 +1,295 @@
+"""The two native libraries: where they are, whether they fit, and what is in them.
+
+`libkeras_hvd.so` is the engine behind its C API and needs nothing but the system;
+`libkeras_hvd_ops.so` holds the TensorFlow ops, for one minor version of TensorFlow.
+The structures below mirror those of tf_ops/engine/c_api.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import json
+import pathlib
+import sys
+import urllib.parse
+import urllib.request
+from types import ModuleType
+from typing import Any
+
+from keras_hvd import exceptions
+from keras_hvd.version import __version__
+
+_FOLDER = pathlib.Path(__file__).resolve().parent / "_native"
+_ENGINE = "libkeras_hvd.so"
+_OPS = "libkeras_hvd_ops.so"
+_BUILD_INFO = "build_info.json"
+
+Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+Allocate = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+)
+
+
+class Options(ctypes.Structure):
+    """khvd_options: this process' place in the job, and the engine's limits."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("local_rank", ctypes.c_int32),
+        ("local_size", ctypes.c_int32),
+        ("cross_rank", ctypes.c_int32),
+        ("cross_size", ctypes.c_int32),
+        ("job", ctypes.c_char_p),
+        ("init_timeout", ctypes.c_double),
+        ("stall_warning", ctypes.c_double),
+        ("stall_abort", ctypes.c_double),
+        ("exchange_bytes", ctypes.c_int64),
+        ("fusion_bytes", ctypes.c_int64),
+        ("cores", ctypes.c_int32),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """khvd_tensor: one contiguous tensor in host memory."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+    ]
+
+
+class Request(ctypes.Structure):
+    """khvd_request: a collective that every rank submits under the same name."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("submitter", ctypes.c_uint64),
+        ("process_set", ctypes.c_int32),
+        ("reduce_op", ctypes.c_int),
+        ("root", ctypes.c_int32),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("count", ctypes.c_int32),
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("done", Done),
+        ("allocate", Allocate),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+class Counters(ctypes.Structure):
+    """khvd_counters: what the engine has done since `init`."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("batches", ctypes.c_int64),
+        ("tensors", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("sleeps", ctypes.c_int64),
+        ("lost_wakes", ctypes.c_int64),
+    ]
+
+
+# name: (result, arguments...)
+_FUNCTIONS = {
+    "khvd_init": (ctypes.c_int, ctypes.POINTER(Options)),
+    "khvd_shutdown": (ctypes.c_int,),
+    "khvd_is_initialized": (ctypes.c_int,),
+    "khvd_rank": (ctypes.c_int,),
+    "khvd_size": (ctypes.c_int,),
+    "khvd_local_rank": (ctypes.c_int,),
+    "khvd_local_size": (ctypes.c_int,),
+    "khvd_cross_rank": (ctypes.c_int,),
+    "khvd_cross_size": (ctypes.c_int,),
+    "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_last_error": (ctypes.c_char_p,),
+    "khvd_failure": (ctypes.c_char_p,),
+    "khvd_get_counters": (ctypes.c_int, ctypes.POINTER(Counters)),
+    "khvd_version": (ctypes.c_char_p,),
+}
+
+
+@functools.cache
+def engine() -> ctypes.CDLL:
+    """The engine: the functions of tf_ops/engine/c_api.h, without TensorFlow.
+
+    Returns:
+        The library, opened once, with the types of its functions set.
+
+    Raises:
+        LibraryError: it is not built, is of another version, or another copy of it is
+            in this process already.
+
+    Example:
+
+    >>> engine().khvd_version().decode() == __version__
+    True
+    """
+    path = _library(_ENGINE)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+@functools.cache
+def ops() -> ModuleType:
+    """The TensorFlow ops.
+
+    Returns:
+        The module that TensorFlow makes of the op library: one function for each op.
+
+    Raises:
+        LibraryError: TensorFlow or the library is missing, it was built for another
+            minor version of TensorFlow, or another copy of it is in this process.
+
+    Example:
+
+    >>> callable(ops().keras_hvd_allreduce)
+    True
+    """
+    tf = _tensorflow()
+    path = _library(_OPS)
+    built_for = build_info()["tensorflow"]
+    if _minor(built_for) != _minor(tf.__version__):
+        raise exceptions.LibraryError(
+            f"{path} was built for TensorFlow {built_for}, and this is TensorFlow "
+            f"{tf.__version__}: an op library serves one minor version. Rebuild it "
+            f"with: {_build_command()}"
+        )
+    engine()
+    try:
+        return tf.load_op_library(str(path))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise _unusable(path, error) from error
+
+
+@functools.cache
+def build_info() -> dict[str, Any]:
+    """What the libraries were built from.
+
+    Returns:
+        `version` of keras_hvd, `tensorflow` (the version of the headers) and
+        `distribution` (the package that they came with).
+
+    Raises:
+        LibraryError: the libraries are not built, or belong to another version of
+            keras_hvd.
+
+    Example:
+
+    >>> sorted(build_info())
+    ['distribution', 'tensorflow', 'version']
+    """
+    path = _FOLDER / _BUILD_INFO
+    if not path.exists():
+        raise exceptions.LibraryError(
+            f"keras_hvd's native libraries are not built: there is no {path}. Build "
+            f"them with: {_build_command()}"
+        )
+    info = json.loads(path.read_text())
+    if info["version"] != __version__:
+        raise exceptions.LibraryError(
+            f"this is keras_hvd {__version__}, and the native libraries in {_FOLDER} "
+            f"are those of {info['version']}. Rebuild them with: {_build_command()}"
+        )
+    return info
+
+
+def _library(name: str) -> pathlib.Path:
+    """A library's path, once it is known to be there and to be the only copy."""
+    build_info()
+    path = _FOLDER / name
+    if not path.exists():
+        raise exceptions.LibraryError(
+            f"{path} is missing. Build it with: {_build_command()}"
+        )
+    # A second engine would not know the first one's ranks; a second op library makes
+    # TensorFlow abort the process, because each op may be registered once.
+    for other in _mapped_libraries():
+        if other != str(_FOLDER / pathlib.Path(other).name):
+            raise exceptions.LibraryError(
+                f"this process has loaded {other} already, a second copy of which is "
+                f"{path}: one process can use one. Take one of the two folders off "
+                "sys.path, or uninstall that keras_hvd"
+            )
+    return path
+
+
+def _mapped_libraries() -> set[str]:
+    """Paths of the copies of our libraries that this process has mapped.
+
+    The kernel appends " (deleted)" to a file that was replaced since, so that it counts
+    as another copy, which it is.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    paths = {column[5] for column in columns if len(column) == 6}
+    names = (_ENGINE, _OPS)
+    return {
+        path
+        for path in paths
+        if path.rsplit("/", 1)[-1].removesuffix(" (deleted)") in names
+    }
+
+
+def _tensorflow() -> ModuleType:
+    try:
+        import tensorflow
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise exceptions.LibraryError(
+            f"{sys.executable} has no TensorFlow. Install the one that keras_hvd was "
+            f"built for with: {sys.executable} -m pip install "
+            f"{build_info()['distribution']}=={build_info()['tensorflow']}"
+        ) from error
+    return tensorflow
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _unusable(path: pathlib.Path, error: Exception) -> exceptions.LibraryError:
+    return exceptions.LibraryError(
+        f"{path} cannot be opened: {error}. Rebuild it with: {_build_command()}"
+    )
+
+
+def _build_command() -> str:
+    """The command that builds the libraries of this very copy of keras_hvd anew."""
+    pip = f"{sys.executable} -m pip install"
+    checkout = _FOLDER.parent.parent
+    if (checkout / "WORKSPACE").exists():
+        return f"{pip} -e {checkout}"
+    return f"{pip} --force-reinstall --no-deps {_installed_from()}"
+
+
+def _installed_from() -> str:
+    """The folder that pip installed keras_hvd from, as it noted itself (PEP 610)."""
+    try:
+        noted = importlib.metadata.distribution("keras_hvd").read_text(
+            "direct_url.json"
+        )
+    except importlib.metadata.PackageNotFoundError:
+        noted = None
+    url = urllib.parse.urlparse(json.loads(noted)["url"] if noted else "")
+    if url.scheme == "file":
+        return urllib.request.url2pathname(url.path)
+    return "<a checkout of keras_hvd>"

@@ -1,0 +1,76 @@
+"""The native half of the package: Bazel builds it, the wheel carries it.
+
+Everything else that describes the package is in pyproject.toml.
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import setuptools
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+from setuptools.errors import ExecError
+
+CHECKOUT = pathlib.Path(__file__).resolve().parent
+NATIVE = pathlib.Path("keras_hvd", "_native")
+# What earlier builds left behind must not get into this one's wheel.
+BUILD = tempfile.TemporaryDirectory(prefix="keras_hvd-build-")
+
+
+class BuildNative(setuptools.Command):
+    """Builds the two libraries; in an editable install they go into the checkout."""
+
+    description = "build the native libraries with Bazel"
+    user_options = []
+
+    def initialize_options(self) -> None:
+        self.build_lib = None
+        self.editable_mode = False
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        folder = CHECKOUT if self.editable_mode else pathlib.Path(self.build_lib)
+        script = CHECKOUT / "bazel" / "build_libraries.py"
+        done = subprocess.run([sys.executable, "-I", script, folder / NATIVE])
+        if done.returncode != 0:
+            raise ExecError("the native libraries were not built; see above")
+
+    def get_source_files(self) -> list[str]:
+        return []
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class Build(build):
+    """setuptools' build, and the native libraries."""
+
+    sub_commands = [*build.sub_commands, ("build_native", None)]
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for one platform and any Python, whose ABI the libraries do not use."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setuptools.setup(
+    cmdclass={
+        "build": Build,
+        "build_native": BuildNative,
+        "bdist_wheel": PlatformWheel,
+    },
+    options={"build": {"build_base": BUILD.name}},
+)
