@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
     from keras_hvd.exceptions import LibraryError as LibraryError
-    from keras_hvd.exceptions import LibraryError as LibraryError
     from keras_hvd.exceptions import MismatchError as MismatchError
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
@@ -76,7 +75,6 @@ _DEFINED_IN = {
     "evaluate": "evaluation",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
-    "LibraryError": "exceptions",
     "LibraryError": "exceptions",
     "MismatchError": "exceptions",
     "NotInitializedError": "exceptions",

@@ -35,10 +35,6 @@ class LibraryError(KerasHvdError):
     """A native library is missing, does not fit, or is in this process twice."""
 
 
-class LibraryError(KerasHvdError, ImportError):
-    """The native libraries are not built, or do not fit this process."""
-
-
 # The engine's result codes (khvd_code in tf_ops/engine/c_api.h).
 _BY_CODE = {
     1: MismatchError,
