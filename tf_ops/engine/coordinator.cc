@@ -7,6 +7,9 @@
 namespace keras_hvd {
 namespace {
 
+// With fewer names than this, none is forgotten.
+constexpr size_t kEntriesKept = 4096;
+
 std::string RankList(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -40,7 +43,10 @@ std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& 
 }  // namespace
 
 Coordinator::Coordinator(int size, int64_t fusion_bytes)
-    : fusion_bytes_(fusion_bytes), departures_(size), last_submissions_(size) {
+    : fusion_bytes_(fusion_bytes),
+      departures_(size),
+      last_submissions_(size),
+      most_entries_(kEntriesKept) {
   std::vector<int> all(size);
   for (int rank = 0; rank < size; ++rank) all[rank] = rank;
   process_sets_[0] = std::move(all);
@@ -52,6 +58,7 @@ void Coordinator::AddProcessSet(int32_t id, std::vector<int> ranks) {
 
 Coordinator::Entry& Coordinator::FindEntry(const TensorKey& key,
                                            const std::vector<int>& members) {
+  if (entries_.size() >= most_entries_) ForgetIdleEntries();
   Entry& entry = entries_[key];
   if (entry.waiting.empty()) {
     entry.waiting.resize(members.size());
@@ -60,9 +67,21 @@ Coordinator::Entry& Coordinator::FindEntry(const TensorKey& key,
   return entry;
 }
 
+// Names that a program makes up as it goes must not fill the memory.
+void Coordinator::ForgetIdleEntries() {
+  const auto empty = [](const auto& queue) { return queue.empty(); };
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    const Entry& entry = it->second;
+    const bool idle = std::all_of(entry.waiting.begin(), entry.waiting.end(), empty) &&
+                      std::all_of(entry.owed.begin(), entry.owed.end(), empty);
+    it = idle ? entries_.erase(it) : std::next(it);
+  }
+  most_entries_ = std::max(kEntriesKept, 2 * entries_.size());
+}
+
 void Coordinator::Submit(int rank, std::shared_ptr<const Description> description,
-                         double now) {
-  last_submissions_[rank] = Title(*description);
+                         double now, bool duplicate) {
+  last_submissions_[rank] = description;
   const TensorKey key = {description->process_set, description->name};
   const auto set = process_sets_.find(key.process_set);
   const bool member = set != process_sets_.end() &&
@@ -70,15 +89,14 @@ void Coordinator::Submit(int rank, std::shared_ptr<const Description> descriptio
   if (!member) {
     return FailOne(key, rank,
                    Title(*description) + ": rank " + std::to_string(rank) +
-                       " is not in process set " + std::to_string(key.process_set),
-                   false);
+                       " is not in process set " + std::to_string(key.process_set));
   }
   const std::vector<int>& members = set->second;
   Entry& entry = FindEntry(key, members);
   const size_t place =
       std::lower_bound(members.begin(), members.end(), rank) - members.begin();
   if (!entry.owed[place].empty()) {
-    FailOne(key, rank, entry.owed[place].front(), false);
+    FailOne(key, rank, entry.owed[place].front());
     entry.owed[place].pop_front();
     return;
   }
@@ -88,39 +106,57 @@ void Coordinator::Submit(int rank, std::shared_ptr<const Description> descriptio
     entry.since = now;
     entry.order = ++submissions_;
   }
-  entry.waiting[place].push_back(std::move(description));
-  if (entry.waiting[place].size() > 1) return;
-  Settle(key, &entry, members);
+  entry.waiting[place].push_back({std::move(description), duplicate});
+  if (entry.waiting[place].size() == 1) Settle(key, &entry, members);
 }
 
-// Looks at what the members wait for first: a mismatch, a departure, or a match. What
+// Looks at what the members wait for first: a mistake, a departure, or a match. What
 // waits behind it is looked at in turn.
 void Coordinator::Settle(const TensorKey& key, Entry* entry,
                          const std::vector<int>& members) {
   while (true) {
-    std::vector<std::pair<int, const Description*>> heads;
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (entry->waiting[i].empty()) continue;
-      heads.emplace_back(members[i], entry->waiting[i].front().get());
-    }
-    if (heads.empty()) return;
-    const bool agree = std::all_of(heads.begin(), heads.end(), [&](const auto& head) {
-      return head.second->Matches(*heads.front().second);
-    });
-    if (!agree) {
-      FailHeads(key, entry, members,
-                "'" + key.name + "' differs between ranks (" + WhatEachGave(heads) +
-                    "). Every rank must submit the same under one name",
-                true);
+    const size_t arrived =
+        std::count_if(entry->waiting.begin(), entry->waiting.end(),
+                      [](const auto& queue) { return !queue.empty(); });
+    if (arrived == 0) return;
+    const std::string wrong = WhatIsWrong(key, *entry, members);
+    if (!wrong.empty()) {
+      FailHeads(key, entry, members, wrong, true);
       continue;
     }
-    if (heads.size() < members.size()) {
+    if (arrived < members.size()) {
       if (FailIfSomebodyLeft(key, entry, members)) continue;
       return;
     }
-    ready_.push_back({key, entry->waiting.front().front()});
+    settled_.push_back({key, entry->waiting.front().front().description, {}});
     for (auto& queue : entry->waiting) queue.pop_front();
   }
+}
+
+// What keeps the members' first requests from being one collective, or "".
+std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
+                                     const std::vector<int>& members) const {
+  std::vector<std::pair<int, const Description*>> heads;
+  bool agree = true;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (entry.waiting[i].empty()) continue;
+    const Request& head = entry.waiting[i].front();
+    if (head.duplicate) {
+      return Title(*head.description) + " was submitted on rank " +
+             std::to_string(members[i]) +
+             " by a second op while the first was under way. Give each op a name of "
+             "its "
+             "own";
+    }
+    heads.emplace_back(members[i], head.description.get());
+    // Equal descriptions are usually one and the same object.
+    const Description* first = heads.front().second;
+    agree =
+        agree && (head.description.get() == first || head.description->Matches(*first));
+  }
+  if (agree) return "";
+  return "'" + key.name + "' differs between ranks (" + WhatEachGave(heads) +
+         "). Every rank must submit the same under one name";
 }
 
 // Ends what each member waits for first. With `owe`, members that have not come yet get
@@ -128,31 +164,29 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
 void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
                             const std::vector<int>& members, const std::string& text,
                             bool owe) {
-  Decision decision;
-  decision.type = Decision::Type::kFail;
-  decision.tensors = {key};
-  decision.departed = !owe;
-  decision.text = text;
+  Decision failure;
+  failure.type = Decision::Type::kFail;
+  failure.tensors = {key};
+  failure.departed = !owe;
+  failure.text = text;
   for (size_t i = 0; i < members.size(); ++i) {
     if (!entry->waiting[i].empty()) {
-      decision.ranks.push_back(members[i]);
+      failure.ranks.push_back(members[i]);
       entry->waiting[i].pop_front();
     } else if (owe) {
       entry->owed[i].push_back(text);
     }
   }
-  failures_.push_back(std::move(decision));
+  settled_.push_back({key, nullptr, std::move(failure)});
 }
 
-void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text,
-                          bool departed) {
-  Decision decision;
-  decision.type = Decision::Type::kFail;
-  decision.tensors = {key};
-  decision.ranks = {rank};
-  decision.departed = departed;
-  decision.text = text;
-  failures_.push_back(std::move(decision));
+void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text) {
+  Decision failure;
+  failure.type = Decision::Type::kFail;
+  failure.tensors = {key};
+  failure.ranks = {rank};
+  failure.text = text;
+  settled_.push_back({key, nullptr, std::move(failure)});
 }
 
 bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
@@ -165,19 +199,6 @@ bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
     return true;
   }
   return false;
-}
-
-void Coordinator::Duplicate(int rank, const Description& description) {
-  const TensorKey key = {description.process_set, description.name};
-  const auto entry = entries_.find(key);
-  const auto set = process_sets_.find(key.process_set);
-  if (entry == entries_.end() || set == process_sets_.end()) return;
-  FailHeads(key, &entry->second, set->second,
-            Title(description) + " was submitted on rank " + std::to_string(rank) +
-                " by a second op while the first was under way. Give each op a name of "
-                "its own",
-            true);
-  Settle(key, &entry->second, set->second);
 }
 
 void Coordinator::Leave(int rank, const std::string& how) {
@@ -196,31 +217,43 @@ bool Coordinator::Fusable(const Description& first, const Description& other) {
 }
 
 bool Coordinator::Next(Decision* decision) {
-  *decision = Decision();
-  if (!failures_.empty()) {
-    *decision = std::move(failures_.front());
-    failures_.pop_front();
+  if (settled_.empty()) return false;
+  if (settled_.front().description == nullptr) {
+    *decision = std::move(settled_.front().failure);
+    settled_.pop_front();
     return true;
   }
-  if (ready_.empty()) return false;
-  const std::shared_ptr<const Description> first = ready_.front().description;
+  const std::shared_ptr<const Description> first = settled_.front().description;
+  *decision = Decision();
   decision->type = Decision::Type::kRun;
   decision->ranks = process_sets_[first->process_set];
-  decision->tensors.push_back(std::move(ready_.front().key));
-  ready_.pop_front();
+  decision->tensors.push_back(std::move(settled_.front().key));
+  settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
   int64_t bytes = first->bytes();
-  for (auto it = ready_.begin(); it != ready_.end();) {
-    const int64_t more = it->description->bytes();
-    if (bytes + more > fusion_bytes_ || !Fusable(*first, *it->description)) {
-      ++it;
+  std::deque<Settled> left;
+  for (; !settled_.empty() && settled_.front().description != nullptr;
+       settled_.pop_front()) {
+    Settled& next = settled_.front();
+    const int64_t more = next.description->bytes();
+    const bool behind_its_like =
+        std::any_of(left.begin(), left.end(),
+                    [&](const Settled& other) { return other.key == next.key; });
+    if (bytes + more > fusion_bytes_ || !Fusable(*first, *next.description) ||
+        behind_its_like) {
+      left.push_back(std::move(next));
       continue;
     }
     bytes += more;
-    decision->tensors.push_back(std::move(it->key));
-    it = ready_.erase(it);
+    decision->tensors.push_back(std::move(next.key));
   }
+  settled_.insert(settled_.begin(), std::make_move_iterator(left.begin()),
+                  std::make_move_iterator(left.end()));
   return true;
+}
+
+std::string Coordinator::LastSubmission(int rank) const {
+  return last_submissions_[rank] == nullptr ? "" : Title(*last_submissions_[rank]);
 }
 
 std::vector<Stall> Coordinator::Stalls() const {
@@ -231,7 +264,7 @@ std::vector<Stall> Coordinator::Stalls() const {
     for (size_t i = 0; i < members.size(); ++i) {
       const bool waits = !entry.waiting[i].empty();
       (waits ? stall.waiting : stall.missing).push_back(members[i]);
-      if (waits) stall.kind = entry.waiting[i].front()->kind;
+      if (waits) stall.kind = entry.waiting[i].front().description->kind;
     }
     if (!stall.waiting.empty()) found.emplace_back(entry.order, std::move(stall));
   }

@@ -66,10 +66,10 @@ class Coordinator {
   void AddProcessSet(int32_t id, std::vector<int> ranks);
 
   // Rank `rank` has submitted a request, at time `now` in seconds. Its requests of one
-  // name are served in the order of their submission.
-  void Submit(int rank, std::shared_ptr<const Description> description, double now);
-  // Rank `rank` has two ops that use this name at the same time.
-  void Duplicate(int rank, const Description& description);
+  // name are served in the order of their submission. `duplicate` says that another op
+  // of the rank has the name under way: this request then fails on all ranks.
+  void Submit(int rank, std::shared_ptr<const Description> description, double now,
+              bool duplicate = false);
   // Rank `rank` has left the job and will submit nothing more.
   void Leave(int rank, const std::string& how);
 
@@ -79,39 +79,50 @@ class Coordinator {
   // What is waiting for ranks, the oldest first.
   std::vector<Stall> Stalls() const;
   // "allreduce 'grad/v'": what a rank submitted last, or "" if nothing yet.
-  const std::string& LastSubmission(int rank) const { return last_submissions_[rank]; }
+  std::string LastSubmission(int rank) const;
 
  private:
+  struct Request {
+    std::shared_ptr<const Description> description;
+    bool duplicate;
+  };
   struct Entry {
     // What each member has submitted and not yet run, by its place in the set.
-    std::vector<std::deque<std::shared_ptr<const Description>>> waiting;
+    std::vector<std::deque<Request>> waiting;
     // Failures that a member has still to meet when it comes to this name.
     std::vector<std::deque<std::string>> owed;
     double since = 0;
     uint64_t order = 0;
   };
-  struct Ready {
+  // What has been settled and not yet been handed out: a failure, or a request that all
+  // members have submitted.
+  struct Settled {
     TensorKey key;
-    std::shared_ptr<const Description> description;
+    std::shared_ptr<const Description> description;  // null for a failure
+    Decision failure;
   };
 
   Entry& FindEntry(const TensorKey& key, const std::vector<int>& members);
   void Settle(const TensorKey& key, Entry* entry, const std::vector<int>& members);
   void FailHeads(const TensorKey& key, Entry* entry, const std::vector<int>& members,
                  const std::string& text, bool owe);
-  void FailOne(const TensorKey& key, int rank, const std::string& text, bool departed);
+  void FailOne(const TensorKey& key, int rank, const std::string& text);
   bool FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
                           const std::vector<int>& members);
+  std::string WhatIsWrong(const TensorKey& key, const Entry& entry,
+                          const std::vector<int>& members) const;
+  void ForgetIdleEntries();
   static bool Fusable(const Description& first, const Description& other);
 
   const int64_t fusion_bytes_;
   std::map<int32_t, std::vector<int>> process_sets_;
   std::unordered_map<TensorKey, Entry, TensorKeyHash> entries_;
-  std::deque<Ready> ready_;
-  std::deque<Decision> failures_;
+  // One queue for both, so that what concerns one name keeps its order.
+  std::deque<Settled> settled_;
   std::vector<std::string> departures_;  // by rank; "" while it takes part
-  std::vector<std::string> last_submissions_;
+  std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
+  size_t most_entries_;
 };
 
 }  // namespace keras_hvd

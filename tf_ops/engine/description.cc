@@ -39,12 +39,16 @@ bool Description::Matches(const Description& other) const {
          tensors == other.tensors;
 }
 
+int64_t Elements(const TensorDescription& tensor) {
+  int64_t elements = 1;
+  for (int64_t dimension : tensor.shape) elements *= dimension;
+  return elements;
+}
+
 int64_t Description::bytes() const {
   int64_t sum = 0;
   for (const TensorDescription& tensor : tensors) {
-    int64_t elements = 1;
-    for (int64_t dimension : tensor.shape) elements *= dimension;
-    sum += elements * Bytes(tensor.dtype);
+    sum += Elements(tensor) * Bytes(tensor.dtype);
   }
   return sum;
 }
@@ -54,11 +58,12 @@ std::string Title(const Description& description) {
 }
 
 std::string Details(const Description& description) {
-  std::string text;
+  std::string text = Name(description.kind);
   if (description.kind == Kind::kAllreduce) {
-    text = std::string(Name(description.reduction.op)) + " of ";
+    text += " " + std::string(Name(description.reduction.op));
   }
   const size_t count = description.tensors.size();
+  if (count > 0) text += " of ";
   if (count > 1) text += std::to_string(count) + " tensors ";
   for (size_t i = 0; i < std::min(count, kTensorsShown); ++i) {
     if (i > 0) text += ", ";

@@ -31,6 +31,8 @@ struct TensorDescription {
   }
 };
 
+int64_t Elements(const TensorDescription& tensor);
+
 struct Description {
   int32_t process_set = 0;
   std::string name;
@@ -46,7 +48,7 @@ struct Description {
 
 // "allreduce 'grad/w'".
 std::string Title(const Description& description);
-// "Average of float32[3,4]": what must be equal on all ranks.
+// "allreduce Average of float32[3,4]": what must be equal on all ranks.
 std::string Details(const Description& description);
 
 // Encodes a description for a stream of bytes, and decodes it.

@@ -74,6 +74,9 @@ struct SegmentHeader {
   std::atomic<uint32_t> failure_code;
   char failure_text[kFailureBytes];
 
+  // One rank reports a failure for all: the first to raise this.
+  std::atomic<uint32_t> report_claimed;
+
   // The last batch whose stall was reported, so that one rank does it for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
   // The coordinator waits for room in the decisions: wake it when there is some.

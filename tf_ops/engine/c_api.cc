@@ -1,0 +1,357 @@
+// See c_api.h.
+#include "tf_ops/engine/c_api.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "tf_ops/engine/process.h"
+#include "tf_ops/transport/version.h"
+
+namespace {
+
+using keras_hvd::Code;
+using keras_hvd::DataType;
+using keras_hvd::Description;
+using keras_hvd::Kind;
+using keras_hvd::Operation;
+using keras_hvd::Process;
+using keras_hvd::ReduceOp;
+using keras_hvd::Status;
+
+constexpr int64_t kDefaultExchangeBytes = 4 << 20;
+constexpr int64_t kLeastExchangeBytes = 8 << 10;
+constexpr int64_t kDefaultFusionBytes = 64 << 20;
+constexpr double kDefaultTimeoutSeconds = 60;
+
+std::mutex g_mutex;
+// Guarded by g_mutex. Allocated for good: threads may still call in while the process
+// ends and static objects are destroyed.
+std::shared_ptr<Process>& Current() {
+  static auto* process = new std::shared_ptr<Process>();
+  return *process;
+}
+bool g_was_initialized = false;
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+int Report(const Status& status) {
+  if (!status.ok()) LastError() = status.message;
+  return static_cast<int>(status.code);
+}
+
+Status Forked() {
+  return {
+      Code::kForked,
+      "this process was forked from a keras_hvd rank and cannot take part in its job. "
+      "Start workers with the 'spawn' or 'forkserver' method, or fork before "
+      "keras_hvd.init()"};
+}
+
+Status GetProcess(std::shared_ptr<Process>* process) {
+  if (keras_hvd::IsForked()) return Forked();
+  std::lock_guard<std::mutex> lock(g_mutex);
+  *process = Current();
+  if (*process != nullptr) return Status::Ok();
+  if (g_was_initialized) {
+    return {Code::kShutDown,
+            "keras_hvd was shut down; call keras_hvd.init() to start again"};
+  }
+  return {Code::kNotInitialized, "keras_hvd is not initialized: call keras_hvd.init()"};
+}
+
+template <typename Get>
+int ProcessValue(Get get) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (!status.ok()) {
+    Report(status);
+    return -1;
+  }
+  return get(process->options());
+}
+
+// ---- Requests
+// -------------------------------------------------------------------------
+
+Status Wrong(const khvd_request& request, const std::string& text) {
+  const char* name = request.name == nullptr ? "" : request.name;
+  return Status::InvalidArgument("'" + std::string(name) + "': " + text);
+}
+
+Status CheckRequest(const khvd_request& request, int size) {
+  if (request.struct_size < sizeof(khvd_request)) {
+    return Wrong(request, "the caller was built for another version of keras_hvd");
+  }
+  if (request.name == nullptr || request.name[0] == '\0') {
+    return Wrong(request, "a request needs a name");
+  }
+  if (request.kind < 0 || request.kind >= keras_hvd::kKinds) {
+    return Wrong(request, "there is no collective " + std::to_string(request.kind));
+  }
+  if (request.process_set != 0) {
+    return Wrong(request,
+                 "there is no process set " + std::to_string(request.process_set));
+  }
+  if (request.kind == KHVD_BARRIER) {
+    return request.count == 0 ? Status::Ok()
+                              : Wrong(request, "a barrier has no tensors");
+  }
+  if (request.count < 1 || request.tensors == nullptr) {
+    return Wrong(request, "a request needs a tensor");
+  }
+  if (request.kind != KHVD_ALLREDUCE && request.count != 1) {
+    return Wrong(request, "only an allreduce takes several tensors");
+  }
+  if (request.kind == KHVD_BROADCAST && (request.root < 0 || request.root >= size)) {
+    return Wrong(request, "root_rank " + std::to_string(request.root) +
+                              " is not in 0.." + std::to_string(size - 1));
+  }
+  if (request.kind == KHVD_ALLGATHER && request.allocate == nullptr) {
+    return Wrong(request, "an allgather needs `allocate`");
+  }
+  return Status::Ok();
+}
+
+Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
+                   const keras_hvd::Reduction& reduction) {
+  if (tensor.dtype < 0 || tensor.dtype >= keras_hvd::kDataTypes) {
+    return Wrong(request, "there is no type " + std::to_string(tensor.dtype));
+  }
+  if (tensor.rank < 0 || (tensor.rank > 0 && tensor.shape == nullptr)) {
+    return Wrong(request, "a tensor needs a shape");
+  }
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] < 0) return Wrong(request, "a dimension is negative");
+  }
+  if (request.kind == KHVD_ALLGATHER && tensor.rank == 0) {
+    return Wrong(request,
+                 "an allgather joins tensors along their first dimension; a "
+                 "scalar has none");
+  }
+  const DataType dtype = static_cast<DataType>(tensor.dtype);
+  if (request.kind == KHVD_ALLREDUCE && !keras_hvd::Supports(reduction, dtype)) {
+    return Wrong(request, std::string(keras_hvd::Name(dtype)) + " tensors have no " +
+                              keras_hvd::Name(reduction.op) +
+                              " and no scales; use Min (and), Max (or), or cast them");
+  }
+  return Status::Ok();
+}
+
+Status MakeOperation(const khvd_request& request, int size,
+                     std::unique_ptr<Operation>* made) {
+  Status status = CheckRequest(request, size);
+  if (!status.ok()) return status;
+  auto description = std::make_shared<Description>();
+  description->process_set = request.process_set;
+  description->name = request.name;
+  description->kind = static_cast<Kind>(request.kind);
+  if (request.kind == KHVD_ALLREDUCE) {
+    if (request.reduce_op < 0 || request.reduce_op >= keras_hvd::kReduceOps) {
+      return Wrong(request,
+                   "there is no reduction " + std::to_string(request.reduce_op));
+    }
+    description->reduction.op = static_cast<ReduceOp>(request.reduce_op);
+    if (request.prescale != 0 || request.postscale != 0) {
+      description->reduction.prescale = request.prescale;
+      description->reduction.postscale = request.postscale;
+    }
+  }
+  if (request.kind == KHVD_BROADCAST) description->root = request.root;
+
+  auto operation = std::make_unique<Operation>();
+  operation->submitter = request.submitter;
+  for (int32_t i = 0; i < request.count; ++i) {
+    const khvd_tensor& tensor = request.tensors[i];
+    status = CheckTensor(request, tensor, description->reduction);
+    if (!status.ok()) return status;
+    std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
+    if (request.kind == KHVD_ALLGATHER) {
+      operation->rows = shape.front();
+      shape.front() = -1;
+    }
+    description->tensors.push_back(
+        {static_cast<DataType>(tensor.dtype), std::move(shape)});
+    operation->buffers.push_back({tensor.input, tensor.output});
+  }
+  if (request.allocate != nullptr) {
+    operation->allocate = [allocate = request.allocate, context = request.context](
+                              const std::vector<int64_t>& rows) {
+      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+    };
+  }
+  operation->description = std::move(description);
+  *made = std::move(operation);
+  return Status::Ok();
+}
+
+Status Submit(const khvd_request* request, std::function<void(const Status&)> done) {
+  std::shared_ptr<Process> process;
+  Status status = GetProcess(&process);
+  if (!status.ok()) return status;
+  std::unique_ptr<Operation> operation;
+  status = MakeOperation(*request, process->options().rendezvous.size, &operation);
+  if (!status.ok()) return status;
+  operation->done = std::move(done);
+  return process->engine().Submit(std::move(operation));
+}
+
+Status CheckOptions(const khvd_options& options) {
+  if (options.struct_size < sizeof(khvd_options)) {
+    return Status::InvalidArgument(
+        "the caller of khvd_init was built for another version of keras_hvd");
+  }
+  const auto inside = [](int rank, int size) { return rank >= 0 && rank < size; };
+  if (!inside(options.rank, options.size) ||
+      !inside(options.local_rank, options.local_size) ||
+      !inside(options.cross_rank, options.cross_size)) {
+    return Status::InvalidArgument(
+        "rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+        " (local " + std::to_string(options.local_rank) + " of " +
+        std::to_string(options.local_size) + ", cross " +
+        std::to_string(options.cross_rank) + " of " +
+        std::to_string(options.cross_size) + ") does not make sense");
+  }
+  if (options.local_size != options.size) {
+    return Status::InvalidArgument("all ranks must be on one host, but only " +
+                                   std::to_string(options.local_size) + " of " +
+                                   std::to_string(options.size) + " are on this one");
+  }
+  if (options.size > 1 && (options.job == nullptr || options.job[0] == '\0')) {
+    return Status::InvalidArgument("a job of several ranks needs a name");
+  }
+  if (options.exchange_bytes != 0 && options.exchange_bytes < kLeastExchangeBytes) {
+    return Status::InvalidArgument(
+        "exchange memory of " + std::to_string(options.exchange_bytes) +
+        " bytes is too little; the least is " + std::to_string(kLeastExchangeBytes));
+  }
+  return Status::Ok();
+}
+
+Status Init(const khvd_options& options) {
+  if (keras_hvd::IsForked()) return Forked();
+  Status status = CheckOptions(options);
+  if (!status.ok()) return status;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (Current() != nullptr) return Status::Ok();
+  keras_hvd::ProcessOptions process;
+  process.rendezvous.rank = options.rank;
+  process.rendezvous.size = options.size;
+  process.rendezvous.job = options.job == nullptr ? "" : options.job;
+  process.rendezvous.exchange_bytes =
+      options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
+  process.rendezvous.timeout_seconds =
+      options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
+  process.engine.fusion_bytes =
+      options.fusion_bytes > 0 ? options.fusion_bytes : kDefaultFusionBytes;
+  process.engine.stall_warning_seconds =
+      options.stall_warning != 0 ? options.stall_warning : kDefaultTimeoutSeconds;
+  process.engine.stall_abort_seconds = options.stall_abort;
+  process.engine.cores = options.cores;
+  process.local_rank = options.local_rank;
+  process.local_size = options.local_size;
+  process.cross_rank = options.cross_rank;
+  process.cross_size = options.cross_size;
+  status = Process::Join(process, &Current());
+  if (status.ok()) {
+    g_was_initialized = true;
+    return status;
+  }
+  status.message = "rank " + std::to_string(options.rank) + " could not join job '" +
+                   process.rendezvous.job + "': " + status.message;
+  return status;
+}
+
+}  // namespace
+
+int khvd_init(const khvd_options* options) { return Report(Init(*options)); }
+
+int khvd_shutdown(void) {
+  if (keras_hvd::IsForked()) return KHVD_OK;
+  std::shared_ptr<Process> process;
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    process.swap(Current());
+  }
+  return KHVD_OK;
+}
+
+int khvd_is_initialized(void) {
+  if (keras_hvd::IsForked()) return 0;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return Current() != nullptr;
+}
+
+int khvd_rank(void) {
+  return ProcessValue([](const auto& options) { return options.rendezvous.rank; });
+}
+int khvd_size(void) {
+  return ProcessValue([](const auto& options) { return options.rendezvous.size; });
+}
+int khvd_local_rank(void) {
+  return ProcessValue([](const auto& options) { return options.local_rank; });
+}
+int khvd_local_size(void) {
+  return ProcessValue([](const auto& options) { return options.local_size; });
+}
+int khvd_cross_rank(void) {
+  return ProcessValue([](const auto& options) { return options.cross_rank; });
+}
+int khvd_cross_size(void) {
+  return ProcessValue([](const auto& options) { return options.cross_size; });
+}
+
+int khvd_submit(const khvd_request* request) {
+  return Report(Submit(request, [done = request->done,
+                                 context = request->context](const Status& status) {
+    done(context, static_cast<int>(status.code), status.message.c_str());
+  }));
+}
+
+int khvd_run(const khvd_request* request) {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool has_ended = false;
+  Status result;
+  const Status submitted = Submit(request, [&](const Status& status) {
+    std::lock_guard<std::mutex> lock(mutex);
+    result = status;
+    has_ended = true;
+    // Under the lock: the waiting thread takes the variable away as soon as it can.
+    ended.notify_one();
+  });
+  if (!submitted.ok()) return Report(submitted);
+  std::unique_lock<std::mutex> lock(mutex);
+  ended.wait(lock, [&] { return has_ended; });
+  return Report(result);
+}
+
+const char* khvd_last_error(void) { return LastError().c_str(); }
+
+const char* khvd_failure(void) {
+  std::shared_ptr<Process> process;
+  if (!GetProcess(&process).ok()) return "";
+  thread_local std::string text;
+  text = process->failure().message;
+  return text.c_str();
+}
+
+int khvd_get_counters(khvd_counters* counters) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (!status.ok()) return Report(status);
+  const keras_hvd::EngineCounters& engine = process->engine().counters();
+  counters->batches = engine.batches;
+  counters->tensors = engine.tensors;
+  counters->bytes = engine.bytes;
+  counters->sleeps = engine.sleeps;
+  counters->lost_wakes = engine.lost_wakes;
+  return KHVD_OK;
+}
+
+const char* khvd_version(void) { return keras_hvd::kVersion; }

@@ -1,0 +1,227 @@
+// See coordination.h.
+#include "tf_ops/engine/coordination.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr size_t kMostInterned = 16384;
+
+double NowSeconds() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+std::string Seconds(double seconds) {
+  char text[32];
+  snprintf(text, sizeof(text), "%.0f s", seconds);
+  return text;
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
+void Log(int rank, const char* level, const std::string& text) {
+  fprintf(stderr, "keras_hvd [rank %d] %s: %s\n", rank, level, text.c_str());
+  fflush(stderr);
+}
+
+Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes)
+    : segment_(std::move(segment)),
+      coordinator_(segment_->size(), fusion_bytes),
+      departed_(segment_->size()),
+      decisions_(segment_->decisions(), Segment::kDecisionBytes,
+                 &segment_->header().decisions_written) {
+  for (int rank = 0; rank < segment_->size(); ++rank) {
+    RankBlock& block = segment_->block(rank);
+    readers_.push_back(
+        {StreamReader(segment_->submissions(rank), Segment::kSubmissionBytes,
+                      &block.submissions_written, &block.submissions_read),
+         {}});
+  }
+}
+
+bool Coordination::HasNews() {
+  for (const Reader& reader : readers_) {
+    if (reader.stream.HasNews()) return true;
+  }
+  for (int rank = 0; rank < segment_->size(); ++rank) {
+    if (!departed_[rank] && segment_->block(rank).departure.load() != 0) return true;
+  }
+  return decisions_.blocked() && segment_->header().decisions_blocked.load() == 0;
+}
+
+bool Coordination::Progress() {
+  bool progressed = false;
+  for (int rank = 0; rank < segment_->size(); ++rank) {
+    progressed |= ReadSubmissions(rank);
+  }
+  progressed |= NoteDepartures();
+  Decision decision;
+  while (coordinator_.Next(&decision)) WriteDecision(decision);
+  progressed |= Flush();
+  return progressed;
+}
+
+bool Coordination::ReadSubmissions(int rank) {
+  StreamReader& stream = readers_[rank].stream;
+  if (!stream.Fill()) return false;
+  std::string_view message;
+  while (stream.Next(&message)) HandleSubmission(rank, message);
+  RankBlock& block = segment_->block(rank);
+  if (block.submissions_blocked.exchange(0) == 1) block.bell.Ring();
+  return true;
+}
+
+void Coordination::HandleSubmission(int rank, std::string_view message) {
+  std::vector<std::shared_ptr<const Description>>& dictionary =
+      readers_[rank].dictionary;
+  int64_t type, number;
+  if (!DecodeInteger(&message, &type) || !DecodeInteger(&message, &number)) return;
+  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kDefine) {
+    if (dictionary.size() <= static_cast<size_t>(number)) dictionary.resize(number + 1);
+    dictionary[number] = Intern(message);
+    return;
+  }
+  anything_waits_ = true;
+  coordinator_.Submit(
+      rank, dictionary[number], NowSeconds(),
+      static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitDuplicate);
+}
+
+// Equal descriptions of several ranks become one object, so that they compare by
+// address.
+std::shared_ptr<const Description> Coordination::Intern(std::string_view encoded) {
+  if (interned_.size() >= kMostInterned) interned_.clear();
+  std::shared_ptr<const Description>& interned = interned_[std::string(encoded)];
+  if (interned == nullptr) {
+    auto description = std::make_shared<Description>();
+    Decode(&encoded, description.get());
+    interned = std::move(description);
+  }
+  return interned;
+}
+
+// A rank's submissions are all written before it says that it leaves, so they are read
+// once more after that has been seen.
+bool Coordination::NoteDepartures() {
+  bool progressed = false;
+  for (int rank = 0; rank < segment_->size(); ++rank) {
+    if (departed_[rank] || segment_->block(rank).departure.load() == 0) continue;
+    ReadSubmissions(rank);
+    departed_[rank] = true;
+    progressed = true;
+    coordinator_.Leave(rank,
+                       DescribeRank(*segment_, rank) +
+                           " has left the job: its script ended or called shutdown");
+  }
+  return progressed;
+}
+
+int64_t Coordination::NumberFor(const TensorKey& key) {
+  bool is_new;
+  const int64_t number = numbers_.Number(key, &is_new);
+  if (is_new) {
+    std::string message;
+    EncodeInteger(static_cast<int64_t>(DecisionMessage::kDefine), &message);
+    EncodeInteger(number, &message);
+    EncodeInteger(key.process_set, &message);
+    EncodeText(key.name, &message);
+    decisions_.Append(message);
+  }
+  return number;
+}
+
+void Coordination::WriteDecision(const Decision& decision) {
+  numbers_.Reserve(decision.tensors.size());
+  std::vector<int64_t> numbers;
+  for (const TensorKey& key : decision.tensors) numbers.push_back(NumberFor(key));
+  std::string message;
+  if (decision.type == Decision::Type::kRun) {
+    EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), &message);
+    for (int64_t number : numbers) EncodeInteger(number, &message);
+  } else {
+    EncodeInteger(static_cast<int64_t>(DecisionMessage::kFail), &message);
+    EncodeInteger(numbers.front(), &message);
+    EncodeInteger(decision.departed, &message);
+    EncodeInteger(static_cast<int64_t>(decision.ranks.size()), &message);
+    for (int rank : decision.ranks) EncodeInteger(rank, &message);
+    EncodeText(decision.text, &message);
+  }
+  decisions_.Append(message);
+}
+
+bool Coordination::Flush() {
+  const auto slowest = [&] {
+    uint64_t position = UINT64_MAX;
+    for (int rank = 0; rank < segment_->size(); ++rank) {
+      // A rank that has left reads nothing any more, and must not hold up the others.
+      if (departed_[rank]) continue;
+      position = std::min(position, segment_->block(rank).decisions_read.value.load(
+                                        std::memory_order_acquire));
+    }
+    return position;
+  };
+  bool flushed = false;
+  while (true) {
+    const uint64_t position = slowest();
+    if (position == UINT64_MAX) return flushed;
+    if (decisions_.Flush(position)) {
+      flushed = true;
+      segment_->RingAll();
+      continue;
+    }
+    if (!decisions_.blocked()) return flushed;
+    // Announced, then looked at again: a reader either sees this or has made room.
+    if (segment_->header().decisions_blocked.exchange(1) == 1) return flushed;
+  }
+}
+
+std::string Coordination::StallText(const Stall& stall, double seconds) {
+  const std::string title = std::string(Name(stall.kind)) + " '" + stall.key.name + "'";
+  std::string text = RankList(stall.waiting) + " waited " + Seconds(seconds) + " for " +
+                     title + ", which not every rank has reached.";
+  for (int rank : stall.missing) {
+    text += "\n  " + DescribeRank(*segment_, rank) + " has not";
+    const std::string last = coordinator_.LastSubmission(rank);
+    text += last.empty() ? "; it has submitted nothing yet" : "; its last was " + last;
+    const char state = ProcessState(segment_->block(rank).pid.load());
+    if (state == 'T' || state == 't') text += "; its process is stopped (kill -CONT)";
+    if (state == 'D') text += "; its process waits for the disk or the network";
+  }
+  return text;
+}
+
+void Coordination::CheckStalls(double warning, double abort) {
+  const double now = NowSeconds();
+  const std::vector<Stall> stalls = coordinator_.Stalls();
+  anything_waits_ = !stalls.empty();
+  if (stalls.empty()) warned_.clear();
+  for (const Stall& stall : stalls) {
+    const double seconds = now - stall.since;
+    if (abort > 0 && seconds >= abort) {
+      segment_->Fail(0, Code::kRankFailed,
+                     StallText(stall, seconds) +
+                         "\n  The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+      return;
+    }
+    if (warning < 0 || seconds < warning) continue;
+    const auto [it, unseen] = warned_.try_emplace(stall.key, stall.since);
+    if (!unseen && it->second == stall.since) continue;
+    it->second = stall.since;
+    Log(0, "warning", StallText(stall, seconds));
+  }
+}
+
+}  // namespace keras_hvd

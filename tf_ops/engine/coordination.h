@@ -1,0 +1,102 @@
+// Rank 0's side of the coordination: feeds the coordinator with what the ranks submit,
+// and hands its decisions to them.
+//
+// Both ways are streams of bytes through shared memory. Each is compressed by a
+// dictionary that its writer keeps and its reader follows: what is sent as a text the
+// first time is a number from then on. Since a dictionary lives in the order of its own
+// stream, nothing has to be agreed on to change it.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
+#define KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tf_ops/engine/coordinator.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// The writing side of a dictionary: numbers for keys, from 0. Started again, it gives
+// numbers a new meaning by defining them anew.
+template <typename Key, typename Hash = std::hash<Key>>
+class NumberTable {
+ public:
+  // Makes room for the keys of one message, which must not change meaning before it is
+  // read: starts again if they might not fit.
+  void Reserve(size_t keys) {
+    if (numbers_.size() + keys > kMost) numbers_.clear();
+  }
+  // Returns the key's number; `*is_new` says that the reader does not know it yet.
+  int64_t Number(const Key& key, bool* is_new) {
+    const auto [it, inserted] = numbers_.try_emplace(key, numbers_.size());
+    *is_new = inserted;
+    return it->second;
+  }
+
+ private:
+  static constexpr size_t kMost = 16384;
+  std::unordered_map<Key, int64_t, Hash> numbers_;
+};
+
+// What begins a message of a rank's submissions.
+enum class SubmissionMessage : int64_t {
+  kDefine = 0,           // number, description
+  kSubmit = 1,           // number
+  kSubmitDuplicate = 2,  // number: the rank has the name under way in another op
+};
+
+// What begins a message of the decisions.
+enum class DecisionMessage : int64_t {
+  kDefine = 0,  // number, process set, name
+  kRun = 1,     // numbers of the tensors
+  kFail = 2,    // number, departed, count, ranks, text
+};
+
+class Coordination {
+ public:
+  Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes);
+
+  // Does what there is to do without waiting. Returns true if there was anything.
+  bool Progress();
+  // Whether Progress would do anything.
+  bool HasNews();
+  // Reports requests that wait for longer than `warning` seconds, each once, and fails
+  // the job over one that waits for longer than `abort` (0: never).
+  void CheckStalls(double warning, double abort);
+  bool anything_waits() const { return anything_waits_; }
+
+ private:
+  struct Reader {
+    StreamReader stream;
+    std::vector<std::shared_ptr<const Description>> dictionary;
+  };
+
+  bool ReadSubmissions(int rank);
+  void HandleSubmission(int rank, std::string_view message);
+  std::shared_ptr<const Description> Intern(std::string_view encoded);
+  bool NoteDepartures();
+  void WriteDecision(const Decision& decision);
+  int64_t NumberFor(const TensorKey& key);
+  bool Flush();
+  std::string StallText(const Stall& stall, double seconds);
+
+  const std::shared_ptr<Segment> segment_;
+  Coordinator coordinator_;
+  std::vector<Reader> readers_;
+  std::unordered_map<std::string, std::shared_ptr<const Description>> interned_;
+  std::vector<bool> departed_;
+  StreamWriter decisions_;
+  NumberTable<TensorKey, TensorKeyHash> numbers_;
+  std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
+  bool anything_waits_ = false;
+};
+
+// Writes a line for people to standard error.
+void Log(int rank, const char* level, const std::string& text);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_

@@ -1,0 +1,543 @@
+// See engine.h.
+#include "tf_ops/engine/engine.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tf_ops/collectives/allgather.h"
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/collectives/barrier.h"
+#include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+namespace {
+
+// How long a rank spins for a peer that is known to be ready, with a core for each
+// rank. A futex round trip takes about as long; more would only take time from the
+// training.
+constexpr std::chrono::microseconds kSpin(50);
+// With fewer cores than ranks: how often it lets others run before it sleeps.
+constexpr int kYields = 20;
+// How long a rank that shuts down waits for the peers of a batch that runs.
+constexpr std::chrono::seconds kShutdownPatience(5);
+// How often waiting requests are looked at; only while there are any.
+constexpr std::chrono::milliseconds kStallCheck(500);
+
+constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
+constexpr char kAdvice[] =
+    ". The job cannot go on: see that rank's output for the reason, then start it "
+    "again";
+
+void Relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(size);
+  for (int rank = 0; rank < size; ++rank) ranks[rank] = rank;
+  return ranks;
+}
+
+TensorKey KeyOf(const Description& description) {
+  return {description.process_set, description.name};
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
+    : options_(options),
+      segment_(std::move(segment)),
+      rank_(options.rank),
+      block_(segment_->block(rank_)),
+      communicator_(segment_, rank_, this),
+      submissions_(segment_->submissions(rank_), Segment::kSubmissionBytes,
+                   &block_.submissions_written),
+      log_(&block_),
+      decisions_(segment_->decisions(), Segment::kDecisionBytes,
+                 &segment_->header().decisions_written, &block_.decisions_read) {
+  process_sets_[0] = AllRanks(segment_->size());
+  if (rank_ == 0) {
+    coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes);
+  }
+  thread_ = std::thread([this] { Run(); });
+  pthread_setname_np(thread_.native_handle(), "keras_hvd");
+}
+
+Engine::~Engine() {
+  stopping_.store(true);
+  block_.bell.Ring();
+  thread_.join();
+}
+
+// ---- The engine thread
+// ----------------------------------------------------------------
+
+void Engine::Run() {
+  while (true) {
+    const bool progressed = Progress();
+    if (segment_->Failed() && !failure_handled_) ReportFailure();
+    if (!to_do_.empty() && !failure_handled_) {
+      const std::string message = std::move(to_do_.front());
+      to_do_.pop_front();
+      HandleDecision(message);
+      continue;
+    }
+    if (stopping_.load()) break;
+    if (!progressed) SleepUntil([] { return false; });
+  }
+  EndEverything(Code::kShutDown, kShutDownHere);
+  // Decisions that were made are with the peers; now they may know that this rank is
+  // gone.
+  block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
+  segment_->RingAll();
+}
+
+// Everything that can be done without waiting, but for running collectives.
+bool Engine::Progress() {
+  if (failure_handled_) return false;
+  bool progressed = FlushSubmissions();
+  if (coordination_ != nullptr) progressed |= coordination_->Progress();
+  progressed |= ReadDecisions();
+  CheckStalls();
+  if (rank_ != 0 && to_do_.empty() && block_.departure.load() == 0)
+    CheckCoordinatorLeft();
+  return progressed;
+}
+
+bool Engine::HasNews() {
+  if (failure_handled_) return false;
+  if (segment_->Failed() || decisions_.HasNews()) return true;
+  if (coordination_ != nullptr && coordination_->HasNews()) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return submissions_.blocked() && block_.submissions_blocked.load() == 0;
+}
+
+// ---- Waiting
+// --------------------------------------------------------------------------
+
+bool Engine::Wait(const Ready& ready, int awaited) {
+  if (SpinUntil(ready)) return true;
+  const Clock::time_point since = Clock::now();
+  Clock::time_point stop_at = Clock::time_point::max();
+  while (true) {
+    Progress();
+    if (ready()) return true;
+    if (segment_->Failed()) return false;
+    const RankBlock& peer = segment_->block(awaited);
+    if (peer.departure.load() != 0 && !ready()) {
+      segment_->Fail(rank_, Code::kRankFailed,
+                     DescribeRank(*segment_, awaited) +
+                         " left the job in the middle of " + running_);
+      return false;
+    }
+    if (stopping_.load() && stop_at == Clock::time_point::max()) {
+      stop_at = Clock::now() + kShutdownPatience;
+    }
+    if (Clock::now() >= stop_at) return false;
+    CheckStalledPeer(awaited, since);
+    SleepUntil(ready);
+  }
+}
+
+bool Engine::SpinUntil(const Ready& ready) {
+  if (options_.cores < segment_->size()) {
+    for (int i = 0; i < kYields; ++i) {
+      if (ready()) return true;
+      sched_yield();
+    }
+    return ready();
+  }
+  const Clock::time_point end = Clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      Relax();
+    }
+  } while (Clock::now() < end);
+  return ready();
+}
+
+// Sleeps until there is something to do. Only while something waits does it wake up by
+// itself, to look for stalls: an idle engine uses no time.
+void Engine::SleepUntil(const Ready& ready) {
+  const auto due = [&] { return ready() || HasNews(); };
+  const bool watchful = HasPending() || stopping_.load() || !running_.empty() ||
+                        (coordination_ != nullptr && coordination_->anything_waits());
+  const bool stopping = stopping_.load();
+  block_.bell.Announce();
+  if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
+  counters_.sleeps += 1;
+  const bool rung =
+      block_.bell.Sleep(watchful && !failure_handled_ ? Clock::now() + kStallCheck
+                                                      : Clock::time_point::max());
+  if (!rung && due()) counters_.lost_wakes += 1;
+}
+
+bool Engine::HasPending() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return pending_count_ > 0;
+}
+
+// ---- Submissions
+// ----------------------------------------------------------------------
+
+Status Engine::Submit(std::unique_ptr<Operation> operation) {
+  const std::shared_ptr<const Description> description = operation->description;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!refusal_.ok()) {
+      return {refusal_.code, Title(*description) + " failed on rank " +
+                                 std::to_string(rank_) + ": " + refusal_.message};
+    }
+    Operations& same_name = pending_[KeyOf(*description)];
+    const bool duplicate =
+        !same_name.empty() && same_name.back()->submitter != operation->submitter;
+    operation->submitted = Clock::now();
+    operation->log_number = log_.Add(*description);
+    same_name.push_back(std::move(operation));
+    pending_count_ += 1;
+    SendSubmission(*description, duplicate);
+  }
+  segment_->block(0).bell.Ring();
+  return Status::Ok();
+}
+
+void Engine::SendSubmission(const Description& description, bool duplicate) {
+  std::string encoded;
+  Encode(description, &encoded);
+  bool is_new;
+  submission_numbers_.Reserve(1);
+  const int64_t number = submission_numbers_.Number(encoded, &is_new);
+  std::string message;
+  if (is_new) {
+    EncodeInteger(static_cast<int64_t>(SubmissionMessage::kDefine), &message);
+    EncodeInteger(number, &message);
+    submissions_.Append(message + encoded);
+    message.clear();
+  }
+  const SubmissionMessage type =
+      duplicate ? SubmissionMessage::kSubmitDuplicate : SubmissionMessage::kSubmit;
+  EncodeInteger(static_cast<int64_t>(type), &message);
+  EncodeInteger(number, &message);
+  submissions_.Append(message);
+  submissions_.Flush(block_.submissions_read.value.load(std::memory_order_acquire));
+  // What did not fit is for the engine thread, which can wait for room.
+  if (submissions_.blocked()) block_.bell.Ring();
+}
+
+bool Engine::FlushSubmissions() {
+  bool flushed = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (submissions_.blocked()) {
+      if (submissions_.Flush(block_.submissions_read.value.load())) {
+        flushed = true;
+        continue;
+      }
+      // Announced, then looked at again: the reader either sees this or has made room.
+      if (block_.submissions_blocked.exchange(1) == 1) break;
+    }
+  }
+  if (flushed) segment_->block(0).bell.Ring();
+  return flushed;
+}
+
+// ---- Decisions
+// ------------------------------------------------------------------------
+
+bool Engine::ReadDecisions() {
+  if (!decisions_.Fill()) return false;
+  std::string_view message;
+  while (decisions_.Next(&message)) to_do_.emplace_back(message);
+  SegmentHeader& header = segment_->header();
+  if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
+  return true;
+}
+
+void Engine::HandleDecision(std::string_view message) {
+  int64_t type, number;
+  if (!DecodeInteger(&message, &type)) return;
+  switch (static_cast<DecisionMessage>(type)) {
+    case DecisionMessage::kDefine: {
+      int64_t process_set;
+      TensorKey key;
+      DecodeInteger(&message, &number);
+      DecodeInteger(&message, &process_set);
+      DecodeText(&message, &key.name);
+      key.process_set = static_cast<int32_t>(process_set);
+      if (dictionary_.size() <= static_cast<size_t>(number))
+        dictionary_.resize(number + 1);
+      dictionary_[number] = std::move(key);
+      return;
+    }
+    case DecisionMessage::kRun: {
+      std::vector<TensorKey> keys;
+      while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
+      return RunBatch(keys);
+    }
+    case DecisionMessage::kFail:
+      return HandleFail(message);
+  }
+}
+
+void Engine::HandleFail(std::string_view message) {
+  int64_t number, departed, count, rank;
+  std::string text;
+  DecodeInteger(&message, &number);
+  DecodeInteger(&message, &departed);
+  DecodeInteger(&message, &count);
+  bool concerned = false;
+  for (int64_t i = 0; i < count; ++i) {
+    DecodeInteger(&message, &rank);
+    concerned |= rank == rank_;
+  }
+  DecodeText(&message, &text);
+  if (!concerned) return;
+  std::unique_ptr<Operation> operation = TakePending(dictionary_[number]);
+  if (operation == nullptr) return;
+  const Code code = departed ? Code::kRankFailed : Code::kInvalidArgument;
+  const std::string title = Title(*operation->description);
+  Finish(std::move(operation),
+         {code, title + " failed on rank " + std::to_string(rank_) + ": " + text});
+}
+
+// All ranks count all batches, so that the numbers agree on those that share one.
+void Engine::RunBatch(const std::vector<TensorKey>& keys) {
+  sequence_ += 1;
+  const std::vector<int>& members = process_sets_[keys.front().process_set];
+  if (!std::binary_search(members.begin(), members.end(), rank_)) return;
+  std::vector<std::unique_ptr<Operation>> operations;
+  for (const TensorKey& key : keys) {
+    operations.push_back(TakePending(key));
+    if (operations.back() != nullptr) continue;
+    segment_->Fail(rank_, Code::kInternal,
+                   "rank " + std::to_string(rank_) + " was told to run '" + key.name +
+                       "', which it has not submitted. This is a bug in keras_hvd");
+    operations.pop_back();
+    for (auto& operation : operations) {
+      const std::string title = Title(*operation->description);
+      Finish(std::move(operation), FailureOf(title));
+    }
+    return;
+  }
+  running_ = Title(*operations.front()->description);
+  counters_.batches += 1;
+  const bool ok = RunCollective(operations, members);
+  running_.clear();
+  for (auto& operation : operations) {
+    const std::string title = Title(*operation->description);
+    Status status;
+    if (!ok) {
+      status = FailureOf(title);
+    } else if (operation->out_of_memory) {
+      status = Status::Internal(title + ": there is no memory for the result on rank " +
+                                std::to_string(rank_));
+    }
+    Finish(std::move(operation), status);
+  }
+}
+
+// Why a collective that ran has failed: the job has, or this rank stopped waiting.
+Status Engine::FailureOf(const std::string& title) const {
+  const std::string where = title + " failed on rank " + std::to_string(rank_) + ": ";
+  const Status failure = segment_->Failure();
+  if (failure.ok()) return {Code::kShutDown, where + kShutDownHere};
+  return {failure.code, where + failure.message + kAdvice};
+}
+
+bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
+                           const std::vector<int>& members) {
+  for (const auto& operation : operations) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    log_.Update(operation->log_number, Phase::kRunning);
+  }
+  if (!communicator_.Begin(members, sequence_)) return false;
+  bool ok = false;
+  switch (operations.front()->description->kind) {
+    case Kind::kAllreduce:
+      ok = RunAllreduce(operations);
+      break;
+    case Kind::kAllgather:
+      ok = RunAllgather(operations.front().get());
+      break;
+    case Kind::kBroadcast:
+      ok = RunBroadcast(*operations.front(), members);
+      break;
+    case Kind::kBarrier:
+      ok = Barrier(&communicator_);
+      break;
+  }
+  if (ok) communicator_.End();
+  return ok;
+}
+
+bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations) {
+  AllreduceOptions allreduce;
+  allreduce.reduction = operations.front()->description->reduction;
+  for (const auto& operation : operations) {
+    const std::vector<TensorDescription>& tensors = operation->description->tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      allreduce.tensors.push_back({tensors[i].dtype, Elements(tensors[i]),
+                                   operation->buffers[i].input,
+                                   operation->buffers[i].output});
+    }
+  }
+  return Allreduce(allreduce, &communicator_);
+}
+
+bool Engine::RunAllgather(Operation* operation) {
+  const TensorDescription& tensor = operation->description->tensors.front();
+  AllgatherOptions allgather;
+  allgather.input = operation->buffers.front().input;
+  allgather.rows = operation->rows;
+  allgather.row_bytes = Bytes(tensor.dtype);
+  for (size_t i = 1; i < tensor.shape.size(); ++i)
+    allgather.row_bytes *= tensor.shape[i];
+  allgather.allocate = [operation](const std::vector<int64_t>& rows) {
+    void* memory = operation->allocate(rows);
+    const bool empty =
+        std::all_of(rows.begin(), rows.end(), [](int64_t count) { return count == 0; });
+    operation->out_of_memory = memory == nullptr && !empty;
+    return memory;
+  };
+  return Allgather(allgather, &communicator_);
+}
+
+bool Engine::RunBroadcast(const Operation& operation, const std::vector<int>& members) {
+  BroadcastOptions broadcast;
+  broadcast.root =
+      std::lower_bound(members.begin(), members.end(), operation.description->root) -
+      members.begin();
+  broadcast.bytes = operation.description->bytes();
+  broadcast.input = operation.buffers.front().input;
+  broadcast.output = operation.buffers.front().output;
+  return Broadcast(broadcast, &communicator_);
+}
+
+std::unique_ptr<Operation> Engine::TakePending(const TensorKey& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = pending_.find(key);
+  if (found == pending_.end()) return nullptr;
+  std::unique_ptr<Operation> operation = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) pending_.erase(found);
+  pending_count_ -= 1;
+  return operation;
+}
+
+void Engine::Finish(std::unique_ptr<Operation> operation, const Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    log_.Update(operation->log_number, status.ok() ? Phase::kDone : Phase::kFailed);
+  }
+  counters_.tensors += 1;
+  counters_.bytes += operation->description->bytes();
+  operation->done(status);
+}
+
+// ---- What goes wrong
+// ------------------------------------------------------------------
+
+// Ends all that waits, and answers all later requests, with `reason`.
+void Engine::EndEverything(Code code, const std::string& reason) {
+  std::vector<std::unique_ptr<Operation>> operations;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refusal_.ok() || code == Code::kShutDown) refusal_ = {code, reason};
+    for (auto& [key, same_name] : pending_) {
+      for (auto& operation : same_name) operations.push_back(std::move(operation));
+    }
+    pending_.clear();
+    pending_count_ = 0;
+  }
+  for (auto& operation : operations) {
+    const std::string title = Title(*operation->description);
+    Finish(std::move(operation),
+           {code, title + " failed on rank " + std::to_string(rank_) + ": " + reason});
+  }
+}
+
+// The job has failed. One rank says so for all, and says who was where.
+void Engine::ReportFailure() {
+  failure_handled_ = true;
+  const Status failure = segment_->Failure();
+  if (segment_->header().report_claimed.exchange(1) == 0) {
+    Log(rank_, "error",
+        failure.message + "\nWhat each rank did last:\n" +
+            ReportOperations(segment_.get()));
+  }
+  EndEverything(failure.code, failure.message + kAdvice);
+}
+
+// Without rank 0 nothing is decided any more. What it decided before is carried out.
+void Engine::CheckCoordinatorLeft() {
+  if (segment_->block(0).departure.load() == 0 || decisions_.HasNews()) return;
+  if (!HasPending() || segment_->Failed()) return;
+  segment_->Fail(
+      rank_, Code::kRankFailed,
+      DescribeRank(*segment_, 0) +
+          " has left the job: its script ended or called shutdown, while others "
+          "still had work for it");
+}
+
+void Engine::CheckStalls() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_stall_check_) return;
+  next_stall_check_ = now + kStallCheck;
+  if (coordination_ != nullptr) {
+    return coordination_->CheckStalls(options_.stall_warning_seconds,
+                                      options_.stall_abort_seconds);
+  }
+  CheckSilentCoordinator();
+}
+
+// Rank 0 reports stalls, but not its own: if it decides nothing, another rank has a
+// look.
+void Engine::CheckSilentCoordinator() {
+  if (options_.stall_warning_seconds < 0 || !running_.empty()) return;
+  Clock::time_point oldest = Clock::time_point::max();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, same_name] : pending_) {
+      oldest = std::min(oldest, same_name.front()->submitted);
+    }
+  }
+  if (oldest == Clock::time_point::max()) return;
+  const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
+  if (waited < options_.stall_warning_seconds) return;
+  const char state = ProcessState(segment_->block(0).pid.load());
+  if (state != 'T' && state != 't' && state != 'D') return;
+  CheckStalledPeer(0, oldest);
+}
+
+void Engine::CheckStalledPeer(int awaited, Clock::time_point since) {
+  const double waited = std::chrono::duration<double>(Clock::now() - since).count();
+  const auto text = [&] {
+    const char state = ProcessState(segment_->block(awaited).pid.load());
+    std::string text = DescribeRank(*segment_, awaited) + " has not answered for " +
+                       std::to_string(static_cast<int>(waited)) + " s";
+    if (!running_.empty()) text += " in " + running_;
+    if (state == 'T' || state == 't') text += "; its process is stopped (kill -CONT)";
+    if (state == 'D') text += "; its process waits for the disk or the network";
+    return text;
+  };
+  if (options_.stall_abort_seconds > 0 && waited >= options_.stall_abort_seconds) {
+    segment_->Fail(rank_, Code::kRankFailed,
+                   text() + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+    return;
+  }
+  if (options_.stall_warning_seconds < 0 || waited < options_.stall_warning_seconds)
+    return;
+  // One warning for all ranks and for each batch; batch numbers agree between ranks.
+  const uint64_t stalled = sequence_ + 1;
+  if (segment_->header().stall_reported.exchange(stalled) == stalled) return;
+  Log(rank_, "warning", text());
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,154 @@
+// The engine of one rank: takes requests, has them ordered, runs them, reports their
+// end.
+//
+// One thread does all of it but the submission, which any thread may call and which
+// never waits for a peer. Rank 0's engine thread is the coordinator as well, also while
+// it waits in a collective. A request travels so:
+//
+//   Submit -> this rank's submissions -> rank 0: Coordination -> decisions -> every
+//   rank
+#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
+#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/description.h"
+#include "tf_ops/engine/operation_log.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+struct EngineOptions {
+  int rank = 0;
+  int64_t fusion_bytes = 64 << 20;
+  double stall_warning_seconds = 60;  // negative: never
+  double stall_abort_seconds = 0;     // 0: never
+  int cores = 1;                      // that all ranks of this host share
+};
+
+// A request under way. The buffers stay the engine's until `done` has been called.
+struct Operation {
+  struct Buffer {
+    const void* input;
+    void* output;
+  };
+  std::shared_ptr<const Description> description;
+  uint64_t submitter = 0;
+  std::vector<Buffer> buffers;
+  int64_t rows = 0;  // allgather: this rank's first dimension
+  std::function<void*(const std::vector<int64_t>& rows)> allocate;  // allgather
+  std::function<void(const Status&)> done;
+
+  // The engine's own notes.
+  uint64_t log_number = 0;
+  Clock::time_point submitted;
+  bool out_of_memory = false;
+};
+
+struct EngineCounters {
+  std::atomic<int64_t> batches{0};
+  std::atomic<int64_t> tensors{0};
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> sleeps{0};
+  std::atomic<int64_t> lost_wakes{0};
+};
+
+class Engine : private Waiter {
+ public:
+  Engine(EngineOptions options, std::shared_ptr<Segment> segment);
+  // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Never waits for a peer. On an error `done` is not called.
+  Status Submit(std::unique_ptr<Operation> operation);
+
+  const EngineCounters& counters() const { return counters_; }
+
+ private:
+  using Operations = std::deque<std::unique_ptr<Operation>>;
+  using Ready = std::function<bool()>;
+
+  void Run();
+  bool Progress();
+  bool HasNews();
+
+  // Waiting.
+  bool Wait(const Ready& ready, int awaited) override;
+  bool SpinUntil(const Ready& ready);
+  void SleepUntil(const Ready& ready);
+
+  // Submissions.
+  void SendSubmission(const Description& description, bool duplicate);
+  bool FlushSubmissions();
+
+  // Decisions.
+  bool ReadDecisions();
+  void HandleDecision(std::string_view message);
+  void HandleFail(std::string_view message);
+  void RunBatch(const std::vector<TensorKey>& keys);
+  bool RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
+                     const std::vector<int>& members);
+  bool RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations);
+  bool RunAllgather(Operation* operation);
+  bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
+  std::unique_ptr<Operation> TakePending(const TensorKey& key);
+  void Finish(std::unique_ptr<Operation> operation, const Status& status);
+  Status FailureOf(const std::string& title) const;
+
+  // What goes wrong.
+  void EndEverything(Code code, const std::string& reason);
+  void ReportFailure();
+  void CheckCoordinatorLeft();
+  void CheckStalls();
+  void CheckSilentCoordinator();
+  void CheckStalledPeer(int awaited, Clock::time_point since);
+  bool HasPending();
+
+  const EngineOptions options_;
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  RankBlock& block_;
+  EngineCounters counters_;
+  Communicator communicator_;
+  std::map<int32_t, std::vector<int>> process_sets_;
+
+  // What Submit and the engine thread share.
+  std::mutex mutex_;
+  std::unordered_map<TensorKey, Operations, TensorKeyHash> pending_;
+  int64_t pending_count_ = 0;
+  StreamWriter submissions_;
+  NumberTable<std::string> submission_numbers_;
+  OperationLog log_;
+  Status refusal_;  // what Submit answers once no more requests are taken
+
+  // Of the engine thread alone.
+  std::unique_ptr<Coordination> coordination_;  // on rank 0
+  StreamReader decisions_;
+  std::vector<TensorKey> dictionary_;
+  std::deque<std::string> to_do_;  // decisions that are read and not carried out
+  uint64_t sequence_ = 0;
+  std::string running_;  // title of the batch that runs
+  bool failure_handled_ = false;
+  Clock::time_point next_stall_check_;
+
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_

@@ -1,0 +1,34 @@
+// A rank's record of its last operations, in shared memory, so that after a death or a
+// stall one report can say where everybody was.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_OPERATION_LOG_H_
+#define KERAS_HVD_TF_OPS_ENGINE_OPERATION_LOG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "tf_ops/engine/description.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+enum class Phase : uint32_t { kSubmitted = 0, kRunning = 1, kDone = 2, kFailed = 3 };
+
+class OperationLog {
+ public:
+  explicit OperationLog(RankBlock* block) : block_(block) {}
+
+  // Adds an operation and returns its number. One thread at a time.
+  uint64_t Add(const Description& description);
+  // Notes how far an operation is, if it is still among those kept.
+  void Update(uint64_t number, Phase phase);
+
+ private:
+  RankBlock* block_;
+};
+
+// What each rank did last, a line each.
+std::string ReportOperations(Segment* segment);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_OPERATION_LOG_H_

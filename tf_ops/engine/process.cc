@@ -1,0 +1,119 @@
+// See process.h.
+#include "tf_ops/engine/process.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "tf_ops/transport/cores.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+
+// What the signal handler and the fork handler use.
+std::atomic<RankBlock*> g_block{nullptr};
+std::atomic<bool> g_forked{false};
+struct sigaction g_previous[NSIG];
+
+constexpr int kMostConnections = 1024;
+std::atomic<int> g_connections[kMostConnections];
+
+// Marks the rank dead before a core dump, which may take minutes, then does what would
+// have happened without it.
+void OnFatalSignal(int signal, siginfo_t* info, void* context) {
+  RankBlock* block = g_block.exchange(nullptr);
+  if (block != nullptr && !g_forked.load()) Liveness::MarkCrashed(block, signal);
+  const struct sigaction& previous = g_previous[signal];
+  if ((previous.sa_flags & SA_SIGINFO) != 0) {
+    return previous.sa_sigaction(signal, info, context);
+  }
+  if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    return previous.sa_handler(signal);
+  }
+  // With the default action in place, the signal comes again: by itself where an
+  // instruction caused it, by this call where somebody sent it.
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal, &action, nullptr);
+  raise(signal);
+}
+
+// A forked child has neither the engine's threads nor its memory, and must not keep the
+// parent's connections open: their end tells the peers of the parent's death.
+void AfterForkInChild() {
+  if (g_block.load() == nullptr) return;
+  g_forked.store(true);
+  for (std::atomic<int>& connection : g_connections) {
+    const int descriptor = connection.exchange(-1);
+    if (descriptor > 0) close(descriptor);
+  }
+}
+
+void InstallHandlers() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork(nullptr, nullptr, AfterForkInChild);
+    for (int signal : kFatalSignals) {
+      struct sigaction action = {};
+      action.sa_sigaction = OnFatalSignal;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigemptyset(&action.sa_mask);
+      sigaction(signal, &action, &g_previous[signal]);
+    }
+  });
+}
+
+}  // namespace
+
+bool IsForked() { return g_forked.load(); }
+
+Process::Process(const ProcessOptions& options)
+    : options_(options), rendezvous_(options.rendezvous) {
+  options_.engine.rank = options.rendezvous.rank;
+}
+
+Status Process::Join(const ProcessOptions& options, std::shared_ptr<Process>* process) {
+  std::shared_ptr<Process> joining(new Process(options));
+  Status status = joining->Start();
+  if (status.ok()) *process = std::move(joining);
+  return status;
+}
+
+Status Process::Start() {
+  Status status = rendezvous_.Connect(&segment_);
+  if (!status.ok()) return status;
+  const int rank = options_.rendezvous.rank;
+  RankBlock& block = segment_->block(rank);
+  block.pid.store(getpid());
+  gethostname(block.host, sizeof(block.host) - 1);
+  PublishCores(&block);
+  liveness_ = std::make_unique<Liveness>(segment_, rank);
+  status = rendezvous_.AwaitAll();
+  if (!status.ok()) return status;
+
+  InstallHandlers();
+  const std::vector<int>& connections = rendezvous_.connections();
+  for (size_t i = 0; i < connections.size() && i < kMostConnections; ++i) {
+    g_connections[i].store(connections[i]);
+  }
+  g_block.store(&block);
+  liveness_->Watch(connections);
+  if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment_.get());
+  engine_ = std::make_unique<Engine>(options_.engine, segment_);
+  return Status::Ok();
+}
+
+Process::~Process() {
+  engine_.reset();
+  g_block.store(nullptr);
+  for (std::atomic<int>& connection : g_connections) connection.store(-1);
+  liveness_.reset();
+}
+
+}  // namespace keras_hvd
