@@ -1,0 +1,116 @@
+# The two commands: `make demo` trains the digits example on two processes, `make test`
+# runs the whole test suite. Both install what they need first, the environment into
+# .venv, and are quick the second time.
+
+PYTHON ?= python3
+# What to develop against. tensorflow-cpu is TensorFlow without the CUDA libraries, which
+# it would download by the gigabyte: `make install TENSORFLOW=tensorflow[and-cuda]==2.21.*`
+# where there is a GPU. keras_hvd builds against 2.16 to 2.21; the newest is the default
+# because its headers change most.
+TENSORFLOW ?= tensorflow-cpu==2.21.*
+KERAS ?= keras==3.15.*
+
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := keras_hvd/_native
+REQUIREMENTS := $(VENV)/.requirements
+INSTALLED := $(VENV)/.installed
+CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h')
+NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
+BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+# Tests measure time, and ranks use the cores that there are.
+.NOTPARALLEL:
+
+.PHONY: install demo test lint format clean distclean FORCE
+.PHONY: system-packages native-tests python-tests parallel-tests sanitize soak
+
+install: $(NATIVE)/build_info.json
+
+demo: install
+	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
+
+test: lint native-tests python-tests parallel-tests
+
+# --- set-up -------------------------------------------------------------------------
+
+# $(call unless,CONDITION,PACKAGE): the package, where the condition is empty.
+unless = $(if $(strip $(1)),,$(2))
+# What the distribution has to give, and of that what is missing.
+MISSING = $(strip \
+	$(call unless,$(shell command -v bazel),bazel-bootstrap) \
+	$(call unless,$(wildcard /usr/share/bazel/rules/java),bazel-rules-java) \
+	$(call unless,$(wildcard /usr/src/googletest/googletest),googletest) \
+	$(call unless,$(shell command -v g++),g++) \
+	$(call unless,$(shell command -v mpirun),openmpi-bin) \
+	$(call unless,$(shell $(PYTHON) -c 'import ensurepip; print(1)' 2>&-),python3-venv))
+
+system-packages:
+ifneq ($(MISSING),)
+ifeq ($(shell id -u),0)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(MISSING)
+else
+	@echo "Missing: $(MISSING). Install with: sudo apt-get install $(MISSING)" >&2
+	@exit 1
+endif
+endif
+
+$(BIN)/python: | system-packages
+	$(PYTHON) -m venv $(VENV)
+
+# Newer than the installation when other versions are asked for.
+$(REQUIREMENTS): FORCE | $(BIN)/python
+	@echo '$(TENSORFLOW) $(KERAS)' | cmp -s - $@ || echo '$(TENSORFLOW) $(KERAS)' > $@
+
+$(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS)
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# An editable installation needs pip once; after a change of the C++, only Bazel.
+$(NATIVE)/build_info.json: $(NATIVE_SOURCES) $(INSTALLED)
+	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
+
+# --- tests --------------------------------------------------------------------------
+
+lint: install
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+native-tests: install
+	$(BAZEL_TEST) //tf_ops/...
+
+python-tests: install
+	$(BIN)/python -m pytest -q tests/unit tests/install tests/launch
+	$(BIN)/python -m pytest -q --doctest-modules keras_hvd
+
+# The same tests in jobs of one to four ranks.
+parallel-tests: install
+	for ranks in 1 2 3 4; do \
+		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
+	done
+
+# The C++ tests under the sanitizers: memory and undefined behaviour, then data races.
+sanitize: install
+	$(BAZEL_TEST) --config=asan //tf_ops/...
+	$(BAZEL_TEST) --config=tsan //tf_ops/...
+
+# --- upkeep -------------------------------------------------------------------------
+
+format: install
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+clean:
+	-bazel clean --expunge
+	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
