@@ -1,0 +1,496 @@
+"""allreduce and grouped_allreduce, against NumPy."""
+
+import ctypes
+import random
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import Average, Max, Min, Product, Sum, native
+
+INTEGERS = [tf.uint8, tf.int8, tf.int32, tf.int64]
+FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+OPS = [Average, Sum, Min, Max, Product]
+SHAPES = [(), (0,), (1,), (3,), (7, 5), (2, 0, 3), (1023,), (65_537,)]
+
+each_number = pytest.mark.parametrize("dtype", INTEGERS + FLOATS, ids=lambda d: d.name)
+each_float = pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
+each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+def reduced(inputs, op, prescale=1.0, postscale=1.0):
+    """What the ranks' `inputs` make, taken in the order of the ranks.
+
+    16-bit floats are combined in float32 and scaled integers in float64; integers are
+    rounded towards zero.
+    """
+    dtype = inputs[0].dtype
+    integers = np.issubdtype(dtype, np.integer)
+    scaled = (prescale, postscale) != (1.0, 1.0)
+    if op == Average and integers and not scaled:
+        total = sum(array.astype(np.int64) for array in inputs)
+        return (np.sign(total) * (np.abs(total) // len(inputs))).astype(dtype)
+    if integers:
+        work = np.float64 if scaled else dtype
+    else:
+        work = np.float32 if dtype.itemsize == 2 else dtype
+    combine = {Min: np.minimum, Max: np.maximum, Product: np.multiply}.get(op, np.add)
+    if op == Average:
+        postscale /= len(inputs)
+    with np.errstate(over="ignore"):
+        result = inputs[0].astype(work) * np.array(prescale, work)
+        for array in inputs[1:]:
+            result = combine(result, array.astype(work) * np.array(prescale, work))
+        return np.asarray(result * np.array(postscale, work)).astype(dtype)
+
+
+def assert_same(result, expected):
+    """Not a bit may differ."""
+    assert result.dtype.as_numpy_dtype == expected.dtype
+    assert result.shape == expected.shape
+    np.testing.assert_array_equal(
+        np.frombuffer(result.numpy().tobytes(), np.uint8),
+        np.frombuffer(expected.tobytes(), np.uint8),
+    )
+
+
+@each_op
+@each_number
+def test_equals_numpy(dtype, op, values, rank, size):
+    for shape in SHAPES:
+        inputs = [values(dtype, shape, peer) for peer in range(size)]
+        assert_same(keras_hvd.allreduce(inputs[rank], op), reduced(inputs, op))
+
+
+@each_number
+def test_larger_than_the_exchange_memory(dtype, values, rank, size):
+    inputs = [values(dtype, (1_500_007,), peer) for peer in range(size)]
+    assert_same(keras_hvd.allreduce(inputs[rank], Sum), reduced(inputs, Sum))
+
+
+def test_bool_takes_and_and_or(values, rank, size):
+    for shape in SHAPES:
+        inputs = [values(tf.bool, shape, peer) for peer in range(size)]
+        every, any_ = np.logical_and.reduce(inputs), np.logical_or.reduce(inputs)
+        assert_same(keras_hvd.allreduce(inputs[rank], Min), every)
+        assert_same(keras_hvd.allreduce(inputs[rank], Product), every)
+        assert_same(keras_hvd.allreduce(inputs[rank], Max), any_)
+
+
+@pytest.mark.parametrize("op", [Sum, Average], ids=lambda op: op.name)
+def test_bool_has_no_sum(op, size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bool"):
+        keras_hvd.allreduce([True], op, name="sum of bool")
+    assert keras_hvd.allreduce(1, Sum) == size
+
+
+@each_op
+@each_float
+def test_scales(dtype, op, values, rank, size):
+    inputs = [values(dtype, (1001,), peer) for peer in range(size)]
+    result = keras_hvd.allreduce(
+        inputs[rank], op, prescale_factor=0.5, postscale_factor=1 / 3
+    )
+    assert_same(result, reduced(inputs, op, 0.5, 1 / 3))
+
+
+@each_op
+@pytest.mark.parametrize("dtype", [tf.int8, tf.int32, tf.int64], ids=lambda d: d.name)
+def test_scaled_integers_are_rounded_towards_zero(dtype, op, rank, size):
+    inputs = [np.arange(-4, 4).astype(dtype.as_numpy_dtype) + p for p in range(size)]
+    result = keras_hvd.allreduce(
+        inputs[rank], op, prescale_factor=0.5, postscale_factor=0.75
+    )
+    assert_same(result, reduced(inputs, op, 0.5, 0.75))
+
+
+def test_a_scale_keeps_the_precision_of_float64(size):
+    result = keras_hvd.allreduce(
+        np.float64(1), Sum, prescale_factor=1 / size, postscale_factor=0.1
+    )
+    assert abs(result.numpy() - 0.1) < 1e-16
+
+
+def test_a_scale_of_zero_gives_zeros(rank):
+    result = keras_hvd.allreduce(
+        [1.0, rank], Sum, prescale_factor=0.0, postscale_factor=0.0
+    )
+    np.testing.assert_array_equal(result, [0.0, 0.0])
+
+
+def test_average_is_the_default(rank, size):
+    assert keras_hvd.allreduce(float(rank)) == (size - 1) / 2
+    assert keras_hvd.grouped_allreduce([float(rank)])[0] == (size - 1) / 2
+
+
+def test_every_kind_of_input(rank, size):
+    total = sum(range(size))
+    for given in (
+        [float(rank)],
+        np.array([rank], np.float32),
+        tf.constant([float(rank)]),
+        tf.Variable([float(rank)]),
+        keras.Variable([float(rank)], dtype="float32"),
+    ):
+        np.testing.assert_array_equal(keras_hvd.allreduce(given, Sum), [total])
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_indexed_slices_are_added_where_they_belong(run, rank, size):
+    @run
+    def gradient():
+        slices = tf.IndexedSlices(
+            tf.constant([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]),
+            tf.constant([1, rank % 3, 1]),
+            tf.constant([4, 2]),
+        )
+        return keras_hvd.allreduce(slices, Sum)
+
+    expected = np.zeros([4, 2], np.float32)
+    for peer in range(size):
+        expected[1] += 5
+        expected[peer % 3] += 2
+    np.testing.assert_array_equal(gradient(), expected)
+
+
+def test_the_input_keeps_its_value(size):
+    given = tf.ones([1001])
+    variable = tf.Variable(tf.ones([1001]))
+    keras_hvd.allreduce(given, Sum)
+    keras_hvd.allreduce(variable, Sum)
+    np.testing.assert_array_equal(given, np.ones(1001))
+    np.testing.assert_array_equal(variable, np.ones(1001))
+
+    @tf.function
+    def both(x):
+        doubled = x * 2
+        return keras_hvd.allreduce(doubled, Sum), doubled
+
+    total, doubled = both(given)
+    np.testing.assert_array_equal(total, np.full(1001, 2 * size))
+    np.testing.assert_array_equal(doubled, np.full(1001, 2))
+
+
+def test_in_a_function_of_unknown_shapes(values, rank, size):
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def total(x):
+        return keras_hvd.allreduce(x, Sum)
+
+    for shape in SHAPES:
+        inputs = [values(tf.float32, shape, peer) for peer in range(size)]
+        assert_same(total(inputs[rank]), reduced(inputs, Sum))
+
+
+def test_in_branches_and_loops_of_a_function(rank, size):
+    @tf.function
+    def program(x, upper):
+        y = tf.cond(
+            upper,
+            lambda: keras_hvd.allreduce(x, Max),
+            lambda: keras_hvd.allreduce(x, Min),
+        )
+        z = keras_hvd.allreduce(x, Sum)
+        for _ in tf.range(5):
+            x = keras_hvd.allreduce(x, Sum)
+        return x, y, z
+
+    start, total = float(rank), sum(range(size))
+    x, y, z = program(tf.constant(start), tf.constant(True))
+    assert (x.numpy(), y.numpy(), z.numpy()) == (total * size**4, size - 1, total)
+    x, y, z = program(tf.constant(start), tf.constant(False))
+    assert (x.numpy(), y.numpy(), z.numpy()) == (total * size**4, 0, total)
+
+
+def test_a_result_that_nobody_uses_is_reduced_all_the_same(size):
+    @tf.function
+    def unused():
+        keras_hvd.allreduce(tf.ones([3]), Sum)
+
+    unused()
+    before = counters().tensors
+    for _ in range(5):
+        unused()
+    assert counters().tensors == before + 5
+
+
+def test_a_group_of_mixed_types_and_shapes(values, rank, size):
+    kinds = [(dtype, shape) for dtype in INTEGERS + FLOATS for shape in SHAPES]
+    inputs = [[values(*kind, peer) for kind in kinds] for peer in range(size)]
+    expected = [reduced(each, Max) for each in zip(*inputs, strict=True)]
+    for run in (keras_hvd.grouped_allreduce, tf.function(keras_hvd.grouped_allreduce)):
+        results = run(inputs[rank], op=Max)
+        for result, wanted in zip(results, expected, strict=True):
+            assert_same(result, wanted)
+
+
+def test_a_group_of_thousands(rank, size):
+    group = [tf.fill([i % 7], float(i + rank)) for i in range(3000)]
+    for i, result in enumerate(keras_hvd.grouped_allreduce(group, Sum)):
+        expected = i * size + sum(range(size))
+        np.testing.assert_array_equal(result, np.full(i % 7, expected))
+
+
+def test_an_empty_group_is_an_empty_list():
+    assert keras_hvd.grouped_allreduce([]) == []
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("op", [Sum, Average], ids=lambda op: op.name)
+def test_gradient_is_the_same_reduction(op, run, rank, size):
+    @run
+    def gradient(x, weights):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = keras_hvd.allreduce(x, op, prescale_factor=0.5, postscale_factor=4.0)
+            loss = tf.reduce_sum(y * weights)
+        return tape.gradient(loss, x)
+
+    weights = [np.array([1.0, 10.0], np.float32) * (peer + 1) for peer in range(size)]
+    result = gradient(tf.zeros([2]), tf.constant(weights[rank]))
+    np.testing.assert_allclose(result, reduced(weights, op, 0.5, 4.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_gradient_of_a_group(run, rank, size):
+    @run
+    def gradients(x, y, number):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            first, _, second = keras_hvd.grouped_allreduce([x, number, y], Sum)
+            # What one rank alone leaves out of its loss has a gradient of zero there.
+            loss = tf.reduce_sum(first) * (rank + 1)
+            if rank == 0:
+                loss += tf.reduce_sum(tf.cast(second * second, tf.float32))
+        return tape.gradient(loss, [x, y])
+
+    given = (tf.ones([3]), tf.ones([2], tf.float64), tf.constant(7))
+    first, second = gradients(*given)
+    np.testing.assert_array_equal(first, np.full(3, sum(range(size + 1))))
+    np.testing.assert_array_equal(second, np.full(2, 2.0 * size))
+
+
+def test_a_gradient_can_be_taken_twice_and_of_itself(size):
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = keras_hvd.allreduce(x, Sum)
+                loss = tf.reduce_sum(y**3)
+            first = inner.gradient(loss, x)
+        return first, outer.gradient(loss, x), outer.gradient(first, x)
+
+    first, again, second = gradients(tf.ones([2]))
+    np.testing.assert_array_equal(first, np.full(2, 3 * size**3))
+    np.testing.assert_array_equal(again, first)
+    np.testing.assert_array_equal(second, np.full(2, 6 * size**3))
+
+
+@pytest.mark.parametrize("op", [Min, Max, Product], ids=lambda op: op.name)
+def test_no_gradient_but_of_sums(op):
+    x = tf.ones([2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = keras_hvd.allreduce(x, op, name="layer/w")
+    with pytest.raises(LookupError, match=f"'layer/w' with op={op.name} has no grad"):
+        tape.gradient(y, x)
+
+
+@each_float
+def test_equal_bits_on_all_ranks(dtype, values, rank, equal_on_all_ranks):
+    group = [values(dtype, (n,), rank) for n in (1, 17, 4099, 300_001)]
+    alone = [keras_hvd.allreduce(array).numpy() for array in group]
+    together = [array.numpy() for array in keras_hvd.grouped_allreduce(group)]
+    assert equal_on_all_ranks(alone)
+    for one, other in zip(alone, together, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_thousand_tensors_in_another_order_on_each_rank(values, rank, size):
+    """In a graph, whose order differs between ranks, twenty times."""
+    shapes = [(1 + i % 97,) for i in range(1000)]
+    inputs = [[values(tf.float32, s, peer) for s in shapes] for peer in range(size)]
+    expected = [reduced(each, Average) for each in zip(*inputs, strict=True)]
+    order = random.Random(rank).sample(range(1000), 1000)
+
+    @tf.function
+    def step(tensors):
+        results = {}
+        for i in order:
+            results[i] = keras_hvd.allreduce(tensors[i], name=f"shuffled/{i}")
+        return [results[i] for i in range(1000)]
+
+    tensors = [tf.constant(array) for array in inputs[rank]]
+    for _ in range(20):
+        for result, wanted in zip(step(tensors), expected, strict=True):
+            assert_same(result, wanted)
+
+
+def test_a_thousand_tensors_in_ever_other_orders(values, rank, size):
+    """At the C API, in a new order each time, twenty times."""
+    shapes = [(1 + i % 97,) for i in range(1000)]
+    inputs = [[values(tf.float32, s, peer) for s in shapes] for peer in range(size)]
+    expected = [reduced(each, Sum) for each in zip(*inputs, strict=True)]
+    outputs = [np.empty(shape, np.float32) for shape in shapes]
+    ended = threading.Semaphore(0)
+    codes = []
+
+    @native.Done
+    def done(context, code, message):
+        codes.append(code)
+        ended.release()
+
+    requests = [
+        request(f"reordered/{i}", inputs[rank][i], outputs[i], done)
+        for i in range(1000)
+    ]
+    for turn in range(20):
+        for output in outputs:
+            output.fill(np.nan)
+        for i in random.Random(f"{rank} {turn}").sample(range(1000), 1000):
+            assert native.engine().khvd_submit(ctypes.byref(requests[i])) == 0
+        for _ in range(1000):
+            ended.acquire()
+        assert codes == [0] * 1000
+        codes.clear()
+        for output, wanted in zip(outputs, expected, strict=True):
+            assert output.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.usefixtures("several_ranks")
+@pytest.mark.parametrize(
+    "given, texts",
+    [
+        (lambda odd: (tf.ones([3 if odd else 2, 5]), Sum), ("[2,5]", "[3,5]")),
+        (lambda odd: (tf.ones([2] if odd else [2, 1]), Sum), ("[2]", "[2,1]")),
+        (
+            lambda odd: (tf.ones([2], tf.float64 if odd else tf.float32), Sum),
+            ("float32", "float64"),
+        ),
+        (lambda odd: (tf.ones([2]), Max if odd else Min), ("Max", "Min")),
+    ],
+    ids=["shape", "dimensions", "dtype", "op"],
+)
+def test_a_mismatch_is_an_error_on_every_rank(given, texts, rank, size):
+    tensor, op = given(odd=rank == size - 1)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        keras_hvd.allreduce(tensor, op, name="mismatched")
+    for text in ("mismatched", *texts):
+        assert text in str(error.value)
+    assert keras_hvd.allreduce(1, Sum, name="mismatched") == size
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_groups_that_differ_are_an_error_on_every_rank(rank, size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="uneven groups"):
+        keras_hvd.grouped_allreduce([1.0] * (1 + rank), name="uneven groups")
+    assert keras_hvd.allreduce(1, Sum) == size
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_another_kind_of_the_same_name_is_an_error_on_every_rank(rank, size):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        if rank == 0:
+            keras_hvd.broadcast([1.0], 0, name="of two kinds")
+        else:
+            keras_hvd.allreduce([1.0], name="of two kinds")
+    for text in ("of two kinds", "broadcast", "allreduce"):
+        assert text in str(error.value)
+    assert keras_hvd.allreduce(1, Sum) == size
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_mismatch_inside_a_function_leaves_the_rest_working(rank, size):
+    @tf.function
+    def step(x):
+        bad = keras_hvd.allreduce(x, Sum, name="bad")
+        return [keras_hvd.allreduce(tf.ones([2]), Sum) for _ in range(10)], bad
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
+        step(tf.ones([2 + rank]))
+    good, bad = step(tf.ones([2]))
+    for result in (*good, bad):
+        np.testing.assert_array_equal(result, [size, size])
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_pending_name_is_refused_to_another_op(rank, size):
+    """One rank comes late, so that the first request is still pending on the others."""
+    ended = threading.Event()
+    done = native.Done(lambda context, code, message: ended.set())
+    output = np.empty(3, np.float32)
+    first, second = (
+        request("twice", np.ones(3, np.float32), output, done, submitter)
+        for submitter in (1_000_001, 1_000_002)
+    )
+    late = size - 1
+    if rank != late:
+        assert native.engine().khvd_submit(ctypes.byref(first)) == 0
+        assert native.engine().khvd_submit(ctypes.byref(second)) == 1
+        assert "twice" in native.engine().khvd_last_error().decode()
+    keras_hvd.barrier()
+    if rank == late:
+        assert native.engine().khvd_submit(ctypes.byref(first)) == 0
+    assert ended.wait(60)
+    np.testing.assert_array_equal(output, np.full(3, size))
+
+
+def test_the_same_op_may_queue(rank, size):
+    ended = threading.Semaphore(0)
+    done = native.Done(lambda context, code, message: ended.release())
+    outputs = [np.empty(5, np.float32) for _ in range(50)]
+    requests = [
+        request("queued", np.full(5, turn + rank, np.float32), output, done, 1_000_003)
+        for turn, output in enumerate(outputs)
+    ]
+    for each in requests:
+        assert native.engine().khvd_submit(ctypes.byref(each)) == 0
+    for _ in requests:
+        assert ended.acquire(timeout=60)
+    for turn, output in enumerate(outputs):
+        np.testing.assert_array_equal(
+            output, np.full(5, turn * size + sum(range(size)))
+        )
+
+
+def test_a_type_without_meaning_is_refused():
+    with pytest.raises(TypeError, match="got string"):
+        keras_hvd.allreduce(["text"])
+    with pytest.raises(TypeError, match="got complex64"):
+        keras_hvd.grouped_allreduce([1.0, tf.complex(1.0, 0.0)])
+    with pytest.raises(ValueError, match="got 7"):
+        keras_hvd.allreduce(1.0, op=7)
+
+
+def request(name, array, output, done, submitter=1_000_000):
+    """An allreduce of float32 by Sum, for the C API; keeps its arrays alive."""
+    tensor = native.Tensor(
+        dtype=6,
+        rank=1,
+        shape=(ctypes.c_int64 * 1)(array.size),
+        input=array.ctypes.data,
+        output=output.ctypes.data,
+    )
+    made = native.Request(
+        struct_size=ctypes.sizeof(native.Request),
+        kind=0,
+        name=name.encode(),
+        submitter=submitter,
+        reduce_op=int(Sum),
+        count=1,
+        tensors=ctypes.pointer(tensor),
+        done=done,
+    )
+    made.arrays = (array, output)
+    return made
+
+
+def counters():
+    result = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    assert native.engine().khvd_get_counters(ctypes.byref(result)) == 0
+    return result

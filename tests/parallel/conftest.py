@@ -1,0 +1,80 @@
+"""One job for all parallel tests: `khvdrun -np N python -m pytest -x tests/parallel`.
+
+Every rank runs every test, in the same order. Rank 0 reports as usual; the others say
+something only when a test fails.
+"""
+
+import os
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A test that fails on one rank leaves the others waiting; not for ever.
+    os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "60")
+    keras_hvd.init()
+    if keras_hvd.rank() != 0:
+        config.option.verbose = -2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    if keras_hvd.rank() != 0 and not report.failed:
+        return report.outcome, "", ""
+    return None
+
+
+@pytest.fixture(scope="session")
+def rank() -> int:
+    """This process' rank."""
+    return keras_hvd.rank()
+
+
+@pytest.fixture(scope="session")
+def size() -> int:
+    """The number of ranks."""
+    return keras_hvd.size()
+
+
+@pytest.fixture(scope="session")
+def several_ranks(size: int) -> None:
+    """Skips a test that says something about several ranks only."""
+    if size == 1:
+        pytest.skip("needs at least 2 ranks")
+
+
+@pytest.fixture(scope="session")
+def values() -> Callable[..., np.ndarray]:
+    """What a rank gives: arrays that each rank can compute for all of them.
+
+    Integers are of the type's whole range, but for int64, four of which can be added.
+    """
+
+    def array(dtype: tf.DType, shape: tuple[int, ...], rank: int) -> np.ndarray:
+        seed = zlib.crc32(f"{dtype.name} {shape} {rank}".encode())
+        generator = np.random.default_rng(seed)
+        if dtype == tf.bool:
+            return generator.integers(0, 2, shape).astype(np.bool_)
+        if dtype.is_integer:
+            low, high = (-(2**60), 2**60) if dtype == tf.int64 else dtype.limits
+            return generator.integers(low, high, shape, dtype.as_numpy_dtype, True)
+        return np.asarray(generator.standard_normal(shape)).astype(dtype.as_numpy_dtype)
+
+    return array
+
+
+@pytest.fixture(scope="session")
+def equal_on_all_ranks() -> Callable[[list[np.ndarray]], bool]:
+    """Whether all ranks call it with the same bits."""
+
+    def equal(arrays: list[np.ndarray]) -> bool:
+        digest = [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
+        return all(other == digest for other in keras_hvd.allgather_object(digest))
+
+    return equal

@@ -1,0 +1,84 @@
+"""broadcast_variables."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+
+def variables(rank):
+    return [
+        tf.Variable(tf.fill([3, 2], float(rank))),
+        tf.Variable(rank, dtype=tf.int64),
+        tf.Variable(rank > 0),
+        tf.Variable([rank, rank], dtype=tf.uint32),
+        tf.Variable(tf.zeros([0, 4])),
+        keras.Variable(np.full([5], rank), dtype="float16"),
+        keras.Variable([rank], dtype="uint32"),
+    ]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_every_root(run, rank, size):
+    for root in range(size):
+        mine = variables(rank)
+        run(functools.partial(keras_hvd.broadcast_variables, mine, root))()
+        for got, wanted in zip(mine, variables(root), strict=True):
+            np.testing.assert_array_equal(
+                tf.convert_to_tensor(got), tf.convert_to_tensor(wanted)
+            )
+
+
+def test_a_whole_model_and_its_optimizer(rank, equal_on_all_ranks):
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential(
+        [keras.Input([4]), keras.layers.Dense(8), keras.layers.Dropout(0.5)]
+    )
+    model.compile(keras.optimizers.Adam(0.1 * (rank + 1)), "mse")
+    model.optimizer.build(model.trainable_variables)
+    keras_hvd.broadcast_variables(model.variables, 0)
+    keras_hvd.broadcast_variables(model.optimizer.variables, 0)
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
+    assert model.optimizer.learning_rate.numpy() == np.float32(0.1)
+
+
+def test_hundreds_twice_in_one_function(rank, size):
+    many = [tf.Variable(float(i + 1000 * rank)) for i in range(400)]
+
+    @tf.function
+    def both():
+        keras_hvd.broadcast_variables(many, 0)
+        keras_hvd.broadcast_variables(many[:10], size - 1)
+
+    both()
+    assert [v.numpy() for v in many] == [float(i) for i in range(400)]
+
+
+def test_no_variables():
+    keras_hvd.broadcast_variables([], 0)
+
+
+def test_what_cannot_be_assigned_is_refused():
+    with pytest.raises(TypeError, match="assign"):
+        keras_hvd.broadcast_variables([tf.ones([2])], 0)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_lists_that_differ_are_an_error_on_every_rank(rank, size):
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        keras_hvd.broadcast_variables([tf.Variable(1.0)] * (2 + (rank == 0)), 0)
+    for text in ("one_element_per_variable", "bool[2]", "bool[3]"):
+        assert text in str(error.value)
+    assert keras_hvd.allreduce(1, keras_hvd.Sum) == size
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_shapes_that_differ_are_an_error_on_every_rank(rank, size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="broadcast_variables"):
+        keras_hvd.broadcast_variables([tf.Variable(tf.ones([2 + rank]))], 0)
+    assert keras_hvd.allreduce(1, keras_hvd.Sum) == size
