@@ -1,0 +1,211 @@
+"""native.py: its mirrors of the C API, and what it says when a library does not fit."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+
+from keras_hvd import native
+from keras_hvd.exceptions import LibraryError
+from keras_hvd.version import __version__
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+HEADER = CHECKOUT / "tf_ops" / "engine" / "c_api.h"
+STRUCTURES = {
+    "khvd_options": native.Options,
+    "khvd_tensor": native.Tensor,
+    "khvd_request": native.Request,
+    "khvd_counters": native.Counters,
+}
+
+
+@pytest.fixture
+def unopened():
+    """native.py as in a new process, before and after the test."""
+    for function in (native.engine, native.ops, native.build_info):
+        function.cache_clear()
+    yield
+    for function in (native.engine, native.ops, native.build_info):
+        function.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, unopened):
+    """An empty folder in the place of keras_hvd/_native."""
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    return tmp_path
+
+
+def put_build_info(folder, **fields):
+    info = {"version": __version__, "tensorflow": "2.21.0", "distribution": "tf"}
+    (folder / "build_info.json").write_text(json.dumps(info | fields))
+
+
+def test_structures_have_the_layout_of_the_header(tmp_path):
+    wanted = {name: [ctypes.sizeof(kind)] for name, kind in STRUCTURES.items()}
+    program = ["#include <stdio.h>", f'#include "{HEADER}"', "int main() {"]
+    for name, kind in STRUCTURES.items():
+        program.append(f'printf("{name} %zu", sizeof({name}));')
+        for field, *_ in kind._fields_:
+            wanted[name].append(getattr(kind, field).offset)
+            program.append(f'printf(" %zu", offsetof({name}, {field}));')
+        program.append('puts("");')
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join([*program, "}"]))
+    subprocess.run(["gcc", source, "-o", tmp_path / "layout"], check=True)
+    printed = subprocess.run(
+        [tmp_path / "layout"], check=True, capture_output=True, text=True
+    ).stdout
+    found = {
+        name: list(map(int, n)) for name, *n in map(str.split, printed.split("\n")[:-1])
+    }
+    assert found == wanted
+
+
+def test_structures_have_every_field_of_the_header():
+    for name, kind in STRUCTURES.items():
+        body = HEADER.read_text().split(f"}} {name};")[0].rsplit("struct {", 1)[1]
+        declarations = re.sub(r"//.*", "", body).split(";")[:-1]
+        fields = [
+            re.search(r"\w+$", field.strip()).group()
+            for declaration in declarations
+            for field in declaration.split(",")
+        ]
+        assert [field for field, *_ in kind._fields_] == fields
+
+
+def test_engine_has_every_function_of_the_header():
+    declared = set(
+        re.findall(r"^KHVD_EXPORT .*?(khvd_\w+)\(", HEADER.read_text(), re.M)
+    )
+    assert declared == set(native._FUNCTIONS)
+    for name in declared:
+        assert getattr(native.engine(), name).argtypes is not None
+
+
+def test_library_exports_the_c_api_alone():
+    library = native._FOLDER / "libkeras_hvd.so"
+    printed = subprocess.run(
+        ["nm", "-D", "--defined-only", library],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    exported = {line.split()[-1] for line in printed.splitlines()}
+    assert exported == set(native._FUNCTIONS)
+
+
+def test_op_library_finds_the_engine_beside_itself():
+    printed = subprocess.run(
+        ["readelf", "-d", native._FOLDER / "libkeras_hvd_ops.so"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "[libkeras_hvd.so]" in printed
+    assert re.findall(r"R(?:UN)?PATH\).*\[(.*)\]", printed) == ["$ORIGIN"]
+
+
+def test_not_built(folder):
+    with pytest.raises(LibraryError) as raised:
+        native.engine()
+    assert str(folder / "build_info.json") in str(raised.value)
+    assert f"{sys.executable} -m pip install" in str(raised.value)
+
+
+def test_library_missing_beside_its_build_info(folder):
+    put_build_info(folder)
+    with pytest.raises(LibraryError, match="libkeras_hvd.so is missing"):
+        native.engine()
+
+
+def test_checkout_is_rebuilt_in_place(unopened):
+    assert native._build_command().endswith(f"pip install -e {CHECKOUT}")
+
+
+def test_libraries_of_another_version(folder):
+    put_build_info(folder, version="0.0.7")
+    with pytest.raises(LibraryError, match=rf"{__version__}.* 0\.0\.7\. Rebuild"):
+        native.engine()
+
+
+def test_library_that_cannot_be_opened(folder):
+    put_build_info(folder)
+    (folder / "libkeras_hvd.so").write_text("not a library")
+    # The real one is mapped by now: it would be the second copy.
+    code = (
+        "import pathlib, sys\n"
+        "from keras_hvd import native\n"
+        "native._FOLDER = pathlib.Path(sys.argv[1])\n"
+        "native.engine()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"LibraryError: {folder}/libkeras_hvd.so cannot be opened" in done.stderr
+
+
+def test_another_minor_version_of_tensorflow_is_refused_before_opening(
+    folder, monkeypatch
+):
+    put_build_info(folder, tensorflow="2.20.0")
+    (folder / "libkeras_hvd_ops.so").write_text("opening this would fail otherwise")
+    monkeypatch.setattr(native, "_mapped_libraries", set)
+    tensorflow = types.SimpleNamespace(__version__="2.21.3")
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    with pytest.raises(LibraryError) as raised:
+        native.ops()
+    message = str(raised.value)
+    assert "built for TensorFlow 2.20.0" in message
+    assert "this is TensorFlow 2.21.3" in message
+    assert f"{sys.executable} -m pip install" in message
+
+
+def test_missing_tensorflow(folder, monkeypatch):
+    put_build_info(folder, distribution="tensorflow-cpu")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(LibraryError, match="pip install tensorflow-cpu==2.21.0"):
+        native.ops()
+
+
+def test_second_copy_is_refused(tmp_path):
+    copy = shutil.copy(native._FOLDER / "libkeras_hvd.so", tmp_path)
+    code = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "from keras_hvd import native\n"
+        "native.engine()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, copy], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"this process has loaded {copy} already" in done.stderr
+    assert str(native._FOLDER / "libkeras_hvd.so") in done.stderr
+
+
+def test_replaced_library_counts_as_a_second_copy(tmp_path):
+    library = pathlib.Path(shutil.copy(native._FOLDER / "libkeras_hvd.so", tmp_path))
+    code = (
+        "import ctypes, os, sys\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "os.unlink(sys.argv[1])\n"
+        "from keras_hvd import native\n"
+        "print(native._mapped_libraries())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, library],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{library} (deleted)" in done.stdout
