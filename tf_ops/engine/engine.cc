@@ -467,10 +467,12 @@ void Engine::EndEverything(Code code, const std::string& reason) {
 void Engine::ReportFailure() {
   failure_handled_ = true;
   const Status failure = segment_->Failure();
-  if (segment_->header().report_claimed.exchange(1) == 0) {
+  // A rank that is crashing itself may not live to finish the report.
+  const bool crashing = block_.departure.load() != 0;
+  if (!crashing && segment_->header().report_claimed.exchange(1) == 0) {
     Log(rank_, "error",
-        failure.message + "\nWhat each rank did last:\n" +
-            ReportOperations(segment_.get()));
+        failure.message +
+            "\nWhat each rank did last:" + ReportOperations(segment_.get()));
   }
   EndEverything(failure.code, failure.message + kAdvice);
 }

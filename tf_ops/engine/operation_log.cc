@@ -69,13 +69,12 @@ std::string ReportOperations(Segment* segment) {
   for (int rank = 0; rank < segment->size(); ++rank) {
     RankBlock& block = segment->block(rank);
     const uint64_t written = block.records_written.load(std::memory_order_acquire);
-    text += "  " + DescribeRank(*segment, rank) + ": ";
+    text += "\n  " + DescribeRank(*segment, rank) + ": ";
     if (written == 0) text += "nothing submitted yet";
     for (uint64_t back = 1; back <= std::min(kShown, written); ++back) {
       if (back > 1) text += "; before: ";
       text += OperationText(block.records[(written - back) % RankBlock::kRecords]);
     }
-    text += "\n";
   }
   return text;
 }

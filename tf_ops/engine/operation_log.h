@@ -26,7 +26,7 @@ class OperationLog {
   RankBlock* block_;
 };
 
-// What each rank did last, a line each.
+// What each rank did last: a line for each, with a line break before it.
 std::string ReportOperations(Segment* segment);
 
 }  // namespace keras_hvd
