@@ -1,0 +1,35 @@
+"""The entry point of `khvdrun` and of `python -m keras_hvd.launch`."""
+
+import os
+import sys
+
+from keras_hvd.launch import command_line, guardian
+
+
+def main() -> int:
+    """Runs `khvdrun` with this process' arguments.
+
+    Returns:
+        What to exit with.
+    """
+    _open_standard_files()
+    options = command_line.parse(sys.argv[1:])
+    if options.check_build:
+        from keras_hvd.launch import check_build
+
+        return check_build.run()
+    return guardian.run(options)
+
+
+def _open_standard_files() -> None:
+    """Keeps pipes from becoming standard input, output or error by accident."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # open() takes the lowest number that is free: this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

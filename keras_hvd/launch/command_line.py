@@ -1,0 +1,280 @@
+"""What the user asked `khvdrun` for, or a clear error and exit code 2."""
+
+import argparse
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from keras_hvd.version import __version__
+
+_EXAMPLES = """\
+examples:
+  khvdrun -np 4 python train.py --epochs 10
+  khvdrun -np 2 --bind-to cores --output-filename logs python train.py
+  khvdrun --check-build
+
+Everything from the command on belongs to the command. khvdrun exits with 0 if every
+rank did, with the code of the rank that failed first (128 + N if signal N killed it),
+or with 2 if nothing could be started.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """One call of `khvdrun`, checked.
+
+    Args:
+        check_build: Print what is built instead of starting anything.
+        ranks: Number of processes to start.
+        command: The command and its arguments, as given.
+        executable: The file that the command names.
+        bind_to: "none" or "cores".
+        output_directory: Where to keep every rank's output as well, if anywhere.
+        prefix: Whether lines start with the rank that wrote them.
+        verbose: Whether to report each start and end.
+        term_after: Seconds from the first failure until the others get SIGTERM.
+        kill_after: Seconds from SIGTERM until SIGKILL.
+    """
+
+    check_build: bool
+    ranks: int = 0
+    command: tuple[str, ...] = ()
+    executable: str = ""
+    bind_to: str = "none"
+    output_directory: Path | None = None
+    prefix: bool = True
+    verbose: bool = False
+    term_after: float = 3.0
+    kill_after: float = 5.0
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Reads the command line of `khvdrun`.
+
+    Args:
+        arguments: What follows the program's name.
+
+    Returns:
+        The options, with a command that exists and can be executed.
+
+    Raises:
+        SystemExit: With code 2 after an error message, or 0 after `--help`.
+    """
+    parser = _parser()
+    own, command = _split(parser, arguments)
+    given = parser.parse_args(own)
+    if given.check_build:
+        return Options(check_build=True)
+    if given.ranks is None:
+        parser.error("how many processes? Say so with -np, as in: khvdrun -np 2 ...")
+    if not command:
+        parser.error("no command given, as in: khvdrun -np 2 python train.py")
+    _check_hosts(parser, given)
+    if given.output_directory is not None:
+        _check_output_directory(parser, given.output_directory)
+    return Options(
+        check_build=False,
+        ranks=given.ranks,
+        command=tuple(command),
+        executable=_executable(parser, command[0]),
+        bind_to=given.bind_to,
+        output_directory=given.output_directory,
+        prefix=given.prefix,
+        verbose=given.verbose,
+        term_after=given.term_after,
+        kill_after=given.kill_after,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"khvdrun: error: {message}\nSee khvdrun --help.\n")
+
+    def options_with_value(self) -> set[str]:
+        return {
+            option
+            for action in self._actions
+            if action.nargs is None
+            for option in action.option_strings
+        }
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="khvdrun",
+        usage="khvdrun -np N [options] command [argument ...]",
+        description="Starts a command as the N ranks of one job on this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        *("-np", "-n", "--num-proc"),
+        dest="ranks",
+        metavar="N",
+        type=_rank_count,
+        help="number of processes to start",
+    )
+    add(
+        "--bind-to",
+        choices=("none", "cores"),
+        default="none",
+        help="give every rank cores of its own (default: none)",
+    )
+    add(
+        *("-H", "--hosts", "--host"),
+        dest="hosts",
+        metavar="HOST[:SLOTS]",
+        help="only this machine, for now",
+    )
+    add("--hostfile", metavar="FILE", type=Path, help="only this machine, for now")
+    add(
+        "--output-filename",
+        dest="output_directory",
+        metavar="DIR",
+        type=Path,
+        help="keep every rank's output in DIR/rank.N/stdout and stderr too",
+    )
+    add(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="do not start lines with the rank that wrote them",
+    )
+    add(
+        "--term-after",
+        metavar="SECONDS",
+        type=_seconds,
+        default=3.0,
+        help="SIGTERM for the others so long after the first failure (default: 3)",
+    )
+    add(
+        "--kill-after",
+        metavar="SECONDS",
+        type=_seconds,
+        default=5.0,
+        help="SIGKILL so long after SIGTERM (default: 5)",
+    )
+    add(
+        "--check-build",
+        action="store_true",
+        help="print what is built and what can be opened on this machine",
+    )
+    add("-v", "--verbose", action="store_true", help="report each start and end")
+    add("--version", action="version", version=f"khvdrun {__version__}")
+    return parser
+
+
+def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Khvdrun's own arguments, and the command with all that belongs to it."""
+    takes_value = parser.options_with_value()
+    at = 0
+    while at < len(arguments):
+        argument = arguments[at]
+        if argument == "--":
+            return list(arguments[:at]), list(arguments[at + 1 :])
+        if not argument.startswith("-"):
+            break
+        at += 2 if argument in takes_value else 1
+    return list(arguments[:at]), list(arguments[at:])
+
+
+def _rank_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of processes: give 1 or more"
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # Written so that it also refuses NaN.
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _executable(parser: argparse.ArgumentParser, name: str) -> str:
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    path = Path(name)
+    if path.is_dir():
+        parser.error(f"{name!r} is a directory, not a command")
+    if "/" not in name and not path.exists():
+        parser.error(f"command not found: {name!r}")
+    if not path.exists():
+        parser.error(f"no such file: {name!r}")
+    advice = f"put an interpreter before it (python {name}) or make it executable"
+    if os.access(path, os.X_OK) and "/" not in name:
+        advice = f"it is in this directory, so write ./{name}"
+    elif not stat.S_ISREG(path.stat().st_mode):
+        advice = "it is not a regular file"
+    parser.error(f"{name!r} is not a command: {advice}")
+
+
+def _check_output_directory(parser: argparse.ArgumentParser, path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output-filename: cannot make {str(path)!r}: {error.strerror}")
+    if not os.access(path, os.W_OK | os.X_OK):
+        parser.error(f"--output-filename: cannot write in {str(path)!r}")
+
+
+def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Refuses other hosts than this one, and more ranks than its slots."""
+    slots = []
+    if given.hosts is not None:
+        slots += [_slots(parser, entry, "-H") for entry in given.hosts.split(",")]
+    if given.hostfile is not None:
+        slots += _hostfile_slots(parser, given.hostfile)
+    if not slots or None in slots or given.ranks <= sum(slots):
+        return
+    parser.error(
+        f"-np {given.ranks} asks for more processes than the {sum(slots)} slots given"
+    )
+
+
+def _hostfile_slots(parser: argparse.ArgumentParser, path: Path) -> list[int | None]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--hostfile: cannot read {str(path)!r}: {error}")
+    slots = []
+    for line in lines:
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        count = [word.partition("slots=")[2] for word in words[1:]]
+        entry = ":".join([words[0], *count])
+        slots.append(_slots(parser, entry, f"--hostfile {path}"))
+    if not slots:
+        parser.error(f"--hostfile: {str(path)!r} names no host")
+    return slots
+
+
+def _slots(parser: argparse.ArgumentParser, entry: str, option: str) -> int | None:
+    """How many ranks an entry allows on this host; None if it does not say."""
+    host, colon, slots = entry.partition(":")
+    here = socket.gethostname()
+    if host not in ("localhost", "127.0.0.1", here, here.partition(".")[0]):
+        parser.error(
+            f"{option} names {host!r}: this version of keras_hvd runs on one host, "
+            f"this one (localhost or {here}); many hosts come later"
+        )
+    if not colon:
+        return None
+    if not (slots.isascii() and slots.isdecimal()) or int(slots) < 1:
+        parser.error(f"{option}: {entry!r} does not give a number of slots, 1 or more")
+    return int(slots)

@@ -1,0 +1,96 @@
+"""Which cores this machine lends to a job, and how its ranks share them."""
+
+import itertools
+import math
+import os
+from pathlib import Path
+
+# TensorFlow's pools for the inside of ops and OpenMP's teams are busy all at once, and
+# a pool as large as the machine in every rank would slow all of them down.
+_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available() -> int:
+    """Number of cores that this process may use: its affinity, within its quota."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), _quota())))
+
+
+def thread_variables(ranks: int) -> dict[str, str]:
+    """Environment that gives each of `ranks` ranks its share of the cores."""
+    share = str(max(1, available() // ranks))
+    return dict.fromkeys(_THREAD_VARIABLES, share)
+
+
+def shares(ranks: int) -> list[set[int]]:
+    """Divides the cores between `ranks` ranks, neighbours together.
+
+    Args:
+        ranks: Number of ranks on this machine.
+
+    Returns:
+        For every rank a set of core numbers, none empty. With more ranks than cores
+        each gets one, and some share it.
+    """
+    cores = sorted(os.sched_getaffinity(0), key=_place)
+    if ranks >= len(cores):
+        return [{cores[rank * len(cores) // ranks]} for rank in range(ranks)]
+    bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+    return [set(cores[first:last]) for first, last in itertools.pairwise(bounds)]
+
+
+def cgroup_files(controller: str, name: str) -> list[Path]:
+    """Files of this process' control group and those above it, the innermost first.
+
+    Args:
+        controller: The controller's name under version 1, such as "memory".
+        name: The file's name.
+
+    Returns:
+        The paths that exist. In a container the group's own path is often hidden, and
+        what is mounted as the root is the container's group.
+    """
+    found = []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            roots = [_CGROUPS, _CGROUPS / "unified"]
+        elif controller in controllers.split(","):
+            roots = [_CGROUPS / controller, _CGROUPS / controllers]
+        else:
+            continue
+        group = Path(path.lstrip("/"))
+        for root in roots:
+            places = (root / group, *(root / parent for parent in group.parents))
+            found += [place / name for place in places if (place / name).is_file()]
+    return list(dict.fromkeys(found))
+
+
+def _quota() -> float:
+    """Cores' worth of time that the control groups allow; infinite without a limit."""
+    limits = [path.read_text().split() for path in cgroup_files("cpu", "cpu.max")]
+    for path in cgroup_files("cpu", "cpu.cfs_quota_us"):
+        period = path.parent / "cpu.cfs_period_us"
+        limits.append([path.read_text().strip(), period.read_text()])
+    unlimited = ("max", "-1")
+    return min(
+        (
+            int(quota) / int(period)
+            for quota, period in limits
+            if quota not in unlimited
+        ),
+        default=math.inf,
+    )
+
+
+def _place(core: int) -> tuple[int, int, int]:
+    """Where a core is; threads of one physical core are neighbours in this order."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    try:
+        package = int((topology / "physical_package_id").read_text())
+        physical = int((topology / "core_id").read_text())
+    except OSError:
+        # Some virtual machines show no topology: the numbers are all there is.
+        return 0, core, core
+    return package, physical, core

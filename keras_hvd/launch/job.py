@@ -1,0 +1,325 @@
+"""A job on this machine: starts its ranks, serves them, and ends all of it.
+
+One loop waits for everything: output, signals, the ends of children, time limits and
+the death of the guardian. The process is a subreaper, so that whatever the ranks start
+comes to it at the latest when they end, and is ended as well.
+"""
+
+import enum
+import functools
+import os
+import selectors
+import shlex
+import signal
+import time
+import uuid
+from collections.abc import Callable
+
+from keras_hvd.launch import cores, processes, rank, report
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.memory import OutOfMemoryWatch
+from keras_hvd.launch.output import Screen, Stream
+from keras_hvd.launch.rank import Rank
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Signals that the ranks get when khvdrun gets them."""
+
+JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+"""Signals of the terminal that the ranks, in sessions of their own, do not get."""
+
+CANNOT_START = 2
+"""What khvdrun exits with when there was nothing to run."""
+
+
+class _Stage(enum.IntEnum):
+    RUNNING = 0
+    FAILING = 1  # a rank failed: the others may end by themselves
+    TERMINATING = 2  # the ranks that still run got SIGTERM
+    CLEANING = 3  # no rank runs, and what they left behind got SIGTERM
+    KILLING = 4  # everything got SIGKILL
+
+
+class Job:
+    """The ranks of one job, from their start to the end of all they started.
+
+    Args:
+        options: What the user asked for.
+        guardian: A descriptor that becomes readable when the guardian dies.
+        signal_mask: The signals that were blocked when khvdrun was started.
+    """
+
+    def __init__(self, options: Options, guardian: int, signal_mask: set[int]):
+        self._options = options
+        self._guardian = guardian
+        self._stdout = Screen(1)
+        self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
+        self._memory = OutOfMemoryWatch()
+        self._ranks: list[Rank] = []
+        self._streams: list[Stream] = []
+        self._stopped: list[int] = []
+        self._stage = _Stage.RUNNING
+        self._deadline: float | None = None
+        self._wake = 0
+        self._has_children = True
+        self._is_orphan = False
+        self._could_start = True
+        self._interrupted_by: signal.Signals | None = None
+        self._selector = selectors.PollSelector()
+        self._selector.register(guardian, selectors.EVENT_READ, self._on_orphaned)
+        self._signals = _catch_signals()
+        os.set_blocking(self._signals, False)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+
+    def run(self) -> int:
+        """Runs the job to its end.
+
+        Returns:
+            What khvdrun exits with.
+        """
+        try:
+            self._start()
+        except OSError as error:
+            command = self._options.command[0]
+            self._say(f"error: cannot execute {command!r}: {error.strerror}")
+            self._could_start = False
+            self._kill()
+        self._serve()
+        for stream in [*self._streams]:
+            self._close(stream)
+        code = self._conclude()
+        self._serve()
+        return code
+
+    def _start(self) -> None:
+        options = self._options
+        job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
+        self._note(f"job {job} runs {shlex.join(options.command)}")
+        bound: list[set[int] | None] = [None] * options.ranks
+        if options.bind_to == "cores":
+            bound = [*cores.shares(options.ranks)]
+        for number in range(options.ranks):
+            environment = {
+                **cores.thread_variables(options.ranks),
+                "PYTHONUNBUFFERED": "1",
+                **os.environ,
+                **_place(number, options.ranks, job),
+            }
+            started = rank.start(
+                number, options, environment, bound[number], self._stdout, self._stderr
+            )
+            self._ranks.append(started)
+            self._streams += started.streams
+            where = f", bound to cores {sorted(bound[number])}" if bound[number] else ""
+            self._note(f"rank {number} is process {started.process}{where}")
+        rank.fit_terminal(self._ranks[0], options)
+
+    def _serve(self) -> None:
+        """Serves until no child is left, nothing to read and nothing to write."""
+        while True:
+            self._wake += 1
+            self._choose_what_to_watch()
+            events = self._selector.select(self._patience())
+            if not events and not self._has_children:
+                return
+            for key, _ in events:
+                key.data()
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._escalate()
+
+    def _choose_what_to_watch(self) -> None:
+        for stream in [*self._streams]:
+            if stream.screen.is_broken:
+                # Nobody reads: the rank is to see a broken pipe, as it would alone.
+                self._close(stream)
+                continue
+            wanted = selectors.EVENT_READ if not stream.screen.is_full else 0
+            self._watch(
+                stream.descriptor, wanted, functools.partial(self._pump, stream)
+            )
+        for screen in {self._stdout, self._stderr}:
+            wanted = selectors.EVENT_WRITE if screen.is_waiting else 0
+            self._watch(screen.descriptor, wanted, screen.flush)
+
+    def _watch(self, descriptor: int, events: int, act: Callable[[], None]) -> None:
+        is_watched = descriptor in self._selector.get_map()
+        if events and not is_watched:
+            self._selector.register(descriptor, events, act)
+        elif is_watched and not events:
+            self._selector.unregister(descriptor)
+
+    def _patience(self) -> float | None:
+        """How long to wait for an event: None without a limit."""
+        if not self._has_children:
+            is_writing = self._stdout.is_waiting or self._stderr.is_waiting
+            return None if is_writing and not self._is_orphan else 0
+        if self._deadline is None:
+            return None
+        return max(0, self._deadline - time.monotonic())
+
+    def _pump(self, stream: Stream) -> None:
+        if not stream.pump():
+            self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        self._watch(stream.descriptor, 0, stream.pump)
+        self._streams.remove(stream)
+        stream.close()
+
+    def _on_orphaned(self) -> None:
+        self._selector.unregister(self._guardian)
+        self._is_orphan = True
+        self._kill()
+
+    def _on_signals(self) -> None:
+        for number in os.read(self._signals, 4096):
+            if number == signal.SIGCHLD:
+                self._on_children()
+            elif number in FORWARDED:
+                self._forward(signal.Signals(number))
+            elif number == signal.SIGTSTP:
+                self._signal_ranks(signal.SIGSTOP)
+            elif number == signal.SIGCONT:
+                self._signal_ranks(signal.SIGCONT)
+            elif number == signal.SIGWINCH and self._ranks:
+                rank.fit_terminal(self._ranks[0], self._options)
+
+    def _on_children(self) -> None:
+        ended, self._has_children = processes.reap()
+        by_process = {one.process: one for one in self._ranks if one.status is None}
+        for process, status in ended:
+            if process in by_process:
+                self._on_end(by_process[process], status)
+        if self._stage == _Stage.KILLING:
+            # What they started has become this process' children only now.
+            processes.signal_descendants(signal.SIGKILL)
+        elif self._has_children and all(one.status is not None for one in self._ranks):
+            self._clean()
+
+    def _on_end(self, ended: Rank, status: int) -> None:
+        ended.status = status
+        ended.wake = self._wake
+        ended.was_told = self._stage >= _Stage.TERMINATING
+        self._note(f"rank {ended.number} {report.describe(ended)}")
+        if status != 0 and self._stage == _Stage.RUNNING:
+            self._enter(_Stage.FAILING, self._options.term_after)
+
+    def _forward(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self._interrupted_by is not None:
+            self._kill()
+            return
+        if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self._interrupted_by = number
+        self._signal_ranks(number)
+
+    def _enter(self, stage: _Stage, patience: float) -> None:
+        self._stage = stage
+        self._deadline = time.monotonic() + patience
+
+    def _escalate(self) -> None:
+        if self._stage == _Stage.FAILING:
+            self._terminate()
+        else:
+            self._kill()
+
+    def _terminate(self) -> None:
+        self._enter(_Stage.TERMINATING, self._options.kill_after)
+        self._stopped = [
+            one.number
+            for one in self._ranks
+            if one.status is None and processes.is_stopped(one.process)
+        ]
+        self._signal_ranks(signal.SIGTERM)
+        self._signal_ranks(signal.SIGCONT)
+
+    def _clean(self) -> None:
+        if self._stage >= _Stage.CLEANING:
+            return
+        self._enter(_Stage.CLEANING, self._options.kill_after)
+        processes.signal_descendants(signal.SIGTERM)
+        processes.signal_descendants(signal.SIGCONT)
+
+    def _kill(self) -> None:
+        self._stage = _Stage.KILLING
+        self._deadline = None
+        processes.signal_descendants(signal.SIGKILL)
+        # Without children no SIGCHLD would come.
+        self._on_children()
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
+        for one in self._ranks:
+            one.signal(number)
+
+    def _conclude(self) -> int:
+        """Says how the job ended.
+
+        Returns:
+            What khvdrun exits with.
+        """
+        if not self._could_start:
+            return CANNOT_START
+        first = report.first_failure(self._ranks)
+        if first is None:
+            return 0
+        by = self._interrupted_by
+        if by is not None and (first.was_told or report.exit_code(first) == 128 + by):
+            self._say(f"the job was ended by {by.name}")
+            return 128 + by
+        for line in report.report(self._ranks, self._memory, self._stopped):
+            self._say(line)
+        return report.exit_code(first)
+
+    def _say(self, line: str) -> None:
+        self._stderr.write_lines(f"khvdrun: {line}\n".encode())
+
+    def _note(self, line: str) -> None:
+        if self._options.verbose:
+            self._say(line)
+
+
+def _place(number: int, size: int, job: str) -> dict[str, str]:
+    """The variables that tell a rank who it is."""
+    return {
+        "KERAS_HVD_RANK": str(number),
+        "KERAS_HVD_SIZE": str(size),
+        "KERAS_HVD_LOCAL_RANK": str(number),
+        "KERAS_HVD_LOCAL_SIZE": str(size),
+        "KERAS_HVD_CROSS_RANK": "0",
+        "KERAS_HVD_CROSS_SIZE": "1",
+        "KERAS_HVD_JOB": job,
+    }
+
+
+def _catch_signals() -> int:
+    """Has signals arrive as bytes, and nowhere else.
+
+    Returns:
+        The descriptor to read their numbers from.
+    """
+    arriving, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    for number in handled():
+        signal.signal(number, lambda number, frame: None)
+    # Writing from the background must not stop this process (stty tostop).
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    return arriving
+
+
+def handled() -> set[signal.Signals]:
+    """The signals that khvdrun acts on: those not ignored from the start (nohup)."""
+    return {
+        number
+        for number in (*FORWARDED, *JOB_CONTROL, signal.SIGCHLD)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+def _are_same_file(first: int, second: int) -> bool:
+    return os.path.samestat(os.fstat(first), os.fstat(second))

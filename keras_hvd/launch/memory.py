@@ -1,0 +1,78 @@
+"""Whether the kernel killed a process because memory ran out."""
+
+import os
+from pathlib import Path
+
+from keras_hvd.launch import cores
+
+_COUNTED_PER_GROUP = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))
+
+
+class OutOfMemoryWatch:
+    """Remembers how often the kernel had killed for memory when the job started."""
+
+    def __init__(self):
+        self._log = _open_kernel_log()
+        self._killed_before = _killed_in_group()
+        self._killed_on_machine_before = _killed_on_machine()
+
+    def killed(self, process: int) -> str | None:
+        """Says how sure it is that the kernel killed a process for memory.
+
+        Args:
+            process: Id of a process that SIGKILL ended.
+
+        Returns:
+            A clause for the message to the user, or None without any sign of it.
+        """
+        if self._log is not None and _log_names(self._log, process):
+            return "by the kernel because memory ran out"
+        if _killed_in_group() > self._killed_before:
+            return "by the kernel because the control group's memory ran out"
+        if _killed_on_machine() > self._killed_on_machine_before:
+            return "probably by the kernel, which killed for memory during this job"
+        return None
+
+
+def _open_kernel_log() -> int | None:
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        # Reading it takes privileges.
+        return None
+    os.lseek(log, 0, os.SEEK_END)
+    return log
+
+
+def _log_names(log: int, process: int) -> bool:
+    """Whether the records since the last call say that a process was killed."""
+    killed = f"Killed process {process} ".encode()
+    named = False
+    while True:
+        try:
+            named = killed in os.read(log, 8192) or named
+        except BlockingIOError:
+            return named
+        except BrokenPipeError:
+            # Records were overwritten before they were read: go on with the next.
+            continue
+
+
+def _killed_in_group() -> int:
+    return sum(
+        _field(path, field)
+        for name, field in _COUNTED_PER_GROUP
+        for path in cores.cgroup_files("memory", name)[:1]
+    )
+
+
+def _killed_on_machine() -> int:
+    return _field(Path("/proc/vmstat"), "oom_kill")
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if words[0] == name:
+            return int(words[1])
+    return 0

@@ -1,0 +1,283 @@
+"""From the ranks' pipes to the terminal: whole lines, each marked with its rank.
+
+A `Screen` is where output goes; a `Stream` is where it comes from. Rank 0's streams
+are live: what it writes is shown at once, so that a progress bar, which rewrites its
+line and ends it late, stays usable. The others' lines are shown when complete.
+"""
+
+import collections
+import os
+import re
+import select
+from pathlib import Path
+
+# A pipe that poll() calls writable takes this much without blocking (PIPE_BUF).
+_WRITE_BYTES = 4096
+
+# Output that waits for a slow reader; beyond it the ranks are not read any more and so,
+# in time, wait as well.
+_QUEUE_BYTES = 1 << 20
+
+# A line longer than this is broken where it stands.
+_LINE_BYTES = 1 << 16
+
+_PIECES = re.compile(rb"[^\r\n]*(?:[\r\n]|\Z)")
+
+_CLEAR_LINE = b"\r\x1b[K"
+
+
+class Screen:
+    """A terminal, pipe or file that several streams are written to.
+
+    Args:
+        descriptor: The open file.
+    """
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+        self.is_terminal = os.isatty(descriptor)
+        self.is_broken = False
+        self._queue = bytearray()
+        self._writable = select.poll()
+        self._writable.register(descriptor, select.POLLOUT)
+        self._unfinished: LiveLines | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether output waits for the reader."""
+        return bool(self._queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much output waits that no more should be taken."""
+        return len(self._queue) >= _QUEUE_BYTES
+
+    def write_lines(self, lines: bytes) -> None:
+        """Writes complete lines, above a line that a live stream has begun."""
+        if not lines:
+            return
+        unfinished = self._unfinished
+        if unfinished is None:
+            self._write(lines)
+        elif self.is_terminal:
+            self._write(_CLEAR_LINE + lines + unfinished.redrawn())
+        else:
+            unfinished.leave_line()
+            self._unfinished = None
+            self._write(b"\n" + lines)
+
+    def write_live(self, source: "LiveLines", data: bytes) -> None:
+        """Writes what a live stream has formatted, complete or not."""
+        if self._unfinished not in (None, source):
+            self._unfinished.leave_line()
+            self._write(b"\n")
+        self._unfinished = source if source.shown else None
+        self._write(data)
+
+    def flush(self) -> None:
+        """Writes what the reader takes without making this process wait."""
+        while self._queue and self._writable.poll(0):
+            try:
+                written = os.write(self.descriptor, self._queue[:_WRITE_BYTES])
+            except BlockingIOError:
+                return
+            except OSError:
+                # Nobody reads any more (EPIPE), or the terminal is gone (EIO).
+                self.is_broken = True
+                self._queue.clear()
+                return
+            del self._queue[:written]
+
+    def _write(self, data: bytes) -> None:
+        if self.is_broken:
+            return
+        self._queue += data
+        self.flush()
+
+
+class WholeLines:
+    """Formats a stream of which only complete lines are shown.
+
+    Of a line that was rewritten after carriage returns its last state is shown.
+
+    Args:
+        screen: Where they are shown.
+        prefix: What each line starts with.
+    """
+
+    def __init__(self, screen: Screen, prefix: bytes):
+        self._screen = screen
+        self._prefix = prefix
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        self._show(lines)
+
+    def finish(self) -> None:
+        """Shows a last line that has no end."""
+        if self._rest:
+            self._show([self._rest])
+            self._rest = b""
+
+    def _show(self, lines: list[bytes]) -> None:
+        self._screen.write_lines(
+            b"".join(self._prefix + last_state(line) + b"\n" for line in lines)
+        )
+
+
+class LiveLines:
+    """Formats a stream that is shown as it comes, byte by byte.
+
+    Args:
+        screen: Where it is shown.
+        prefix: What each line starts with, and starts with again when rewritten.
+    """
+
+    def __init__(self, screen: Screen, prefix: bytes):
+        self._screen = screen
+        self._prefix = prefix
+        self._is_rewinding = False
+        self.shown = b""
+        """The begun line as it stands on the screen; empty between lines."""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        formatted = b"".join(map(self._format, _PIECES.findall(data)))
+        if formatted:
+            self._screen.write_live(self, formatted)
+
+    def finish(self) -> None:
+        """Ends a last line that has no end."""
+        if self.shown:
+            self.feed(b"\n")
+
+    def redrawn(self) -> bytes:
+        """What puts the begun line, and the cursor in it, onto an empty line."""
+        return self.shown + b"\r" if self._is_rewinding else self.shown
+
+    def leave_line(self) -> None:
+        """The screen has gone on to another line."""
+        self.shown = b""
+        self._is_rewinding = False
+
+    def _format(self, piece: bytes) -> bytes:
+        text = piece.rstrip(b"\r\n")
+        end = piece[len(text) :]
+        if not self.shown or self._is_rewinding:
+            # At the start of a line there is nothing to go back over.
+            text = text.lstrip(b"\b")
+        formatted = b""
+        if text or (end == b"\n" and not self.shown):
+            formatted = self._begun(text)
+        if end == b"\n":
+            self.leave_line()
+        elif end == b"\r":
+            self._is_rewinding = True
+        return formatted + end
+
+    def _begun(self, text: bytes) -> bytes:
+        if self.shown and not self._is_rewinding:
+            self.shown = (self.shown + text)[-_LINE_BYTES:]
+            return text
+        self.shown = self._prefix + text
+        self._is_rewinding = False
+        return self.shown
+
+
+class Tail:
+    """Keeps the last lines of a stream, for the report of a failure.
+
+    Args:
+        count: How many lines.
+    """
+
+    def __init__(self, count: int):
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=count)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_LINE_BYTES:]
+        self._lines.extend(lines)
+
+    def lines(self) -> list[str]:
+        """The last lines as text, each in its last state."""
+        lines = [*self._lines, self._rest] if self._rest else [*self._lines]
+        states = [last_state(line) for line in lines[-self._lines.maxlen :]]
+        return [state.decode(errors="replace") for state in states]
+
+
+class Stream:
+    """One rank's standard output or error.
+
+    Args:
+        descriptor: The end to read from: of a pipe, or the master of a terminal.
+        lines: What formats it for the screen.
+        file: Where to keep it unchanged, or None.
+        tail: What keeps its end, or None.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        lines: WholeLines | LiveLines,
+        screen: Screen,
+        file: Path | None,
+        tail: Tail | None,
+    ):
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.screen = screen
+        self._lines = lines
+        self._file = None if file is None else file.open("wb")
+        self._tail = tail
+
+    def pump(self) -> bool:
+        """Passes on what there is to read.
+
+        Returns:
+            False after the end of the stream.
+        """
+        try:
+            data = os.read(self.descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        except OSError:
+            # A terminal's master says EIO when its last user has closed it.
+            data = b""
+        if not data:
+            return False
+        if self._file is not None:
+            self._keep(data)
+        if self._tail is not None:
+            self._tail.feed(data)
+        self._lines.feed(data)
+        return True
+
+    def close(self) -> None:
+        """Ends the last line and lets go of the files."""
+        self._lines.finish()
+        os.close(self.descriptor)
+        if self._file is not None:
+            self._file.close()
+
+    def _keep(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            path, self._file = self._file.name, None
+            message = f"khvdrun: {path} is cut off here: {error.strerror}\n"
+            self.screen.write_lines(message.encode())
+
+
+def last_state(line: bytes) -> bytes:
+    """What a terminal would show of a line that carriage returns have rewritten."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

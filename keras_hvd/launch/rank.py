@@ -1,0 +1,153 @@
+"""One rank: how it is started, what it is connected to, and how it ended."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import tty
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keras_hvd.launch import processes
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.output import LiveLines, Screen, Stream, Tail, WholeLines
+
+_TAIL_LINES = 20
+
+
+@dataclass
+class Rank:
+    """A started rank.
+
+    Args:
+        number: Its rank.
+        process: Its process id.
+        streams: Its output.
+        stderr: The end of its standard error.
+        status: Its wait status once it has ended.
+        wake: In which round of the launcher's loop its end was seen.
+        was_told: Whether the launcher had told it to end before it did.
+    """
+
+    number: int
+    process: int
+    streams: list[Stream]
+    stderr: Tail = field(repr=False)
+    status: int | None = None
+    wake: int = 0
+    was_told: bool = False
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the rank's process group, if the rank still runs."""
+        if self.status is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process, number)
+
+
+def start(
+    number: int,
+    options: Options,
+    environment: dict[str, str],
+    cores: set[int] | None,
+    stdout: Screen,
+    stderr: Screen,
+) -> Rank:
+    """Starts one rank in a session of its own.
+
+    Args:
+        number: Its rank. Rank 0 gets the launcher's standard input and live output.
+        options: What the user asked for.
+        environment: All of its environment variables.
+        cores: The cores to bind it to, or None.
+        stdout: Where its standard output goes.
+        stderr: Where its standard error goes.
+
+    Returns:
+        The rank, running.
+
+    Raises:
+        OSError: The command cannot be executed.
+    """
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        processes.die_with_parent(launcher)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
+    is_live = number == 0
+    prefix = f"[{number}] ".encode() if options.prefix else b""
+    ends = [_connection(screen, is_live) for screen in (stdout, stderr)]
+    try:
+        child = subprocess.Popen(
+            options.command,
+            executable=options.executable,
+            stdin=_stdin(number),
+            stdout=ends[0][1],
+            stderr=ends[1][1],
+            env=environment,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+    finally:
+        for _, write_end in ends:
+            os.close(write_end)
+    # The launcher reaps all of its children itself.
+    child.returncode = 0
+    tail = Tail(_TAIL_LINES)
+    streams = [
+        Stream(
+            read_end,
+            (LiveLines if is_live else WholeLines)(screen, prefix),
+            screen,
+            _file(options.output_directory, number, name),
+            tail if name == "stderr" else None,
+        )
+        for (read_end, _), screen, name in zip(
+            ends, (stdout, stderr), ("stdout", "stderr"), strict=True
+        )
+    ]
+    return Rank(number, child.pid, streams, tail)
+
+
+def fit_terminal(rank: Rank, options: Options) -> None:
+    """Gives a rank's terminals the size of those they are shown on, less the prefix."""
+    used = len(f"[{rank.number}] ") if options.prefix else 0
+    for stream in rank.streams:
+        if os.isatty(stream.descriptor):
+            columns, rows = os.get_terminal_size(stream.screen.descriptor)
+            size = struct.pack("HHHH", rows, max(columns - used, 0), 0, 0)
+            fcntl.ioctl(stream.descriptor, termios.TIOCSWINSZ, size)
+
+
+def _connection(screen: Screen, is_live: bool) -> tuple[int, int]:
+    """Ends to read from and to write to: of a terminal if that is what users see."""
+    if not (is_live and screen.is_terminal):
+        return os.pipe2(os.O_CLOEXEC)
+    master, slave = pty.openpty()
+    # The screen's own terminal turns line ends into carriage return and line feed.
+    modes = termios.tcgetattr(slave)
+    modes[tty.OFLAG] &= ~termios.OPOST
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    return master, slave
+
+
+def _stdin(number: int) -> int:
+    # A rank is no part of the terminal's session and could not read from it.
+    if number == 0 and not os.isatty(0):
+        return 0
+    return subprocess.DEVNULL
+
+
+def _file(directory: Path | None, number: int, name: str) -> Path | None:
+    if directory is None:
+        return None
+    path = directory / f"rank.{number}" / name
+    path.parent.mkdir(exist_ok=True)
+    return path

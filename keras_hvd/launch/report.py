@@ -1,0 +1,120 @@
+"""Which rank failed first, how, and with what last words."""
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+
+from keras_hvd.launch.memory import OutOfMemoryWatch
+from keras_hvd.launch.rank import Rank
+
+# What a rank says when it ends because another one did.
+_BLAMES_A_PEER = re.compile(r"RankFailedError|AbortedError")
+
+
+def first_failure(ranks: Sequence[Rank]) -> Rank | None:
+    """The rank that brought the job down.
+
+    A rank that raises because another died may be gone before that one has been: taking
+    a large process apart takes long. Ends seen in one round of the launcher's loop have
+    no known order. So a rank that blames a peer comes last, and of those seen together
+    one that a signal killed comes first.
+
+    Args:
+        ranks: All ranks, ended.
+
+    Returns:
+        The rank, or None if every rank ended with exit code 0.
+    """
+    failed = [rank for rank in ranks if rank.status != 0]
+    return min(failed, key=_order, default=None)
+
+
+def exit_code(rank: Rank) -> int:
+    """What a shell would call the rank's end: its code, or 128 and its signal."""
+    code = os.waitstatus_to_exitcode(rank.status)
+    return code if code >= 0 else 128 - code
+
+
+def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
+    """Says how a rank ended.
+
+    Args:
+        rank: A rank that has ended.
+        memory: Knows whether the kernel killed it; None if it is clear who did.
+
+    Returns:
+        A clause that follows the rank's name.
+    """
+    code = os.waitstatus_to_exitcode(rank.status)
+    if code >= 0:
+        return f"ended with exit code {code}"
+    text = f"was killed by signal {-code} ({_name(-code)})"
+    if os.WCOREDUMP(rank.status):
+        text += ", core dumped"
+    by_kernel = None
+    if memory is not None and -code == signal.SIGKILL:
+        by_kernel = memory.killed(rank.process)
+    return f"{text}, {by_kernel}" if by_kernel else text
+
+
+def report(
+    ranks: Sequence[Rank], memory: OutOfMemoryWatch, stopped: Sequence[int]
+) -> list[str]:
+    """The last lines that a failed job shows.
+
+    Args:
+        ranks: All ranks, ended, at least one of them not with exit code 0.
+        memory: Knows whether the kernel killed one.
+        stopped: Ranks that had to be ended while a signal held them.
+
+    Returns:
+        Lines without their ends.
+    """
+    first = first_failure(ranks)
+    lines = []
+    others = [rank for rank in ranks if rank is not first]
+    for rank in others:
+        told = " after khvdrun told it to end" if rank.was_told else ""
+        held = ", stopped by a signal until then" if rank.number in stopped else ""
+        lines.append(f"rank {rank.number} {describe(rank)}{told}{held}")
+    last_words = first.stderr.lines()
+    if last_words:
+        lines.append(f"rank {first.number}'s stderr ended with:")
+        lines += [f"    {line}" for line in last_words]
+    else:
+        lines.append(f"rank {first.number} wrote nothing to stderr")
+    lines.append(
+        f"rank {first.number} (process {first.process}) failed first: it "
+        f"{describe(first, memory)}"
+    )
+    lines += _early_leavers(ranks, first)
+    return lines
+
+
+def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
+    if not _blames_a_peer(first):
+        return []
+    return [
+        f"rank {rank.number} had ended with exit code 0 before, while others were "
+        "still waiting for it"
+        for rank in ranks
+        if rank.status == 0 and rank.wake <= first.wake
+    ]
+
+
+def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:
+    was_killed = os.WIFSIGNALED(rank.status)
+    return rank.was_told, _blames_a_peer(rank), rank.wake, not was_killed, rank.number
+
+
+def _blames_a_peer(rank: Rank) -> bool:
+    return any(_BLAMES_A_PEER.search(line) for line in rank.stderr.lines())
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals but the first and last have no names.
+        return "real-time"
