@@ -419,25 +419,37 @@ def test_a_mismatch_inside_a_function_leaves_the_rest_working(rank, size):
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_pending_name_is_refused_to_another_op(rank, size):
+def test_a_name_that_another_op_has_under_way_is_an_error_on_every_rank(rank, size):
     """One rank comes late, so that the first request is still pending on the others."""
-    ended = threading.Event()
-    done = native.Done(lambda context, code, message: ended.set())
-    output = np.empty(3, np.float32)
-    first, second = (
-        request("twice", np.ones(3, np.float32), output, done, submitter)
-        for submitter in (1_000_001, 1_000_002)
-    )
+    ended = threading.Semaphore(0)
+    results = {}
+
+    def callback(which):
+        def done(context, code, message):
+            results[which] = (code, message.decode())
+            ended.release()
+
+        return native.Done(done)
+
+    arrays = [np.ones(3, np.float32), np.empty(3, np.float32)]
+    requests = [
+        request("twice", *arrays, callback("first"), 1_000_001),
+        request("twice", *arrays, callback("second"), 1_000_002),
+    ]
     late = size - 1
-    if rank != late:
-        assert native.engine().khvd_submit(ctypes.byref(first)) == 0
-        assert native.engine().khvd_submit(ctypes.byref(second)) == 1
-        assert "twice" in native.engine().khvd_last_error().decode()
-    keras_hvd.barrier()
     if rank == late:
-        assert native.engine().khvd_submit(ctypes.byref(first)) == 0
-    assert ended.wait(60)
-    np.testing.assert_array_equal(output, np.full(3, size))
+        keras_hvd.barrier()
+    for each in requests:
+        assert native.engine().khvd_submit(ctypes.byref(each)) == 0
+    if rank != late:
+        keras_hvd.barrier()
+    for _ in requests:
+        assert ended.acquire(timeout=60)
+    assert results["first"] == (0, "")
+    code, message = results["second"]
+    assert code == 1
+    assert "'twice'" in message and "second op" in message
+    assert keras_hvd.allreduce(1, Sum, name="twice") == size
 
 
 def test_the_same_op_may_queue(rank, size):
