@@ -1,0 +1,131 @@
+"""pip install: what it puts where, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+
+from keras_hvd.version import __version__
+
+TRAIN_ONE_STEP = """
+import keras_hvd, sys, tensorflow as tf
+keras_hvd.init()
+reduced = keras_hvd.allreduce(tf.constant([3.0]), op=keras_hvd.Sum)
+print(keras_hvd.__file__, keras_hvd.size(), float(reduced[0]))
+"""
+
+
+def test_installed_package_works_outside_of_the_checkout(installed):
+    done = installed.run("-c", TRAIN_ONE_STEP)
+    assert done.returncode == 0, done.stderr
+    file, *values = done.stdout.split()
+    assert pathlib.Path(file).parent == installed.packages / "keras_hvd"
+    assert values == ["1", "3.0"]
+
+
+def test_libraries_lie_in_the_package_with_what_they_were_built_from(
+    installed, checkout
+):
+    native = installed.packages / "keras_hvd" / "_native"
+    names = {file.name for file in native.iterdir()}
+    assert names == {"libkeras_hvd.so", "libkeras_hvd_ops.so", "build_info.json"}
+    info = json.loads((native / "build_info.json").read_text())
+    found = installed.run("-I", checkout / "bazel" / "find_tensorflow.py")
+    assert info["tensorflow"] == json.loads(found.stdout)["version"]
+    assert info["version"] == __version__
+
+
+def test_only_the_package_is_installed(installed):
+    (info,) = installed.packages.glob("keras_hvd-*.dist-info")
+    files = (info / "RECORD").read_text().splitlines()
+    tops = {file.split(",")[0].split("/")[0] for file in files}
+    assert tops == {"keras_hvd", info.name, ".."}
+    assert [file for file in files if file.startswith("..")][0].startswith(
+        "../../../bin/khvdrun,"
+    )
+
+
+def test_khvdrun_is_installed(installed):
+    khvdrun = installed.python.with_name("khvdrun")
+    done = subprocess.run(
+        [khvdrun, "--version"], cwd=installed.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert __version__ in done.stdout
+
+
+def test_second_copy_beside_the_checkout(installed, checkout):
+    engine = checkout / "keras_hvd" / "_native" / "libkeras_hvd.so"
+    code = f"import ctypes, keras_hvd; ctypes.CDLL({str(engine)!r}); keras_hvd.init()"
+    done = installed.run("-c", code)
+    assert done.returncode == 1
+    own = installed.packages / "keras_hvd" / "_native" / "libkeras_hvd.so"
+    assert f"this process has loaded {engine} already" in done.stderr
+    assert str(own) in done.stderr
+
+
+def test_second_copy_of_the_op_library(installed, tmp_path):
+    """TensorFlow would abort the process at the second registration of an op."""
+    shutil.copytree(installed.packages / "keras_hvd", tmp_path / "keras_hvd")
+    code = (
+        "import sys, keras_hvd.native as first\n"
+        "first.ops()\n"
+        "for name in [n for n in sys.modules if n.startswith('keras_hvd')]:\n"
+        "    del sys.modules[name]\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import keras_hvd.native as second\n"
+        "assert second is not first\n"
+        "second.ops()\n"
+    )
+    done = installed.run("-c", code)
+    assert done.returncode == 1, done.stderr
+    assert f"a second copy of which is {tmp_path}/keras_hvd/_native" in done.stderr
+
+
+def test_another_minor_version_is_refused_before_the_library_is_opened(
+    installed, tmp_path, checkout
+):
+    shutil.copytree(installed.packages / "keras_hvd", tmp_path / "keras_hvd")
+    sidecar = tmp_path / "keras_hvd" / "_native" / "build_info.json"
+    info = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(info | {"tensorflow": "2.16.1"}))
+    code = (
+        "import keras_hvd, tensorflow as tf\n"
+        "keras_hvd.init()\n"
+        "try:\n"
+        "    keras_hvd.allreduce(tf.constant(1.0))\n"
+        "finally:\n"
+        "    print('ops mapped:', 'libkeras_hvd_ops' in open('/proc/self/maps').read())"
+    )
+    done = installed.run("-c", code, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "was built for TensorFlow 2.16.1" in done.stderr
+    assert f"this is TensorFlow {info['tensorflow']}" in done.stderr
+    # pip noted where it was installed from: that is what rebuilds it.
+    assert f"-m pip install --force-reinstall --no-deps {checkout}" in done.stderr
+    assert done.stdout == "ops mapped: False\n"
+
+
+def test_missing_bazel(with_tensorflow, checkout):
+    done = with_tensorflow.pip_install(checkout, PATH="/nonexistent")
+    assert done.returncode == 1
+    message = "apt-get install -y bazel-bootstrap bazel-rules-java"
+    assert message in done.stdout + done.stderr
+
+
+def test_tensorflow_out_of_sight_of_the_isolated_build(without_tensorflow, checkout):
+    done = without_tensorflow.pip_install("--no-deps", checkout)
+    assert done.returncode == 1
+    printed = done.stdout + done.stderr
+    assert f"{without_tensorflow.python} has no TensorFlow" in printed
+    assert "add --no-build-isolation to pip's command" in printed
+
+
+def test_editable_installation_uses_the_checkout(with_tensorflow, checkout):
+    done = with_tensorflow.pip_install("--editable", checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = with_tensorflow.run("-c", TRAIN_ONE_STEP)
+    assert done.returncode == 0, done.stderr
+    assert pathlib.Path(done.stdout.split()[0]).parent == checkout / "keras_hvd"
