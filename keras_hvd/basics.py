@@ -224,31 +224,37 @@ def require_initialized(function: str) -> None:
         function: the public function that was called, for the message.
 
     Raises:
-        NotInitializedError: `init` was not called, or `shutdown` was.
+        NotInitializedError: `init` was not called.
+        ShutDownError: `shutdown` was called since.
+        ForkedError: this process was forked from a rank.
 
     Example:
 
     >>> import keras_hvd
+    >>> keras_hvd.init()
     >>> keras_hvd.shutdown()
     >>> require_initialized("allreduce")
     Traceback (most recent call last):
-    keras_hvd.exceptions.NotInitializedError: keras_hvd.allreduce() ...
+    keras_hvd.exceptions.ShutDownError: keras_hvd.allreduce(): keras_hvd was shut ...
     """
     if not is_initialized():
-        raise _not_initialized(function)
+        raise _outside(function)
 
 
 def _place(function: str) -> int:
     value = getattr(native.engine(), f"khvd_{function}")()
     if value < 0:
-        raise _not_initialized(function)
+        raise _outside(function)
     return value
 
 
-def _not_initialized(function: str) -> exceptions.NotInitializedError:
-    return exceptions.NotInitializedError(
-        f"keras_hvd.{function}() was called while this process is in no job: call "
-        "keras_hvd.init() first"
+def _outside(function: str) -> exceptions.KerasHvdError:
+    """Why this process is in no job, in the words of the engine."""
+    engine = native.engine()
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    code = engine.khvd_get_counters(ctypes.byref(counters))
+    return exceptions.from_code(
+        code, f"keras_hvd.{function}(): {engine.khvd_last_error().decode()}"
     )
 
 

@@ -1,0 +1,204 @@
+"""Collectives in graphs: their names, their order, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd.collectives import submission
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    keras_hvd.init()
+
+
+def operations(graph):
+    """All operations of a graph and of the functions that it calls."""
+    yield from graph.get_operations()
+    for definition in graph.as_graph_def().library.function:
+        yield from graph._get_function(definition.signature.name).graph.get_operations()
+
+
+def collectives(function, *args):
+    graph = function.get_concrete_function(*args).graph
+    return [op for op in operations(graph) if op.type.startswith("KerasHvd")]
+
+
+def names(function, *args):
+    return sorted(
+        op.get_attr("tensor_name").decode() for op in collectives(function, *args)
+    )
+
+
+def make_step():
+    @tf.function
+    def step(x):
+        y = keras_hvd.allreduce(x) + keras_hvd.allreduce(x * 2)
+        z = keras_hvd.allgather(x)
+        y = tf.cond(
+            tf.reduce_sum(x) > 0,
+            lambda: keras_hvd.broadcast(y, 0),
+            lambda: keras_hvd.allreduce(y),
+        )
+        for _ in tf.range(3):
+            y = keras_hvd.allreduce(y)
+        return y, z, keras_hvd.allreduce(y, name="by the user: w/0")
+
+    return step
+
+
+def test_names_are_unique_and_say_where():
+    assert names(make_step(), tf.ones([2])) == [
+        "by the user: w/0",
+        "step/allgather",
+        "step/allreduce",
+        "step/allreduce_1",
+        "step/cond_false/cond/allreduce",
+        "step/cond_true/cond/broadcast",
+        "step/while_body/while/allreduce",
+    ]
+
+
+def test_names_do_not_depend_on_what_was_traced_before():
+    """TensorFlow numbers branches by a counter, which may differ between ranks."""
+    first = names(make_step(), tf.ones([2]))
+    step = make_step()
+    step.get_concrete_function(tf.ones([7]))
+    assert names(step, tf.ones([2])) == first
+
+
+def test_names_inside_name_scopes():
+    @tf.function
+    def scoped(x):
+        with tf.name_scope("outer"):
+            return keras_hvd.allreduce(x), keras_hvd.allreduce(x)
+
+    assert names(scoped, 1.0) == [
+        "scoped/outer/allreduce",
+        "scoped/outer/allreduce_1",
+    ]
+
+
+def test_gradients_are_named_after_the_op_and_never_alike():
+    @tf.function
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = keras_hvd.allreduce(x, name="forward")
+        return tape.gradient(y, x), tape.gradient(y, x)
+
+    forward, *gradients = names(step, tf.ones([2]))
+    assert forward == "forward"
+    assert len(set(gradients)) == 2
+    assert all("forward/gradient" in name for name in gradients)
+
+
+def test_eager_names_are_fixed():
+    assert submission.name_of("allreduce", None).tensor == "unnamed_allreduce"
+    assert submission.name_of("allreduce", None).tensor == "unnamed_allreduce"
+
+
+def many_collectives():
+    @tf.function
+    def step(x):
+        return [
+            (
+                keras_hvd.allreduce(x + i),
+                keras_hvd.allgather(x + i),
+                keras_hvd.broadcast(x + i, 0),
+            )
+            for i in range(5)
+        ]
+
+    return step.get_concrete_function(tf.ones([2])).graph
+
+
+def chained(graph):
+    """Pairs of collectives of which one runs after the other."""
+    found = []
+    for op in graph.get_operations():
+        if not op.type.startswith("KerasHvd"):
+            continue
+        ahead, seen = [op], set()
+        while ahead:
+            current = ahead.pop()
+            for before in (*current.control_inputs, *(i.op for i in current.inputs)):
+                if before.name not in seen:
+                    seen.add(before.name)
+                    ahead.append(before)
+                    if before.type.startswith("KerasHvd"):
+                        found.append((before.name, op.name))
+    return found
+
+
+def test_no_collective_of_a_graph_waits_for_another():
+    assert chained(many_collectives()) == []
+
+
+def test_left_alone_tensorflow_would_chain_them(monkeypatch):
+    monkeypatch.setattr(submission, "run_independently", lambda op: None)
+    assert len(chained(many_collectives())) >= 14
+
+
+def test_every_collective_runs_before_its_function_returns():
+    graph = many_collectives()
+    ran = {op.name for op in graph.control_outputs}
+    made = {op.name for op in graph.get_operations() if op.type.startswith("KerasHvd")}
+    assert len(made) == 15
+    assert made <= ran
+
+
+def test_barriers_keep_their_order():
+    @tf.function
+    def step():
+        keras_hvd.barrier()
+        keras_hvd.barrier()
+
+    first, second = collectives(step)
+    assert list(second.control_inputs) == [first]
+
+
+def test_what_follows_may_run_collectives_itself():
+    """It would wait for ever if it ran on the engine's thread."""
+
+    @tf.function
+    def step(x):
+        y = keras_hvd.allreduce(x)
+        inner = lambda value: keras_hvd.allreduce(value, name="inner") + 1  # noqa: E731
+        return tf.py_function(inner, [y], tf.float32)
+
+    for _ in range(20):
+        np.testing.assert_array_equal(step(tf.ones([3])), np.full(3, 2))
+
+
+def test_thousands_of_ops_in_one_function():
+    @tf.function
+    def step(x):
+        return tf.add_n([keras_hvd.allreduce(x, name=f"many/{i}") for i in range(2500)])
+
+    np.testing.assert_array_equal(step(tf.ones([1])), [2500])
+
+
+def test_under_xla_it_is_a_clear_error():
+    @tf.function(jit_compile=True)
+    def step(x):
+        return keras_hvd.allreduce(x)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="unsupported operations.*KerasHvdAllreduce",
+    ):
+        step(tf.ones([2]))
+
+
+@pytest.mark.parametrize("name, error", [("", ValueError), (7, TypeError)])
+def test_a_name_that_is_none(name, error):
+    with pytest.raises(error, match="allreduce: name must"):
+        keras_hvd.allreduce(1.0, name=name)
+
+
+def test_slices_without_a_shape_are_refused():
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    with pytest.raises(ValueError, match="dense_shape"):
+        keras_hvd.allreduce(slices)

@@ -1,0 +1,130 @@
+"""Before, during and after the membership in a job of one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import keras_hvd
+
+PLACE = {
+    "rank": 0,
+    "size": 1,
+    "local_rank": 0,
+    "local_size": 1,
+    "cross_rank": 0,
+    "cross_size": 1,
+}
+
+BEFORE_INIT = """
+import keras_hvd
+calls = {
+    "rank": keras_hvd.rank,
+    "size": keras_hvd.size,
+    "local_rank": keras_hvd.local_rank,
+    "local_size": keras_hvd.local_size,
+    "cross_rank": keras_hvd.cross_rank,
+    "cross_size": keras_hvd.cross_size,
+    "allreduce": lambda: keras_hvd.allreduce(1.0),
+    "grouped_allreduce": lambda: keras_hvd.grouped_allreduce([1.0]),
+    "allgather": lambda: keras_hvd.allgather([1.0]),
+    "broadcast": lambda: keras_hvd.broadcast(1.0, 0),
+    "barrier": keras_hvd.barrier,
+    "broadcast_object": lambda: keras_hvd.broadcast_object(1),
+    "allgather_object": lambda: keras_hvd.allgather_object(1),
+    "broadcast_variables": lambda: keras_hvd.broadcast_variables([], 0),
+}
+assert keras_hvd.is_initialized() is False
+keras_hvd.shutdown()
+for name, call in calls.items():
+    try:
+        call()
+    except keras_hvd.NotInitializedError as error:
+        assert f"keras_hvd.{name}()" in str(error), error
+        assert "call keras_hvd.init()" in str(error), error
+    else:
+        raise AssertionError(name)
+assert keras_hvd.init() is None
+assert keras_hvd.rank() == 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def initialized():
+    keras_hvd.init()
+
+
+def test_everything_but_init_needs_init():
+    subprocess.run([sys.executable, "-c", BEFORE_INIT], check=True)
+
+
+@pytest.mark.parametrize("name", PLACE)
+def test_a_process_that_nobody_launched_is_a_job_of_one(name):
+    assert getattr(keras_hvd, name)() == PLACE[name]
+
+
+def test_init_and_shutdown_may_be_repeated():
+    for _ in range(3):
+        keras_hvd.init()
+        keras_hvd.init()
+        assert keras_hvd.is_initialized()
+        keras_hvd.shutdown()
+        keras_hvd.shutdown()
+        assert not keras_hvd.is_initialized()
+
+
+@pytest.mark.parametrize("name", PLACE)
+def test_after_shutdown(name):
+    keras_hvd.shutdown()
+    with pytest.raises(keras_hvd.ShutDownError, match=rf"keras_hvd\.{name}\(\)"):
+        getattr(keras_hvd, name)()
+
+
+@pytest.mark.parametrize(
+    "variable, text, wanted",
+    [
+        ("KERAS_HVD_STALL_ABORT_SECONDS", "soon", "a number of seconds, got 'soon'"),
+        ("KERAS_HVD_FUSION_BYTES", "1.5", "a whole number of bytes, got '1.5'"),
+    ],
+)
+def test_a_setting_that_is_no_number(monkeypatch, variable, text, wanted):
+    keras_hvd.shutdown()
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"{variable} must be {wanted}"):
+        keras_hvd.init()
+
+
+def test_a_setting_that_the_engine_refuses(monkeypatch):
+    keras_hvd.shutdown()
+    monkeypatch.setenv("KERAS_HVD_EXCHANGE_BYTES", "1")
+    with pytest.raises(keras_hvd.MismatchError, match="1 bytes is too little"):
+        keras_hvd.init()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_no_rank():
+    def errors():
+        for call in (
+            keras_hvd.init,
+            keras_hvd.rank,
+            keras_hvd.barrier,
+            lambda: keras_hvd.allgather_object(1),
+        ):
+            try:
+                call()
+            except keras_hvd.ForkedError as error:
+                yield str(error)
+
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, "\n".join(errors()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read, encoding="utf-8") as pipe:
+        lines = pipe.read().split("\n")
+    assert len(lines) == 4
+    assert all("forked from a keras_hvd rank" in line for line in lines)
+    assert keras_hvd.rank() == 0
