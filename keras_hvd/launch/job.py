@@ -131,7 +131,11 @@ class Job:
                 return
             for key, _ in events:
                 key.data()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            now = time.monotonic()
+            for stream in self._streams:
+                if stream.show_at is not None and now >= stream.show_at:
+                    stream.show_held()
+            if self._deadline is not None and now >= self._deadline:
                 self._escalate()
 
     def _choose_what_to_watch(self) -> None:
@@ -160,9 +164,9 @@ class Job:
         if not self._has_children:
             is_writing = self._stdout.is_waiting or self._stderr.is_waiting
             return None if is_writing and not self._is_orphan else 0
-        if self._deadline is None:
-            return None
-        return max(0, self._deadline - time.monotonic())
+        times = [self._deadline, *(stream.show_at for stream in self._streams)]
+        first = min((one for one in times if one is not None), default=None)
+        return None if first is None else max(0, first - time.monotonic())
 
     def _pump(self, stream: Stream) -> None:
         if not stream.pump():

@@ -1,14 +1,15 @@
 """From the ranks' pipes to the terminal: whole lines, each marked with its rank.
 
 A `Screen` is where output goes; a `Stream` is where it comes from. Rank 0's streams
-are live: what it writes is shown at once, so that a progress bar, which rewrites its
-line and ends it late, stays usable. The others' lines are shown when complete.
+are live: what it writes is shown as it comes, so that a progress bar, which rewrites
+its line and ends it late, stays usable. The others' lines are shown when complete.
 """
 
 import collections
 import os
 import re
 import select
+import time
 from pathlib import Path
 
 # A pipe that poll() calls writable takes this much without blocking (PIPE_BUF).
@@ -20,6 +21,10 @@ _QUEUE_BYTES = 1 << 20
 
 # A line longer than this is broken where it stands.
 _LINE_BYTES = 1 << 16
+
+# Long enough for a rank to end a line that it has begun, which may take it two writes,
+# and too short to be seen. Without it other ranks' lines would cut through rank 0's.
+_HOLD_SECONDS = 0.02
 
 _PIECES = re.compile(rb"[^\r\n]*(?:[\r\n]|\Z)")
 
@@ -110,6 +115,9 @@ class WholeLines:
         self._prefix = prefix
         self._rest = b""
 
+    is_holding = False
+    """Whether something is to be shown soon, even if nothing follows."""
+
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the stream."""
         *lines, rest = (self._rest + data).split(b"\n")
@@ -132,7 +140,7 @@ class WholeLines:
 
 
 class LiveLines:
-    """Formats a stream that is shown as it comes, byte by byte.
+    """Formats a stream that is shown as it comes, lines without an end included.
 
     Args:
         screen: Where it is shown.
@@ -142,20 +150,38 @@ class LiveLines:
     def __init__(self, screen: Screen, prefix: bytes):
         self._screen = screen
         self._prefix = prefix
+        self._held = b""
         self._is_rewinding = False
         self.shown = b""
         """The begun line as it stands on the screen; empty between lines."""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether the beginning of a line is not shown yet."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes of the stream."""
-        formatted = b"".join(map(self._format, _PIECES.findall(data)))
-        if formatted:
-            self._screen.write_live(self, formatted)
+        """Takes the next bytes of the stream and shows all but a line's beginning."""
+        data = self._held + data
+        ended = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._held = data[ended:]
+        self._show(data[:ended])
+
+    def show_held(self) -> None:
+        """Shows the beginning of a line, the rest of which has not come."""
+        held, self._held = self._held, b""
+        self._show(held)
 
     def finish(self) -> None:
         """Ends a last line that has no end."""
+        self.show_held()
         if self.shown:
             self.feed(b"\n")
+
+    def _show(self, data: bytes) -> None:
+        formatted = b"".join(map(self._format, _PIECES.findall(data)))
+        if formatted:
+            self._screen.write_live(self, formatted)
 
     def redrawn(self) -> bytes:
         """What puts the begun line, and the cursor in it, onto an empty line."""
@@ -235,6 +261,8 @@ class Stream:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.screen = screen
+        self.show_at: float | None = None
+        """When to call `show_held` unless more comes first (`time.monotonic`)."""
         self._lines = lines
         self._file = None if file is None else file.open("wb")
         self._tail = tail
@@ -259,7 +287,16 @@ class Stream:
         if self._tail is not None:
             self._tail.feed(data)
         self._lines.feed(data)
+        if not self._lines.is_holding:
+            self.show_at = None
+        elif self.show_at is None or b"\n" in data or b"\r" in data:
+            self.show_at = time.monotonic() + _HOLD_SECONDS
         return True
+
+    def show_held(self) -> None:
+        """Shows the beginning of a line, the rest of which has not come."""
+        self.show_at = None
+        self._lines.show_held()
 
     def close(self) -> None:
         """Ends the last line and lets go of the files."""

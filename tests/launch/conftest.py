@@ -1,0 +1,73 @@
+"""Runs khvdrun on small commands and checks that it leaves nothing behind."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
+
+# Every process of a test carries this variable, whoever its parent is by then.
+_MARK = "KERAS_HVD_TEST_MARK"
+
+
+@dataclass
+class Launcher:
+    """Starts khvdrun with a mark in the environment of all its descendants."""
+
+    mark: str
+
+    def start(self, *arguments: object, **popen) -> subprocess.Popen:
+        environment = {**os.environ, **popen.pop("env", {}), _MARK: self.mark}
+        popen = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **popen,
+        }
+        command = [*KHVDRUN, *map(str, arguments)]
+        return subprocess.Popen(command, env=environment, **popen)
+
+    def run(
+        self, *arguments: object, timeout: float = 60, input=None, **popen
+    ) -> subprocess.CompletedProcess:
+        if input is not None:
+            popen["stdin"] = subprocess.PIPE
+        with self.start(*arguments, **popen) as process:
+            try:
+                out, err = process.communicate(input, timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                pytest.fail(f"khvdrun did not end:\n{out}\n{err}")
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def processes(self) -> list[str]:
+        """Command lines of the marked processes that run."""
+        wanted = f"{_MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found.append(f"{entry.name}: {command.decode()}")
+        return found
+
+
+@pytest.fixture
+def khvdrun() -> Iterator[Launcher]:
+    """A `Launcher`; the test fails if a process of it outlives the test."""
+    launcher = Launcher(uuid.uuid4().hex)
+    shared_memory = set(os.listdir("/dev/shm"))
+    yield launcher
+    assert launcher.processes() == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory

@@ -1,0 +1,179 @@
+"""What khvdrun makes of its command line, right and wrong."""
+
+import socket
+import stat
+import sys
+
+import pytest
+
+from keras_hvd.launch import command_line
+
+ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param([], "how many processes", id="nothing"),
+        pytest.param(["true"], "how many processes", id="no-np"),
+        pytest.param(["-np"], "expected one argument", id="np-without-value"),
+        pytest.param(["-np", "0", "true"], "'0' is not a number", id="np-0"),
+        pytest.param(["-np", "-1", "true"], "'-1' is not a number", id="np-negative"),
+        pytest.param(["-np", "two", "true"], "'two' is not a number", id="np-word"),
+        pytest.param(["-np", "2.0", "true"], "'2.0' is not a number", id="np-float"),
+        pytest.param(["-np", "2"], "no command given", id="no-command"),
+        pytest.param(
+            ["-np", "2", "--"], "no command given", id="no-command-after-dashes"
+        ),
+        pytest.param(["-np", "2", "--bogus", "true"], "--bogus", id="unknown-option"),
+        pytest.param(["-np", "2", "--verb", "true"], "--verb", id="abbreviated-option"),
+        pytest.param(
+            ["-np", "2", "--bind-to", "sockets", "true"], "'sockets'", id="bind-to"
+        ),
+        pytest.param(
+            ["-np", "2", "--kill-after", "-1", "true"], "argument", id="negative-time"
+        ),
+        pytest.param(
+            ["-np", "2", "--kill-after", "nan", "true"], "'nan' is not", id="nan-time"
+        ),
+        pytest.param(
+            ["-np", "2", "no-such-command"],
+            "command not found: 'no-such-command'",
+            id="unknown-command",
+        ),
+        pytest.param(
+            ["-np", "2", "./no-such-file"],
+            "no such file: './no-such-file'",
+            id="no-file",
+        ),
+        pytest.param(["-np", "2", "/"], "'/' is a directory", id="directory"),
+        pytest.param(
+            ["-np", "2", "-H", "node1:2", "true"],
+            "-H names 'node1': this version of keras_hvd runs on one host",
+            id="other-host",
+        ),
+        pytest.param(
+            ["-np", "2", "-H", "localhost:1,node2:1", "true"],
+            "-H names 'node2'",
+            id="second-host",
+        ),
+        pytest.param(
+            ["-np", "2", "-H", "localhost:1", "true"],
+            "-np 2 asks for more processes than the 1 slots",
+            id="too-few-slots",
+        ),
+        pytest.param(
+            ["-np", "2", "-H", "localhost:x", "true"],
+            "'localhost:x' does not give a number of slots",
+            id="slots",
+        ),
+        pytest.param(
+            ["-np", "2", "--hostfile", "/no/such/file", "true"],
+            "cannot read '/no/such/file'",
+            id="no-hostfile",
+        ),
+        pytest.param(
+            ["-np", "2", "--output-filename", "/dev/null/logs", "true"],
+            "cannot make '/dev/null/logs': Not a directory",
+            id="output-directory",
+        ),
+    ],
+)
+def test_refuses_bad_input_with_one_error(khvdrun, arguments, message):
+    ended = khvdrun.run(*arguments)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("khvdrun: error: ")
+    assert message in ended.stderr
+    assert ended.stderr.endswith("See khvdrun --help.\n")
+    assert len(ended.stderr.splitlines()) == 2
+
+
+def test_says_how_to_run_a_script_that_is_not_executable(khvdrun, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('never')\n")
+    ended = khvdrun.run("-np", 2, script)
+    assert ended.returncode == 2
+    assert f"put an interpreter before it (python {script})" in ended.stderr
+
+
+def test_says_that_a_command_of_this_directory_needs_its_path(khvdrun, tmp_path):
+    script = tmp_path / "train"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(stat.S_IRWXU)
+    ended = khvdrun.run("-np", 2, "train", cwd=tmp_path, env={"PYTHONPATH": _root()})
+    assert ended.returncode == 2
+    assert "write ./train" in ended.stderr
+
+
+@pytest.mark.parametrize("first_line", ["", "#!/no/such/interpreter\n"])
+def test_says_why_the_kernel_refuses_a_command(khvdrun, tmp_path, first_line):
+    script = tmp_path / "train"
+    script.write_text(first_line + "echo never\n")
+    script.chmod(stat.S_IRWXU)
+    ended = khvdrun.run("-np", 2, script)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"khvdrun: error: cannot execute '{script}': ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["-np", "-n", "--num-proc"])
+def test_counts_ranks_under_each_of_its_names(khvdrun, option):
+    assert len(khvdrun.run(option, 3, "echo").stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]], ids=["bare", "dashes"])
+def test_leaves_the_command_its_arguments(khvdrun, separator):
+    own = ["-np", "3", "--verbose", "--", "--help", "-H", "node1", "", "a b", "--bogus"]
+    ended = khvdrun.run("-np", 1, *separator, *ECHO_ARGUMENTS, *own)
+    assert ended.returncode == 0
+    assert ended.stdout == f"[0] {own}\n"
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["-H", "localhost:2"],
+        ["-H", "localhost"],
+        ["-H", "127.0.0.1:1,localhost:1"],
+        ["--hosts", f"{socket.gethostname()}:2"],
+    ],
+)
+def test_accepts_this_host_by_name(khvdrun, hosts):
+    assert khvdrun.run("-np", 2, *hosts, "true").returncode == 0
+
+
+def test_reads_a_hostfile_of_this_host(khvdrun, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# two at most\nlocalhost slots=2\n\n")
+    assert khvdrun.run("-np", 2, "--hostfile", hostfile, "true").returncode == 0
+    refused = khvdrun.run("-np", 3, "--hostfile", hostfile, "true")
+    assert refused.returncode == 2
+    assert "more processes than the 2 slots" in refused.stderr
+
+
+def test_help_and_version_succeed(khvdrun):
+    helped = khvdrun.run("--help")
+    assert helped.returncode == 0
+    assert "usage: khvdrun -np N" in helped.stdout
+    assert khvdrun.run("--version").stdout.startswith("khvdrun ")
+
+
+def test_help_documents_the_defaults_in_force():
+    options = command_line.parse(["-np", "2", "true"])
+    declared = command_line.Options(check_build=False)
+    assert options.term_after == declared.term_after == 3
+    assert options.kill_after == declared.kill_after == 5
+
+
+def test_starts_without_tensorflow_and_keras(khvdrun):
+    program = (
+        "import sys, keras_hvd.launch.__main__ as m, keras_hvd.launch.job; "
+        "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])"
+    )
+    ended = khvdrun.run("-np", 1, sys.executable, "-c", program)
+    assert ended.stdout == "[0] []\n"
+
+
+def _root() -> str:
+    return str(command_line.Path(command_line.__file__).parents[2])

@@ -1,0 +1,278 @@
+"""What the user sees of the ranks: prefixes, progress bars, files, slow readers."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+def python(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", program)
+
+
+def read_until(descriptor: int, wanted: bytes) -> bytes:
+    """Reads until `wanted` has arrived, or fails after a while."""
+    seen = b""
+    while wanted not in seen:
+        readable, _, _ = select.select([descriptor], [], [], 30)
+        assert readable, f"{wanted!r} did not come, but {seen!r}"
+        data = os.read(descriptor, 65536)
+        assert data, f"ended before {wanted!r}: {seen!r}"
+        seen += data
+    return seen
+
+
+def test_marks_every_line_and_keeps_the_streams_apart(khvdrun):
+    script = "echo out $KERAS_HVD_RANK; echo; echo err $KERAS_HVD_RANK >&2"
+    ended = khvdrun.run("-np", 3, *sh(script))
+    assert ended.returncode == 0
+    for rank in range(3):
+        mine = f"[{rank}] "
+        out = [line for line in ended.stdout.splitlines() if line.startswith(mine)]
+        err = [line for line in ended.stderr.splitlines() if line.startswith(mine)]
+        assert out == [f"{mine}out {rank}", mine]
+        assert err == [f"{mine}err {rank}"]
+    assert len(ended.stdout.splitlines()) == 6
+    assert len(ended.stderr.splitlines()) == 3
+
+
+def test_adds_nothing_without_prefix(khvdrun):
+    ended = khvdrun.run(
+        "-np", 1, "--no-prefix", *sh(r"printf 'a\n\rb\bc\n\n'"), text=False
+    )
+    assert ended.stdout == b"a\n\rb\bc\n\n"
+
+
+def test_ends_a_last_line_that_has_no_end(khvdrun):
+    ended = khvdrun.run("-np", 2, *sh("printf x$KERAS_HVD_RANK"))
+    assert sorted(ended.stdout.splitlines()) == ["[0] x0", "[1] x1"]
+
+
+def test_never_mixes_two_ranks_in_a_line(khvdrun):
+    program = (
+        "import os, sys\n"
+        "rank = os.environ['KERAS_HVD_RANK']\n"
+        "for i in range(2000):\n"
+        "    sys.stdout.write(rank * 40)\n"
+        "    sys.stdout.flush()\n"
+        "    sys.stdout.write(rank * 40 + '\\n')\n"
+    )
+    lines = khvdrun.run("-np", 4, *python(program)).stdout.splitlines()
+    whole = [f"[{rank}] {str(rank) * 80}" for rank in range(4)]
+    for rank in (1, 2, 3):
+        assert lines.count(whole[rank]) == 2000
+    # A line that rank 0 has begun is cut off, and goes on, when another comes.
+    ours = [line.removeprefix("[0] ") for line in lines if line.startswith("[0] ")]
+    assert "".join(ours) == "0" * 80 * 2000
+    assert len(lines) == 3 * 2000 + len(ours)
+
+
+def test_shows_what_rank_0_has_begun_at_once(khvdrun):
+    script = "printf begun; read go; echo ,ended"
+    with khvdrun.start(
+        *("-np", 1, *sh(script)), text=False, stdin=subprocess.PIPE
+    ) as job:
+        assert read_until(job.stdout.fileno(), b"begun") == b"[0] begun"
+        job.stdin.write(b"go\n")
+        job.stdin.flush()
+        assert job.stdout.read() == b",ended\n"
+
+
+def test_shows_other_ranks_line_by_line(khvdrun, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = (
+        "[ $KERAS_HVD_RANK = 0 ] && exit; "
+        f"printf begun; echo begun >&2; read go < {gate}; echo ,ended"
+    )
+    with khvdrun.start("-np", 2, *sh(script), text=False) as job:
+        read_until(job.stderr.fileno(), b"[1] begun")
+        assert select.select([job.stdout], [], [], 0)[0] == []
+        gate.write_text("go\n")
+        assert job.stdout.read() == b"[1] begun,ended\n"
+
+
+# What Keras' progress bar writes: backspaces over the last state, then the next.
+PROGRESS_BAR = (
+    "import sys\n"
+    "for i in range(1, 4):\n"
+    "    bar = f'{i}/3 ' + '=' * i\n"
+    "    sys.stdout.write('\\b' * 8 + '\\r' + bar)\n"
+    "    sys.stdout.flush()\n"
+    "sys.stdout.write('\\n')\n"
+)
+
+
+def test_rewrites_the_progress_bar_of_rank_0_with_its_prefix(khvdrun):
+    ended = khvdrun.run("-np", 1, *python(PROGRESS_BAR), text=False)
+    assert ended.stdout == (
+        b"\r[0] 1/3 =" + b"\b" * 8 + b"\r[0] 2/3 ==" + b"\b" * 8 + b"\r[0] 3/3 ===\n"
+    )
+
+
+def test_shows_the_last_state_of_other_ranks_progress_bars(khvdrun):
+    program = (
+        f"import os\nif os.environ['KERAS_HVD_RANK'] == '1':\n exec({PROGRESS_BAR!r})"
+    )
+    ended = khvdrun.run("-np", 2, *python(program), text=False)
+    assert ended.stdout == b"[1] 3/3 ===\n"
+
+
+def test_keeps_every_byte_of_every_rank_in_files(khvdrun, tmp_path):
+    logs = tmp_path / "a" / "logs"
+    script = r"printf 'out %s\r\bx' $KERAS_HVD_RANK; echo err $KERAS_HVD_RANK >&2"
+    ended = khvdrun.run("-np", 2, "--output-filename", logs, *sh(script))
+    assert "[1] err 1" in ended.stderr
+    for rank in (0, 1):
+        mine = logs / f"rank.{rank}"
+        assert (mine / "stdout").read_bytes() == b"out %d\r\bx" % rank
+        assert (mine / "stderr").read_bytes() == b"err %d\n" % rank
+
+
+def test_goes_on_without_a_file_that_cannot_grow(khvdrun, tmp_path):
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    ended = khvdrun.run("-np", 1, "--output-filename", tmp_path, *sh("echo a; echo b"))
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[-2:] == ["[0] a", "[0] b"]
+    assert "stdout is cut off here: No space left on device" in ended.stdout
+
+
+def test_breaks_a_line_without_end(khvdrun):
+    program = (
+        "import os, sys\n"
+        "rank = int(os.environ['KERAS_HVD_RANK'])\n"
+        "sys.stdout.write('x' * 1_000_000 * rank)"
+    )
+    lines = khvdrun.run("-np", 2, *python(program)).stdout.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("[1] x") for line in lines)
+    assert sum(line.count("x") for line in lines) == 1_000_000
+
+
+def test_waits_for_a_slow_reader_and_stays_responsive(khvdrun):
+    program = "import sys\nfor i in range(200_000): print('x' * 60)"
+    with khvdrun.start("-np", 2, *python(program)) as job:
+        # Nobody reads, so that the ranks wait; the second Ctrl-C must still work.
+        read_until(job.stdout.fileno(), b"[0] x")
+        job.send_signal(signal.SIGTERM)
+        rest = job.stdout.read()
+    assert job.returncode == 128 + signal.SIGTERM
+    assert len(rest.splitlines()) < 2 * 200_000
+
+
+def test_loses_nothing_to_a_slow_reader(khvdrun):
+    program = "for i in range(100_000): print(i)"
+    with khvdrun.start("-np", 2, *python(program)) as job:
+        select.select([job.stderr], [], [], 1)
+        lines = job.stdout.read().splitlines()
+    assert lines.count("[0] 99999") == lines.count("[1] 99999") == 1
+    assert len(lines) == 200_000
+
+
+def test_lets_ranks_see_that_nobody_reads(khvdrun):
+    # As in `khvdrun ... | head -1`: the shell's exit code for SIGPIPE is 141.
+    with khvdrun.start("-np", 2, "yes") as job:
+        read_until(job.stdout.fileno(), b"\n")
+        job.stdout.close()
+        last = job.stderr.read().splitlines()[-1]
+    assert job.returncode in (1, 128 + signal.SIGPIPE)
+    assert "failed first" in last
+
+
+def test_gives_standard_input_to_rank_0_alone(khvdrun):
+    ended = khvdrun.run("-np", 3, "cat", input="one\ntwo\n")
+    assert ended.stdout == "[0] one\n[0] two\n"
+
+
+class Terminal:
+    """A terminal of 80 columns that khvdrun runs on."""
+
+    def __init__(self):
+        self.master, self.slave = pty.openpty()
+        self.resize(80)
+
+    def resize(self, columns: int) -> None:
+        size = struct.pack("HHHH", 24, columns, 0, 0)
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, size)
+
+
+@pytest.fixture
+def terminal():
+    opened = Terminal()
+    yield opened
+    os.close(opened.master)
+    os.close(opened.slave)
+
+
+def test_gives_rank_0_a_terminal_when_it_is_shown_on_one(khvdrun, terminal):
+    program = (
+        "import os, sys\n"
+        "print([os.isatty(fd) for fd in range(3)], os.environ['KERAS_HVD_RANK'],\n"
+        "      os.isatty(1) and os.get_terminal_size(1).columns, end='|\\n')"
+    )
+    with khvdrun.start(
+        *("-np", 2, *python(program)),
+        stdout=terminal.slave,
+        stderr=subprocess.DEVNULL,
+    ):
+        seen = read_until(terminal.master, b"0 76|\r\n")
+        seen += b"" if b"1 False|" in seen else read_until(terminal.master, b"|\r\n")
+    assert b"[0] [False, True, False] 0 76|\r\n" in seen
+    assert b"[1] [False, False, False] 1 False|\r\n" in seen
+
+
+def test_puts_other_ranks_lines_above_the_progress_bar(khvdrun, terminal, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = (
+        f"if [ $KERAS_HVD_RANK = 1 ]; then read go < {gate}; echo line; exit; fi; "
+        "printf '\\r1/2'; read go; printf '\\b\\b\\b\\r2/2\\n'"
+    )
+    with khvdrun.start(
+        *("-np", 2, *sh(script)),
+        stdin=subprocess.PIPE,
+        stdout=terminal.slave,
+        stderr=terminal.slave,
+    ) as job:
+        assert read_until(terminal.master, b"1/2") == b"\r[0] 1/2"
+        gate.write_text("go\n")
+        redrawn = read_until(terminal.master, b"1/2")
+        assert redrawn == b"\r\x1b[K[1] line\r\n[0] 1/2"
+        job.stdin.write("go\n")
+        job.stdin.flush()
+        rewritten = read_until(terminal.master, b"\n")
+    assert rewritten == b"\b\b\b\r[0] 2/2\r\n"
+
+
+def test_tells_rank_0_when_the_terminal_changes_its_size(khvdrun, terminal):
+    program = (
+        "import os\n"
+        "while True:\n"
+        "    print(os.get_terminal_size(1).columns)\n"
+        "    input()\n"
+    )
+    with khvdrun.start(
+        *("-np", 1, *python(program)), stdin=subprocess.PIPE, stdout=terminal.slave
+    ) as job:
+        assert read_until(terminal.master, b"\n") == b"[0] 76\r\n"
+        terminal.resize(100)
+        job.send_signal(signal.SIGWINCH)
+        seen = b""
+        while seen != b"[0] 96\r\n":
+            job.stdin.write("\n")
+            job.stdin.flush()
+            seen = read_until(terminal.master, b"\n")
+            assert seen in (b"[0] 76\r\n", b"[0] 96\r\n")
+        job.terminate()
