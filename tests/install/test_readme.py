@@ -1,0 +1,134 @@
+"""Every command of the README does what the README says."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+README = (CHECKOUT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def commands() -> list[str]:
+    lines = "".join(blocks("sh")).splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
+
+
+def script(kept: str) -> str:
+    """One side of the README's diff; `kept` is what its lines may begin with."""
+    (diff,) = blocks("diff")
+    lines = [line or " " for line in diff.splitlines()]
+    return "\n".join(line[1:] for line in lines if line[0] in kept) + "\n"
+
+
+def run(command: str, folder: pathlib.Path, **variables) -> str:
+    """Runs a command as in an activated environment; returns what it printed."""
+    scripts = pathlib.Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Open MPI asks root whether it is sure.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **variables,
+    }
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.py").write_text(script(kept=" +"))
+    return tmp_path
+
+
+def test_every_command_is_tested_below():
+    assert commands() == [
+        "make demo",
+        "make test",
+        "khvdrun -np 2 python train.py",
+        "python train.py",
+        "mpirun -np 2 python train.py",
+        "pip install .",
+    ]
+
+
+def test_make_demo():
+    printed = run("make demo", CHECKOUT)
+    (accuracy,) = re.findall(r"[Tt]est accuracy\D*([\d.]+)", printed)
+    percent = float(accuracy) if float(accuracy) > 1 else 100 * float(accuracy)
+    assert percent >= 96
+
+
+def test_make_test():
+    """This is it; once more would never end. Its steps are what make would run."""
+    printed = run("make --dry-run test", CHECKOUT, MAKEFLAGS="")
+    for step in ("ruff check", "bazel test", "tests/unit", "tests/parallel"):
+        assert step in printed
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["khvdrun -np 2 python train.py", "mpirun -np 2 python train.py"],
+)
+def test_training_on_two_processes(command, folder):
+    printed = run(command, folder)
+    assert len(re.findall(r"Epoch 10/10", printed)) == 1
+    assert printed.count("29/29") >= 10
+    assert loads_without_keras_hvd(folder)
+
+
+def test_training_on_one_process(folder):
+    assert "57/57" in run("python train.py", folder)
+    assert loads_without_keras_hvd(folder)
+
+
+def test_script_before(folder):
+    (folder / "train.py").write_text(script(kept=" -"))
+    assert "57/57" in run("python train.py", folder)
+    assert loads_without_keras_hvd(folder)
+
+
+def test_pip_install(tmp_path, shared_packages):
+    run(f"{sys.executable} -m venv {tmp_path}/fresh", tmp_path)
+    (packages,) = tmp_path.glob("fresh/lib/python*/site-packages")
+    (packages / "shared.pth").write_text(shared_packages)
+    path = f"{tmp_path}/fresh/bin:{os.environ['PATH']}"
+    run("pip install .", CHECKOUT, PATH=path)
+    printed = run("khvdrun --check-build", tmp_path, PATH=path)
+    assert str(packages) in printed
+
+
+def test_links():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if not target.startswith("https:"):
+            assert (CHECKOUT / target).exists(), target
+
+
+def loads_without_keras_hvd(folder) -> bool:
+    code = (
+        "import keras, sys\n"
+        "model = keras.models.load_model('digits.keras')\n"
+        "print('keras_hvd' in sys.modules, model.optimizer.name)"
+    )
+    return "False adam" in run(f'python -c "{code}"', folder)
