@@ -1,0 +1,305 @@
+"""How jobs end: exit codes, who is blamed, and that nothing is left behind."""
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def sh(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+def python(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", program)
+
+
+def on(rank: int, script: str, others: str = ":") -> tuple[str, ...]:
+    """A command that runs one script on one rank and another on the others."""
+    return sh(f"if [ $KERAS_HVD_RANK = {rank} ]; then {script}; else {others}; fi")
+
+
+def last_line(ended: subprocess.CompletedProcess) -> str:
+    return ended.stderr.splitlines()[-1]
+
+
+@contextlib.contextmanager
+def within(seconds: float):
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+def test_succeeds_when_all_ranks_do_even_one_by_one(khvdrun):
+    script = "read go < /dev/null; exec sleep 0.$KERAS_HVD_RANK"
+    ended = khvdrun.run("-np", 3, *sh(script))
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("code", [1, 2, 77, 255])
+def test_exits_with_the_code_of_the_rank_that_failed(khvdrun, code):
+    ended = khvdrun.run("-np", 3, *on(1, f"exit {code}"))
+    assert ended.returncode == code
+    assert "rank 1 (process" in last_line(ended)
+    assert last_line(ended).endswith(f"failed first: it ended with exit code {code}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_names_the_signal_that_killed_a_rank(khvdrun, number):
+    ended = khvdrun.run("-np", 3, *on(2, f"kill -{number:d} $$"))
+    assert ended.returncode == 128 + number
+    assert last_line(ended).startswith("khvdrun: rank 2 ")
+    assert f"it was killed by signal {number:d} ({number.name})" in last_line(ended)
+
+
+def test_shows_the_end_of_the_failed_ranks_stderr(khvdrun):
+    script = "for i in $(seq 100); do echo line $i >&2; done; printf last >&2; exit 3"
+    ended = khvdrun.run("-np", 2, *on(1, script))
+    own = [line for line in ended.stderr.splitlines() if line.startswith("khvdrun:")]
+    shown = [line.removeprefix("khvdrun:     ") for line in own[-21:-1]]
+    assert own[-22] == "khvdrun: rank 1's stderr ended with:"
+    assert shown == [f"line {i}" for i in range(82, 101)] + ["last"]
+
+
+def test_shows_stderr_that_is_not_text(khvdrun):
+    ended = khvdrun.run("-np", 1, *sh(r"printf '\377\n' >&2; exit 1"), text=False)
+    assert "khvdrun:     \N{REPLACEMENT CHARACTER}\n".encode() in ended.stderr
+
+
+def test_lets_the_others_end_by_themselves_before_sigterm(khvdrun):
+    others = "trap 'echo told' TERM; exec 9<> /dev/null; sleep 1; echo ended; exit 9"
+    ended = khvdrun.run("-np", 2, *on(0, "exit 4", others))
+    assert ended.returncode == 4
+    assert ended.stdout == "[1] ended\n"
+    assert "rank 1 ended with exit code 9" in ended.stderr
+
+
+def test_sends_sigterm_to_those_who_stay(khvdrun):
+    others = "trap 'echo told; exit 0' TERM; while :; do sleep 0.1; done"
+    with within(10):
+        ended = khvdrun.run("-np", 3, "--term-after", 0.2, *on(0, "exit 4", others))
+    assert ended.returncode == 4
+    assert sorted(ended.stdout.splitlines()) == ["[1] told", "[2] told"]
+    assert "rank 1 ended with exit code 0 after khvdrun told it to end" in ended.stderr
+
+
+def test_kills_those_who_ignore_sigterm(khvdrun):
+    others = "trap '' TERM; while :; do sleep 1; done"
+    options = ("--term-after", 0.1, "--kill-after", 0.2)
+    with within(10):
+        ended = khvdrun.run("-np", 3, *options, *on(1, "exit 5", others))
+    assert ended.returncode == 5
+    for rank in (0, 2):
+        expected = f"rank {rank} was killed by signal 9 (SIGKILL) after khvdrun told it"
+        assert expected in ended.stderr
+
+
+def test_ends_a_stopped_rank_and_says_that_it_was(khvdrun):
+    fails = "while ! grep -q '^State:.T' /proc/$(cat $0)/status; do :; done; exit 6"
+    script = (
+        f"if [ $KERAS_HVD_RANK = 0 ]; then {fails}; fi; echo $$ > $0; kill -STOP $$"
+    )
+    with within(10):
+        ended = _with_file(khvdrun, "--term-after", 0.1, script=script)
+    assert ended.returncode == 6
+    assert "rank 1 was killed by signal 15" in ended.stderr
+    assert "stopped by a signal until then" in ended.stderr
+
+
+def _with_file(khvdrun, *options, script):
+    path = Path(f"/tmp/khvdrun-test-{khvdrun.mark}")
+    path.write_text("self")
+    try:
+        return khvdrun.run("-np", 2, *options, "sh", "-c", script, path)
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize("blamed", [0, 3])
+def test_blames_the_rank_that_others_complain_about(khvdrun, blamed):
+    # The survivors are gone before the rank that failed is: it takes a second to die.
+    survivors = "echo RankFailedError: rank x died >&2; exit 1"
+    ended = khvdrun.run("-np", 4, *on(blamed, "sleep 1; exit 42", survivors))
+    assert ended.returncode == 42
+    assert f"khvdrun: rank {blamed} " in last_line(ended)
+
+
+def test_blames_the_killed_rank_of_those_that_end_together(khvdrun):
+    # khvdrun is held while all ranks end, so that it sees their ends all at once.
+    script = "read go < $0; [ $KERAS_HVD_RANK = 2 ] && kill -KILL $$; exit 1"
+    gate = Path(f"/tmp/khvdrun-test-{khvdrun.mark}")
+    os.mkfifo(gate)
+    try:
+        with khvdrun.start("-v", "-np", 4, "sh", "-c", script, gate) as job:
+            ranks = _started_processes(job, 4)
+            launcher = _parent(ranks[0])
+            watched = [os.pidfd_open(rank) for rank in ranks]
+            os.kill(launcher, signal.SIGSTOP)
+            gate_end = os.open(gate, os.O_RDWR)
+            os.write(gate_end, b"go\n" * 4)
+            for descriptor in watched:
+                assert select.select([descriptor], [], [], 20)[0]
+                os.close(descriptor)
+            os.close(gate_end)
+            os.kill(launcher, signal.SIGCONT)
+            last = job.stderr.read().splitlines()[-1]
+    finally:
+        gate.unlink()
+    assert job.returncode == 128 + signal.SIGKILL
+    assert last.startswith("khvdrun: rank 2 ")
+
+
+def test_names_a_rank_that_left_while_others_waited(khvdrun):
+    survivors = "read x < /dev/null; sleep 0.3; echo RankFailedError: left >&2; exit 1"
+    ended = khvdrun.run("-np", 3, *on(1, "exit 0", survivors))
+    assert ended.returncode == 1
+    assert last_line(ended) == (
+        "khvdrun: rank 1 had ended with exit code 0 before, while others were still "
+        "waiting for it"
+    )
+
+
+def test_says_when_a_rank_dumped_core(khvdrun, tmp_path):
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text()
+    if pattern.startswith("|") or "/" in pattern:
+        pytest.skip("core files do not go to the working directory here")
+
+    def allow_cores():
+        limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+
+    ended = khvdrun.run(
+        *("-np", 2, *on(1, "kill -SEGV $$")),
+        cwd=tmp_path,
+        preexec_fn=allow_cores,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert ended.returncode == 128 + signal.SIGSEGV
+    assert "(SIGSEGV), core dumped" in last_line(ended)
+
+
+# What ranks leave running: in their group, in a session of its own, fully detached,
+# and deaf to every signal that can be ignored.
+LEFTOVERS = (
+    "sleep 1000 & "
+    "setsid sleep 1000 & "
+    "(setsid sh -c 'sleep 1000 & sleep 1000' &) ; "
+    "(trap '' TERM INT HUP; setsid sleep 1000 &) ; "
+)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_ends_what_ranks_leave_running(khvdrun, code):
+    with within(10):
+        ended = khvdrun.run(
+            "-np", 2, "--kill-after", 0.5, *sh(LEFTOVERS + f"exit {code}")
+        )
+    assert ended.returncode == code
+    # The fixture checks that no process is left.
+
+
+def _started_processes(job, count: int) -> list[int]:
+    """Reads the ranks' process ids from the output of `khvdrun --verbose`."""
+    found = {}
+    while len(found) < count:
+        words = job.stderr.readline().split()
+        if words[1:2] == ["rank"] and words[3:5] == ["is", "process"]:
+            found[int(words[2])] = int(words[5].rstrip(","))
+    return [found[rank] for rank in range(count)]
+
+
+def _parent(process: int) -> int:
+    stat = Path(f"/proc/{process}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _wait_until_gone(khvdrun) -> None:
+    """Waits for every process of the test to end."""
+    for line in khvdrun.processes():
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(int(line.partition(":")[0]))
+            ended, _, _ = select.select([descriptor], [], [], 20)
+            os.close(descriptor)
+            assert ended, f"still runs: {line}"
+
+
+@pytest.mark.parametrize("victims", [["guardian"], ["job"], ["group"]])
+def test_leaves_nothing_when_khvdrun_is_killed(khvdrun, victims):
+    script = LEFTOVERS + "echo ready; sleep 1000"
+    with khvdrun.start("-v", "-np", 2, *sh(script), start_new_session=True) as job:
+        ranks = _started_processes(job, 2)
+        for _ in range(2):
+            job.stdout.readline()
+        if victims == ["guardian"]:
+            job.kill()
+        elif victims == ["job"]:
+            os.kill(_parent(ranks[0]), signal.SIGKILL)
+        else:
+            os.killpg(job.pid, signal.SIGKILL)
+        with within(10):
+            _wait_until_gone(khvdrun)
+    assert khvdrun.processes() == []
+    if victims == ["job"]:
+        assert job.returncode == 128 + signal.SIGKILL
+    else:
+        assert job.returncode == -signal.SIGKILL
+
+
+def test_ranks_die_even_if_both_of_khvdruns_processes_are_killed(khvdrun):
+    with khvdrun.start("-v", "-np", 2, "sleep", "1000") as job:
+        ranks = _started_processes(job, 2)
+        launcher = _parent(ranks[0])
+        os.kill(job.pid, signal.SIGSTOP)
+        os.kill(launcher, signal.SIGKILL)
+        job.kill()
+        _wait_until_gone(khvdrun)
+    assert khvdrun.processes() == []
+
+
+def test_kills_started_ranks_when_a_later_one_cannot_start(khvdrun):
+    # Processes run out while ranks are started.
+    def few_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    with within(10):
+        ended = khvdrun.run("-np", 100, "sleep", 1000, preexec_fn=few_files)
+    assert ended.returncode == 2
+    assert last_line(ended).startswith("khvdrun: error: cannot execute 'sleep'")
+    assert "Too many open files" in last_line(ended)
+
+
+MEMORY_HOG = "x = bytearray(1 << 30)"
+
+
+def test_says_that_the_kernel_killed_for_memory(khvdrun):
+    group = Path(f"/sys/fs/cgroup/memory/keras_hvd_test_{khvdrun.mark}")
+    limit = group / "memory.limit_in_bytes"
+    if not group.parent.is_dir():
+        group = Path(f"/sys/fs/cgroup/keras_hvd_test_{khvdrun.mark}")
+        limit = group / "memory.max"
+    try:
+        group.mkdir()
+        limit.write_text(str(200 << 20))
+    except OSError as error:
+        pytest.skip(f"cannot make a control group with a limit: {error}")
+
+    def enter():
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    program = f"import os\nif os.environ['KERAS_HVD_RANK'] == '1': {MEMORY_HOG}"
+    try:
+        ended = khvdrun.run("-np", 2, *python(program), preexec_fn=enter)
+    finally:
+        group.rmdir()
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert last_line(ended).startswith("khvdrun: rank 1 ")
+    assert "(SIGKILL), by the kernel because" in last_line(ended)
+    assert "memory ran out" in last_line(ended)
