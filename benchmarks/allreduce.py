@@ -1,8 +1,8 @@
 """How long an allreduce takes: `khvdrun -np 2 python benchmarks/allreduce.py`.
 
 Sums float32 tensors of 4 B to 256 MiB over all ranks, at the C API and through a
-`tf.function`, beside a `tf.function` that does nothing. Rank 0 prints a table of medians
-and, with --json, writes them to a file.
+`tf.function`, beside a `tf.function` that does nothing. Rank 0 prints a table of
+medians and, with --json, writes them to a file.
 """
 
 from __future__ import annotations
