@@ -1,0 +1,25 @@
+"""Callbacks for `model.fit` on several ranks.
+
+The names with `Callback` are Horovod's.
+"""
+
+from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
+from keras_hvd.callbacks.learning_rate_schedule import LearningRateSchedule
+from keras_hvd.callbacks.learning_rate_warmup import LearningRateWarmup
+from keras_hvd.callbacks.metric_average import MetricAverage
+
+BroadcastGlobalVariablesCallback = BroadcastGlobalVariables
+LearningRateScheduleCallback = LearningRateSchedule
+LearningRateWarmupCallback = LearningRateWarmup
+MetricAverageCallback = MetricAverage
+
+__all__ = [
+    "BroadcastGlobalVariables",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateSchedule",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmup",
+    "LearningRateWarmupCallback",
+    "MetricAverage",
+    "MetricAverageCallback",
+]

@@ -1,0 +1,214 @@
+"""BroadcastGlobalVariables: all ranks start from one rank's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_hvd import basics
+from keras_hvd.callbacks.coordination import (
+    DistributedCallback,
+    layers_of,
+    model_optimizers,
+)
+from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer import before_first_update, is_distributed
+from keras_hvd.variables import broadcast_variables
+
+
+class BroadcastGlobalVariables(DistributedCallback):
+    """Gives all ranks one rank's weights and optimizer state before the first step.
+
+    That happens after every callback's `on_train_begin`, so that what
+    `BackupAndRestore` restored on that rank, its epoch included, reaches all. What does
+    not exist then (a model without input shape) is broadcast when it is created, before
+    the first step runs. Dropout and other random layers continue with that rank's seed
+    plus their own rank, so that ranks draw different numbers and runs can be repeated.
+
+    Like every callback of keras_hvd, on more than one rank it also: checks that the
+    model's optimizer is distributed; has rank 0 alone print progress bars and write
+    files (`ModelCheckpoint`, `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...; a
+    callback with an attribute `every_rank = True` is left alone); averages the moving
+    statistics of BatchNormalization after each epoch, before validation; stops all
+    ranks when `stop_training` is set on one.
+
+    Args:
+        root_rank: the rank whose state all get.
+
+    Raises:
+        ValueError: `root_rank` is no rank of the job (when training begins).
+        RuntimeError: the optimizer is not distributed, the ranks' models differ, or
+            the model has no variables yet and runs eagerly (when training begins).
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> history = model.fit([[1.0]], [[2.0]], verbose=0,
+    ...     callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)])
+    """
+
+    def __init__(self, root_rank: int = 0):
+        super().__init__()
+        self.root_rank = root_rank
+        self._sent: set[int] = set()
+        self._waits = False
+
+    def on_ranks_ready(self) -> None:
+        self._require_root()
+        self._sent = set()
+        self._waits = False
+        model = self.model
+        states = allgather_object(_state(model), name="keras_hvd/model_state")
+        _require_alike(states)
+        root = states[self.root_rank]
+        model._initial_epoch = root["initial_epoch"]
+        _continue_seeds(model, root["seeds"])
+        if not root["built"]:
+            self._broadcast_when_created()
+            return
+        optimizers = model_optimizers(model)
+        for i, optimizer in enumerate(optimizers):
+            # A checkpoint that only some ranks have also builds only their optimizers.
+            if any(state["optimizers"][i]["built"] for state in states):
+                _build(optimizer, model)
+        self._broadcast()
+        self._broadcast_when_created()
+
+    def _require_root(self):
+        if self.root_rank not in range(basics.size()):
+            raise ValueError(
+                f"BroadcastGlobalVariables(root_rank={self.root_rank!r}): the ranks of "
+                f"this job are 0 to {basics.size() - 1}"
+            )
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._waits:
+            self._waits = False
+            raise RuntimeError(
+                f"model {self.model.name!r} created its variables while its first step "
+                "ran, too late to broadcast them: call model.build(input_shape) before "
+                "fit()"
+            )
+
+    def _broadcast_when_created(self):
+        model = self.model
+        for optimizer in model_optimizers(model):
+            if optimizer.built or not is_distributed(optimizer):
+                continue
+            if model.run_eagerly and not _is_built(model):
+                raise RuntimeError(
+                    f"model {model.name!r} has no variables yet, and with "
+                    "run_eagerly=True the first step would run before they could be "
+                    "broadcast: call model.build(input_shape) before fit()"
+                )
+            self._waits = not _is_built(model)
+            before_first_update(optimizer, self._broadcast)
+
+    def _broadcast(self) -> bool:
+        """Broadcasts what was not broadcast before, once all of it has its values."""
+        variables = list(self.model.weights)
+        for optimizer in model_optimizers(self.model):
+            variables.extend(optimizer.variables)
+        if not all(map(_is_initialized, variables)):
+            return False
+        new = [each for each in variables if id(each) not in self._sent]
+        if new:
+            broadcast_variables(new, self.root_rank)
+        self._sent.update(map(id, new))
+        self._waits = False
+        return True
+
+
+def _is_initialized(variable: keras.Variable) -> bool:
+    """Whether it has its value: not in the trace of the `tf.function` that made it."""
+    return bool(variable.value.is_initialized())
+
+
+def _state(model: keras.Model) -> dict[str, Any]:
+    """What has to be known of a rank before variables can be broadcast."""
+    return {
+        "built": _is_built(model),
+        "variables": [_describe(each) for each in model.weights],
+        "optimizers": [
+            {"name": each.name, "built": bool(each.built)}
+            for each in model_optimizers(model)
+        ],
+        "initial_epoch": model._initial_epoch,
+        "seeds": [np.array(each.state) for each in _seed_generators(model)],
+    }
+
+
+def _describe(variable: keras.Variable) -> str:
+    shape = ", ".join(map(str, variable.shape))
+    return f"{variable.path}: {variable.dtype}[{shape}]"
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in layers_of(model))
+
+
+def _require_alike(states: list[dict[str, Any]]) -> None:
+    """Raises, on every rank, where the ranks' models differ: they would hang later."""
+    first = states[0]
+    for rank, other in enumerate(states):
+        if other["built"] != first["built"]:
+            built, not_built = (0, rank) if first["built"] else (rank, 0)
+            raise RuntimeError(
+                f"the model has its variables on rank {built}, but not on rank "
+                f"{not_built}: build it on all ranks (model.build(input_shape)) or on "
+                "none"
+            )
+        _require_equal("variables", rank, first["variables"], other["variables"])
+        _require_equal(
+            "optimizers",
+            rank,
+            [each["name"] for each in first["optimizers"]],
+            [each["name"] for each in other["optimizers"]],
+        )
+        if len(first["seeds"]) != len(other["seeds"]):
+            raise RuntimeError(
+                f"the model has {len(first['seeds'])} random layers on rank 0, and "
+                f"{len(other['seeds'])} on rank {rank}"
+            )
+
+
+def _require_equal(what: str, rank: int, first: list[str], other: list[str]) -> None:
+    if first == other:
+        return
+    here = [each for each in first if each not in other] or first
+    there = [each for each in other if each not in first] or other
+    raise RuntimeError(
+        f"the model's {what} differ between ranks: rank 0 has {_some(here)}, rank "
+        f"{rank} has {_some(there)}. All ranks must create the same layers and "
+        "optimizers, in the same order: their names match gradients between ranks."
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) or "none"
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > 3 else shown
+
+
+def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(model.trainable_variables)
+
+
+def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
+    for generator, seed in zip(_seed_generators(model), seeds):
+        generator.state.assign(seed + np.array([basics.rank(), 0], seed.dtype))
+
+
+def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
+    generators = []
+    for layer in layers_of(model):
+        for each in getattr(layer, "_seed_generators", ()):
+            if not any(each is known for known in generators):
+                generators.append(each)
+    return generators

@@ -1,0 +1,311 @@
+"""What every keras_hvd callback does besides its own work.
+
+The first of them that `fit` meets puts two companions around the callbacks of its list:
+`_BeforeOthers` at the front and `_AfterOthers` at the end. So what must be seen by all
+callbacks (moving statistics, verbosity) and what must see what all of them did
+(restored state, `stop_training`) does not depend on the order that the user chose.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd import basics
+from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
+from keras_hvd.optimizer import is_distributed, no_xla
+
+# Callbacks of Keras that write files, or to a server.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        "BackupAndRestore",
+        "CSVLogger",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",
+        "RemoteMonitor",
+        "TensorBoard",
+    )
+    if hasattr(keras.callbacks, name)
+)
+
+# Callbacks of Keras that never ask to stop in the middle of an epoch.
+_QUIET_IN_BATCHES = {
+    *_WRITERS,
+    keras.callbacks.Callback,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+}
+
+_BATCH_HOOKS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+
+
+class DistributedCallback(keras.callbacks.Callback):
+    """Base of keras_hvd's callbacks. At size 1 it does nothing."""
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        if basics.size() > 1:
+            _surround(_enclosing_list(self), model)
+
+    def on_ranks_ready(self) -> None:
+        """Runs on every rank after all callbacks' `on_train_begin`, if size > 1."""
+
+    def check_order(self, others: list[keras.callbacks.Callback], place: int) -> None:
+        """Raises if this callback, at `place`, must come before one of the others.
+
+        Runs on every rank at the beginning of training, if size > 1.
+        """
+
+
+class _BeforeOthers(keras.callbacks.Callback):
+    """At the front of the list: what the other callbacks must find done."""
+
+    def __init__(self, callback_list: keras.callbacks.CallbackList):
+        super().__init__()
+        self._list = callback_list
+        self._statistics_differ = False
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        # The same dict goes to all callbacks, the progress bar among them.
+        if params and basics.rank() != 0:
+            params["verbose"] = 0
+        super().set_params(params)
+
+    def on_train_begin(self, logs=None):
+        require_distributed(self.model)
+        if self.model.jit_compile:
+            raise no_xla(f"model {self.model.name!r}")
+        others = self._list.callbacks
+        for place, callback in enumerate(others):
+            if isinstance(callback, DistributedCallback):
+                callback.check_order(others, place)
+        _warn_of_unsynchronized(self.model)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._statistics_differ = True
+
+    def on_test_begin(self, logs=None):
+        self._average_statistics()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._average_statistics()
+
+    def _average_statistics(self):
+        if not self._statistics_differ:
+            return
+        self._statistics_differ = False
+        variables = _moving_statistics(self.model)
+        if not variables:
+            return
+        averages = grouped_allreduce(variables, Average, "keras_hvd/moving_statistics")
+        for variable, average in zip(variables, averages):
+            variable.assign(average)
+
+
+class _AfterOthers(keras.callbacks.Callback):
+    """At the end of the list: what must see what the other callbacks did."""
+
+    def __init__(self, callback_list: keras.callbacks.CallbackList):
+        super().__init__()
+        self._list = callback_list
+        self._agrees_in_batches = False
+
+    def on_train_begin(self, logs=None):
+        may_stop = any(map(_may_stop_in_batches, self._list.callbacks))
+        self._agrees_in_batches = _any_rank(may_stop, "may_stop_in_batches")
+        for callback in self._list.callbacks:
+            if isinstance(callback, DistributedCallback):
+                callback.on_ranks_ready()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._agrees_in_batches:
+            self._agree_on_stopping()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._agree_on_stopping()
+
+    def _agree_on_stopping(self):
+        # A rank that stopped alone would leave the others waiting for its gradients.
+        self.model.stop_training = _any_rank(self.model.stop_training, "stop_training")
+
+
+def require_distributed(model: keras.Model) -> None:
+    """Raises unless the model's optimizers reduce their gradients over all ranks.
+
+    Args:
+        model: a compiled model.
+
+    Raises:
+        RuntimeError: an optimizer is not distributed, or there is none.
+    """
+    optimizers = model_optimizers(model)
+    plain = [each for each in optimizers if not is_distributed(each)]
+    if optimizers and not plain:
+        return
+    # compile() makes up an optimizer that a train_step with its own never uses.
+    custom = type(model).train_step is not keras.Model.train_step
+    if custom and plain == [model.optimizer] and len(optimizers) > 1:
+        return
+    what = ", ".join(f"{type(each).__name__} {each.name!r}" for each in plain)
+    raise RuntimeError(
+        f"model {model.name!r} would train without reducing gradients over the "
+        f"{basics.size()} ranks: "
+        + (f"its optimizer {what} is not distributed" if plain else "no optimizer")
+        + ". Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(); a model "
+        "that was copied or loaded needs it again (or keras_hvd.load_model)."
+    )
+
+
+def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizer a model was compiled with, and others that are its attributes.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        Each once.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> [optimizer.name for optimizer in model_optimizers(model)]
+    ['SGD']
+    """
+    optimizers = []
+    for value in (model.optimizer, *vars(model).values()):
+        known = any(value is each for each in optimizers)
+        if isinstance(value, keras.optimizers.Optimizer) and not known:
+            optimizers.append(value)
+    return optimizers
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """A model's layers, nested ones and the model itself included.
+
+    Args:
+        model: a Keras model.
+
+    Returns:
+        A list.
+
+    Example:
+
+    >>> import keras
+    >>> inner = keras.Sequential([keras.layers.ReLU(name="relu")], name="inner")
+    >>> [layer.name for layer in layers_of(keras.Sequential([inner], name="outer"))]
+    ['outer', 'inner', 'relu']
+    """
+    return list(model._flatten_layers())
+
+
+def _surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -> None:
+    callbacks = callback_list.callbacks
+    if any(isinstance(each, _BeforeOthers) for each in callbacks):
+        return
+    _require_before_tensorboard(callbacks)
+    before, after = _BeforeOthers(callback_list), _AfterOthers(callback_list)
+    kept = callbacks if basics.rank() == 0 else [_without_files(c) for c in callbacks]
+    # In place, and one longer in front: Keras is just going through this list, and
+    # meets the calling callback, which has been here, a second time.
+    callbacks[:] = [before, *kept, after]
+    for companion in (before, after):
+        companion.set_model(model)
+
+
+def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> None:
+    """TensorBoard writes as soon as it is given the model, before training begins."""
+    kinds = (DistributedCallback, keras.callbacks.TensorBoard)
+    first = next((each for each in callbacks if isinstance(each, kinds)), None)
+    if not isinstance(first, keras.callbacks.TensorBoard):
+        return
+    raise ValueError(
+        "put keras_hvd's callbacks before TensorBoard in the list of callbacks: they "
+        "keep other ranks than 0 from writing"
+    )
+
+
+def _without_files(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    if not isinstance(callback, _WRITERS) or getattr(callback, "every_rank", False):
+        return callback
+    return keras.callbacks.Callback()
+
+
+def _enclosing_list(
+    callback: keras.callbacks.Callback,
+) -> keras.callbacks.CallbackList:
+    """The list that is just handing its model to the callback.
+
+    Keras tells callbacks nothing about it; it is the caller, or a caller of it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, keras.callbacks.CallbackList):
+            return found
+        frame = frame.f_back
+    raise RuntimeError(
+        f"{type(callback).__name__} works together with the other callbacks of its "
+        "keras.callbacks.CallbackList, which fit() makes; in a loop of your own, make "
+        "one with keras.callbacks.CallbackList(callbacks, model=model)"
+    )
+
+
+def _any_rank(flag: bool, name: str) -> bool:
+    return bool(allreduce(tf.constant(int(flag)), Max, f"keras_hvd/{name}"))
+
+
+def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback is run between steps, and could set `stop_training` there."""
+    if isinstance(callback, (DistributedCallback, _BeforeOthers, _AfterOthers)):
+        return False
+    if type(callback) in _QUIET_IN_BATCHES:
+        return False
+    return not all(_is_default(callback, hook) for hook in _BATCH_HOOKS)
+
+
+def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
+    method = getattr(callback, hook)
+    return getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, hook)
+
+
+def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    return [
+        variable
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.built
+        and layer.trainable
+        for variable in (layer.moving_mean, layer.moving_variance)
+    ]
+
+
+def _warn_of_unsynchronized(model: keras.Model) -> None:
+    names = [
+        layer.name
+        for layer in layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and getattr(layer, "synchronized", False)
+    ]
+    if names and basics.rank() == 0:
+        warnings.warn(
+            f"{', '.join(names)}: BatchNormalization(synchronized=True) synchronizes "
+            "under a tf.distribute strategy only. Here each rank normalizes by its own "
+            "batch; moving statistics are averaged over ranks after each epoch.",
+            stacklevel=2,
+        )

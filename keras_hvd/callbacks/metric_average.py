@@ -1,0 +1,130 @@
+"""MetricAverage: the logs of an epoch, over the data of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+
+from keras_hvd import basics
+from keras_hvd.callbacks.coordination import DistributedCallback
+from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
+
+# Callbacks of Keras that read an epoch's logs.
+_READERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        "CSVLogger",
+        "EarlyStopping",
+        "History",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",
+        "ProgbarLogger",
+        "ReduceLROnPlateau",
+        "RemoteMonitor",
+        "TensorBoard",
+    )
+    if hasattr(keras.callbacks, name)
+)
+
+
+class MetricAverage(DistributedCallback):
+    """Replaces an epoch's logs by those over all ranks, training and validation alike.
+
+    They are exactly those of one process on all the data, whatever the parts' sizes:
+    the metrics' variables are summed over ranks, not their results averaged (which
+    would be wrong for AUC or precision). Logs that belong to no metric of the model,
+    those of a custom `train_step`, are averaged. Put it before callbacks that read
+    logs.
+
+    Raises:
+        ValueError: a callback before it in the list reads logs (when training begins).
+        RuntimeError: only some ranks have validation data (at the end of an epoch).
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> history = model.fit([[1.0]], [[2.0]], verbose=0,
+    ...     callbacks=[keras_hvd.callbacks.MetricAverage()])
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.evaluated: Results = {}
+        self._in_epoch = False
+        self._trained: Results | None = None
+
+    def check_order(self, others, place):
+        readers = [each for each in others[:place] if isinstance(each, _READERS)]
+        if readers:
+            name = type(readers[0]).__name__
+            raise ValueError(
+                f"put MetricAverage before {name} in the list of callbacks: as it is, "
+                f"{name} reads the logs of this rank alone"
+            )
+        for name in (type(each).__name__ for each in others[:place] if _may_read(each)):
+            warnings.warn(
+                f"{name} comes before MetricAverage in the list of callbacks: its "
+                "on_epoch_end gets the logs of this rank alone",
+                stacklevel=2,
+            )
+
+    def on_train_begin(self, logs=None):
+        self._in_epoch = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._in_epoch = True
+        self._trained = None
+
+    def on_test_begin(self, logs=None):
+        # The metrics still hold training's values: Keras resets them after this.
+        if basics.size() > 1 and self._in_epoch and self._trained is None:
+            self._trained = results_over_ranks(self.model)
+
+    def on_test_end(self, logs=None):
+        if basics.size() == 1 or self._in_epoch or logs is None:
+            return
+        means, _ = means_over_ranks(logs)
+        _replace(logs, means, results_over_ranks(self.model))
+        self.evaluated = dict(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._in_epoch = False
+        if basics.size() == 1 or logs is None:
+            return
+        validated = self._trained is not None
+        # The same collectives in the same order, with validation and without it.
+        trained = self._trained if validated else results_over_ranks(self.model)
+        means, of_ranks = means_over_ranks(logs)
+        _require_same_validation(of_ranks)
+        results = results_over_ranks(self.model) if validated else {}
+        validation = {f"val_{name}": value for name, value in results.items()}
+        _replace(logs, means, {**trained, **validation})
+
+
+def _replace(logs: Results, means: Results, results: Results) -> None:
+    """Puts results, or means where there is none, in place of the logs."""
+    logs.update({name: results.get(name, means.get(name, logs[name])) for name in logs})
+
+
+def _may_read(callback: keras.callbacks.Callback) -> bool:
+    if type(callback).__module__.startswith(("keras.", "keras_hvd.")):
+        return False
+    return type(callback).on_epoch_end is not keras.callbacks.Callback.on_epoch_end
+
+
+def _require_same_validation(of_ranks: list[set[str]]) -> None:
+    """Raises, on every rank, where only some ranks validate: they would hang."""
+    validates = [any(name.startswith("val_") for name in names) for names in of_ranks]
+    if len(set(validates)) == 1:
+        return
+    missing = ", ".join(
+        str(r) for r, validated in enumerate(validates) if not validated
+    )
+    raise RuntimeError(
+        f"MetricAverage: rank {missing} did no validation in this epoch, others did. "
+        "Give every rank a part of the validation data, or none to all."
+    )

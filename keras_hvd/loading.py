@@ -1,0 +1,63 @@
+"""load_model: a saved model whose optimizer is distributed again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_hvd.collectives.allreduce import ReduceOp
+from keras_hvd.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: str | os.PathLike,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+    op: ReduceOp | None = None,
+) -> keras.Model:
+    """Loads a model with `keras.models.load_model` and distributes its optimizer.
+
+    The optimizer keeps the state it was saved with. It does not matter whether it was
+    distributed then.
+
+    Args:
+        filepath: where the model was saved.
+        custom_optimizers: optimizer classes that the file refers to by their name.
+        custom_objects: other classes and functions by name, as for Keras.
+        compile: whether to compile the model; without it there is no optimizer.
+        safe_mode: whether to refuse files that hold Python code.
+        op: as for `DistributedOptimizer`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the file is no model; what else `keras.models.load_model` raises.
+
+    Example:
+
+    >>> import tempfile, keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(f"{folder}/model.keras")
+    ...     again = keras_hvd.load_model(f"{folder}/model.keras")
+    >>> again.optimizer.name
+    'adam'
+    """
+    named = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(
+        filepath,
+        custom_objects={**named, **(custom_objects or {})},
+        compile=compile,
+        safe_mode=safe_mode,
+    )
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, op)
+    return model

@@ -1,0 +1,64 @@
+"""Metrics over the data of all ranks.
+
+A metric's variables (sums, counts, histograms) add up over ranks, its results (means,
+ratios, areas) do not. So variables are summed, and results computed from the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_hvd.collectives.allreduce import Sum, grouped_allreduce
+from keras_hvd.objects import allgather_object
+
+Results = dict[str, Any]
+
+
+def results_over_ranks(model: keras.Model) -> Results:
+    """What the model's metrics would show had one process seen all ranks' data.
+
+    Args:
+        model: a compiled model; its metrics' variables are left as they are.
+
+    Returns:
+        A result for each metric's name, the same on all ranks.
+    """
+    variables = [each for metric in model.metrics for each in metric.variables]
+    if not variables:
+        return {}
+    sums = grouped_allreduce(variables, Sum, "keras_hvd/metrics")
+    with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
+        return _flat(model.get_metrics_result())
+
+
+def means_over_ranks(logs: Results) -> tuple[Results, list[set[str]]]:
+    """Plain means of what is no metric, such as the logs of a custom `train_step`.
+
+    Args:
+        logs: values by name.
+
+    Returns:
+        For each name the mean over those ranks that have it as a number; and the names
+        that each rank has.
+    """
+    of_ranks = allgather_object(logs, name="keras_hvd/logs")
+    means = {}
+    for name in logs:
+        values = [each[name] for each in of_ranks if name in each]
+        if all(isinstance(value, (int, float)) for value in values):
+            means[name] = float(np.mean(values))
+    return means, [set(each) for each in of_ranks]
+
+
+def _flat(results: Results) -> Results:
+    flat = {}
+    for name, value in results.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value))
+            continue
+        array = np.asarray(value)
+        flat[name] = float(array) if array.ndim == 0 else array
+    return flat

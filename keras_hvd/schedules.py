@@ -1,0 +1,46 @@
+"""Learning rates as Keras schedules, for optimizers that are given one."""
+
+from __future__ import annotations
+
+import keras
+
+from keras_hvd import basics
+
+
+def warmup_schedule(
+    learning_rate: float, warmup_steps: int, name: str = "warmup"
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The rates of `LearningRateWarmup` as a schedule of Keras.
+
+    It is one of Keras' own (`PolynomialDecay`, upwards), so that a saved model needs no
+    keras_hvd to load.
+
+    Args:
+        learning_rate: the rate after the warmup, usually one process' times `size()`.
+        warmup_steps: number of steps until then.
+        name: the schedule's name.
+
+    Returns:
+        A schedule from `learning_rate / size()` to `learning_rate`, which then stays.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        ValueError: `warmup_steps` is less than 1.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> schedule = keras_hvd.warmup_schedule(0.1 * keras_hvd.size(), warmup_steps=100)
+    >>> optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(schedule))
+    """
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps!r}")
+    first = (1 + (basics.size() - 1) / warmup_steps) / basics.size()
+    return keras.optimizers.schedules.PolynomialDecay(
+        initial_learning_rate=learning_rate * first,
+        decay_steps=max(1, warmup_steps - 1),
+        end_learning_rate=learning_rate,
+        power=1.0,
+        name=name,
+    )
