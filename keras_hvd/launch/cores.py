@@ -10,6 +10,7 @@ from pathlib import Path
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_TABLE = Path("/proc/self/cgroup")
 
 
 def available() -> int:
@@ -52,7 +53,7 @@ def cgroup_files(controller: str, name: str) -> list[Path]:
         what is mounted as the root is the container's group.
     """
     found = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in _CGROUP_TABLE.read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             roots = [_CGROUPS, _CGROUPS / "unified"]

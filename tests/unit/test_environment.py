@@ -1,7 +1,7 @@
 """environment.world() on what launchers leave in the environment, right and wrong.
 
-The variables are as recorded from Open MPI 4.1.4, MPICH 4.3, Slurm 22.05 and Open MPI 5's
-documentation; tests/launch/test_launchers.py runs the launchers themselves.
+The variables are as recorded from Open MPI 4.1.4, MPICH 5.0.2 and Slurm 22.05, and Open
+MPI 5's from its documentation; tests/launch/test_launchers.py runs the launchers.
 """
 
 import re

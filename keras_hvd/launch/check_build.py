@@ -1,0 +1,138 @@
+"""`khvdrun --check-build`: what is built, and what can be opened on this machine."""
+
+import ctypes
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from keras_hvd import native
+from keras_hvd.exceptions import LibraryError
+from keras_hvd.version import __version__
+
+_ROOT = Path(__file__).parents[2]
+_NOT_USED_YET = "this version does not use it"
+
+
+class _Missing(Exception):
+    """Something is not there; the text says what and why."""
+
+
+def run() -> int:
+    """Prints one line for each part, with a yes or no and the reason.
+
+    Returns:
+        0 if everything that training needs is there, else 1.
+    """
+    print(f"keras_hvd {__version__} in {_ROOT / 'keras_hvd'}")
+    print(f"Python {platform.python_version()}, {platform.platform()}")
+    print("\nneeded:")
+    needed: list[tuple[str, Callable[[], str]]] = [
+        ("engine", _engine),
+        ("TensorFlow", _tensorflow),
+        ("TensorFlow ops", _ops),
+        ("Keras", _keras),
+        ("shared memory", _shared_memory),
+    ]
+    is_complete = all([_show(name, look) for name, look in needed])
+    print("\noptional:")
+    for name, look in (("MPI", _mpi), ("NCCL", _nccl), ("CUDA", _cuda)):
+        _show(name, look)
+    return 0 if is_complete else 1
+
+
+def _show(name: str, look: Callable[[], str]) -> bool:
+    try:
+        answer, reason = "yes", look()
+    except (_Missing, LibraryError, OSError) as error:
+        answer, reason = "no", str(error)
+    print(f"  {answer:3}  {name:14}  {reason}", flush=True)
+    return answer == "yes"
+
+
+def _engine() -> str:
+    engine = native.engine()
+    return f"{engine._name}, version {engine.khvd_version().decode()}"
+
+
+def _tensorflow() -> str:
+    return _installed("tensorflow")
+
+
+def _ops() -> str:
+    # In a process of its own: TensorFlow logs as it likes, and aborts if it must.
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from keras_hvd import native"
+    )
+    opened = subprocess.run(
+        [sys.executable, "-c", f"{program}; native.ops()", _ROOT],
+        capture_output=True,
+        text=True,
+    )
+    if opened.returncode != 0:
+        last_words = opened.stderr.strip().splitlines() or ["no reason given"]
+        raise _Missing(last_words[-1])
+    return f"built for TensorFlow {native.build_info()['tensorflow']}"
+
+
+def _keras() -> str:
+    return _installed("keras")
+
+
+def _installed(module: str) -> str:
+    """Which distribution brings a module, and its version, without importing it."""
+    if importlib.util.find_spec(module) is None:
+        raise _Missing(f"no module named {module!r} in this Python")
+    names = importlib.metadata.packages_distributions().get(module, [])
+    versions = {f"{name} {importlib.metadata.version(name)}" for name in names}
+    return ", ".join(sorted(versions)) or "not from a package: its version is unknown"
+
+
+def _shared_memory() -> str:
+    """Does what the engine does: sealed memory, and a socket to hand it over by."""
+    memory = os.memfd_create("khvdrun-check-build", os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(memory, 0, 4096)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    finally:
+        os.close(memory)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0khvdrun-check-build-{uuid.uuid4().hex}")
+    return "sealed memfd and abstract unix sockets"
+
+
+def _mpi() -> str:
+    # Open MPI's two names, and MPICH's with those who share its ABI.
+    return _opens("libmpi.so.40", "libmpi.so.12", "libmpi.so")
+
+
+def _nccl() -> str:
+    paths = []
+    if importlib.util.find_spec("nvidia") is not None:
+        package = importlib.util.find_spec("nvidia.nccl")
+        folders = package.submodule_search_locations if package else []
+        paths = [os.path.join(folder, "lib", "libnccl.so.2") for folder in folders]
+    return _opens(*paths, "libnccl.so.2")
+
+
+def _cuda() -> str:
+    return _opens("libcuda.so.1")
+
+
+def _opens(*names: str) -> str:
+    reasons = []
+    for name in names:
+        try:
+            ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error))
+        else:
+            return f"{name} opens; {_NOT_USED_YET}"
+    raise _Missing("; ".join(reasons))

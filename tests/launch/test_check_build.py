@@ -1,0 +1,59 @@
+"""What `khvdrun --check-build` answers, and how it answers when a part is missing."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras_hvd
+from keras_hvd.version import __version__
+
+PACKAGE = Path(keras_hvd.__file__).parent
+
+
+def answers(text: str) -> dict[str, tuple[str, str]]:
+    """The yes or no, and the reason, of each part."""
+    rows = re.findall(r"^  (yes|no) +(.+?)  +(.*)$", text, re.MULTILINE)
+    return {name: (answer, reason) for answer, name, reason in rows}
+
+
+def test_finds_what_is_built(khvdrun):
+    ended = khvdrun.run("--check-build")
+    found = answers(ended.stdout)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.startswith(f"keras_hvd {__version__} in {PACKAGE}\n")
+    assert list(found) == [
+        "engine",
+        "TensorFlow",
+        "TensorFlow ops",
+        "Keras",
+        "shared memory",
+        "MPI",
+        "NCCL",
+        "CUDA",
+    ]
+    assert [found[name][0] for name in list(found)[:5]] == ["yes"] * 5
+    assert found["engine"][1].endswith(f"libkeras_hvd.so, version {__version__}")
+    assert all(reason for _, reason in found.values())
+
+
+def test_says_what_is_missing(tmp_path):
+    copy = tmp_path / "keras_hvd"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("_native"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "keras_hvd.launch", "--check-build"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    found = answers(ended.stdout)
+    assert ended.returncode == 1
+    assert ended.stderr == ""
+    assert found["engine"][0] == found["TensorFlow ops"][0] == "no"
+    assert "not built" in found["engine"][1]
+    assert found["shared memory"][0] == "yes"
+
+
+def test_needs_no_command_and_no_rank_count(khvdrun):
+    assert khvdrun.run("--check-build", "-np", 2).returncode == 0
