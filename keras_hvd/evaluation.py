@@ -43,11 +43,11 @@ def evaluate(
 
     Example:
 
-    >>> import keras, keras_hvd
+    >>> import keras, keras_hvd, numpy as np
     >>> keras_hvd.init()
     >>> model = keras.Sequential([keras.layers.Identity()])
     >>> model.compile(loss="mae")
-    >>> keras_hvd.evaluate(model, [[1.0], [2.0]], [[2.0], [4.0]], verbose=0)
+    >>> keras_hvd.evaluate(model, np.ones((4, 1)), np.full((4, 1), 2.5), verbose=0)
     1.5
     """
     metrics = MetricAverage()

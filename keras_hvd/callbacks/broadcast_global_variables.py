@@ -44,11 +44,11 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     Example:
 
-    >>> import keras, keras_hvd
+    >>> import keras, keras_hvd, numpy as np
     >>> keras_hvd.init()
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
-    >>> history = model.fit([[1.0]], [[2.0]], verbose=0,
+    >>> history = model.fit(np.ones((4, 1)), np.zeros(4), verbose=0,
     ...     callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)])
     """
 

@@ -185,7 +185,7 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> [optimizer.name for optimizer in model_optimizers(model)]
-    ['SGD']
+    ['sgd']
     """
     optimizers = []
     for value in (model.optimizer, *vars(model).values()):

@@ -28,13 +28,13 @@ class LearningRateWarmup(LearningRateSchedule):
 
     Example:
 
-    >>> import keras, keras_hvd
+    >>> import keras, keras_hvd, numpy as np
     >>> keras_hvd.init()
     >>> optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.4))
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile(optimizer, "mse")
     >>> warmup = keras_hvd.callbacks.LearningRateWarmup(0.4, warmup_epochs=3)
-    >>> history = model.fit([[1.0]], [[2.0]], verbose=0, callbacks=[warmup])
+    >>> history = model.fit(np.ones((4, 1)), np.zeros(4), verbose=0, callbacks=[warmup])
     """
 
     def __init__(
