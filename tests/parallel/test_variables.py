@@ -48,7 +48,7 @@ def test_a_whole_model_and_its_optimizer(rank, equal_on_all_ranks):
 
 
 def test_hundreds_twice_in_one_function(rank, size):
-    many = [tf.Variable(float(i + 1000 * rank)) for i in range(400)]
+    many = [tf.Variable(float(i + 1000 * rank)) for i in range(200)]
 
     @tf.function
     def both():
@@ -56,7 +56,7 @@ def test_hundreds_twice_in_one_function(rank, size):
         keras_hvd.broadcast_variables(many[:10], size - 1)
 
     both()
-    assert [v.numpy() for v in many] == [float(i) for i in range(400)]
+    assert [v.numpy() for v in many] == [float(i) for i in range(200)]
 
 
 def test_no_variables():

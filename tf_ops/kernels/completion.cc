@@ -1,6 +1,8 @@
 // The thread that runs TensorFlow's continuations; see completion.h.
 #include "tf_ops/kernels/completion.h"
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -12,7 +14,11 @@ namespace {
 
 class CompletionThread {
  public:
-  CompletionThread() { std::thread(&CompletionThread::Loop, this).detach(); }
+  CompletionThread() {
+    std::thread thread(&CompletionThread::Loop, this);
+    pthread_setname_np(thread.native_handle(), "keras_hvd_done");
+    thread.detach();
+  }
 
   void Add(std::function<void()> continuation) {
     bool sleeping;

@@ -311,19 +311,18 @@ def test_equal_bits_on_all_ranks(dtype, values, rank, equal_on_all_ranks):
         assert one.tobytes() == other.tobytes()
 
 
-def test_a_thousand_tensors_in_another_order_on_each_rank(values, rank, size):
-    """In a graph, whose order differs between ranks, twenty times."""
-    shapes = [(1 + i % 97,) for i in range(1000)]
+def test_a_graph_in_another_order_on_each_rank(values, rank, size):
+    shapes = [(1 + i % 97,) for i in range(300)]
     inputs = [[values(tf.float32, s, peer) for s in shapes] for peer in range(size)]
     expected = [reduced(each, Average) for each in zip(*inputs, strict=True)]
-    order = random.Random(rank).sample(range(1000), 1000)
+    order = random.Random(rank).sample(range(300), 300)
 
     @tf.function
     def step(tensors):
         results = {}
         for i in order:
             results[i] = keras_hvd.allreduce(tensors[i], name=f"shuffled/{i}")
-        return [results[i] for i in range(1000)]
+        return [results[i] for i in range(300)]
 
     tensors = [tf.constant(array) for array in inputs[rank]]
     for _ in range(20):
@@ -332,7 +331,7 @@ def test_a_thousand_tensors_in_another_order_on_each_rank(values, rank, size):
 
 
 def test_a_thousand_tensors_in_ever_other_orders(values, rank, size):
-    """At the C API, in a new order each time, twenty times."""
+    """Each rank has orders of its own, twenty of them; the bits are always the same."""
     shapes = [(1 + i % 97,) for i in range(1000)]
     inputs = [[values(tf.float32, s, peer) for s in shapes] for peer in range(size)]
     expected = [reduced(each, Sum) for each in zip(*inputs, strict=True)]

@@ -160,8 +160,6 @@ def test_barriers_keep_their_order():
 
 
 def test_what_follows_may_run_collectives_itself():
-    """It would wait for ever if it ran on the engine's thread."""
-
     @tf.function
     def step(x):
         y = keras_hvd.allreduce(x)
