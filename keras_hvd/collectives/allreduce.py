@@ -123,6 +123,7 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
 ) -> list[tf.Tensor]:
+    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
     reduced = native.ops().keras_hvd_allreduce(
         tensors=tensors,
         tensor_name=name.tensor,

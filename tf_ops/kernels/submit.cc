@@ -140,7 +140,11 @@ void Submission::Ended(void* context, int code, const char* message) {
   std::unique_ptr<Submission> submission(static_cast<Submission*>(context));
   submission->ctx_->SetStatus(submission->allocation_.ok() ? EngineStatus(code, message)
                                                            : submission->allocation_);
-  CompleteLater(std::move(submission->done_));
+  // Our references go first: what follows may then work in the buffers' place, and the
+  // last one is never given up here, where freeing a large buffer would hold all up.
+  tensorflow::AsyncOpKernel::DoneCallback done = std::move(submission->done_);
+  submission.reset();
+  CompleteLater(std::move(done));
 }
 
 }  // namespace keras_hvd
