@@ -1,0 +1,290 @@
+"""DistributedOptimizer, in each way to train and with each kind of optimizer."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+BATCH_OF_RANK = 2
+
+
+def by_fit(model, x, y):
+    model.fit(x, y, batch_size=BATCH_OF_RANK, shuffle=False, verbose=0)
+
+
+def by_train_on_batch(model, x, y):
+    for batch in batches(x, y, BATCH_OF_RANK):
+        model.train_on_batch(*batch)
+
+
+def by_apply(model, x, y):
+    for x_batch, y_batch in batches(x, y, BATCH_OF_RANK):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(y=y_batch, y_pred=model(x_batch))
+        weights = model.trainable_weights
+        model.optimizer.apply(tape.gradient(loss, weights), weights)
+
+
+def by_apply_gradients(model, x, y):
+    @tf.function
+    def step(x_batch, y_batch):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(y=y_batch, y_pred=model(x_batch))
+        weights = model.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        model.optimizer.apply_gradients(zip(gradients, weights))
+
+    for batch in batches(x, y, BATCH_OF_RANK):
+        step(*batch)
+
+
+class WithTrainStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def batches(x, y, size):
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+def gradient_of_all(model, x, y):
+    """Gradients on all ranks' rows at once, as numbers."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    return [gradient.numpy() for gradient in tape.gradient(loss, model.weights)]
+
+
+@pytest.fixture
+def reference(make_linear, points, size):
+    """The weights that one process trains on all rows with SGD(0.1)."""
+    keras.utils.set_random_seed(5)
+    model = make_linear(None)
+    for batch in batches(*points, BATCH_OF_RANK * size):
+        for weight, gradient in zip(model.weights, gradient_of_all(model, *batch)):
+            weight.assign(weight - 0.1 * gradient)
+    keras.utils.clear_session()
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "train", [by_fit, by_train_on_batch, by_apply, by_apply_gradients]
+)
+def test_ways_to_train(
+    train, run_eagerly, make_linear, points, part_of_batches, reference, difference
+):
+    keras.utils.set_random_seed(5)
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model = make_linear(optimizer, run_eagerly=run_eagerly)
+    train(model, *[part_of_batches(rows, BATCH_OF_RANK) for rows in points])
+    assert difference(model.get_weights(), reference) < 1e-6
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_custom_train_step(
+    steps_per_execution, points, part_of_batches, reference, difference
+):
+    keras.utils.set_random_seed(5)
+    model = WithTrainStep(
+        [keras.Input((3,)), keras.layers.Dense(2, name="linear")], name="model"
+    )
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    by_fit(model, *[part_of_batches(rows, BATCH_OF_RANK) for rows in points])
+    assert difference(model.get_weights(), reference) < 1e-6
+
+
+def test_sum(rank, size):
+    variable = keras.Variable([0.0, 0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), keras_hvd.Sum)
+    optimizer.apply([tf.constant([1.0, rank])], [variable])
+    np.testing.assert_allclose(variable, [-size, -size * (size - 1) / 2])
+
+
+def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
+    calls = []
+    reduce = keras_hvd.grouped_allreduce
+
+    def counting(*arguments):
+        calls.append(arguments)
+        return reduce(*arguments)
+
+    monkeypatch.setattr("keras_hvd.optimizer.grouped_allreduce", counting)
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    )
+    for _ in range(8):
+        optimizer.apply([tf.constant([float(rank)])], [variable])
+    assert len(calls) == (4 if size > 1 else 0)
+    np.testing.assert_allclose(variable, [-4 * (size - 1) / 2])
+
+
+def test_buckets_leave_last_layer_first_and_free_of_each_other(
+    several_ranks, monkeypatch
+):
+    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 4 * 6)
+    names = ["first", "second", "third", "fourth"]
+    variables = [keras.Variable(np.zeros(3, "float32"), name=name) for name in names]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, name="sgd"))
+    optimizer.build(variables)
+
+    @tf.function
+    def step():
+        optimizer.apply([tf.ones(3) for _ in variables], variables)
+
+    graph = step.get_concrete_function().graph
+    found = [op for op in graph.get_operations() if op.type == "KerasHvdAllreduce"]
+    assert [op.get_attr("tensor_name") for op in found] == [
+        b"sgd/fourth",
+        b"sgd/second",
+    ]
+    assert not any(set(op.control_inputs) & set(found) for op in found)
+    step()
+    np.testing.assert_allclose(variables[0], [-1.0] * 3)
+
+
+def test_variables_with_the_same_path(rank, size):
+    variables = [tf.Variable([0.0]) for _ in range(2)]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([tf.constant([1.0]), tf.constant([float(rank)])], variables)
+    np.testing.assert_allclose(variables[0], [-1.0])
+    np.testing.assert_allclose(variables[1], [-(size - 1) / 2])
+
+
+def test_gradient_that_overwrites(rank, size):
+    """Scales of float8 layers: Keras assigns their gradients, before it clips."""
+    weight = keras.Variable([0.0], name="weight")
+    scale = keras.Variable([0.0], name="scale")
+    scale.overwrite_with_gradient = True
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    gradients = [tf.constant([1.0]), tf.constant([float(rank + 1)])]
+    optimizer.apply(gradients, [weight, scale])
+    np.testing.assert_allclose(weight, [-1.0])
+    np.testing.assert_allclose(scale, [size])
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+def test_infinite_gradient_on_one_rank(
+    run_eagerly, rank, size, make_linear, equal_on_all_ranks
+):
+    """The step is skipped by all ranks or by none."""
+    keras.utils.set_random_seed(5)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model = make_linear(optimizer, run_eagerly=run_eagerly)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    model.optimizer.initial_scale = 1024.0
+    x, y = np.ones((2, 3), "float32"), np.full((2, 2), rank, "float32")
+    for step in range(4):
+        spoilt = step == 2 and rank == size - 1
+        model.train_on_batch(x * np.inf if spoilt else x, y)
+    assert all(np.isfinite(weights).all() for weights in model.get_weights())
+    assert int(model.optimizer.iterations) == 3
+    assert float(model.optimizer.dynamic_scale) == 512.0
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([each.numpy() for each in model.optimizer.variables])
+
+
+def test_explicit_loss_scale(rank, size, equal_on_all_ranks):
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 2.0)
+    )
+    for gradient in (2.0 * rank, np.inf if rank == 0 else 1.0, rank):
+        optimizer.apply([tf.constant([float(gradient)])], [variable])
+    # The second step was skipped, after which the scale is 1.
+    np.testing.assert_allclose(variable, [-2 * (size - 1) / 2])
+    assert equal_on_all_ranks([each.numpy() for each in optimizer.variables])
+
+
+def test_multi_optimizer_by_function(rank, size):
+    """The inner optimizers are known when it is built."""
+    variables = [keras.Variable([0.0], name=name) for name in ("a", "b")]
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.MultiOptimizer(lambda _: keras.optimizers.SGD(1.0))
+    )
+    optimizer.apply([tf.constant([float(rank)])] * 2, variables)
+    for variable in variables:
+        np.testing.assert_allclose(variable, [-(size - 1) / 2])
+
+
+class Halving(keras.optimizers.SGD):
+    def _clip_gradients(self, grads):
+        return [gradient / 2 for gradient in grads]
+
+
+class WithoutHook(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        for gradient, variable in zip(grads, trainable_variables):
+            variable.assign_sub(gradient)
+
+
+class LeavingOut(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        trainable_variables[0].assign_sub(grads[0])
+        super().apply(grads[1:], trainable_variables[1:])
+
+
+class WithoutApply(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        for gradient, variable in grads_and_vars:
+            variable.assign_sub(gradient)
+
+
+def test_custom_clipping_gets_reduced_gradients(rank, size):
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(Halving(1.0))
+    optimizer.apply([tf.constant([float(rank)])], [variable])
+    np.testing.assert_allclose(variable, [-(size - 1) / 4])
+
+
+@pytest.mark.parametrize("kind", [WithoutHook, LeavingOut, WithoutApply])
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_custom_optimizer_that_would_skip_the_reduction(kind, in_graph, several_ranks):
+    variables = [keras.Variable([0.0], name=name) for name in ("a", "b")]
+    optimizer = keras_hvd.DistributedOptimizer(kind(1.0))
+    optimizer.build(variables)
+
+    def step():
+        optimizer.apply_gradients([(tf.constant([1.0]), v) for v in variables])
+
+    with pytest.raises(RuntimeError, match="weights would drift apart"):
+        tf.function(step)() if in_graph else step()
+
+
+def test_xla_is_refused_before_any_step(several_ranks, make_linear, points):
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model = make_linear(optimizer, jit_compile=True)
+    weights = model.get_weights()
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        model.fit(*points, verbose=0)
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        model.fit(
+            *points,
+            verbose=0,
+            callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)],
+        )
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        model.train_on_batch(*points)
+    np.testing.assert_array_equal(model.get_weights()[0], weights[0])
+
+
+def test_strategy_is_refused(several_ranks):
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with (
+        tf.distribute.OneDeviceStrategy("cpu:0").scope(),
+        pytest.raises(RuntimeError, match="OneDeviceStrategy"),
+    ):
+        optimizer.apply([tf.constant([1.0])], [variable])
