@@ -164,11 +164,16 @@ bool Engine::SpinUntil(const Ready& ready) {
 }
 
 // Sleeps until there is something to do. Only while something waits does it wake up by
-// itself, to look for stalls: an idle engine uses no time.
+// itself, to look for stalls: an idle engine uses no time. It rests, so that the next
+// submission has to wake it, only after a while without any: in a loop of collectives
+// that would cost each of them a wake.
 void Engine::SleepUntil(const Ready& ready) {
   const auto due = [&] { return ready() || HasNews(); };
+  resting_.store(was_idle_);
   const bool watchful = HasPending() || stopping_.load() || !running_.empty() ||
-                        (coordination_ != nullptr && coordination_->anything_waits());
+                        (coordination_ != nullptr && coordination_->anything_waits()) ||
+                        !was_idle_;
+  if (watchful) resting_.store(false);
   const bool stopping = stopping_.load();
   block_.bell.Announce();
   if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
@@ -176,6 +181,7 @@ void Engine::SleepUntil(const Ready& ready) {
   const bool rung =
       block_.bell.Sleep(watchful && !failure_handled_ ? Clock::now() + kStallCheck
                                                       : Clock::time_point::max());
+  was_idle_ = !rung;
   if (!rung && due()) counters_.lost_wakes += 1;
 }
 
@@ -205,6 +211,8 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
     SendSubmission(*description, duplicate);
   }
   segment_->block(0).bell.Ring();
+  // Nobody decides about it any more, or nobody watches whether somebody does.
+  if (resting_.load() || segment_->block(0).departure.load() != 0) block_.bell.Ring();
   return Status::Ok();
 }
 

@@ -146,6 +146,8 @@ class Engine : private Waiter {
   Clock::time_point next_stall_check_;
 
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> resting_{false};  // asleep until somebody rings, stalls or not
+  bool was_idle_ = false;             // the last sleep ended without a ring
   std::thread thread_;
 };
 
