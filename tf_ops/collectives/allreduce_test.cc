@@ -1,0 +1,125 @@
+// Allreduce over ranks, sizes, types and groups.
+#include "tf_ops/collectives/allreduce.h"
+
+#include <cstring>
+
+#include "tf_ops/collectives/testing.h"
+
+namespace keras_hvd {
+namespace {
+
+// One tensor of each size, reduced as one group; checked against Reduce itself, which
+// has tests of its own, on the whole tensors.
+void CheckGroup(Ranks* ranks, const Reduction& reduction,
+                const std::vector<std::pair<DataType, int64_t>>& group, bool in_place) {
+  const int size = ranks->size();
+  std::vector<std::vector<std::vector<char>>> inputs(size), outputs(size);
+  for (int rank = 0; rank < size; ++rank) {
+    for (const auto& [dtype, elements] : group) {
+      std::vector<char> bytes =
+          RandomBytes(elements * Bytes(dtype), rank * 7919 + elements);
+      if (dtype == DataType::kBool) {
+        for (char& byte : bytes) byte &= 1;
+      }
+      outputs[rank].push_back(in_place ? bytes : std::vector<char>(bytes.size()));
+      inputs[rank].push_back(std::move(bytes));
+    }
+  }
+  ranks->Run([&](int rank, Communicator* communicator) {
+    AllreduceOptions options;
+    options.reduction = reduction;
+    for (size_t i = 0; i < group.size(); ++i) {
+      const void* input = in_place ? outputs[rank][i].data() : inputs[rank][i].data();
+      options.tensors.push_back(
+          {group[i].first, group[i].second, input, outputs[rank][i].data()});
+    }
+    EXPECT_TRUE(Allreduce(options, communicator));
+  });
+  for (size_t i = 0; i < group.size(); ++i) {
+    const auto [dtype, elements] = group[i];
+    std::vector<const void*> pointers;
+    for (int rank = 0; rank < size; ++rank) pointers.push_back(inputs[rank][i].data());
+    std::vector<char> expected(elements * Bytes(dtype));
+    Reduce(reduction, dtype, pointers.data(), size, elements, expected.data());
+    for (int rank = 0; rank < size; ++rank) {
+      ASSERT_TRUE(outputs[rank][i] == expected)
+          << Name(reduction.op) << " of " << elements << " " << Name(dtype)
+          << " on rank " << rank << " of " << size;
+    }
+  }
+}
+
+class AllreduceTest : public testing::TestWithParam<int> {};
+
+// Sizes around the cache line, the limit of small tensors, and one and several windows
+// of 4 KiB.
+const std::vector<int64_t> kSizes = {0,    1,    3,    15,   16,   17,    1023,  1024,
+                                     1025, 2047, 4095, 4096, 4097, 10007, 40000, 65537};
+
+TEST_P(AllreduceTest, AllSizes) {
+  Ranks ranks(GetParam());
+  for (int64_t elements : kSizes) {
+    CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt32, elements}}, false);
+    CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt32, elements}}, true);
+  }
+}
+
+TEST_P(AllreduceTest, SmallTensorsInLargeExchangeMemory) {
+  Ranks ranks(GetParam(), 1 << 20);
+  for (int64_t elements : kSizes) {
+    CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt64, elements}}, false);
+  }
+}
+
+TEST_P(AllreduceTest, AllTypesAndReductions) {
+  Ranks ranks(GetParam());
+  for (int dtype = 0; dtype < kDataTypes; ++dtype) {
+    for (int op = 0; op < kReduceOps; ++op) {
+      for (double scale : {1.0, 0.5}) {
+        const Reduction reduction = {static_cast<ReduceOp>(op), scale, 1 / scale};
+        if (!Supports(reduction, static_cast<DataType>(dtype))) continue;
+        CheckGroup(&ranks, reduction, {{static_cast<DataType>(dtype), 3001}}, false);
+        CheckGroup(&ranks, reduction, {{static_cast<DataType>(dtype), 77}}, true);
+      }
+    }
+  }
+}
+
+TEST_P(AllreduceTest, GroupsOfMixedTypesAndSizes) {
+  Ranks ranks(GetParam());
+  std::mt19937 random(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::pair<DataType, int64_t>> group;
+    for (unsigned i = 0; i < 1 + random() % 30; ++i) {
+      group.emplace_back(static_cast<DataType>(random() % (kDataTypes - 1)),
+                         random() % 3 == 0 ? random() % 5000 : random() % 40);
+    }
+    CheckGroup(&ranks, {ReduceOp::kAverage}, group, round % 2 == 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AllreduceTest, testing::Range(1, 6));
+
+// Groups of ranks that overlap use the same exchange memories one after another.
+TEST(AllreduceSets, OverlappingSetsFollowEachOther) {
+  Ranks ranks(4);
+  const std::vector<std::vector<int>> sets = {
+      {0, 1}, {1, 2, 3}, {0, 3}, {0, 1, 2, 3}, {2}};
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<int>& members = sets[round % sets.size()];
+    std::vector<std::vector<float>> data(4);
+    for (int rank : members) data[rank].assign(3000, static_cast<float>(rank + round));
+    ranks.Run(members, [&](int rank, Communicator* communicator) {
+      const AllreduceOptions options = {
+          {ReduceOp::kMax},
+          {{DataType::kFloat32, 3000, data[rank].data(), data[rank].data()}}};
+      EXPECT_TRUE(Allreduce(options, communicator));
+    });
+    for (int rank : members) {
+      for (float value : data[rank]) ASSERT_EQ(value, members.back() + round);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd

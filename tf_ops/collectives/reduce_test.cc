@@ -1,0 +1,227 @@
+// What one reduction gives, bit for bit.
+#include "tf_ops/collectives/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace keras_hvd {
+namespace {
+
+template <typename T>
+std::vector<T> ReduceVectors(const Reduction& reduction, DataType dtype,
+                             const std::vector<std::vector<T>>& inputs) {
+  std::vector<const void*> pointers;
+  for (const std::vector<T>& input : inputs) pointers.push_back(input.data());
+  std::vector<T> result(inputs.front().size());
+  Reduce(reduction, dtype, pointers.data(), static_cast<int>(inputs.size()),
+         static_cast<int64_t>(result.size()), result.data());
+  return result;
+}
+
+Reduction Op(ReduceOp op, double prescale = 1, double postscale = 1) {
+  return {op, prescale, postscale};
+}
+
+// The value of a binary floating point number, put together by its definition.
+double Value(uint16_t bits, int exponent_bits) {
+  const int mantissa_bits = 15 - exponent_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return mantissa == 0 ? sign * INFINITY : std::nan("");
+  }
+  const double fraction = std::ldexp(mantissa, -mantissa_bits);
+  return exponent == 0 ? sign * std::ldexp(fraction, 1 - bias)
+                       : sign * std::ldexp(1 + fraction, exponent - bias);
+}
+
+struct Half {
+  DataType dtype;
+  int exponent_bits;
+};
+
+class HalfPrecision : public testing::TestWithParam<Half> {
+ protected:
+  double ValueOf(uint16_t bits) const { return Value(bits, GetParam().exponent_bits); }
+
+  // The nearest number of the type, the even one of two: found by search, not by the
+  // arithmetic under test.
+  uint16_t Nearest(double value) const {
+    const uint16_t infinity = ((1 << GetParam().exponent_bits) - 1)
+                              << (15 - GetParam().exponent_bits);
+    const double magnitude = std::fabs(value);
+    uint16_t low = 0, high = infinity;
+    while (high - low > 1) {
+      const uint16_t middle = (low + high) / 2;
+      (ValueOf(middle) <= magnitude ? low : high) = middle;
+    }
+    // The step to infinity counts as one more of the last steps.
+    const double above = high == infinity
+                             ? 2 * ValueOf(infinity - 1) - ValueOf(infinity - 2)
+                             : ValueOf(high);
+    const double half = (ValueOf(low) + above) / 2;
+    const bool up = magnitude > half || (magnitude == half && (low & 1) != 0);
+    return (up ? high : low) | (std::signbit(value) ? 0x8000 : 0);
+  }
+};
+
+TEST_P(HalfPrecision, EveryNumberComesThroughUnchanged) {
+  std::vector<uint16_t> all(1 << 16);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  const auto result =
+      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, {all});
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (std::isnan(ValueOf(all[i]))) {
+      EXPECT_TRUE(std::isnan(ValueOf(result[i]))) << i;
+    } else {
+      EXPECT_EQ(result[i], all[i]) << i;
+    }
+  }
+}
+
+TEST_P(HalfPrecision, SumsAreRoundedOnceToTheNearestEvenNumber) {
+  std::mt19937 random(1);
+  std::vector<std::vector<uint16_t>> inputs(3, std::vector<uint16_t>(20000));
+  for (size_t i = 0; i < inputs[0].size(); ++i) {
+    // Numbers of like size, so that every bit of the sum counts; tiny ones as well.
+    const uint16_t base = random() & 0x7FFF;
+    for (auto& input : inputs) {
+      input[i] =
+          static_cast<uint16_t>(base + random() % 512) ^ (random() & 1 ? 0x8000 : 0);
+    }
+  }
+  const auto result =
+      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, inputs);
+  int finite = 0;
+  for (size_t i = 0; i < result.size(); ++i) {
+    float sum = static_cast<float>(ValueOf(inputs[0][i]));
+    sum += static_cast<float>(ValueOf(inputs[1][i]));
+    sum += static_cast<float>(ValueOf(inputs[2][i]));
+    if (std::isnan(sum)) {
+      EXPECT_TRUE(std::isnan(ValueOf(result[i])));
+    } else if (std::isinf(sum)) {
+      EXPECT_EQ(ValueOf(result[i]), sum);
+    } else {
+      ++finite;
+      ASSERT_EQ(result[i], Nearest(sum)) << sum;
+    }
+  }
+  EXPECT_GT(finite, 15000);
+}
+
+TEST_P(HalfPrecision, TiesAndOverflowAreRoundedAsTheHardwareDoes) {
+  // Half of each number's distance to the next, added by a second rank.
+  std::vector<uint16_t> numbers, halves;
+  const int mantissa_bits = 15 - GetParam().exponent_bits;
+  for (int exponent = mantissa_bits + 2; exponent < (1 << GetParam().exponent_bits) - 1;
+       ++exponent) {
+    for (int mantissa : {0, 1, 2, (1 << mantissa_bits) - 1}) {
+      numbers.push_back(static_cast<uint16_t>(exponent << mantissa_bits | mantissa));
+      halves.push_back(
+          static_cast<uint16_t>((exponent - mantissa_bits - 1) << mantissa_bits));
+    }
+  }
+  const auto result =
+      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, {numbers, halves});
+  for (size_t i = 0; i < result.size(); ++i) {
+    EXPECT_EQ(result[i], numbers[i] + (numbers[i] & 1)) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, HalfPrecision,
+                         testing::Values(Half{DataType::kFloat16, 5},
+                                         Half{DataType::kBfloat16, 8}));
+
+TEST(Reduce, FloatsAreSummedInTheOrderOfTheInputs) {
+  const std::vector<std::vector<float>> inputs = {{1e8f}, {1.0f}, {-1e8f}, {1.0f}};
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kSum), DataType::kFloat32, inputs)[0], 1.0f);
+}
+
+TEST(Reduce, AveragesOfIntegersAreExactAndTowardsZero) {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(ReduceVectors<int64_t>(Op(ReduceOp::kAverage), DataType::kInt64,
+                                   {{most, -3, 3}, {most, -4, 4}, {most - 3, 0, 0}}),
+            (std::vector<int64_t>{most - 1, -2, 2}));
+  EXPECT_EQ(ReduceVectors<int8_t>(Op(ReduceOp::kAverage), DataType::kInt8,
+                                  {{100, -128}, {100, -128}}),
+            (std::vector<int8_t>{100, -128}));
+  EXPECT_EQ(
+      ReduceVectors<uint8_t>(Op(ReduceOp::kAverage), DataType::kUint8, {{255}, {254}}),
+      (std::vector<uint8_t>{254}));
+}
+
+TEST(Reduce, SumsAndProductsOfIntegersWrapAround) {
+  EXPECT_EQ(ReduceVectors<int32_t>(Op(ReduceOp::kSum), DataType::kInt32,
+                                   {{std::numeric_limits<int32_t>::max()}, {1}}),
+            (std::vector<int32_t>{std::numeric_limits<int32_t>::min()}));
+  EXPECT_EQ(
+      ReduceVectors<int8_t>(Op(ReduceOp::kProduct), DataType::kInt8, {{-100}, {3}}),
+      (std::vector<int8_t>{static_cast<int8_t>(-300)}));
+}
+
+TEST(Reduce, ScaledIntegersAreTruncatedAndStayInTheirRange) {
+  EXPECT_EQ(ReduceVectors<int32_t>(Op(ReduceOp::kSum, 0.5, 3), DataType::kInt32,
+                                   {{3, -3}, {4, -4}}),
+            (std::vector<int32_t>{10, -10}));
+  EXPECT_EQ(ReduceVectors<uint8_t>(Op(ReduceOp::kSum, 1, 10), DataType::kUint8,
+                                   {{200}, {200}}),
+            (std::vector<uint8_t>{255}));
+}
+
+TEST(Reduce, ScalesApplyBeforeAndAfter) {
+  EXPECT_EQ(ReduceVectors<float>(Op(ReduceOp::kProduct, 2, 10), DataType::kFloat32,
+                                 {{1.5f}, {2.0f}}),
+            (std::vector<float>{120.0f}));
+  EXPECT_EQ(ReduceVectors<double>(Op(ReduceOp::kAverage, 2, 10), DataType::kFloat64,
+                                  {{1.5}, {2.5}}),
+            (std::vector<double>{40.0}));
+}
+
+TEST(Reduce, NanOfAnyRankIsNanOfTheResult) {
+  const float nan = std::nanf("");
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+    const auto result = ReduceVectors<float>(
+        Op(op), DataType::kFloat32, {{nan, 1, 1, 5}, {1, nan, 1, 6}, {1, 1, nan, 7}});
+    EXPECT_TRUE(std::isnan(result[0]) && std::isnan(result[1]) &&
+                std::isnan(result[2]));
+    EXPECT_FALSE(std::isnan(result[3]));
+  }
+}
+
+TEST(Reduce, TruthValuesAreJoinedByAndAndOr) {
+  const std::vector<std::vector<uint8_t>> inputs = {{0, 0, 1, 1}, {0, 1, 0, 1}};
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMin), DataType::kBool, inputs),
+            (std::vector<uint8_t>{0, 0, 0, 1}));
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kProduct), DataType::kBool, inputs),
+            (std::vector<uint8_t>{0, 0, 0, 1}));
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMax), DataType::kBool, inputs),
+            (std::vector<uint8_t>{0, 1, 1, 1}));
+  EXPECT_FALSE(Supports(Op(ReduceOp::kSum), DataType::kBool));
+  EXPECT_FALSE(Supports(Op(ReduceOp::kAverage), DataType::kBool));
+  EXPECT_FALSE(Supports(Op(ReduceOp::kMin, 2), DataType::kBool));
+}
+
+TEST(Reduce, TheResultMayBeAnyOfTheInputs) {
+  for (int place : {0, 1, 2}) {
+    std::vector<std::vector<float>> inputs(3, std::vector<float>(5000));
+    for (size_t i = 0; i < 5000; ++i) {
+      for (int rank = 0; rank < 3; ++rank)
+        inputs[rank][i] = static_cast<float>(i + rank);
+    }
+    const std::vector<const void*> pointers = {inputs[0].data(), inputs[1].data(),
+                                               inputs[2].data()};
+    Reduce(Op(ReduceOp::kSum), DataType::kFloat32, pointers.data(), 3, 5000,
+           inputs[place].data());
+    for (size_t i = 0; i < 5000; ++i) EXPECT_EQ(inputs[place][i], 3.0f * i + 3);
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd
