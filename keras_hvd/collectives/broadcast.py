@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +41,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     array([1, 2], dtype=int32)
     """
     basics.require_initialized("broadcast")
+    root_rank = operator.index(root_rank)
     name = submission.name_of("broadcast", name)
     tensor = tf.convert_to_tensor(tensor)
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:

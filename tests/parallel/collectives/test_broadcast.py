@@ -95,6 +95,11 @@ def test_a_root_that_does_not_exist(root, rank, size):
     assert keras_hvd.broadcast(rank, size - 1) == size - 1
 
 
+def test_a_root_that_is_no_number():
+    with pytest.raises(TypeError):
+        keras_hvd.broadcast(1.0, 0.5)
+
+
 def test_text_is_refused():
     with pytest.raises(TypeError, match="got string"):
         keras_hvd.broadcast("text", 0)
