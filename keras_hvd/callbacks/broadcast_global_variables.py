@@ -139,7 +139,7 @@ def _state(model: keras.Model) -> dict[str, Any]:
             for each in model_optimizers(model)
         ],
         "initial_epoch": model._initial_epoch,
-        "seeds": [np.array(each.state) for each in _seed_generators(model)],
+        "seeds": [each.state.numpy() for each in _seed_generators(model)],
     }
 
 

@@ -1,0 +1,392 @@
+"""BroadcastGlobalVariables, and what every keras_hvd callback does besides."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+import keras_hvd
+from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
+
+X = np.linspace(-1, 1, 36, dtype="float32").reshape(12, 3)
+Y = X[:, :2]
+
+
+def distributed(rate: float = 0.1) -> keras.optimizers.Optimizer:
+    return keras_hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.9))
+
+
+def fit(model, *callbacks, verbose=0, **kwargs):
+    return model.fit(
+        X,
+        Y,
+        batch_size=4,
+        verbose=verbose,
+        callbacks=[BroadcastGlobalVariables(0), *callbacks],
+        **kwargs,
+    )
+
+
+class Snapshots(keras.callbacks.Callback):
+    """The weights at the end of the first step, and how often things happened."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = None
+        self.batches = 0
+        self.epochs = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.weights is None:
+            self.weights = self.model.get_weights()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+
+class StopsAt(keras.callbacks.Callback):
+    def __init__(self, batch=None, epoch=None):
+        super().__init__()
+        self.batch, self.epoch = batch, epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.epoch:
+            self.model.stop_training = True
+
+
+class StopsAtEpoch(keras.callbacks.Callback):
+    """Has no hook between steps."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("root", [0, -1], ids=["first", "last"])
+def test_weights_and_optimizer_are_the_roots(
+    root, rank, size, make_linear, equal_on_all_ranks
+):
+    root = root % size
+    keras.utils.set_random_seed(rank)
+    model = make_linear(distributed(0.1 * (rank + 1)))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.iterations.assign(10 * rank)
+    started = keras_hvd.broadcast_object(model.get_weights(), root)
+    model.fit(
+        X * 0,
+        Y * 0,
+        verbose=0,
+        callbacks=[BroadcastGlobalVariables(root)],
+        batch_size=4,
+    )
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
+    assert int(model.optimizer.iterations) == 10 * root + 3
+    np.testing.assert_allclose(model.optimizer.learning_rate, 0.1 * (root + 1))
+    np.testing.assert_array_equal(model.get_weights()[0], started[0])
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+def test_optimizer_that_only_the_root_has_built(
+    run_eagerly, rank, make_linear, equal_on_all_ranks
+):
+    model = make_linear(distributed(), run_eagerly=run_eagerly)
+    if rank == 0:
+        model.optimizer.build(model.trainable_variables)
+        for slot in model.optimizer.momentums:
+            slot.assign(slot + 1)
+    fit(model)
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "schedule_free", "mixed_precision"])
+def test_model_without_input_shape(
+    optimizer, steps_per_execution, rank, equal_on_all_ranks, difference
+):
+    """Its variables are broadcast when they are created, before the first step."""
+    keras.utils.set_random_seed(rank)
+    inner = {
+        "sgd": lambda: keras.optimizers.SGD(0.1),
+        "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.1),
+        "mixed_precision": lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1)
+        ),
+    }[optimizer]()
+    model = keras.Sequential(
+        [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2)]
+    )
+    model.compile(
+        keras_hvd.DistributedOptimizer(inner),
+        "mse",
+        steps_per_execution=steps_per_execution,
+    )
+    seen = Snapshots()
+    fit(model, seen, shuffle=False)
+    assert equal_on_all_ranks(seen.weights)
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
+    # The same as if it had been built: the first step, too, was made from rank 0's.
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation="tanh"),
+            keras.layers.Dense(2),
+        ]
+    )
+    kind = type(inner).from_config(inner.get_config())
+    built.compile(kind, "mse")
+    built.fit(X, Y, batch_size=4, verbose=0, shuffle=False)
+    assert difference(model.get_weights(), built.get_weights()) < 1e-5
+
+
+def test_eager_model_without_input_shape(several_ranks, raises_on_all_ranks):
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(distributed(), "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError) as error:
+        fit(model)
+    raises_on_all_ranks(error.value, "model.build(")
+
+
+def test_random_layers_differ_between_ranks_and_repeat(rank, size):
+    def train() -> np.ndarray:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(100 * rank)
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+        )
+        model.compile(distributed(), "mse")
+        fit(model)
+        return model.layers[0].seed_generator.state.numpy()
+
+    state = train()
+    np.testing.assert_array_equal(state, train())
+    states = keras_hvd.allgather_object(state)
+    for other, theirs in enumerate(states):
+        np.testing.assert_array_equal(theirs - states[0], [other, 0])
+
+
+def test_models_that_differ(rank, several_ranks, raises_on_all_ranks):
+    layers = [keras.Input((3,))] + [keras.layers.Dense(2)] * (rank == 0)
+    model = keras.Sequential([*layers, keras.layers.Dense(2, name=f"last_{rank}")])
+    model.compile(distributed(), "mse")
+    with pytest.raises(RuntimeError) as error:
+        fit(model)
+    raises_on_all_ranks(error.value, "differ between ranks", "last_0", "last_1")
+
+
+def test_model_that_only_some_ranks_built(rank, several_ranks, raises_on_all_ranks):
+    model = keras.Sequential([keras.layers.Dense(2)])
+    if rank == 0:
+        model.build((None, 3))
+    model.compile(distributed(), "mse")
+    with pytest.raises(RuntimeError) as error:
+        fit(model)
+    raises_on_all_ranks(error.value, "rank 0", "rank 1", "model.build(")
+
+
+def test_root_that_is_no_rank(size, several_ranks, make_linear):
+    with pytest.raises(ValueError, match=f"root_rank={size}"):
+        make_linear(distributed()).fit(
+            X, Y, verbose=0, callbacks=[BroadcastGlobalVariables(size)]
+        )
+
+
+def test_plain_optimizer_is_refused(several_ranks, make_linear):
+    with pytest.raises(RuntimeError, match="SGD 'plain' is not distributed"):
+        fit(make_linear(keras.optimizers.SGD(0.1, name="plain")))
+
+
+def test_copied_model_is_refused(several_ranks, make_linear):
+    model = make_linear(distributed())
+    clone = keras.models.clone_model(model)
+    clone.compile_from_config(model.get_compile_config())
+    with pytest.raises(RuntimeError, match="keras_hvd.load_model"):
+        fit(clone)
+
+
+class TwoOptimizers(keras.Sequential):
+    def compile(self, first, second):
+        super().compile()
+        self.first, self.second = first, second
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        kernel, bias = tape.gradient(loss, self.trainable_weights)
+        self.first.apply([kernel], [self.trainable_weights[0]])
+        self.second.apply([bias], [self.trainable_weights[1]])
+        return {"loss": loss}
+
+
+def test_model_with_optimizers_of_its_own(rank, several_ranks, equal_on_all_ranks):
+    def model(second):
+        made = TwoOptimizers([keras.Input((3,)), keras.layers.Dense(2)])
+        made.compile(distributed(0.1 * (rank + 1)), second)
+        return made
+
+    fit(trained := model(distributed()))
+    assert equal_on_all_ranks(trained.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in trained.first.variables])
+    with pytest.raises(RuntimeError, match="'plain' is not distributed"):
+        fit(model(keras.optimizers.SGD(0.1, name="plain")))
+
+
+def test_rank_0_alone_prints(rank, make_linear, capsys):
+    fit(make_linear(distributed()), verbose=1)
+    assert ("loss" in capsys.readouterr().out) == (rank == 0)
+
+
+class Board(keras.callbacks.TensorBoard):
+    """Writes when it is given the model, as TensorBoard does; needs no tensorboard."""
+
+    def set_model(self, model):
+        pathlib.Path(self.log_dir).mkdir()
+
+
+for hook in [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]:
+    setattr(Board, hook, getattr(keras.callbacks.Callback, hook))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "every_rank"])
+def test_rank_0_alone_writes(own, rank, make_linear, tmp_path):
+    writers = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "model.keras"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        Board(tmp_path / "board"),
+    ]
+    for writer in writers:
+        writer.every_rank = own
+    fit(make_linear(distributed()), *writers, validation_data=(X, Y))
+    written = {path.name for path in pathlib.Path(tmp_path).iterdir()}
+    expected = {"model.keras", "log.csv", "board"} if own or rank == 0 else set()
+    assert written == expected
+
+
+def test_tensorboard_must_come_later(several_ranks, make_linear, tmp_path):
+    board = Board(tmp_path / "board")
+    with pytest.raises(ValueError, match="before TensorBoard"):
+        make_linear(distributed()).fit(
+            X, Y, verbose=0, callbacks=[board, BroadcastGlobalVariables(0)]
+        )
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptsAt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise Interrupted
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_backup_of_rank_0_restores_all(
+    first, rank, make_linear, tmp_path, equal_on_all_ranks
+):
+    """Each rank has its own disk here; rank 0's alone holds a backup."""
+
+    def train(*callbacks):
+        keras.utils.clear_session()
+        model = make_linear(distributed())
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        ours = BroadcastGlobalVariables(0)
+        order = [ours, backup] if first else [backup, ours]
+        seen = Snapshots()
+        model.fit(X, Y, epochs=5, verbose=0, callbacks=[*order, seen, *callbacks])
+        return model, seen
+
+    with pytest.raises(Interrupted):
+        train(InterruptsAt())
+    assert (tmp_path / "backup").exists() == (rank == 0)
+    model, seen = train()
+    assert seen.epochs == 3
+    assert int(model.optimizer.iterations) == 5
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
+
+
+def test_stopping_in_an_epoch_on_one_rank(rank, size, make_linear, equal_on_all_ranks):
+    model = make_linear(distributed())
+    seen = Snapshots()
+    own = [StopsAt(batch=1)] if rank == size - 1 else []
+    fit(model, *own, seen, epochs=3)
+    assert seen.batches == 2
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_stopping_after_an_epoch_on_one_rank(rank, size, make_linear):
+    seen = Snapshots()
+    own = [StopsAtEpoch()] if rank == size - 1 else []
+    fit(make_linear(distributed()), *own, seen, epochs=3)
+    assert seen.epochs == 1
+
+
+class Probe(keras.callbacks.Callback):
+    """The moving mean as validation and the next callback find it."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.in_validation, self.after = None, None, None
+
+    def _mean(self):
+        return self.model.layers[0].moving_mean.numpy()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.before = self._mean()
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.in_validation = self._mean()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.after = self._mean()
+
+
+@pytest.mark.parametrize("validates", [False, True])
+def test_moving_statistics_are_averaged(validates, rank, equal_on_all_ranks):
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(distributed(), "mse")
+    probe = Probe()
+    model.fit(
+        X + rank,
+        Y,
+        verbose=0,
+        validation_data=(X, Y) if validates else None,
+        callbacks=[BroadcastGlobalVariables(0), probe],
+    )
+    mean = np.mean(keras_hvd.allgather_object(probe.before), axis=0)
+    np.testing.assert_allclose(probe.after, mean, rtol=1e-6)
+    if validates:
+        np.testing.assert_allclose(probe.in_validation, mean, rtol=1e-6)
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_synchronized_statistics_are_warned_of(rank, several_ranks, recwarn):
+    layer = keras.layers.BatchNormalization(synchronized=True, name="sync")
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+    model.compile(distributed(), "mse")
+    fit(model, MetricAverage())
+    found = [each for each in recwarn if "sync: BatchNorm" in str(each.message)]
+    assert len(found) == (rank == 0)
+
+
+def test_callbacks_outside_of_a_list(several_ranks, make_linear):
+    with pytest.raises(RuntimeError, match="CallbackList"):
+        BroadcastGlobalVariables(0).set_model(make_linear(distributed()))
