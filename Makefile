@@ -100,6 +100,10 @@ sanitize: install
 	$(BAZEL_TEST) --config=asan //tf_ops/...
 	$(BAZEL_TEST) --config=tsan //tf_ops/...
 
+# Kills a random rank of a training at a random moment, fifty times.
+soak: install
+	$(BIN)/python -m pytest -q tests/launch/test_failure.py --kills 50
+
 # --- upkeep -------------------------------------------------------------------------
 
 format: install
