@@ -18,12 +18,11 @@ std::string RankList(const std::vector<int>& ranks) {
   return text;
 }
 
-// "ranks 0, 1: Sum of float32[3]; rank 2: Sum of float32[4]".
+// "ranks 0, 1: allreduce Sum of float32[3]; rank 2: allreduce Sum of float32[4]".
 std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& given) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (const auto& [rank, description] : given) {
-    std::string details =
-        std::string(Name(description->kind)) + " of " + Details(*description);
+    std::string details = Details(*description);
     auto same = std::find_if(groups.begin(), groups.end(),
                              [&](const auto& group) { return group.first == details; });
     if (same == groups.end()) {
@@ -100,17 +99,12 @@ void Coordinator::Submit(int rank, std::shared_ptr<const Description> descriptio
     entry.owed[place].pop_front();
     return;
   }
-  const bool first = std::all_of(entry.waiting.begin(), entry.waiting.end(),
-                                 [](const auto& queue) { return queue.empty(); });
-  if (first) {
-    entry.since = now;
-    entry.order = ++submissions_;
-  }
-  entry.waiting[place].push_back({std::move(description), duplicate});
+  entry.waiting[place].push_back(
+      {std::move(description), duplicate, now, ++submissions_});
   if (entry.waiting[place].size() == 1) Settle(key, &entry, members);
 }
 
-// Looks at what the members wait for first: a mistake, a departure, or a match. What
+// Looks at what the members wait for first: a departure, a mistake, or a match. What
 // waits behind it is looked at in turn.
 void Coordinator::Settle(const TensorKey& key, Entry* entry,
                          const std::vector<int>& members) {
@@ -119,15 +113,13 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
         std::count_if(entry->waiting.begin(), entry->waiting.end(),
                       [](const auto& queue) { return !queue.empty(); });
     if (arrived == 0) return;
+    if (FailIfSomebodyLeft(key, entry, members)) continue;
     const std::string wrong = WhatIsWrong(key, *entry, members);
     if (!wrong.empty()) {
       FailHeads(key, entry, members, wrong, true);
       continue;
     }
-    if (arrived < members.size()) {
-      if (FailIfSomebodyLeft(key, entry, members)) continue;
-      return;
-    }
+    if (arrived < members.size()) return;
     settled_.push_back({key, entry->waiting.front().front().description, {}});
     for (auto& queue : entry->waiting) queue.pop_front();
   }
@@ -193,7 +185,7 @@ bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
                                      const std::vector<int>& members) {
   for (size_t i = 0; i < members.size(); ++i) {
     const std::string& departure = departures_[members[i]];
-    if (departure.empty() || !entry->waiting[i].empty()) continue;
+    if (departure.empty()) continue;
     FailHeads(key, entry, members,
               "'" + key.name + "' cannot be completed: " + departure, false);
     return true;
@@ -205,9 +197,10 @@ void Coordinator::Leave(int rank, const std::string& how) {
   departures_[rank] = how;
   for (auto& [key, entry] : entries_) {
     const std::vector<int>& members = process_sets_[key.process_set];
-    if (std::binary_search(members.begin(), members.end(), rank)) {
-      Settle(key, &entry, members);
-    }
+    const auto place = std::lower_bound(members.begin(), members.end(), rank);
+    if (place == members.end() || *place != rank) continue;
+    entry.waiting[place - members.begin()].clear();
+    Settle(key, &entry, members);
   }
 }
 
@@ -260,13 +253,20 @@ std::vector<Stall> Coordinator::Stalls() const {
   std::vector<std::pair<uint64_t, Stall>> found;
   for (const auto& [key, entry] : entries_) {
     const std::vector<int>& members = process_sets_.at(key.process_set);
-    Stall stall = {key, Kind::kAllreduce, entry.since, {}, {}};
+    // The oldest of the requests that are next in line speaks for the name.
+    const Request* oldest = nullptr;
+    Stall stall = {key, Kind::kAllreduce, 0, {}, {}};
     for (size_t i = 0; i < members.size(); ++i) {
       const bool waits = !entry.waiting[i].empty();
       (waits ? stall.waiting : stall.missing).push_back(members[i]);
-      if (waits) stall.kind = entry.waiting[i].front().description->kind;
+      if (!waits) continue;
+      const Request& head = entry.waiting[i].front();
+      if (oldest == nullptr || head.order < oldest->order) oldest = &head;
     }
-    if (!stall.waiting.empty()) found.emplace_back(entry.order, std::move(stall));
+    if (oldest == nullptr) continue;
+    stall.kind = oldest->description->kind;
+    stall.since = oldest->since;
+    found.emplace_back(oldest->order, std::move(stall));
   }
   std::sort(found.begin(), found.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });

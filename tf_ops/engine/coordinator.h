@@ -70,7 +70,8 @@ class Coordinator {
   // of the rank has the name under way: this request then fails on all ranks.
   void Submit(int rank, std::shared_ptr<const Description> description, double now,
               bool duplicate = false);
-  // Rank `rank` has left the job and will submit nothing more.
+  // Rank `rank` has left the job and will submit nothing more. What it still had
+  // waiting has ended on its side.
   void Leave(int rank, const std::string& how);
 
   // Takes the next decision; false if there is none now.
@@ -85,14 +86,14 @@ class Coordinator {
   struct Request {
     std::shared_ptr<const Description> description;
     bool duplicate;
+    double since;
+    uint64_t order;
   };
   struct Entry {
     // What each member has submitted and not yet run, by its place in the set.
     std::vector<std::deque<Request>> waiting;
     // Failures that a member has still to meet when it comes to this name.
     std::vector<std::deque<std::string>> owed;
-    double since = 0;
-    uint64_t order = 0;
   };
   // What has been settled and not yet been handed out: a failure, or a request that all
   // members have submitted.
