@@ -57,7 +57,7 @@ bool Coordination::HasNews() {
     if (reader.stream.HasNews()) return true;
   }
   for (int rank = 0; rank < segment_->size(); ++rank) {
-    if (!departed_[rank] && segment_->block(rank).departure.load() != 0) return true;
+    if (!departed_[rank] && segment_->block(rank).HasShutDown()) return true;
   }
   return decisions_.blocked() && segment_->header().decisions_blocked.load() == 0;
 }
@@ -118,7 +118,7 @@ std::shared_ptr<const Description> Coordination::Intern(std::string_view encoded
 bool Coordination::NoteDepartures() {
   bool progressed = false;
   for (int rank = 0; rank < segment_->size(); ++rank) {
-    if (departed_[rank] || segment_->block(rank).departure.load() == 0) continue;
+    if (departed_[rank] || !segment_->block(rank).HasShutDown()) continue;
     ReadSubmissions(rank);
     departed_[rank] = true;
     progressed = true;

@@ -130,7 +130,7 @@ bool Engine::Wait(const Ready& ready, int awaited) {
     if (ready()) return true;
     if (segment_->Failed()) return false;
     const RankBlock& peer = segment_->block(awaited);
-    if (peer.departure.load() != 0 && !ready()) {
+    if (peer.HasShutDown() && !ready()) {
       segment_->Fail(rank_, Code::kRankFailed,
                      DescribeRank(*segment_, awaited) +
                          " left the job in the middle of " + running_);
@@ -212,7 +212,7 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
   }
   segment_->block(0).bell.Ring();
   // Nobody decides about it any more, or nobody watches whether somebody does.
-  if (resting_.load() || segment_->block(0).departure.load() != 0) block_.bell.Ring();
+  if (resting_.load() || segment_->block(0).HasShutDown()) block_.bell.Ring();
   return Status::Ok();
 }
 
@@ -487,7 +487,7 @@ void Engine::ReportFailure() {
 
 // Without rank 0 nothing is decided any more. What it decided before is carried out.
 void Engine::CheckCoordinatorLeft() {
-  if (segment_->block(0).departure.load() == 0 || decisions_.HasNews()) return;
+  if (!segment_->block(0).HasShutDown() || decisions_.HasNews()) return;
   if (!HasPending() || segment_->Failed()) return;
   segment_->Fail(
       rank_, Code::kRankFailed,

@@ -63,6 +63,11 @@ struct RankBlock {
 
   alignas(64) std::atomic<uint64_t> records_written;
   OperationRecord records[kRecords];
+
+  // Left in good order; a crash is for whoever watches over lives to report.
+  bool HasShutDown() const {
+    return departure.load() == static_cast<uint32_t>(Departure::kShutDown);
+  }
 };
 
 struct SegmentHeader {
