@@ -49,7 +49,7 @@ class Options:
     output_directory: Path | None = None
     prefix: bool = True
     verbose: bool = False
-    term_after: float = 3.0
+    term_after: float = 5.0
     kill_after: float = 5.0
 
 
@@ -151,8 +151,8 @@ def _parser() -> _Parser:
         "--term-after",
         metavar="SECONDS",
         type=_seconds,
-        default=3.0,
-        help="SIGTERM for the others so long after the first failure (default: 3)",
+        default=5.0,
+        help="SIGTERM for the others so long after the first failure (default: 5)",
     )
     add(
         "--kill-after",

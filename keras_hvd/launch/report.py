@@ -9,7 +9,9 @@ from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.rank import Rank
 
 # What a rank says when it ends because another one did.
-_BLAMES_A_PEER = re.compile(r"RankFailedError|AbortedError")
+_BLAMES_A_PEER = re.compile(r"RankFailedError|AbortedError|The job cannot go on")
+
+_PEER_PROCESS = re.compile(r"rank \d+ \(pid (\d+) on ")
 
 
 def first_failure(ranks: Sequence[Rank]) -> Rank | None:
@@ -93,13 +95,16 @@ def report(
 
 
 def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
-    if not _blames_a_peer(first):
-        return []
+    """Names the ranks that `first` waited for and that ended well themselves."""
+    awaited = {
+        int(process)
+        for line in first.stderr.lines()
+        for process in _PEER_PROCESS.findall(line)
+    }
     return [
-        f"rank {rank.number} had ended with exit code 0 before, while others were "
-        "still waiting for it"
+        f"rank {rank.number} had left with exit code 0 while others still waited for it"
         for rank in ranks
-        if rank.status == 0 and rank.wake <= first.wake
+        if rank.status == 0 and rank.process in awaited and _blames_a_peer(first)
     ]
 
 

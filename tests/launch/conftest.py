@@ -17,6 +17,34 @@ KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 _MARK = "KERAS_HVD_TEST_MARK"
 
 
+# From this many kills on the run is a soak, which also tries what takes long.
+_SOAK_KILLS = 50
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=5,
+        help="at how many random moments to kill a rank (default: 5; make soak: 50)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    kills = metafunc.config.getoption("--kills")
+    under_fit = kills // 5
+    if "kill" in metafunc.fixturenames:
+        metafunc.parametrize("kill", range(kills - under_fit))
+    if "fit_kill" in metafunc.fixturenames:
+        metafunc.parametrize("fit_kill", range(under_fit))
+
+
+@pytest.fixture
+def is_soak(request: pytest.FixtureRequest) -> bool:
+    """Whether this run may take long."""
+    return request.config.getoption("--kills") >= _SOAK_KILLS
+
+
 @dataclass
 class Launcher:
     """Starts khvdrun with a mark in the environment of all its descendants."""

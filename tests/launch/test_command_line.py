@@ -162,7 +162,7 @@ def test_help_and_version_succeed(khvdrun):
 def test_help_documents_the_defaults_in_force():
     options = command_line.parse(["-np", "2", "true"])
     declared = command_line.Options(check_build=False)
-    assert options.term_after == declared.term_after == 3
+    assert options.term_after == declared.term_after == 5
     assert options.kill_after == declared.kill_after == 5
 
 

@@ -158,12 +158,24 @@ def test_blames_the_killed_rank_of_those_that_end_together(khvdrun):
 
 
 def test_names_a_rank_that_left_while_others_waited(khvdrun):
-    survivors = "read x < /dev/null; sleep 0.3; echo RankFailedError: left >&2; exit 1"
-    ended = khvdrun.run("-np", 3, *on(1, "exit 0", survivors))
+    # Ranks 1 and 2 both end well; rank 0 complains about one of them.
+    complaint = "RankFailedError: rank 1 (pid $(cat $0) on here) has left the job"
+    script = (
+        "case $KERAS_HVD_RANK in "
+        "1) echo $$ > $0.new; mv $0.new $0;; "
+        "0) while ! [ -s $0 ]; do sleep 0.05; done; "
+        f"echo {complaint!r} >&2; exit 1;; "
+        "esac"
+    )
+    script = script.replace("'", '"')
+    pid = Path(f"/tmp/khvdrun-test-{khvdrun.mark}")
+    try:
+        ended = khvdrun.run("-np", 3, "sh", "-c", script, pid)
+    finally:
+        pid.unlink()
     assert ended.returncode == 1
     assert last_line(ended) == (
-        "khvdrun: rank 1 had ended with exit code 0 before, while others were still "
-        "waiting for it"
+        "khvdrun: rank 1 had left with exit code 0 while others still waited for it"
     )
 
 

@@ -1,0 +1,57 @@
+"""A rank for the tests of failures: trains with Keras' `fit` until something happens.
+
+It says "looping PID" once it trains, and notes in RECORDS/N.json which error ended it
+and when, on the clock that all processes of a machine share.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_hvd
+
+
+class SayLooping(keras.callbacks.Callback):
+    """Tells the test that the first step is done."""
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if batch == 0:
+            print(f"looping {os.getpid()}", flush=True)
+
+
+def main() -> None:
+    keras_hvd.init()
+    keras.utils.set_random_seed(keras_hvd.rank())
+    inputs = np.random.rand(64, 16).astype("float32")
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            *(keras.layers.Dense(64, activation="tanh") for _ in range(4)),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
+    model.compile(optimizer=optimizer, loss="mse")
+    record = Path(sys.argv[1]) / f"{keras_hvd.rank()}.json"
+    try:
+        model.fit(
+            *(inputs, inputs.sum(axis=1)),
+            batch_size=8,
+            epochs=1_000_000,
+            verbose=0,
+            callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0), SayLooping()],
+        )
+    except Exception as error:
+        at = time.monotonic()
+        note = {"type": type(error).__name__, "text": str(error), "at": at}
+        record.write_text(json.dumps(note))
+        raise
+
+
+if __name__ == "__main__":
+    main()

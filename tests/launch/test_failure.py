@@ -1,0 +1,297 @@
+"""What every rank and khvdrun say when one rank dies, leaves, stops or errs.
+
+`--kills N` sets at how many random moments a rank is killed; `make soak` says 50, one
+in five of them under Keras' `fit`.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+RANKS = Path(__file__).parent / "ranks"
+LOOP = (sys.executable, RANKS / "allreduce_loop.py")
+FIT = (sys.executable, RANKS / "fit.py")
+
+# How soon every survivor must have raised.
+PROMPT_SECONDS = 2.0
+
+_LEFT = "has left the job"
+
+
+@dataclass
+class Outcome:
+    """How a job of which a rank failed has ended.
+
+    Args:
+        code: What khvdrun exited with.
+        stderr: All that it and the ranks wrote there.
+        survivors: What each rank that raised has noted, by rank.
+        processes: The process ids of the ranks, by rank.
+    """
+
+    code: int
+    stderr: str
+    survivors: dict[int, dict]
+    processes: dict[int, int]
+
+    @property
+    def verdict(self) -> str:
+        return self.stderr.splitlines()[-1]
+
+
+@contextlib.contextmanager
+def running(khvdrun, ranks: int, command, *arguments, records: Path, **popen):
+    """A job whose ranks are all in their loop, and their process ids by rank."""
+    with khvdrun.start("-np", ranks, *command, records, *arguments, **popen) as job:
+        processes = {}
+        while len(processes) < ranks:
+            line = job.stdout.readline()
+            assert line, job.stderr.read()
+            words = line.split()
+            if words[1:2] == ["looping"]:
+                processes[int(words[0].strip("[]"))] = int(words[2])
+        try:
+            yield job, processes
+        finally:
+            job.kill()
+
+
+def outcome(job, processes: dict[int, int], records: Path, timeout=60) -> Outcome:
+    """Waits for the end of a job."""
+    _, stderr = job.communicate(timeout=timeout)
+    survivors = {
+        int(path.stem): json.loads(path.read_text()) for path in records.glob("*.json")
+    }
+    return Outcome(job.returncode, stderr, survivors, processes)
+
+
+def check_survivors(ended: Outcome, culprit: int, since: float, how: str) -> None:
+    """Checks that all ranks but one raised in time, and what they said."""
+    others = ended.processes.keys() - {culprit}
+    assert ended.survivors.keys() == others, ended.stderr
+    blamed = {culprit}
+    if how == _LEFT:
+        # Rank 0, which fails and ends, may leave before it has told the others.
+        blamed.add(0)
+    named = [f"rank {rank} (pid {ended.processes[rank]} on " for rank in blamed]
+    for rank, note in ended.survivors.items():
+        assert note["type"] in ("RankFailedError", "AbortedError")
+        assert f"failed on rank {rank}: " in note["text"]
+        assert any(name in note["text"] for name in named)
+        assert how in note["text"]
+        delay = note["at"] - since
+        assert 0 <= delay < PROMPT_SECONDS, f"rank {rank} raised after {delay:.3f} s"
+
+
+def kill_at_random(khvdrun, command, records: Path, seed: int) -> float:
+    """Kills one of 4 ranks at a random moment and checks all that follows.
+
+    Returns:
+        Seconds from the kill until the last survivor raised.
+    """
+    chance = random.Random(seed)
+    culprit = chance.randrange(4)
+    with running(khvdrun, 4, command, records=records) as (job, processes):
+        # The random moment is what is tested; nothing waits for this.
+        time.sleep(chance.uniform(0, 0.3))
+        since = time.monotonic()
+        os.kill(processes[culprit], signal.SIGKILL)
+        ended = outcome(job, processes, records)
+    check_survivors(ended, culprit, since, "SIGKILL")
+    assert ended.code == 128 + signal.SIGKILL
+    assert ended.verdict == (
+        f"khvdrun: rank {culprit} (process {processes[culprit]}) failed first: it was "
+        "killed by signal 9 (SIGKILL)"
+    )
+    assert khvdrun.processes() == []
+    return max(note["at"] for note in ended.survivors.values()) - since
+
+
+def test_a_killed_rank_in_a_loop_of_allreduces(
+    khvdrun, tmp_path, kill, record_property
+):
+    delay = kill_at_random(khvdrun, LOOP, tmp_path, seed=kill)
+    record_property("seconds_until_the_last_survivor_raised", delay)
+
+
+def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, record_property):
+    delay = kill_at_random(khvdrun, FIT, tmp_path, seed=fit_kill)
+    record_property("seconds_until_the_last_survivor_raised", delay)
+
+
+def test_a_killed_rank_that_holds_much_memory(khvdrun, tmp_path, is_soak):
+    # It takes the kernel seconds to take 8 GiB apart, and nobody may wait that long.
+    size = 8 << 30 if is_soak else 2 << 30
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < size + (2 << 30):
+        pytest.skip(f"needs {size >> 30} GiB of free memory and 2 more")
+    options = ("--culprit", 2, "--resident-bytes", size)
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        os.kill(processes[2], signal.SIGKILL)
+        ended = outcome(job, processes, tmp_path)
+    check_survivors(ended, 2, since, "SIGKILL")
+    assert ended.code == 128 + signal.SIGKILL
+    assert f"rank 2 (process {processes[2]}) failed first" in ended.verdict
+
+
+@pytest.mark.parametrize("with_core", [False, True], ids=["no-core", "core"])
+@pytest.mark.parametrize("deed", ["crash", "abort"])
+def test_a_crashing_rank(khvdrun, tmp_path, deed, with_core):
+    number = signal.SIGSEGV if deed == "crash" else signal.SIGABRT
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+
+    def limit_core():
+        resource.setrlimit(resource.RLIMIT_CORE, (hard if with_core else 0, hard))
+
+    # A large core takes its time to be written; the others must not wait for it.
+    options = ("--culprit", 1, "--deed", deed, "--resident-bytes", 1 << 30)
+    popen = {"preexec_fn": limit_core, "cwd": tmp_path}
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path, **popen) as (job, ranks):
+        since = time.monotonic()
+        ended = outcome(job, ranks, tmp_path)
+    check_survivors(ended, 1, since, f"crashed with {number.name}")
+    assert ended.code == 128 + number
+    assert f"killed by signal {number:d} ({number.name})" in ended.verdict
+    if not with_core:
+        assert "core dumped" not in ended.verdict
+
+
+@pytest.mark.parametrize("deed", ["exit", "vanish"])
+def test_a_rank_that_leaves_with_code_0(khvdrun, tmp_path, deed):
+    options = ("--culprit", 0, "--deed", deed)
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        ended = outcome(job, processes, tmp_path)
+    # How a process has ended is known once its parent has asked, which may take long.
+    how = _LEFT if deed == "exit" else "exit"
+    check_survivors(ended, 0, since, how)
+    assert ended.code == 1
+    assert ended.verdict == (
+        "khvdrun: rank 0 had left with exit code 0 while others still waited for it"
+    )
+
+
+def test_a_rank_that_raises_an_error_of_its_own(khvdrun, tmp_path):
+    options = ("--culprit", 3, "--deed", "raise")
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        ended = outcome(job, processes, tmp_path)
+    check_survivors(ended, 3, since, _LEFT)
+    assert ended.code == 1
+    lines = ended.stderr.splitlines()
+    assert f"rank 3 (process {processes[3]}) failed first" in lines[-1]
+    assert lines[-2] == "khvdrun:     ValueError: this rank's own error"
+
+
+def test_a_rank_that_shuts_down_early(khvdrun, tmp_path):
+    options = ("--culprit", 1, "--deed", "shutdown")
+    with running(khvdrun, 3, LOOP, *options, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        ended = outcome(job, processes, tmp_path)
+    own = ended.survivors.pop(1)
+    assert own["type"] in ("ShutDownError", "NotInitializedError")
+    check_survivors(ended, 1, since, _LEFT)
+    assert f"rank 1 (process {processes[1]}) failed first" in ended.verdict
+
+
+def stall_environment(warning: float, abort: float) -> dict[str, str]:
+    return {
+        "KERAS_HVD_STALL_WARNING_SECONDS": str(warning),
+        "KERAS_HVD_STALL_ABORT_SECONDS": str(abort),
+    }
+
+
+def read_until(job, wanted: str) -> str:
+    """Reads lines of stderr up to one that contains `wanted`."""
+    seen = ""
+    while wanted not in seen:
+        line = job.stderr.readline()
+        assert line, f"{wanted!r} never came:\n{seen}"
+        seen += line
+    return seen
+
+
+def test_a_stopped_rank_is_waited_for(khvdrun, tmp_path):
+    options = ("--culprit", 2, "--deed", "stop", "--steps", 30)
+    popen = {"env": stall_environment(0.5, 0)}
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path, **popen) as (job, ranks):
+        warning = read_until(job, "its process is stopped")
+        assert f"rank 2 (pid {ranks[2]} on " in warning
+        os.kill(ranks[2], signal.SIGCONT)
+        ended = outcome(job, ranks, tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.survivors == {}
+
+
+@pytest.mark.parametrize(("culprit", "size"), [(0, 2), (0, 4), (2, 4)])
+def test_a_stopped_rank_ends_the_job_if_asked_to(khvdrun, tmp_path, culprit, size):
+    options = ("--culprit", culprit, "--deed", "stop")
+    popen = {"env": stall_environment(0.5, 1.5), "records": tmp_path}
+    with running(khvdrun, size, LOOP, *options, **popen) as (job, ranks):
+        since = time.monotonic()
+        ended = outcome(job, ranks, tmp_path)
+    assert ended.survivors.keys() == {*range(size)} - {culprit}
+    for note in ended.survivors.values():
+        assert note["type"] == "RankFailedError"
+        assert f"rank {culprit} (pid {ranks[culprit]} on " in note["text"]
+        assert 1 < note["at"] - since < 1.5 + PROMPT_SECONDS
+    assert ended.code == 1
+    assert f"rank {culprit} was killed by signal 15" in ended.stderr
+    assert "stopped by a signal until then" in ended.stderr
+
+
+def test_a_tensor_that_one_rank_never_submits(khvdrun, tmp_path):
+    # It goes on with the next name instead, so that each waits for the other.
+    options = ("--culprit", 1, "--deed", "skip", "--at", 15)
+    popen = {"env": stall_environment(0.5, 1.5)}
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path, **popen) as (job, ranks):
+        warning = read_until(job, "has not; its last was")
+        assert "for allreduce 'step 5', which not every rank has reached" in warning
+        assert f"rank 1 (pid {ranks[1]} on " in warning
+        ended = outcome(job, ranks, tmp_path)
+    assert ended.survivors.keys() == {0, 1, 2, 3}
+    assert {note["type"] for note in ended.survivors.values()} == {"RankFailedError"}
+    assert all("step 5" in ended.survivors[rank]["text"] for rank in (0, 2, 3))
+    assert ended.code == 1
+
+
+def test_a_tensor_that_one_rank_never_submits_is_waited_for(khvdrun, tmp_path):
+    options = ("--culprit", 1, "--deed", "skip", "--at", 15)
+    popen = {"env": stall_environment(0.3, 0)}
+    with running(khvdrun, 4, LOOP, *options, records=tmp_path, **popen) as (job, ranks):
+        read_until(job, "step 5")
+        # Many times the limit for the warning, and still nobody gives up.
+        assert select.select([], [], [], 2) == ([], [], [])
+        assert job.poll() is None
+        job.terminate()
+        ended = outcome(job, ranks, tmp_path)
+    assert ended.survivors == {}
+    assert ended.code == 128 + signal.SIGTERM
+
+
+def test_a_forked_child_is_no_rank(khvdrun, tmp_path):
+    options = ("--culprit", 1, "--deed", "fork", "--steps", 40)
+    ended = khvdrun.run("-np", 2, *LOOP, tmp_path, *options)
+    assert ended.returncode == 0, ended.stderr
+    assert "[1] child: ForkedError: " in ended.stdout
+
+
+def test_a_rank_that_never_starts(khvdrun, tmp_path):
+    script = 'if [ $KERAS_HVD_RANK = 1 ]; then exec sleep 100; else exec "$0" "$@"; fi'
+    ended = khvdrun.run(
+        *("-np", 2, "--term-after", 0.2, "sh", "-c", script, *LOOP, tmp_path),
+        env={"KERAS_HVD_INIT_TIMEOUT_SECONDS": "1"},
+    )
+    assert ended.returncode == 1
+    assert "failed first: it ended with exit code 1" in ended.stderr.splitlines()[-1]
+    assert "rank 1" in ended.stderr
