@@ -44,6 +44,18 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
+int64_t RowBytes(const TensorDescription& tensor) {
+  int64_t bytes = Bytes(tensor.dtype);
+  for (size_t i = 1; i < tensor.shape.size(); ++i) bytes *= tensor.shape[i];
+  return bytes;
+}
+
+int64_t InputBytes(const Operation& operation) {
+  const Description& description = *operation.description;
+  if (description.kind != Kind::kAllgather) return description.bytes();
+  return operation.rows * RowBytes(description.tensors.front());
+}
+
 TensorKey KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
@@ -89,7 +101,7 @@ void Engine::Run() {
       continue;
     }
     if (stopping_.load()) break;
-    if (!progressed) SleepUntil([] { return false; });
+    if (!progressed) SleepUntil([] { return false; }, false);
   }
   EndEverything(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
@@ -136,12 +148,13 @@ bool Engine::Wait(const Ready& ready, int awaited) {
                          " left the job in the middle of " + running_);
       return false;
     }
-    if (stopping_.load() && stop_at == Clock::time_point::max()) {
+    const bool stopping = stopping_.load();
+    if (stopping && stop_at == Clock::time_point::max()) {
       stop_at = Clock::now() + kShutdownPatience;
     }
     if (Clock::now() >= stop_at) return false;
     CheckStalledPeer(awaited, since);
-    SleepUntil(ready);
+    SleepUntil(ready, stopping);
   }
 }
 
@@ -167,15 +180,17 @@ bool Engine::SpinUntil(const Ready& ready) {
 // itself, to look for stalls: an idle engine uses no time. It rests, so that the next
 // submission has to wake it, only after a while without any: in a loop of collectives
 // that would cost each of them a wake.
-void Engine::SleepUntil(const Ready& ready) {
+//
+// All that a ring may be about is looked at after the announcement. `stopping` is what
+// the caller has seen, and acted on, of the wish to stop.
+void Engine::SleepUntil(const Ready& ready, bool stopping) {
   const auto due = [&] { return ready() || HasNews(); };
+  block_.bell.Announce();
   resting_.store(was_idle_);
-  const bool watchful = HasPending() || stopping_.load() || !running_.empty() ||
+  const bool watchful = HasPending() || stopping || !running_.empty() ||
                         (coordination_ != nullptr && coordination_->anything_waits()) ||
                         !was_idle_;
   if (watchful) resting_.store(false);
-  const bool stopping = stopping_.load();
-  block_.bell.Announce();
   if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
   counters_.sleeps += 1;
   const bool rung =
@@ -404,9 +419,7 @@ bool Engine::RunAllgather(Operation* operation) {
   AllgatherOptions allgather;
   allgather.input = operation->buffers.front().input;
   allgather.rows = operation->rows;
-  allgather.row_bytes = Bytes(tensor.dtype);
-  for (size_t i = 1; i < tensor.shape.size(); ++i)
-    allgather.row_bytes *= tensor.shape[i];
+  allgather.row_bytes = RowBytes(tensor);
   allgather.allocate = [operation](const std::vector<int64_t>& rows) {
     void* memory = operation->allocate(rows);
     const bool empty =
@@ -445,7 +458,7 @@ void Engine::Finish(std::unique_ptr<Operation> operation, const Status& status) 
     log_.Update(operation->log_number, status.ok() ? Phase::kDone : Phase::kFailed);
   }
   counters_.tensors += 1;
-  counters_.bytes += operation->description->bytes();
+  counters_.bytes += InputBytes(*operation);
   operation->done(status);
 }
 

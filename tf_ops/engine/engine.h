@@ -89,7 +89,7 @@ class Engine : private Waiter {
   // Waiting.
   bool Wait(const Ready& ready, int awaited) override;
   bool SpinUntil(const Ready& ready);
-  void SleepUntil(const Ready& ready);
+  void SleepUntil(const Ready& ready, bool stopping);
 
   // Submissions.
   void SendSubmission(const Description& description, bool duplicate);
