@@ -23,11 +23,13 @@ class Environment:
         if packages is not None:
             (self.packages / "shared.pth").write_text(packages + "\n")
 
-    def run(self, *arguments, **variables) -> subprocess.CompletedProcess:
-        """Runs its Python outside of the checkout."""
+    def run(
+        self, *arguments, folder: pathlib.Path | None = None, **variables
+    ) -> subprocess.CompletedProcess:
+        """Runs its Python, outside of the checkout unless `folder` says otherwise."""
         return subprocess.run(
             [self.python, *arguments],
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **variables},
             capture_output=True,
             text=True,
@@ -55,7 +57,7 @@ def shared_packages() -> str:
 def installed(tmp_path_factory, shared_packages, checkout) -> Environment:
     """An environment that `pip install .` has installed keras_hvd into."""
     environment = Environment(tmp_path_factory.mktemp("installed"), shared_packages)
-    done = environment.pip_install(checkout)
+    done = environment.pip_install(".", folder=checkout)
     assert done.returncode == 0, done.stdout + done.stderr
     return environment
 
