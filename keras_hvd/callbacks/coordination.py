@@ -74,9 +74,9 @@ class DistributedCallback(keras.callbacks.Callback):
 class _BeforeOthers(keras.callbacks.Callback):
     """At the front of the list: what the other callbacks must find done."""
 
-    def __init__(self, callback_list: keras.callbacks.CallbackList):
+    def __init__(self, others: list[keras.callbacks.Callback]):
         super().__init__()
-        self._list = callback_list
+        self._others = others
         self._statistics_differ = False
 
     def set_params(self, params: dict[str, Any] | None) -> None:
@@ -89,10 +89,9 @@ class _BeforeOthers(keras.callbacks.Callback):
         require_distributed(self.model)
         if self.model.jit_compile:
             raise no_xla(f"model {self.model.name!r}")
-        others = self._list.callbacks
-        for place, callback in enumerate(others):
+        for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
-                callback.check_order(others, place)
+                callback.check_order(self._others, place)
         _warn_of_unsynchronized(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -219,7 +218,8 @@ def _surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
     _require_before_tensorboard(callbacks)
-    before, after = _BeforeOthers(callback_list), _AfterOthers(callback_list)
+    # The user's list, the same on all ranks: they must come to the same conclusions.
+    before, after = _BeforeOthers(list(callbacks)), _AfterOthers(callback_list)
     kept = callbacks if basics.rank() == 0 else [_without_files(c) for c in callbacks]
     # In place, and one longer in front: Keras is just going through this list, and
     # meets the calling callback, which has been here, a second time.

@@ -44,7 +44,8 @@ class LearningRateSchedule(DistributedCallback):
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> model.compile(optimizer, "mse")
     >>> decay = keras_hvd.callbacks.LearningRateSchedule(0.4, lambda epoch: 0.5**epoch)
-    >>> history = model.fit(np.ones((4, 1)), np.zeros(4), epochs=3, verbose=0, callbacks=[decay])
+    >>> history = model.fit(np.ones((4, 1)), np.zeros(4), epochs=3, verbose=0,
+    ...     callbacks=[decay])
     >>> [round(rate, 3) for rate in history.history["learning_rate"]]
     [0.4, 0.2, 0.1]
     """

@@ -62,7 +62,7 @@ def make_linear() -> Callable[..., keras.Model]:
             [keras.Input((3,)), keras.layers.Dense(2, name="linear")], name="model"
         )
         if optimizer is not None:
-            model.compile(optimizer, "mse", **compiled)
+            model.compile(optimizer, keras.losses.MeanSquaredError(), **compiled)
         return model
 
     return make

@@ -104,8 +104,10 @@ def test_optimizer_that_only_the_root_has_built(
     assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "schedule_free", "mixed_precision"])
+@pytest.mark.parametrize(
+    ("optimizer", "steps_per_execution"),
+    [("sgd", 1), ("sgd", 2), ("schedule_free", 1), ("mixed_precision", 2)],
+)
 def test_model_without_input_shape(
     optimizer, steps_per_execution, rank, equal_on_all_ranks, difference
 ):

@@ -1,0 +1,190 @@
+"""MetricAverage and keras_hvd.evaluate: the metrics of one process on all the data."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_hvd
+from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
+
+NAMES = ["loss", "accuracy", "auc", "precision"]
+
+
+def make_model(rate: float = 0.0) -> keras.Model:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(11)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(1, activation="sigmoid")]
+    )
+    model.compile(
+        keras_hvd.DistributedOptimizer(keras.optimizers.SGD(rate)),
+        "binary_crossentropy",
+        metrics=["accuracy", "auc", keras.metrics.Precision(name="precision")],
+    )
+    return model
+
+
+def part(rank: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A rank's data: ranks have different amounts, in as many batches of 8."""
+    generator = np.random.default_rng([seed, rank])
+    rows = 17 + 2 * rank
+    x = generator.standard_normal((rows, 5)).astype("float32")
+    return x, (x[:, 0] + generator.standard_normal(rows) > rank / 2).astype("int64")
+
+
+def all_parts(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = zip(*[part(rank, seed) for rank in range(size)])
+    return np.concatenate(x), np.concatenate(y)
+
+
+@functools.cache
+def of_one_process(size: int, seed: int) -> dict[str, float]:
+    return make_model().evaluate(
+        *all_parts(size, seed), batch_size=7, verbose=0, return_dict=True
+    )
+
+
+class Reads(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.logs = {}
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs = dict(logs)
+
+
+@pytest.mark.parametrize("validation_freq", [1, 2])
+def test_fit(validation_freq, rank, size):
+    """The learning rate is 0, so that one process can tell what is to be seen."""
+    reader = Reads()
+    history = make_model().fit(
+        *part(rank, seed=1),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        validation_data=part(rank, seed=2),
+        validation_freq=validation_freq,
+        callbacks=[BroadcastGlobalVariables(0), MetricAverage(), reader],
+    )
+    expected = of_one_process(size, seed=1)
+    validation = of_one_process(size, seed=2)
+    for name in NAMES:
+        assert history.history[name] == pytest.approx([expected[name]] * 2, rel=1e-6)
+        values = [validation[name]] * (2 // validation_freq)
+        assert history.history[f"val_{name}"] == pytest.approx(values, rel=1e-6)
+        assert reader.logs[f"val_{name}"] == history.history[f"val_{name}"][-1]
+
+
+def test_fit_without_validation(rank, size):
+    history = make_model().fit(
+        *part(rank, seed=1), batch_size=8, verbose=0, callbacks=[MetricAverage()]
+    )
+    expected = of_one_process(size, seed=1)
+    for name in NAMES:
+        assert history.history[name] == pytest.approx([expected[name]], rel=1e-6)
+
+
+@pytest.mark.parametrize("return_dict", [False, True], ids=["list", "dict"])
+def test_evaluate(return_dict, rank, size):
+    results = keras_hvd.evaluate(
+        make_model(),
+        *part(rank, seed=2),
+        batch_size=8,
+        verbose=0,
+        return_dict=return_dict,
+    )
+    expected = of_one_process(size, seed=2)
+    names = list(results) if return_dict else NAMES
+    values = list(results.values()) if return_dict else results
+    assert sorted(names) == sorted(NAMES)
+    assert values == pytest.approx([expected[name] for name in names], rel=1e-6)
+
+
+def test_evaluate_prints_on_rank_0_what_it_returns(rank, capsys):
+    loss, *_ = keras_hvd.evaluate(make_model(), *part(rank, seed=2), verbose=2)
+    printed = capsys.readouterr().out
+    assert (f"loss: {loss:.4f}" in printed) == (rank == 0)
+    assert bool(printed) == (rank == 0)
+
+
+def test_variables_are_left_alone(rank):
+    """Only the logs are of all ranks; the metrics themselves stay this rank's."""
+    model = make_model()
+    keras_hvd.evaluate(model, *part(rank, seed=2), batch_size=8, verbose=0)
+    own = make_model().evaluate(*part(rank, seed=2), batch_size=8, verbose=0)
+    found = model.get_metrics_result()
+    assert [float(found[name]) for name in NAMES] == pytest.approx(own, rel=1e-6)
+
+
+class CustomLogs(keras.Sequential):
+    def train_step(self, data):
+        super().train_step(data)
+        return {"own": keras.ops.sum(data[1])}
+
+
+def test_logs_that_are_no_metrics(rank):
+    model = CustomLogs([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    history = model.fit(
+        np.ones((4, 5)), np.full(4, rank), verbose=0, callbacks=[MetricAverage()]
+    )
+    ranks = np.arange(keras_hvd.size())
+    assert history.history["own"] == pytest.approx([4 * ranks.mean()])
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda: keras.callbacks.EarlyStopping("loss"),
+        lambda: keras.callbacks.ReduceLROnPlateau("loss"),
+        lambda: keras.callbacks.ModelCheckpoint("never.keras", save_freq=10**6),
+    ],
+)
+def test_must_come_before_readers(reader, rank, several_ranks):
+    """ModelCheckpoint is taken from other ranks' lists, which still must be told."""
+    with pytest.raises(ValueError, match="put MetricAverage before"):
+        make_model().fit(
+            *part(rank, seed=1), verbose=0, callbacks=[reader(), MetricAverage()]
+        )
+
+
+def test_warns_of_callbacks_that_may_read(rank, several_ranks):
+    with pytest.warns(UserWarning, match="Reads comes before MetricAverage"):
+        make_model().fit(
+            *part(rank, seed=1), verbose=0, callbacks=[Reads(), MetricAverage()]
+        )
+
+
+def test_validation_on_one_rank_only(rank, several_ranks, raises_on_all_ranks):
+    with pytest.raises(RuntimeError) as error:
+        make_model().fit(
+            *part(rank, seed=1),
+            batch_size=8,
+            verbose=0,
+            validation_data=part(rank, seed=2) if rank == 0 else None,
+            callbacks=[BroadcastGlobalVariables(0), MetricAverage()],
+        )
+    raises_on_all_ranks(error.value, "rank 1", "validation")
+
+
+def test_early_stopping_and_plateaus_agree(rank, size, equal_on_all_ranks):
+    """They read the same logs on all ranks, so that rates and weights stay equal."""
+    model = make_model(rate=0.5)
+    history = model.fit(
+        *part(rank, seed=1),
+        batch_size=8,
+        epochs=8,
+        verbose=0,
+        callbacks=[
+            BroadcastGlobalVariables(0),
+            MetricAverage(),
+            keras.callbacks.ReduceLROnPlateau("accuracy", patience=1, min_delta=0.2),
+            keras.callbacks.EarlyStopping("accuracy", patience=3, min_delta=0.2),
+        ],
+    )
+    epochs = keras_hvd.allgather_object(len(history.epoch))
+    assert len(set(epochs)) == 1 and epochs[0] < 8
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in model.optimizer.variables])
