@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import statistics
 import subprocess
 import sys
 import uuid
@@ -37,6 +38,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kill", range(kills - under_fit))
     if "fit_kill" in metafunc.fixturenames:
         metafunc.parametrize("fit_kill", range(under_fit))
+
+
+_DELAYS = pytest.StashKey[list[float]]()
+
+
+@pytest.fixture
+def delays(request: pytest.FixtureRequest) -> list[float]:
+    """For each kill, the seconds until the last survivor had raised."""
+    return request.config.stash.setdefault(_DELAYS, [])
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    delays = config.stash.get(_DELAYS, [])
+    if delays:
+        terminalreporter.write_line(
+            f"{len(delays)} kills: every survivor had raised after "
+            f"{max(delays):.3f} s, half the times after {statistics.median(delays):.3f}"
+        )
 
 
 @pytest.fixture

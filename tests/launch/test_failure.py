@@ -117,16 +117,12 @@ def kill_at_random(khvdrun, command, records: Path, seed: int) -> float:
     return max(note["at"] for note in ended.survivors.values()) - since
 
 
-def test_a_killed_rank_in_a_loop_of_allreduces(
-    khvdrun, tmp_path, kill, record_property
-):
-    delay = kill_at_random(khvdrun, LOOP, tmp_path, seed=kill)
-    record_property("seconds_until_the_last_survivor_raised", delay)
+def test_a_killed_rank_in_a_loop_of_allreduces(khvdrun, tmp_path, kill, delays):
+    delays.append(kill_at_random(khvdrun, LOOP, tmp_path, seed=kill))
 
 
-def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, record_property):
-    delay = kill_at_random(khvdrun, FIT, tmp_path, seed=fit_kill)
-    record_property("seconds_until_the_last_survivor_raised", delay)
+def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, delays):
+    delays.append(kill_at_random(khvdrun, FIT, tmp_path, seed=fit_kill))
 
 
 def test_a_killed_rank_that_holds_much_memory(khvdrun, tmp_path, is_soak):
