@@ -4,15 +4,17 @@ Every rank runs every test, in the same order. Rank 0 reports as usual; the othe
 something only when a test fails.
 """
 
+import ctypes
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd import native
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +49,25 @@ def several_ranks(size: int) -> None:
     """Skips a test that says something about several ranks only."""
     if size == 1:
         pytest.skip("needs at least 2 ranks")
+
+
+@pytest.fixture(scope="session")
+def counters() -> Callable[[], native.Counters]:
+    """What the engine has counted so far."""
+
+    def read() -> native.Counters:
+        result = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+        assert native.engine().khvd_get_counters(ctypes.byref(result)) == 0
+        return result
+
+    return read
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_lost_wakes(counters: Callable[[], native.Counters]) -> Iterator[None]:
+    """Nobody, in all the tests, slept until a time-out though there was work."""
+    yield
+    assert counters().lost_wakes == 0
 
 
 @pytest.fixture(scope="session")

@@ -205,7 +205,7 @@ def test_in_branches_and_loops_of_a_function(rank, size):
     assert (x.numpy(), y.numpy(), z.numpy()) == (total * size**4, 0, total)
 
 
-def test_a_result_that_nobody_uses_is_reduced_all_the_same(size):
+def test_a_result_that_nobody_uses_is_reduced_all_the_same(counters):
     @tf.function
     def unused():
         keras_hvd.allreduce(tf.ones([3]), Sum)
@@ -499,9 +499,3 @@ def request(name, array, output, done, submitter=1_000_000):
     )
     made.arrays = (array, output)
     return made
-
-
-def counters():
-    result = native.Counters(struct_size=ctypes.sizeof(native.Counters))
-    assert native.engine().khvd_get_counters(ctypes.byref(result)) == 0
-    return result
