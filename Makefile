@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 NATIVE := keras_hvd/_native
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
-CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h')
+CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h')
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 
