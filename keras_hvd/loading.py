@@ -18,6 +18,7 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     compile: bool = True,
     safe_mode: bool = True,
+    *,
     op: ReduceOp | None = None,
 ) -> keras.Model:
     """Loads a model with `keras.models.load_model` and distributes its optimizer.
@@ -59,5 +60,5 @@ def load_model(
         safe_mode=safe_mode,
     )
     if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, op)
+        DistributedOptimizer(model.optimizer, op=op)
     return model

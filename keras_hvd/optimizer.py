@@ -35,14 +35,14 @@ _BUCKET_BYTES = 4 << 20
 
 
 def DistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer, op: ReduceOp | None = None
+    optimizer: keras.optimizers.Optimizer, *, op: ReduceOp | None = None
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer reduce its gradients over all ranks, before clipping them.
 
     It works under `fit`, `train_on_batch`, a custom `train_step` and a `GradientTape`
     with `apply` or `apply_gradients`. Configuration, state and saved files stay those
     of the plain optimizer; a saved model loads without keras_hvd. Wrapping twice does
-    nothing.
+    nothing. Sparse gradients (of `Embedding`) become dense.
 
     Args:
         optimizer: a Keras 3 optimizer; it is changed in place and keeps its state. Of
@@ -76,7 +76,7 @@ def DistributedOptimizer(
     _agree_on_finite_gradients()
     inner = inner_optimizers(optimizer)
     for each in inner or ():
-        DistributedOptimizer(each, reduce_op)
+        DistributedOptimizer(each, op=reduce_op)
     mixin = _ReducesGradients if inner is None else _DistributesInner
     optimizer.__class__ = _distributed_class(type(optimizer), mixin, reduce_op)
     return optimizer
@@ -251,7 +251,7 @@ class _DistributesInner(_Distributed):
     def build(self, variables):
         super().build(variables)
         for each in inner_optimizers(self):
-            DistributedOptimizer(each, self._reduce_op)
+            DistributedOptimizer(each, op=self._reduce_op)
         action = vars(self).pop("_before_first_update", None)
         if action is not None:
             before_first_update(self, action)
@@ -292,7 +292,7 @@ def _distributed_class(plain: type, mixin: type, reduce_op: ReduceOp) -> type:
 
 
 def _unpickle(plain: type, reduce_op: ReduceOp, saved: Any):
-    return DistributedOptimizer(plain._unpickle_model(saved), reduce_op)
+    return DistributedOptimizer(plain._unpickle_model(saved), op=reduce_op)
 
 
 def _reduce_gradients(

@@ -33,9 +33,10 @@ class MetricAverage(DistributedCallback):
 
     They are exactly those of one process on all the data, whatever the parts' sizes:
     the metrics' variables are summed over ranks, not their results averaged (which
-    would be wrong for AUC or precision). Logs that belong to no metric of the model,
-    those of a custom `train_step`, are averaged. Put it before callbacks that read
-    logs.
+    would be wrong for AUC or precision). All metrics of Keras are such sums; one of
+    your own that keeps a maximum or a last value is not. Logs that belong to no metric
+    of the model, those of a custom `train_step`, are averaged. Put it before callbacks
+    that read logs.
 
     Raises:
         ValueError: a callback before it in the list reads logs (when training begins).

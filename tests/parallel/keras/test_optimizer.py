@@ -103,7 +103,9 @@ def test_custom_train_step(
 
 def test_sum(rank, size):
     variable = keras.Variable([0.0, 0.0], name="v")
-    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), keras_hvd.Sum)
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), op=keras_hvd.Sum
+    )
     optimizer.apply([tf.constant([1.0, rank])], [variable])
     np.testing.assert_allclose(variable, [-size, -size * (size - 1) / 2])
 
