@@ -119,7 +119,6 @@ class Job:
             self._streams += started.streams
             where = f", bound to cores {sorted(bound[number])}" if bound[number] else ""
             self._note(f"rank {number} is process {started.process}{where}")
-        rank.fit_terminal(self._ranks[0], options)
 
     def _serve(self) -> None:
         """Serves until no child is left, nothing to read and nothing to write."""
@@ -193,7 +192,7 @@ class Job:
             elif number == signal.SIGCONT:
                 self._signal_ranks(signal.SIGCONT)
             elif number == signal.SIGWINCH and self._ranks:
-                rank.fit_terminal(self._ranks[0], self._options)
+                rank.fit_terminals(self._ranks[0], self._options)
 
     def _on_children(self) -> None:
         ended, self._has_children = processes.reap()

@@ -82,8 +82,8 @@ def start(
         signal.signal(signal.SIGTTOU, signal.SIG_DFL)
 
     is_live = number == 0
-    prefix = f"[{number}] ".encode() if options.prefix else b""
-    ends = [_connection(screen, is_live) for screen in (stdout, stderr)]
+    prefix = _prefix(number, options)
+    ends = [_connection(screen, is_live, prefix) for screen in (stdout, stderr)]
     try:
         child = subprocess.Popen(
             options.command,
@@ -116,17 +116,25 @@ def start(
     return Rank(number, child.pid, streams, tail)
 
 
-def fit_terminal(rank: Rank, options: Options) -> None:
+def fit_terminals(rank: Rank, options: Options) -> None:
     """Gives a rank's terminals the size of those they are shown on, less the prefix."""
-    used = len(f"[{rank.number}] ") if options.prefix else 0
     for stream in rank.streams:
-        if os.isatty(stream.descriptor):
-            columns, rows = os.get_terminal_size(stream.screen.descriptor)
-            size = struct.pack("HHHH", rows, max(columns - used, 0), 0, 0)
-            fcntl.ioctl(stream.descriptor, termios.TIOCSWINSZ, size)
+        _fit(stream.descriptor, stream.screen, _prefix(rank.number, options))
 
 
-def _connection(screen: Screen, is_live: bool) -> tuple[int, int]:
+def _fit(descriptor: int, screen: Screen, prefix: bytes) -> None:
+    if not os.isatty(descriptor):
+        return
+    columns, rows = os.get_terminal_size(screen.descriptor)
+    size = struct.pack("HHHH", rows, max(columns - len(prefix), 0), 0, 0)
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
+
+
+def _prefix(number: int, options: Options) -> bytes:
+    return f"[{number}] ".encode() if options.prefix else b""
+
+
+def _connection(screen: Screen, is_live: bool, prefix: bytes) -> tuple[int, int]:
     """Ends to read from and to write to: of a terminal if that is what users see."""
     if not (is_live and screen.is_terminal):
         return os.pipe2(os.O_CLOEXEC)
@@ -135,6 +143,7 @@ def _connection(screen: Screen, is_live: bool) -> tuple[int, int]:
     modes = termios.tcgetattr(slave)
     modes[tty.OFLAG] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, modes)
+    _fit(master, screen, prefix)
     return master, slave
 
 
