@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,15 @@ def test_ranks_know_their_place(launcher, size):
         }
         for rank in range(size)
     ]
+
+
+@LAUNCHERS
+def test_ranks_reduce_together(launcher, tmp_path):
+    loop = Path(__file__).parent / "ranks" / "allreduce_loop.py"
+    command = [*launcher(3), sys.executable, loop, tmp_path, "--steps", "20"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("looping") == 3
 
 
 @LAUNCHERS

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import keras_hvd
-from keras_hvd import exceptions, native
+from keras_hvd import environment, exceptions, native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
 
@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
 
     resident = ctypes.create_string_buffer(1)
-    if int(os.environ["KERAS_HVD_RANK"]) == options.culprit:
+    if environment.world().rank == options.culprit:
         resident = ctypes.create_string_buffer(options.resident_bytes or 1)
     ctypes.memset(resident, 1, len(resident))
 
