@@ -1,0 +1,284 @@
+// How ranks find each other: as processes and as threads, complete and not.
+#include "tf_ops/transport/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tf_ops/testing/child.h"
+#include "tf_ops/transport/version.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr int64_t kExchange = 8 << 10;
+
+// A name that no other test, and no other run of this one, has.
+std::string JobName() {
+  static int count = 0;
+  return "test-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+}
+
+RendezvousOptions Options(const std::string& job, int rank, int size,
+                          double timeout = 30) {
+  RendezvousOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.job = job;
+  options.exchange_bytes = kExchange;
+  options.timeout_seconds = timeout;
+  return options;
+}
+
+// Joins as one rank, and gives the first error.
+Status Join(const RendezvousOptions& options) {
+  Rendezvous rendezvous(options);
+  std::shared_ptr<Segment> segment;
+  Status status = rendezvous.Connect(&segment);
+  return status.ok() ? rendezvous.AwaitAll() : status;
+}
+
+// Joins as several ranks at once; the results, by their order.
+std::vector<Status> JoinAll(const std::vector<RendezvousOptions>& all) {
+  std::vector<Status> results(all.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < all.size(); ++i) {
+    threads.emplace_back([&, i] { results[i] = Join(all[i]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+bool Contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A socket to the job's rank 0, once that listens, that has not said anything yet.
+int Dial(const std::string& job) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string name = "keras_hvd/" + std::to_string(getuid()) + "/" + job;
+  memcpy(address.sun_path + 1, name.data(), name.size());
+  const socklen_t length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
+  const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  while (connect(connection, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    if (errno != ECONNREFUSED) return -1;
+    poll(nullptr, 0, 1);
+  }
+  return connection;
+}
+
+// What a rank says first, as the other side reads it.
+struct Greeting {
+  char magic[8] = {'k', 'e', 'r', 'a', 's', 'h', 'v', 'd'};
+  char version[32] = {};
+  int32_t rank = 1;
+  int32_t size = 2;
+};
+
+TEST(RendezvousTest, AWorldOfOneNeedsNobody) {
+  EXPECT_TRUE(Join(Options("", 0, 1)).ok());
+}
+
+TEST(RendezvousTest, ProcessesComeToShareMemory) {
+  for (int size : {2, 4}) {
+    const std::string job = JobName();
+    const auto join = [&](int rank) {
+      Rendezvous rendezvous(Options(job, rank, size));
+      std::shared_ptr<Segment> segment;
+      if (!rendezvous.Connect(&segment).ok()) return 1;
+      segment->block(rank).pid.store(getpid());
+      segment->exchange(rank)[kExchange - 1] = static_cast<char>(rank);
+      if (!rendezvous.AwaitAll().ok()) return 2;
+      // All have written before anybody comes here.
+      for (int peer = 0; peer < size; ++peer) {
+        if (segment->block(peer).pid.load() == 0) return 3;
+        if (segment->exchange(peer)[kExchange - 1] != peer) return 4;
+      }
+      int connections = 0;
+      for (int connection : rendezvous.connections()) connections += connection >= 0;
+      return connections == (rank == 0 ? size - 1 : 1) ? 0 : 5;
+    };
+    std::vector<std::unique_ptr<Child>> children;
+    for (int rank = 1; rank < size; ++rank) {
+      children.push_back(std::make_unique<Child>(
+          [&, rank](const Child::Link&) { return join(rank); }));
+    }
+    EXPECT_EQ(join(0), 0);
+    for (const auto& child : children) EXPECT_EQ(child->Reap(), 0);
+  }
+}
+
+TEST(RendezvousTest, TheMemoryIsAsLargeAsRankZeroSays) {
+  const std::string job = JobName();
+  RendezvousOptions root = Options(job, 0, 2), other = Options(job, 1, 2);
+  other.exchange_bytes = 1 << 20;
+  std::shared_ptr<Segment> segment;
+  std::thread peer([&] {
+    std::shared_ptr<Segment> mapped;
+    Rendezvous rendezvous(other);
+    EXPECT_TRUE(rendezvous.Connect(&mapped).ok());
+    EXPECT_EQ(mapped->exchange_bytes(), kExchange);
+    EXPECT_TRUE(rendezvous.AwaitAll().ok());
+  });
+  EXPECT_TRUE(Join(root).ok());
+  peer.join();
+}
+
+TEST(RendezvousTest, AMissingRankIsNamedOnEveryRank) {
+  const std::string job = JobName();
+  const Clock::time_point begin = Clock::now();
+  const std::vector<Status> results =
+      JoinAll({Options(job, 0, 4, 1), Options(job, 2, 4, 1)});
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  for (const Status& status : results) {
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_EQ(status.message,
+              "ranks 1, 3 of job '" + job +
+                  "' did not call init within 1 s. Every rank has to; if they only are "
+                  "slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+  }
+}
+
+TEST(RendezvousTest, AMissingRankZeroIsNamed) {
+  const std::string job = JobName();
+  for (const Status& status :
+       JoinAll({Options(job, 1, 3, 0.3), Options(job, 2, 3, 0.3)})) {
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_TRUE(
+        Contains(status.message, "rank 0 of job '" + job + "' did not call init"))
+        << status.message;
+  }
+}
+
+TEST(RendezvousTest, DifferentSizesAreRefusedOnEveryRank) {
+  const std::string job = JobName();
+  for (const Status& status : JoinAll({Options(job, 0, 2), Options(job, 1, 3)})) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(Contains(status.message,
+                         "rank 1 was started as one of 3 ranks, rank 0 as one of 2"))
+        << status.message;
+  }
+}
+
+TEST(RendezvousTest, ARankThatDoesNotExistIsRefused) {
+  const std::string job = JobName();
+  RendezvousOptions beyond = Options(job, 1, 2);
+  beyond.rank = 2;
+  for (const Status& status : JoinAll({Options(job, 0, 2), beyond})) {
+    EXPECT_TRUE(Contains(status.message, "rank 2 does not exist in a job of 2 ranks"))
+        << status.message;
+  }
+}
+
+TEST(RendezvousTest, ARankThatWasStartedTwiceIsRefused) {
+  const std::string job = JobName();
+  for (const Status& status :
+       JoinAll({Options(job, 0, 3), Options(job, 1, 3), Options(job, 1, 3)})) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(Contains(status.message, "rank 1 was started twice")) << status.message;
+  }
+}
+
+TEST(RendezvousTest, AnotherVersionIsRefusedAndBothAreNamed) {
+  const std::string job = JobName();
+  Status root;
+  std::thread thread([&] { root = Join(Options(job, 0, 2)); });
+  const int connection = Dial(job);
+  Greeting greeting;
+  strcpy(greeting.version, "99.1");
+  EXPECT_EQ(send(connection, &greeting, sizeof(greeting), 0),
+            static_cast<ssize_t>(sizeof(greeting)));
+  thread.join();
+  EXPECT_EQ(root.code, Code::kInvalidArgument);
+  EXPECT_EQ(root.message,
+            std::string("rank 1 runs keras_hvd 99.1, rank 0 runs ") + kVersion);
+  // The other one is told the same.
+  char answer[4096];
+  const ssize_t length = recv(connection, answer, sizeof(answer), 0);
+  ASSERT_GT(length, 0);
+  EXPECT_TRUE(Contains(std::string(answer, length), root.message));
+  close(connection);
+}
+
+TEST(RendezvousTest, StrangersAreTurnedAwayAndTheJobStarts) {
+  const std::string job = JobName();
+  Status root;
+  std::thread thread([&] { root = Join(Options(job, 0, 2)); });
+  const int talker = Dial(job), quitter = Dial(job);
+  EXPECT_EQ(send(talker, "GET / HTTP/1.1", 14, 0), 14);
+  close(quitter);
+  EXPECT_TRUE(Join(Options(job, 1, 2)).ok());
+  thread.join();
+  EXPECT_TRUE(root.ok()) << root.message;
+  char answer;
+  EXPECT_EQ(recv(talker, &answer, 1, 0), 0) << "the stranger is still connected";
+  close(talker);
+}
+
+TEST(RendezvousTest, ASilentStrangerHoldsNothingUpForLong) {
+  const std::string job = JobName();
+  Status root;
+  std::thread thread([&] { root = Join(Options(job, 0, 2)); });
+  const int silent = Dial(job);
+  EXPECT_TRUE(Join(Options(job, 1, 2)).ok());
+  thread.join();
+  EXPECT_TRUE(root.ok()) << root.message;
+  close(silent);
+}
+
+TEST(RendezvousTest, TheSameJobCannotStartTwiceAtOnce) {
+  const std::string job = JobName();
+  Status first;
+  std::thread thread([&] { first = Join(Options(job, 0, 2)); });
+  const int connection = Dial(job);  // the first one listens
+  const Status second = Join(Options(job, 0, 2));
+  EXPECT_EQ(second.code, Code::kInternal);
+  EXPECT_TRUE(Contains(second.message, "a job named '" + job + "' is already running"))
+      << second.message;
+  close(connection);
+  EXPECT_TRUE(Join(Options(job, 1, 2)).ok());
+  thread.join();
+  EXPECT_TRUE(first.ok()) << first.message;
+}
+
+TEST(RendezvousTest, AJobsNameIsFreeOnceItHasStarted) {
+  const std::string job = JobName();
+  for (int round = 0; round < 3; ++round) {
+    for (const Status& status : JoinAll({Options(job, 0, 2), Options(job, 1, 2)})) {
+      EXPECT_TRUE(status.ok()) << status.message;
+    }
+  }
+}
+
+// A rank that dies after it has connected is noticed without waiting for the time-out.
+TEST(RendezvousTest, ARankThatDiesOnTheWayIsNamedAtOnce) {
+  const std::string job = JobName();
+  const std::vector<RendezvousOptions> others = {Options(job, 0, 3),
+                                                 Options(job, 2, 3)};
+  std::vector<Status> results;
+  std::thread thread([&] { results = JoinAll(others); });
+  const int connection = Dial(job);
+  Greeting greeting;
+  greeting.size = 3;
+  strcpy(greeting.version, kVersion);
+  EXPECT_EQ(send(connection, &greeting, sizeof(greeting), 0),
+            static_cast<ssize_t>(sizeof(greeting)));
+  close(connection);
+  thread.join();
+  for (const Status& status : results) {
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_EQ(status.message, "rank 1 ended while the job started");
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd
