@@ -23,6 +23,8 @@ using keras_hvd::Status;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
 constexpr int64_t kLeastExchangeBytes = 8 << 10;
+// More makes nothing faster, and the system may give it until it has none left.
+constexpr int64_t kMostExchangeBytes = 1 << 30;
 constexpr int64_t kDefaultFusionBytes = 64 << 20;
 constexpr double kDefaultTimeoutSeconds = 60;
 
@@ -225,10 +227,13 @@ Status CheckOptions(const khvd_options& options) {
   if (options.size > 1 && (options.job == nullptr || options.job[0] == '\0')) {
     return Status::InvalidArgument("a job of several ranks needs a name");
   }
-  if (options.exchange_bytes != 0 && options.exchange_bytes < kLeastExchangeBytes) {
-    return Status::InvalidArgument(
-        "exchange memory of " + std::to_string(options.exchange_bytes) +
-        " bytes is too little; the least is " + std::to_string(kLeastExchangeBytes));
+  const int64_t exchange = options.exchange_bytes;
+  if (exchange != 0 &&
+      (exchange < kLeastExchangeBytes || exchange > kMostExchangeBytes)) {
+    return Status::InvalidArgument("KERAS_HVD_EXCHANGE_BYTES is " +
+                                   std::to_string(exchange) + ", and must be " +
+                                   std::to_string(kLeastExchangeBytes) + " to " +
+                                   std::to_string(kMostExchangeBytes));
   }
   return Status::Ok();
 }
