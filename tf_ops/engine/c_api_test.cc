@@ -1,0 +1,449 @@
+// The C API: what it refuses, and how a process joins, works, leaves, forks and dies.
+#include "tf_ops/engine/c_api.h"
+
+#include <gtest/gtest.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tf_ops/testing/child.h"
+
+namespace {
+
+using keras_hvd::Child;
+
+std::string JobName() {
+  static int count = 0;
+  return "c-api-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+}
+
+khvd_options Options(int rank, int size, const std::string& job) {
+  khvd_options options = {};
+  options.struct_size = sizeof(options);
+  options.rank = options.local_rank = rank;
+  options.size = options.local_size = size;
+  options.cross_size = 1;
+  options.job = job.c_str();
+  options.exchange_bytes = 8 << 10;
+  return options;
+}
+
+// An allreduce of one float, whose parts a test may change before it is used.
+struct Request {
+  Request() {
+    tensor.dtype = KHVD_FLOAT32;
+    tensor.rank = 1;
+    tensor.shape = shape;
+    tensor.input = &input;
+    tensor.output = &output;
+    request.struct_size = sizeof(request);
+    request.kind = KHVD_ALLREDUCE;
+    request.name = "x";
+    request.reduce_op = KHVD_SUM;
+    request.count = 1;
+    request.tensors = &tensor;
+  }
+  int Run() { return khvd_run(&request); }
+
+  float input = 1, output = 0;
+  int64_t shape[2] = {1, 1};
+  khvd_tensor tensor = {};
+  khvd_request request = {};
+};
+
+bool LastErrorHas(const std::string& part) {
+  return std::string(khvd_last_error()).find(part) != std::string::npos;
+}
+
+// Each of these runs in a process of its own: what happens to the engine stays there.
+// The body gives 0, or the line on which it found something wrong.
+#define CHECK_HERE(condition) \
+  if (!(condition)) return __LINE__
+
+void ExpectInChild(const std::function<int()>& body) {
+  Child child([&](const Child::Link& parent) {
+    const int line = body();
+    if (line != 0) {
+      parent.Tell("line " + std::to_string(line) + ": " + khvd_last_error());
+    }
+    return line == 0 ? 0 : 1;
+  });
+  EXPECT_EQ(child.Line(), "");
+  EXPECT_EQ(child.Reap(), 0);
+}
+
+TEST(BeforeInitTest, EverythingSaysSo) {
+  ExpectInChild([] {
+    CHECK_HERE(khvd_is_initialized() == 0);
+    for (int value : {khvd_rank(), khvd_size(), khvd_local_rank(), khvd_local_size(),
+                      khvd_cross_rank(), khvd_cross_size()}) {
+      CHECK_HERE(value == -1);
+    }
+    CHECK_HERE(Request().Run() == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(LastErrorHas("keras_hvd is not initialized: call keras_hvd.init()"));
+    khvd_counters counters = {};
+    counters.struct_size = sizeof(counters);
+    CHECK_HERE(khvd_get_counters(&counters) == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(strcmp(khvd_failure(), "") == 0);
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    CHECK_HERE(strlen(khvd_version()) > 0);
+    return 0;
+  });
+}
+
+TEST(InitTest, RefusesOptionsThatMakeNoSense) {
+  ExpectInChild([] {
+    const auto refused = [](const khvd_options& options, const char* part) {
+      return khvd_init(&options) == KHVD_INVALID_ARGUMENT && LastErrorHas(part) &&
+             khvd_is_initialized() == 0;
+    };
+    const khvd_options good = Options(0, 1, "");
+    khvd_options options = good;
+    options.struct_size -= 1;
+    CHECK_HERE(refused(options, "built for another version"));
+    options = good;
+    options.rank = 1;
+    CHECK_HERE(refused(options, "rank 1 of 1"));
+    options = good;
+    options.rank = -1;
+    CHECK_HERE(refused(options, "rank -1 of 1"));
+    options = good;
+    options.size = 0;
+    CHECK_HERE(refused(options, "rank 0 of 0"));
+    options = good;
+    options.local_rank = 3;
+    CHECK_HERE(refused(options, "local 3 of 1"));
+    options = good;
+    options.cross_size = 0;
+    CHECK_HERE(refused(options, "cross 0 of 0"));
+    options = good;
+    options.size = 2;
+    CHECK_HERE(refused(options, "only 1 of 2 are on this one"));
+    const std::string nameless;
+    CHECK_HERE(refused(Options(0, 2, nameless), "needs a name"));
+    options = Options(0, 2, nameless);
+    options.job = nullptr;
+    CHECK_HERE(refused(options, "needs a name"));
+    options = good;
+    options.exchange_bytes = 8191;
+    CHECK_HERE(refused(options, "exchange memory of 8191 bytes is too little"));
+    CHECK_HERE(khvd_init(&good) == KHVD_OK);
+    return 0;
+  });
+}
+
+TEST(InitTest, TwiceIsOnceAndAfterShutdownItStartsAgain) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    for (int round = 0; round < 3; ++round) {
+      CHECK_HERE(khvd_init(&options) == KHVD_OK);
+      CHECK_HERE(khvd_init(&options) == KHVD_OK);
+      CHECK_HERE(khvd_is_initialized() == 1);
+      CHECK_HERE(khvd_rank() == 0 && khvd_size() == 1);
+      Request request;
+      request.input = 4;
+      CHECK_HERE(request.Run() == KHVD_OK);
+      CHECK_HERE(request.output == 4);
+      CHECK_HERE(khvd_shutdown() == KHVD_OK);
+      CHECK_HERE(khvd_shutdown() == KHVD_OK);
+      CHECK_HERE(khvd_is_initialized() == 0);
+      CHECK_HERE(khvd_rank() == -1);
+      CHECK_HERE(request.Run() == KHVD_SHUT_DOWN);
+      CHECK_HERE(LastErrorHas("was shut down; call keras_hvd.init()"));
+    }
+    return 0;
+  });
+}
+
+TEST(InitTest, AMissingPeerIsAnErrorThatNamesIt) {
+  ExpectInChild([] {
+    const std::string job = JobName();
+    khvd_options options = Options(0, 2, job);
+    options.init_timeout = 0.2;
+    CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
+    CHECK_HERE(LastErrorHas("rank 0 could not join job '" + job + "': rank 1"));
+    CHECK_HERE(khvd_is_initialized() == 0);
+    return 0;
+  });
+}
+
+TEST(RequestTest, RefusesWhatMakesNoSense) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    const auto refused = [](Request* request, const char* part) {
+      return request->Run() == KHVD_INVALID_ARGUMENT && LastErrorHas(part);
+    };
+    const auto fails = [&](const char* part, void (*change)(Request*)) {
+      Request request;
+      change(&request);
+      return refused(&request, part);
+    };
+    CHECK_HERE(
+        fails("another version", [](Request* r) { r->request.struct_size = 8; }));
+    CHECK_HERE(fails("needs a name", [](Request* r) { r->request.name = nullptr; }));
+    CHECK_HERE(fails("needs a name", [](Request* r) { r->request.name = ""; }));
+    CHECK_HERE(fails("'x': there is no collective 9",
+                     [](Request* r) { r->request.kind = static_cast<khvd_kind>(9); }));
+    CHECK_HERE(fails("there is no process set 3",
+                     [](Request* r) { r->request.process_set = 3; }));
+    CHECK_HERE(fails("a barrier has no tensors",
+                     [](Request* r) { r->request.kind = KHVD_BARRIER; }));
+    CHECK_HERE(fails("needs a tensor", [](Request* r) { r->request.count = 0; }));
+    CHECK_HERE(
+        fails("needs a tensor", [](Request* r) { r->request.tensors = nullptr; }));
+    CHECK_HERE(fails("only an allreduce takes several", [](Request* r) {
+      r->request.kind = KHVD_BROADCAST;
+      r->request.count = 2;
+    }));
+    for (int root : {-1, 1}) {
+      Request request;
+      request.request.kind = KHVD_BROADCAST;
+      request.request.root = root;
+      CHECK_HERE(refused(&request, "is not in 0..0"));
+    }
+    CHECK_HERE(fails("an allgather needs `allocate`",
+                     [](Request* r) { r->request.kind = KHVD_ALLGATHER; }));
+    CHECK_HERE(fails("there is no reduction 5", [](Request* r) {
+      r->request.reduce_op = static_cast<khvd_reduce_op>(5);
+    }));
+    CHECK_HERE(fails("there is no type 9",
+                     [](Request* r) { r->tensor.dtype = static_cast<khvd_dtype>(9); }));
+    CHECK_HERE(fails("needs a shape", [](Request* r) { r->tensor.shape = nullptr; }));
+    CHECK_HERE(fails("a dimension is negative", [](Request* r) { r->shape[0] = -1; }));
+    CHECK_HERE(fails("a scalar has none", [](Request* r) {
+      r->request.kind = KHVD_ALLGATHER;
+      r->request.allocate = [](void*, const int64_t*, int32_t) -> void* {
+        return nullptr;
+      };
+      r->tensor.rank = 0;
+    }));
+    CHECK_HERE(fails("bool tensors have no Sum",
+                     [](Request* r) { r->tensor.dtype = KHVD_BOOL; }));
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    return 0;
+  });
+}
+
+TEST(RequestTest, ScalesOfZeroMeanOneOnlyTogether) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    Request request;
+    request.input = 3;
+    CHECK_HERE(request.Run() == KHVD_OK && request.output == 3);
+    request.request.prescale = 2;
+    request.request.postscale = 5;
+    CHECK_HERE(request.Run() == KHVD_OK && request.output == 30);
+    request.request.prescale = 0;
+    CHECK_HERE(request.Run() == KHVD_OK && request.output == 0);
+    return 0;
+  });
+}
+
+TEST(RequestTest, DoneIsCalledOnceWithTheContext) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    struct Seen {
+      std::atomic<int> calls{0}, code{-1}, length{-1};
+    } seen;
+    Request request;
+    request.request.context = &seen;
+    request.request.done = [](void* context, int code, const char* message) {
+      Seen* seen = static_cast<Seen*>(context);
+      seen->code = code;
+      seen->length = static_cast<int>(strlen(message));
+      seen->calls += 1;
+    };
+    CHECK_HERE(khvd_submit(&request.request) == KHVD_OK);
+    // The next one of the name comes after it.
+    Request next;
+    CHECK_HERE(next.Run() == KHVD_OK);
+    CHECK_HERE(seen.calls == 1 && seen.code == KHVD_OK && seen.length == 0);
+    khvd_counters counters = {};
+    counters.struct_size = sizeof(counters);
+    CHECK_HERE(khvd_get_counters(&counters) == KHVD_OK);
+    CHECK_HERE(counters.tensors == 2 && counters.bytes == 8 && counters.batches >= 1);
+    CHECK_HERE(counters.lost_wakes == 0);
+    return 0;
+  });
+}
+
+TEST(RequestTest, TheErrorTextIsOfTheCallingThread) {
+  ExpectInChild([] {
+    CHECK_HERE(Request().Run() == KHVD_NOT_INITIALIZED);
+    std::string text = "untouched";
+    std::thread([&] { text = khvd_last_error(); }).join();
+    CHECK_HERE(text == "");
+    return 0;
+  });
+}
+
+TEST(ForkTest, AForkedChildCannotUseTheEngineAndTheParentCan) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    const int child = fork();
+    if (child == 0) {
+      int wrong = 0;
+      wrong += khvd_is_initialized() != 0;
+      wrong += khvd_rank() != -1;
+      wrong += Request().Run() != KHVD_FORKED;
+      wrong += !LastErrorHas("this process was forked from a keras_hvd rank");
+      wrong += khvd_init(&options) != KHVD_FORKED;
+      wrong += khvd_shutdown() != KHVD_OK;
+      _exit(wrong);
+    }
+    int status;
+    CHECK_HERE(waitpid(child, &status, 0) == child);
+    CHECK_HERE(status == 0);
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    return 0;
+  });
+}
+
+TEST(ForkTest, WhoForkedBeforeInitOrAfterShutdownMayInit) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    for (int round = 0; round < 2; ++round) {
+      const int child = fork();
+      if (child == 0) _exit(khvd_init(&options) == KHVD_OK ? 0 : 1);
+      int status;
+      CHECK_HERE(waitpid(child, &status, 0) == child);
+      CHECK_HERE(status == 0);
+      CHECK_HERE(khvd_init(&options) == KHVD_OK);
+      CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    }
+    return 0;
+  });
+}
+
+// ---- Several processes
+
+// Runs `body(rank)` in a process for each rank, and gives how each ended.
+std::vector<int> RunJob(int size, const std::function<int(int)>& body) {
+  const std::string job = JobName();
+  std::vector<std::unique_ptr<Child>> children;
+  for (int rank = 0; rank < size; ++rank) {
+    children.push_back(std::make_unique<Child>([&, rank](const Child::Link& parent) {
+      const khvd_options options = Options(rank, size, job);
+      if (khvd_init(&options) != KHVD_OK) return 2;
+      const int line = body(rank);
+      if (line != 0) {
+        parent.Tell("rank " + std::to_string(rank) + ", line " + std::to_string(line) +
+                    ": " + khvd_last_error());
+      }
+      return line == 0 ? 0 : 1;
+    }));
+  }
+  std::vector<int> ends;
+  for (const auto& child : children) {
+    EXPECT_EQ(child->Line(), "");
+    ends.push_back(child->Reap());
+  }
+  return ends;
+}
+
+TEST(JobTest, RanksReduceGatherBroadcastAndMeet) {
+  for (int size : {2, 4}) {
+    const auto body = [size](int rank) {
+      CHECK_HERE(khvd_rank() == rank && khvd_size() == size);
+      Request sum;
+      sum.input = static_cast<float>(rank + 1);
+      CHECK_HERE(sum.Run() == KHVD_OK);
+      CHECK_HERE(sum.output == size * (size + 1) / 2);
+
+      Request broadcast;
+      broadcast.request.kind = KHVD_BROADCAST;
+      broadcast.request.root = 1;
+      broadcast.input = static_cast<float>(rank);
+      CHECK_HERE(broadcast.Run() == KHVD_OK);
+      CHECK_HERE(broadcast.output == 1);
+
+      std::vector<float> all;
+      Request gather;
+      gather.request.kind = KHVD_ALLGATHER;
+      gather.request.context = &all;
+      gather.request.allocate = [](void* context, const int64_t* rows,
+                                   int32_t count) -> void* {
+        auto* all = static_cast<std::vector<float>*>(context);
+        int64_t sum = 0;
+        for (int32_t i = 0; i < count; ++i) sum += rows[i];
+        all->resize(sum);
+        return all->data();
+      };
+      gather.input = static_cast<float>(rank);
+      CHECK_HERE(gather.Run() == KHVD_OK);
+      CHECK_HERE(all.size() == static_cast<size_t>(size));
+      for (int peer = 0; peer < size; ++peer) CHECK_HERE(all[peer] == peer);
+
+      Request barrier;
+      barrier.request.kind = KHVD_BARRIER;
+      barrier.request.count = 0;
+      CHECK_HERE(barrier.Run() == KHVD_OK);
+      CHECK_HERE(khvd_shutdown() == KHVD_OK);
+      return 0;
+    };
+    EXPECT_EQ(RunJob(size, body), std::vector<int>(size, 0));
+  }
+}
+
+// A rank that dies in whatever way while the others go on reducing: all of them learn
+// of it, and can say it again.
+void ExpectDeathIsSeen(const std::function<void()>& die,
+                       const std::vector<std::string>& texts) {
+  const auto body = [&](int rank) {
+    int done = 0;
+    while ((rank != 1 || done < 20) && Request().Run() == KHVD_OK) ++done;
+    if (rank == 1 && done == 20) die();
+    // The last one may have ended there and not yet here.
+    CHECK_HERE(done == 19 || done == 20);
+    CHECK_HERE(LastErrorHas("allreduce 'x' failed on rank " + std::to_string(rank) +
+                            ": rank 1 (pid "));
+    bool known = false;
+    for (const std::string& text : texts) known |= LastErrorHas(text);
+    CHECK_HERE(known);
+    CHECK_HERE(std::string(khvd_failure()).find("rank 1 (pid ") == 0);
+    CHECK_HERE(Request().Run() == KHVD_RANK_FAILED);
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    return 0;
+  };
+  const std::vector<int> ends = RunJob(3, body);
+  EXPECT_EQ(ends[0], 0);
+  EXPECT_NE(ends[1], 0x100);  // it did die of what it was to die of
+  EXPECT_EQ(ends[2], 0);
+}
+
+constexpr char kSilent[] = "died without a word";
+
+TEST(DeathTest, Killed) {
+  ExpectDeathIsSeen([] { raise(SIGKILL); }, {kSilent, "was killed by SIGKILL"});
+}
+TEST(DeathTest, Crashed) {
+  ExpectDeathIsSeen([] { raise(SIGABRT); }, {"crashed with SIGABRT"});
+}
+TEST(DeathTest, ExitedBesideTheEngine) {
+  ExpectDeathIsSeen([] { _exit(0); }, {kSilent, "exited with code 0"});
+}
+
+// Leaving is no death: only what needs the rank fails.
+TEST(DeathTest, ShutDown) {
+  const auto body = [](int rank) {
+    for (int i = 0; i < 20; ++i) CHECK_HERE(Request().Run() == KHVD_OK);
+    if (rank == 1) return khvd_shutdown() == KHVD_OK ? 0 : __LINE__;
+    CHECK_HERE(Request().Run() == KHVD_RANK_FAILED);
+    CHECK_HERE(LastErrorHas(" has left the job: its script ended or called shutdown"));
+    CHECK_HERE(LastErrorHas("rank 1 (pid "));
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    return 0;
+  };
+  EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
+}
+
+}  // namespace
