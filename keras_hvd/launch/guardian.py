@@ -23,6 +23,8 @@ def run(options: Options) -> int:
     Returns:
         What khvdrun exits with.
     """
+    # Were it ignored, as some parents leave it, nobody could wait for a child.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = handled()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     processes.adopt_orphans()

@@ -87,8 +87,7 @@ class Job:
         try:
             self._start()
         except OSError as error:
-            command = self._options.command[0]
-            self._say(f"error: cannot execute {command!r}: {error.strerror}")
+            self._say(f"error: {self._what_failed(error)}: {error.strerror}")
             self._could_start = False
             self._kill()
         self._serve()
@@ -119,6 +118,12 @@ class Job:
             self._streams += started.streams
             where = f", bound to cores {sorted(bound[number])}" if bound[number] else ""
             self._note(f"rank {number} is process {started.process}{where}")
+
+    def _what_failed(self, error: OSError) -> str:
+        logs = self._options.output_directory
+        if logs is not None and str(error.filename).startswith(str(logs)):
+            return f"--output-filename: cannot write {str(error.filename)!r}"
+        return f"cannot execute {self._options.command[0]!r}"
 
     def _serve(self) -> None:
         """Serves until no child is left, nothing to read and nothing to write."""
@@ -317,11 +322,12 @@ def _catch_signals() -> int:
 
 def handled() -> set[signal.Signals]:
     """The signals that khvdrun acts on: those not ignored from the start (nohup)."""
-    return {
+    from_outside = {
         number
-        for number in (*FORWARDED, *JOB_CONTROL, signal.SIGCHLD)
+        for number in (*FORWARDED, *JOB_CONTROL)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
+    return {*from_outside, signal.SIGCHLD}
 
 
 def _are_same_file(first: int, second: int) -> bool:

@@ -149,6 +149,16 @@ def test_goes_on_without_a_file_that_cannot_grow(khvdrun, tmp_path):
     assert "stdout is cut off here: No space left on device" in ended.stdout
 
 
+def test_says_which_file_it_cannot_make(khvdrun, tmp_path):
+    (tmp_path / "rank.1").write_text("in the way")
+    ended = khvdrun.run("-np", 2, "--output-filename", tmp_path, "sleep", 1000)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"khvdrun: error: --output-filename: cannot write '{tmp_path}/rank.1': "
+        "File exists\n"
+    )
+
+
 def test_breaks_a_line_without_end(khvdrun):
     program = (
         "import os, sys\n"

@@ -85,6 +85,15 @@ def test_does_not_hear_what_was_ignored_from_the_start(khvdrun):
     assert job.returncode == 128 + signal.SIGTERM
 
 
+def test_waits_for_ranks_even_if_its_parent_ignored_children(khvdrun):
+    def ignore():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    assert (
+        khvdrun.run("-np", 2, "sh", "-c", "exit 3", preexec_fn=ignore).returncode == 3
+    )
+
+
 def test_gives_ranks_the_signal_settings_that_it_was_given(khvdrun):
     program = (
         "import signal\n"
