@@ -9,6 +9,7 @@ accumulation, before clipping.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ def DistributedOptimizer(
         ValueError: `op` is another reduction, or differs from the one that the
             optimizer already has.
         RuntimeError: inside the scope of a `tf.distribute` strategy, which reduces
-            gradients itself.
+            gradients itself; or Keras does not run on TensorFlow.
 
     Example:
 
@@ -333,10 +334,8 @@ def _bytes(variable: Any) -> int:
 def _distinct_paths(variables: Sequence[Any]) -> list[str]:
     """The variables' paths; those that several share get their place in the list."""
     paths = [_path(variable) for variable in variables]
-    return [
-        path if paths.count(path) == 1 else f"{path}#{i}"
-        for i, path in enumerate(paths)
-    ]
+    times = collections.Counter(paths)
+    return [path if times[path] == 1 else f"{path}#{i}" for i, path in enumerate(paths)]
 
 
 def _path(variable: Any) -> str:
@@ -448,6 +447,12 @@ def _require_same_op(optimizer: Any, reduce_op: ReduceOp) -> None:
 
 
 def _require_keras_optimizer(optimizer: Any) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            "keras_hvd works with Keras on TensorFlow; here it runs on "
+            f"{keras.backend.backend()}. Set the environment variable "
+            "KERAS_BACKEND=tensorflow, or the backend in keras.json."
+        )
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if isinstance(optimizer, str):

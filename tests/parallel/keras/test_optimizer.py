@@ -282,6 +282,22 @@ def test_xla_is_refused_before_any_step(several_ranks, make_linear, points):
     np.testing.assert_array_equal(model.get_weights()[0], weights[0])
 
 
+def test_xla_is_refused_in_a_loop_of_ones_own(several_ranks):
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=True)
+    def step():
+        optimizer.apply([tf.constant([1.0])], [variable])
+
+    with pytest.raises(
+        NotImplementedError, match="optimizer 'sgd' would train under XLA"
+    ):
+        step()
+    np.testing.assert_array_equal(variable.numpy(), [0.0])
+
+
 def test_strategy_is_refused(several_ranks):
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
