@@ -50,9 +50,10 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def running(khvdrun, ranks: int, command, *arguments, records: Path, **popen):
+def running(khvdrun, ranks, command, *arguments, records, options=(), **popen):
     """A job whose ranks are all in their loop, and their process ids by rank."""
-    with khvdrun.start("-np", ranks, *command, records, *arguments, **popen) as job:
+    whole = ("-np", ranks, *options, *command, records, *arguments)
+    with khvdrun.start(*whole, **popen) as job:
         processes = {}
         while len(processes) < ranks:
             line = job.stdout.readline()
@@ -232,6 +233,8 @@ def test_a_stopped_rank_is_waited_for(khvdrun, tmp_path):
 def test_a_stopped_rank_ends_the_job_if_asked_to(khvdrun, tmp_path, culprit, size):
     options = ("--culprit", culprit, "--deed", "stop")
     popen = {"env": stall_environment(0.5, 1.5), "records": tmp_path}
+    # The stopped rank cannot end by itself.
+    popen["options"] = ("--term-after", 2)
     with running(khvdrun, size, LOOP, *options, **popen) as (job, ranks):
         since = time.monotonic()
         ended = outcome(job, ranks, tmp_path)
