@@ -63,8 +63,8 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         environment: The variables to look at; those of this process by default.
 
     Returns:
-        The `World` that `khvdrun` described, else `mpirun`, else `srun`; a world of size
-        1 with a new job of its own if none did.
+        The `World` that `khvdrun` described, else `mpirun`, else `srun`; a world of
+        size 1 with a new job of its own if none did.
 
     Raises:
         LaunchEnvironmentError: A variable is missing, malformed or contradicts another,
