@@ -312,6 +312,9 @@ int khvd_cross_size(void) {
 }
 
 int khvd_submit(const khvd_request* request) {
+  if (request->done == nullptr) {
+    return Report(Wrong(*request, "khvd_submit needs `done`"));
+  }
   return Report(Submit(request, [done = request->done,
                                  context = request->context](const Status& status) {
     done(context, static_cast<int>(status.code), status.message.c_str());
