@@ -5,6 +5,10 @@ from pathlib import Path
 
 from keras_hvd.launch import cores
 
+_FIRST_PROCESS_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
+
+_VMSTAT = Path("/proc/vmstat")
+
 _COUNTED_PER_GROUP = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))
 
 
@@ -25,8 +29,9 @@ class OutOfMemoryWatch:
         Returns:
             A clause for the message to the user, or None without any sign of it.
         """
-        if self._log is not None and _log_names(self._log, process):
-            return "by the kernel because memory ran out"
+        if self._log is not None:
+            is_named = _log_names(self._log, process)
+            return "by the kernel because memory ran out" if is_named else None
         if _killed_in_group() > self._killed_before:
             return "by the kernel because the control group's memory ran out"
         if _killed_on_machine() > self._killed_on_machine_before:
@@ -35,6 +40,9 @@ class OutOfMemoryWatch:
 
 
 def _open_kernel_log() -> int | None:
+    # Elsewhere the kernel's log knows processes by other ids than this one does.
+    if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PROCESS_NAMESPACE:
+        return None
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -67,7 +75,7 @@ def _killed_in_group() -> int:
 
 
 def _killed_on_machine() -> int:
-    return _field(Path("/proc/vmstat"), "oom_kill")
+    return _field(_VMSTAT, "oom_kill")
 
 
 def _field(path: Path, name: str) -> int:

@@ -11,6 +11,9 @@ from keras_hvd.launch.rank import Rank
 # What a rank says when it ends because another one did.
 _BLAMES_A_PEER = re.compile(r"RankFailedError|AbortedError|The job cannot go on")
 
+# How khvdrun ends ranks.
+_LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+
 _PEER_PROCESS = re.compile(r"rank \d+ \(pid (\d+) on ")
 
 
@@ -110,7 +113,10 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
 
 def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:
     was_killed = os.WIFSIGNALED(rank.status)
-    return rank.was_told, _blames_a_peer(rank), rank.wake, not was_killed, rank.number
+    # A crashing process may write its core for so long that it is told to end.
+    crashed = was_killed and os.WTERMSIG(rank.status) not in _LAUNCHERS_SIGNALS
+    was_ended = rank.was_told and not crashed
+    return was_ended, _blames_a_peer(rank), rank.wake, not was_killed, rank.number
 
 
 def _blames_a_peer(rank: Rank) -> bool:

@@ -157,6 +157,15 @@ def test_blames_the_killed_rank_of_those_that_end_together(khvdrun):
     assert last.startswith("khvdrun: rank 2 ")
 
 
+def test_blames_a_crash_that_outlasts_the_patience(khvdrun):
+    # As one does that writes a large core: it ends by its own signal, long after.
+    survivors = "echo RankFailedError: rank x died >&2; exit 1"
+    crash = "trap '' TERM; sleep 0.5; kill -ABRT $$"
+    ended = khvdrun.run("-np", 3, "--term-after", 0.1, *on(1, crash, survivors))
+    assert ended.returncode == 128 + signal.SIGABRT
+    assert last_line(ended).startswith("khvdrun: rank 1 ")
+
+
 def test_names_a_rank_that_left_while_others_waited(khvdrun):
     # Ranks 1 and 2 both end well; rank 0 complains about one of them.
     complaint = "RankFailedError: rank 1 (pid $(cat $0) on here) has left the job"

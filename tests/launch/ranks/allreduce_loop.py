@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import keras_hvd
-from keras_hvd import environment, exceptions, native
+from keras_hvd import exceptions, native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
 
@@ -96,12 +96,11 @@ def main() -> None:
     parser.add_argument("--resident-bytes", type=int, default=0)
     options = parser.parse_args()
 
+    keras_hvd.init()
     resident = ctypes.create_string_buffer(1)
-    if environment.world().rank == options.culprit:
+    if keras_hvd.rank() == options.culprit:
         resident = ctypes.create_string_buffer(options.resident_bytes or 1)
     ctypes.memset(resident, 1, len(resident))
-
-    keras_hvd.init()
     record = options.records / f"{keras_hvd.rank()}.json"
     try:
         loop(options)
