@@ -22,13 +22,13 @@ std::string JobName() {
   return "c-api-" + std::to_string(getpid()) + "-" + std::to_string(++count);
 }
 
-khvd_options Options(int rank, int size, const std::string& job) {
+khvd_options Options(int rank, int size, const char* job) {
   khvd_options options = {};
   options.struct_size = sizeof(options);
   options.rank = options.local_rank = rank;
   options.size = options.local_size = size;
   options.cross_size = 1;
-  options.job = job.c_str();
+  options.job = job;
   options.exchange_bytes = 8 << 10;
   return options;
 }
@@ -124,9 +124,8 @@ TEST(InitTest, RefusesOptionsThatMakeNoSense) {
     options = good;
     options.size = 2;
     CHECK_HERE(refused(options, "only 1 of 2 are on this one"));
-    const std::string nameless;
-    CHECK_HERE(refused(Options(0, 2, nameless), "needs a name"));
-    options = Options(0, 2, nameless);
+    CHECK_HERE(refused(Options(0, 2, ""), "needs a name"));
+    options = Options(0, 2, "");
     options.job = nullptr;
     CHECK_HERE(refused(options, "needs a name"));
     options = good;
@@ -163,7 +162,7 @@ TEST(InitTest, TwiceIsOnceAndAfterShutdownItStartsAgain) {
 TEST(InitTest, AMissingPeerIsAnErrorThatNamesIt) {
   ExpectInChild([] {
     const std::string job = JobName();
-    khvd_options options = Options(0, 2, job);
+    khvd_options options = Options(0, 2, job.c_str());
     options.init_timeout = 0.2;
     CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
     CHECK_HERE(LastErrorHas("rank 0 could not join job '" + job + "': rank 1"));
@@ -343,7 +342,7 @@ std::vector<int> RunJob(int size, const std::function<int(int)>& body) {
   std::vector<std::unique_ptr<Child>> children;
   for (int rank = 0; rank < size; ++rank) {
     children.push_back(std::make_unique<Child>([&, rank](const Child::Link& parent) {
-      const khvd_options options = Options(rank, size, job);
+      const khvd_options options = Options(rank, size, job.c_str());
       if (khvd_init(&options) != KHVD_OK) return 2;
       const int line = body(rank);
       if (line != 0) {
@@ -466,7 +465,7 @@ TEST(StopTest, AStoppedRankIsNamedAndEndsTheJobIfAsked) {
     std::vector<std::unique_ptr<Child>> children;
     for (int rank = 0; rank < 3; ++rank) {
       const auto body = [&, rank]() -> int {
-        khvd_options options = Options(rank, 3, job);
+        khvd_options options = Options(rank, 3, job.c_str());
         options.stall_warning = 0.2;
         options.stall_abort = 1;
         CHECK_HERE(khvd_init(&options) == KHVD_OK);
