@@ -56,7 +56,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     def eager() -> None:
         _broadcast(variables, root_rank)
 
-    eager()
+    # Called as a function it would count as one that is traced again and again.
+    eager.get_concrete_function()()
 
 
 def _broadcast(variables: list[Any], root_rank: int) -> None:

@@ -1,6 +1,7 @@
 """broadcast_variables."""
 
 import functools
+import logging
 
 import keras
 import numpy as np
@@ -82,3 +83,16 @@ def test_shapes_that_differ_are_an_error_on_every_rank(rank, size):
     with pytest.raises(tf.errors.InvalidArgumentError, match="broadcast_variables"):
         keras_hvd.broadcast_variables([tf.Variable(tf.ones([2 + rank]))], 0)
     assert keras_hvd.allreduce(1, keras_hvd.Sum) == size
+
+
+def test_again_and_again_without_a_warning():
+    warnings = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    tf.get_logger().addHandler(handler)
+    try:
+        for _ in range(10):
+            keras_hvd.broadcast_variables([tf.Variable(1.0)], 0)
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not warnings
