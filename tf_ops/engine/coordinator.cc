@@ -43,7 +43,6 @@ std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& 
 
 Coordinator::Coordinator(int size, int64_t fusion_bytes)
     : fusion_bytes_(fusion_bytes),
-      departures_(size),
       last_submissions_(size),
       most_entries_(kEntriesKept) {
   std::vector<int> all(size);
@@ -183,18 +182,17 @@ void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& tex
 
 bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
                                      const std::vector<int>& members) {
-  for (size_t i = 0; i < members.size(); ++i) {
-    const std::string& departure = departures_[members[i]];
-    if (departure.empty()) continue;
-    FailHeads(key, entry, members,
-              "'" + key.name + "' cannot be completed: " + departure, false);
+  for (const auto& [rank, how] : departures_) {
+    if (!std::binary_search(members.begin(), members.end(), rank)) continue;
+    FailHeads(key, entry, members, "'" + key.name + "' cannot be completed: " + how,
+              false);
     return true;
   }
   return false;
 }
 
 void Coordinator::Leave(int rank, const std::string& how) {
-  departures_[rank] = how;
+  departures_.emplace_back(rank, how);
   for (auto& [key, entry] : entries_) {
     const std::vector<int>& members = process_sets_[key.process_set];
     const auto place = std::lower_bound(members.begin(), members.end(), rank);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/engine/description.h"
@@ -120,7 +121,9 @@ class Coordinator {
   std::unordered_map<TensorKey, Entry, TensorKeyHash> entries_;
   // One queue for both, so that what concerns one name keeps its order.
   std::deque<Settled> settled_;
-  std::vector<std::string> departures_;  // by rank; "" while it takes part
+  // Ranks that have left and how, the first one first: the others may have left over
+  // it.
+  std::vector<std::pair<int, std::string>> departures_;
   std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
   size_t most_entries_;

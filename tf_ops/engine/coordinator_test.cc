@@ -390,6 +390,16 @@ TEST(DepartureTest, EndsWhatWaitsForTheRankAndSaysHowItLeft) {
   EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
 }
 
+TEST(DepartureTest, TheRankThatLeftFirstIsNamed) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.Leave(2, "rank 2 went home");
+  coordinator.Leave(0, "rank 0 went home");
+  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].text, "'x' cannot be completed: rank 2 went home");
+}
+
 TEST(DepartureTest, WhatTheRankStillHadWaitingIsNotRunWithoutIt) {
   Coordinator coordinator(2, kFusionBytes);
   coordinator.Submit(1, Share(Allreduce("x")), 0);
