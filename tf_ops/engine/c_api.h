@@ -72,7 +72,7 @@ typedef struct {
 
 // One tensor of a request, contiguous, in host memory, row-major.
 typedef struct {
-  khvd_dtype dtype;
+  int32_t dtype;         // khvd_dtype; an integer, for it may be wrong
   int32_t rank;          // number of dimensions
   const int64_t* shape;  // `rank` sizes
   const void* input;
@@ -92,11 +92,11 @@ typedef void* (*khvd_allocate)(void* context, const int64_t* first_dims, int32_t
 // request with several tensors (allreduce) is a group: all of it, or nothing.
 typedef struct {
   size_t struct_size;
-  khvd_kind kind;
+  int32_t kind;                // khvd_kind
   const char* name;            // what matches it to the peers' requests; not ""
   uint64_t submitter;          // which op asks: the same op may queue, two may not
   int32_t process_set;         // 0: all ranks
-  khvd_reduce_op reduce_op;    // allreduce
+  int32_t reduce_op;           // khvd_reduce_op; allreduce
   int32_t root;                // broadcast
   double prescale, postscale;  // allreduce; both 0 means both 1
   int32_t count;               // number of tensors; barrier: 0, else at least 1

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -21,10 +22,11 @@ namespace {
 
 constexpr int64_t kExchange = 8 << 10;
 
-// A name that no other test, and no other run of this one, has.
+// A name that no other test, and no other run of this one, has. (Sandboxes share their
+// sockets' names and repeat their process numbers.)
 std::string JobName() {
-  static int count = 0;
-  return "test-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+  static std::random_device random;
+  return "test-" + std::to_string(random()) + "-" + std::to_string(random());
 }
 
 RendezvousOptions Options(const std::string& job, int rank, int size,
