@@ -5,6 +5,7 @@ environment variables of their own. A process that none of them started is a wor
 size 1.
 """
 
+import hashlib
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -27,6 +28,9 @@ _HYDRA_PARENTS = (
 # Slurm numbers the steps of batch scripts and interactive shells, which are not
 # launches of ranks, from the top of 32 bits downwards.
 _FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
+
+# What the engine takes: the name is part of a socket's address.
+_LONGEST_JOB_NAME = 80
 
 
 class LaunchEnvironmentError(KerasHvdError):
@@ -179,7 +183,14 @@ def _checked(
             f"{rank}={this} and {local_rank}={this_here} contradict each other: all "
             f"{total} ranks are on one host, so both must be the same."
         )
-    return World(this, total, this_here, here, 0, 1, job)
+    return World(this, total, this_here, here, 0, 1, _short(job))
+
+
+def _short(job: str) -> str:
+    """A job's name, or a digest of one that the engine would refuse as too long."""
+    if len(job.encode()) <= _LONGEST_JOB_NAME:
+        return job
+    return hashlib.sha256(job.encode()).hexdigest()
 
 
 def _integer(

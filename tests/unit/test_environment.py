@@ -170,3 +170,13 @@ def test_refuses_ranks_that_contradict_each_other():
 def test_refuses_mpich_variables_without_mpich():
     with pytest.raises(LaunchEnvironmentError, match="MPI_LOCALRANKID is set.*unset"):
         world(MPICH)
+
+
+def test_shortens_a_job_name_that_the_engine_would_refuse():
+    host = "h" * 64
+    jobs = [
+        world({**OPEN_MPI_5, "PMIX_NAMESPACE": f"prterun-{host}-{pid}@1"}).job
+        for pid in (72321, 72322)
+    ]
+    assert all(len(job) <= 80 for job in jobs)
+    assert jobs[0] != jobs[1]

@@ -1,6 +1,8 @@
 // See c_api.h.
 #include "tf_ops/engine/c_api.h"
 
+#include <string.h>
+
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -25,6 +27,8 @@ constexpr int64_t kDefaultExchangeBytes = 4 << 20;
 constexpr int64_t kLeastExchangeBytes = 8 << 10;
 // More makes nothing faster, and the system may give it until it has none left.
 constexpr int64_t kMostExchangeBytes = 1 << 30;
+// It is part of a socket's address, of 107 bytes in all.
+constexpr size_t kLongestJobName = 80;
 constexpr int64_t kDefaultFusionBytes = 64 << 20;
 constexpr double kDefaultTimeoutSeconds = 60;
 
@@ -128,8 +132,16 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
   if (tensor.rank < 0 || (tensor.rank > 0 && tensor.shape == nullptr)) {
     return Wrong(request, "a tensor needs a shape");
   }
+  bool empty = false;
   for (int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] < 0) return Wrong(request, "a dimension is negative");
+    empty |= tensor.shape[i] == 0;
+  }
+  // Only a broadcast's root is asked for its input, and an allgather allocates its
+  // output.
+  if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||
+                 (tensor.output == nullptr && request.kind != KHVD_ALLGATHER))) {
+    return Wrong(request, "a tensor has elements, but no data");
   }
   if (request.kind == KHVD_ALLGATHER && tensor.rank == 0) {
     return Wrong(request,
@@ -226,6 +238,11 @@ Status CheckOptions(const khvd_options& options) {
   }
   if (options.size > 1 && (options.job == nullptr || options.job[0] == '\0')) {
     return Status::InvalidArgument("a job of several ranks needs a name");
+  }
+  if (options.size > 1 && strlen(options.job) > kLongestJobName) {
+    return Status::InvalidArgument("the job's name '" + std::string(options.job) +
+                                   "' is longer than " +
+                                   std::to_string(kLongestJobName) + " bytes");
   }
   const int64_t exchange = options.exchange_bytes;
   if (exchange != 0 &&
@@ -350,6 +367,10 @@ const char* khvd_failure(void) {
 }
 
 int khvd_get_counters(khvd_counters* counters) {
+  if (counters->struct_size < sizeof(khvd_counters)) {
+    return Report(Status::InvalidArgument(
+        "the caller of khvd_get_counters was built for another version of keras_hvd"));
+  }
   std::shared_ptr<Process> process;
   const Status status = GetProcess(&process);
   if (!status.ok()) return Report(status);

@@ -231,6 +231,36 @@ TEST(RequestTest, RefusesWhatMakesNoSense) {
   });
 }
 
+TEST(RequestTest, ElementsWithoutDataAreRefused) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    Request no_input;
+    no_input.tensor.input = nullptr;
+    CHECK_HERE(no_input.Run() == KHVD_INVALID_ARGUMENT && LastErrorHas("no data"));
+    Request no_output;
+    no_output.tensor.output = nullptr;
+    CHECK_HERE(no_output.Run() == KHVD_INVALID_ARGUMENT && LastErrorHas("no data"));
+    Request empty;
+    empty.shape[0] = 0;
+    empty.tensor.input = empty.tensor.output = nullptr;
+    CHECK_HERE(empty.Run() == KHVD_OK);
+    khvd_counters counters = {};
+    CHECK_HERE(khvd_get_counters(&counters) == KHVD_INVALID_ARGUMENT);
+    return 0;
+  });
+}
+
+TEST(InitTest, AJobsNameThatWouldBeCutIsRefused) {
+  ExpectInChild([] {
+    const std::string name(81, 'j');
+    const khvd_options options = Options(0, 2, name.c_str());
+    CHECK_HERE(khvd_init(&options) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(LastErrorHas("longer than 80 bytes"));
+    return 0;
+  });
+}
+
 TEST(RequestTest, ScalesOfZeroMeanOneOnlyTogether) {
   ExpectInChild([] {
     const khvd_options options = Options(0, 1, "");
