@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -64,13 +65,30 @@ def is_soak(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--kills") >= _SOAK_KILLS
 
 
+# A shell that runs pytest in the background, or nohup, has it ignore these, and khvdrun
+# leaves alone what was ignored when it started. The tests are of what happens if not.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _default = signal.default_int_handler
+        signal.signal(_number, _default if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+class Job(subprocess.Popen):
+    """A running khvdrun; when its test fails or takes too long it is killed."""
+
+    def __exit__(self, kind, value, traceback):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, value, traceback)
+
+
 @dataclass
 class Launcher:
     """Starts khvdrun with a mark in the environment of all its descendants."""
 
     mark: str
 
-    def start(self, *arguments: object, **popen) -> subprocess.Popen:
+    def start(self, *arguments: object, **popen) -> Job:
         environment = {**os.environ, **popen.pop("env", {}), _MARK: self.mark}
         popen = {
             "stdin": subprocess.DEVNULL,
@@ -80,7 +98,7 @@ class Launcher:
             **popen,
         }
         command = [*KHVDRUN, *map(str, arguments)]
-        return subprocess.Popen(command, env=environment, **popen)
+        return Job(command, env=environment, **popen)
 
     def run(
         self, *arguments: object, timeout: float = 60, input=None, **popen
