@@ -68,9 +68,6 @@ class BroadcastGlobalVariables(DistributedCallback):
         root = states[self.root_rank]
         model._initial_epoch = root["initial_epoch"]
         _continue_seeds(model, root["seeds"])
-        if not root["built"]:
-            self._broadcast_when_created()
-            return
         optimizers = model_optimizers(model)
         for i, optimizer in enumerate(optimizers):
             # A checkpoint that only some ranks have also builds only their optimizers.
@@ -89,25 +86,36 @@ class BroadcastGlobalVariables(DistributedCallback):
     def on_train_batch_end(self, batch, logs=None):
         if self._waits:
             self._waits = False
-            raise RuntimeError(
-                f"model {self.model.name!r} created its variables while its first step "
-                "ran, too late to broadcast them: call model.build(input_shape) before "
-                "fit()"
-            )
+            raise self._too_late()
+
+    def _too_late(self):
+        return RuntimeError(
+            f"model {self.model.name!r} created its variables while its first step "
+            "ran, too late to broadcast them: call model.build(input_shape), or the "
+            "model on a batch, before fit()"
+        )
 
     def _broadcast_when_created(self):
         model = self.model
         for optimizer in model_optimizers(model):
             if optimizer.built or not is_distributed(optimizer):
                 continue
-            if model.run_eagerly and not _is_built(model):
+            if model.run_eagerly and not model.weights:
                 raise RuntimeError(
                     f"model {model.name!r} has no variables yet, and with "
                     "run_eagerly=True the first step would run before they could be "
-                    "broadcast: call model.build(input_shape) before fit()"
+                    "broadcast: call model.build(input_shape), or the model on a "
+                    "batch, before fit()"
                 )
             self._waits = not _is_built(model)
-            before_first_update(optimizer, self._broadcast)
+            before_first_update(optimizer, self._broadcast_created)
+
+    def _broadcast_created(self) -> bool:
+        known = all(id(each) in self._sent for each in self.model.weights)
+        if self.model.run_eagerly and not known:
+            # The gradients that are about to be applied come from these.
+            raise self._too_late()
+        return self._broadcast()
 
     def _broadcast(self) -> bool:
         """Broadcasts what was not broadcast before, once all of it has its values."""

@@ -157,6 +157,47 @@ def test_eager_model_without_input_shape(several_ranks, raises_on_all_ranks):
     raises_on_all_ranks(error.value, "model.build(")
 
 
+class WithUnusedLayer(keras.Model):
+    """Never built as a whole, however long it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = keras.layers.Dense(2), keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.used(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.build..` was called")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("built", [False, True], ids=["model", "optimizer"])
+def test_model_with_a_layer_that_is_never_built(
+    built, run_eagerly, rank, equal_on_all_ranks
+):
+    """What there is of it is broadcast each time that `fit` begins."""
+    keras.utils.set_random_seed(rank)
+    model = WithUnusedLayer()
+    model(X[:1])
+    model.compile(distributed(0.0), "mse", run_eagerly=run_eagerly)
+    if built:
+        model.optimizer.build(model.trainable_variables)
+    for _ in range(2):
+        started = keras_hvd.broadcast_object(model.get_weights(), 0)
+        fit(model)
+        np.testing.assert_array_equal(model.get_weights()[0], started[0])
+        assert equal_on_all_ranks(model.get_weights())
+        model.used.kernel.assign_add(model.used.kernel + rank)
+
+
+def test_eager_model_that_grows_in_its_first_step(several_ranks, raises_on_all_ranks):
+    model = WithUnusedLayer()
+    model.unused.build((None, 2))
+    model.compile(distributed(), "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError) as error:
+        fit(model)
+    raises_on_all_ranks(error.value, "too late", "model.build(")
+
+
 def test_random_layers_differ_between_ranks_and_repeat(rank, size):
     def train() -> np.ndarray:
         keras.utils.clear_session()
