@@ -34,15 +34,14 @@ def results_over_ranks(model: keras.Model) -> Results:
         return _flat(model.get_metrics_result())
 
 
-def means_over_ranks(logs: Results) -> tuple[Results, list[set[str]]]:
+def means_over_ranks(logs: Results) -> Results:
     """Plain means of what is no metric, such as the logs of a custom `train_step`.
 
     Args:
         logs: values by name.
 
     Returns:
-        For each name the mean over those ranks that have it as a number; and the names
-        that each rank has.
+        For each name the mean over those ranks that have it as a number.
     """
     of_ranks = allgather_object(logs, name="keras_hvd/logs")
     means = {}
@@ -50,7 +49,7 @@ def means_over_ranks(logs: Results) -> tuple[Results, list[set[str]]]:
         values = [each[name] for each in of_ranks if name in each]
         if all(isinstance(value, (int, float)) for value in values):
             means[name] = float(np.mean(values))
-    return means, [set(each) for each in of_ranks]
+    return means
 
 
 def _flat(results: Results) -> Results:

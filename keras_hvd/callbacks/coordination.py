@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from keras_hvd import basics
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
-from keras_hvd.optimizer import is_distributed, no_xla
+from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer import is_distributed, leaf_optimizers, no_xla
 
 # Callbacks of Keras that write files, or to a server.
 _WRITERS = tuple(
@@ -61,6 +62,9 @@ class DistributedCallback(keras.callbacks.Callback):
         if basics.size() > 1:
             _surround(_enclosing_list(self), model)
 
+    def on_epoch_over(self) -> None:
+        """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
+
     def on_ranks_ready(self) -> None:
         """Runs on every rank after all callbacks' `on_train_begin`, if size > 1."""
 
@@ -102,6 +106,9 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._average_statistics()
+        for callback in self._others if logs is not None else ():
+            if isinstance(callback, DistributedCallback):
+                callback.on_epoch_over()
 
     def _average_statistics(self):
         if not self._statistics_differ:
@@ -135,6 +142,7 @@ class _AfterOthers(keras.callbacks.Callback):
             self._agree_on_stopping()
 
     def on_epoch_end(self, epoch, logs=None):
+        _require_same_decisions(self.model, self._list.callbacks)
         self._agree_on_stopping()
 
     def _agree_on_stopping(self):
@@ -167,6 +175,40 @@ def require_distributed(model: keras.Model) -> None:
         + ". Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(); a model "
         "that was copied or loaded needs it again (or keras_hvd.load_model)."
     )
+
+
+def _require_same_decisions(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback]
+) -> None:
+    """Raises, on every rank, where callbacks took what only this rank logged for all's.
+
+    Otherwise the ranks' weights would drift apart silently.
+    """
+    decisions = {}
+    for optimizer in model_optimizers(model):
+        for leaf in leaf_optimizers(optimizer):
+            if isinstance(leaf._learning_rate, keras.Variable):
+                what = f"the learning rate of optimizer {leaf.name!r} is"
+                decisions[what] = f"{float(leaf.learning_rate):g}"
+    for each in callbacks:
+        restores = getattr(each, "restore_best_weights", False)
+        if restores and getattr(each, "best_weights", None) is not None:
+            what = f"the weights that {type(each).__name__} would restore are those"
+            decisions[what] = f"of epoch {each.best_epoch + 1}"
+    of_ranks = allgather_object(decisions, name="keras_hvd/decisions")
+    for what in {key: None for each in of_ranks for key in each}:
+        values = [each.get(what) for each in of_ranks]
+        if len({value for value in values if value is not None}) > 1:
+            shown = ", ".join(
+                f"{value} on rank {rank}"
+                for rank, value in enumerate(values)
+                if value is not None
+            )
+            raise RuntimeError(
+                f"{what} {shown}: the ranks' weights would drift apart. Give the same "
+                "callbacks to all ranks, and put keras_hvd.callbacks.MetricAverage() "
+                "before those that decide by the logs, so that all see the same."
+            )
 
 
 def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -9,6 +9,7 @@ import keras
 from keras_hvd import basics
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
+from keras_hvd.objects import allgather_object
 
 # Callbacks of Keras that read an epoch's logs.
 _READERS = tuple(
@@ -57,6 +58,7 @@ class MetricAverage(DistributedCallback):
         self.evaluated: Results = {}
         self._in_epoch = False
         self._trained: Results | None = None
+        self._results: Results = {}
 
     def check_order(self, others, place):
         readers = [each for each in others[:place] if isinstance(each, _READERS)]
@@ -88,22 +90,25 @@ class MetricAverage(DistributedCallback):
     def on_test_end(self, logs=None):
         if basics.size() == 1 or self._in_epoch or logs is None:
             return
-        means, _ = means_over_ranks(logs)
-        _replace(logs, means, results_over_ranks(self.model))
+        _replace(logs, means_over_ranks(logs), results_over_ranks(self.model))
         self.evaluated = dict(logs)
 
-    def on_epoch_end(self, epoch, logs=None):
-        self._in_epoch = False
-        if basics.size() == 1 or logs is None:
-            return
+    def on_epoch_over(self):
+        # Before another callback evaluates the model, and so resets its metrics.
         validated = self._trained is not None
         # The same collectives in the same order, with validation and without it.
         trained = self._trained if validated else results_over_ranks(self.model)
-        means, of_ranks = means_over_ranks(logs)
-        _require_same_validation(of_ranks)
+        _require_same_validation(
+            allgather_object(validated, name="keras_hvd/validated")
+        )
         results = results_over_ranks(self.model) if validated else {}
         validation = {f"val_{name}": value for name, value in results.items()}
-        _replace(logs, means, {**trained, **validation})
+        self._results = {**trained, **validation}
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._in_epoch = False
+        if basics.size() > 1 and logs is not None:
+            _replace(logs, means_over_ranks(logs), self._results)
 
 
 def _replace(logs: Results, means: Results, results: Results) -> None:
@@ -117,9 +122,8 @@ def _may_read(callback: keras.callbacks.Callback) -> bool:
     return type(callback).on_epoch_end is not keras.callbacks.Callback.on_epoch_end
 
 
-def _require_same_validation(of_ranks: list[set[str]]) -> None:
+def _require_same_validation(validates: list[bool]) -> None:
     """Raises, on every rank, where only some ranks validate: they would hang."""
-    validates = [any(name.startswith("val_") for name in names) for names in of_ranks]
     if len(set(validates)) == 1:
         return
     missing = ", ".join(

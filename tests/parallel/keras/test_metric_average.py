@@ -157,6 +157,59 @@ def test_warns_of_callbacks_that_may_read(rank, several_ranks):
         )
 
 
+class Evaluates(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.evaluate(np.full((4, 5), 9.0), np.zeros(4), verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Evaluates comes before")
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_callback_that_evaluates(first, validates, rank, size):
+    """It resets the metrics that MetricAverage needs, in whatever order they come."""
+    callbacks = [MetricAverage(), Evaluates()]
+    history = make_model().fit(
+        *part(rank, seed=1),
+        batch_size=8,
+        epochs=2,
+        verbose=0,
+        validation_data=part(rank, seed=2) if validates else None,
+        callbacks=callbacks[::-1] if first else callbacks,
+    )
+    expected = of_one_process(size, seed=1)
+    validation = of_one_process(size, seed=2)
+    for name in NAMES:
+        assert history.history[name] == pytest.approx([expected[name]] * 2, rel=1e-6)
+        if validates:
+            found = history.history[f"val_{name}"]
+            assert found == pytest.approx([validation[name]] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "decides",
+    [
+        lambda: keras.callbacks.ReduceLROnPlateau("val_loss", patience=1),
+        lambda: keras.callbacks.EarlyStopping(
+            "val_loss", patience=9, restore_best_weights=True
+        ),
+    ],
+    ids=["rate", "best_weights"],
+)
+def test_decisions_by_local_logs(decides, rank, several_ranks, raises_on_all_ranks):
+    """Rank 0's validation becomes better with each epoch, the others' worse."""
+    x = np.ones((8, 5), "float32")
+    with pytest.raises(RuntimeError) as error:
+        make_model(0.1).fit(
+            x,
+            np.ones(8),
+            epochs=9,
+            verbose=0,
+            validation_data=(x, np.full(8, rank == 0, "int64")),
+            callbacks=[BroadcastGlobalVariables(0), decides()],
+        )
+    raises_on_all_ranks(error.value, "rank 0", "rank 1", "MetricAverage")
+
+
 def test_validation_on_one_rank_only(rank, several_ranks, raises_on_all_ranks):
     with pytest.raises(RuntimeError) as error:
         make_model().fit(
