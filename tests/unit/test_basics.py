@@ -98,7 +98,7 @@ def test_a_setting_that_is_no_number(monkeypatch, variable, text, wanted):
 def test_a_setting_that_the_engine_refuses(monkeypatch):
     keras_hvd.shutdown()
     monkeypatch.setenv("KERAS_HVD_EXCHANGE_BYTES", "1")
-    with pytest.raises(keras_hvd.MismatchError, match="EXCHANGE_BYTES is 1, and must be 8192 to"):
+    with pytest.raises(keras_hvd.MismatchError, match="EXCHANGE_BYTES is 1, and must"):
         keras_hvd.init()
 
 
