@@ -303,7 +303,9 @@ def _reduce_gradients(
     reduced = [tf.convert_to_tensor(grad) for grad in grads]
     for bucket in _buckets([_bytes(variable) for variable in variables]):
         results = grouped_allreduce(
-            [reduced[i] for i in bucket], reduce_op, f"{prefix}/{paths[bucket[0]]}"
+            [reduced[i] for i in bucket],
+            reduce_op,
+            _name_in_graph(f"{prefix}/{paths[bucket[0]]}"),
         )
         for i, result in zip(bucket, results):
             reduced[i] = result
@@ -342,6 +344,31 @@ def _path(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
+def _name_in_graph(name: str) -> str:
+    """The name, numbered where the graph that is being built has it already.
+
+    Optimizers and variables of the same names in one `tf.function` (twins, copies) may
+    reduce at the same time, in another order on each rank. Ranks that trace the program
+    more often than others count the same, since each trace has a graph of its own.
+
+    >>> @tf.function
+    ... def step():
+    ...     print(_name_in_graph("adam/w"), _name_in_graph("adam/w"))
+    >>> step()
+    adam/w adam/w#1
+    """
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    if not hasattr(graph, "_keras_hvd_names"):
+        graph._keras_hvd_names = collections.Counter()
+    names = graph._keras_hvd_names
+    names[name] += 1
+    return name if names[name] == 1 else f"{name}#{names[name] - 1}"
+
+
 def _is_overwritten(variable: Any) -> bool:
     """Whether Keras assigns the gradient to the variable (scales of float8 layers)."""
     return getattr(variable, "overwrite_with_gradient", False)
@@ -358,7 +385,8 @@ def _reduce_overwriting(
     ]
     if not chosen:
         return grads
-    name = f"{optimizer.name}/{_path(variables[chosen[0]])}/overwriting"
+    path = _path(variables[chosen[0]])
+    name = _name_in_graph(f"{optimizer.name}/{path}/overwriting")
     for i, result in zip(
         chosen, grouped_allreduce([grads[i] for i in chosen], Max, name)
     ):
@@ -382,7 +410,8 @@ def _agree_on_finite_gradients() -> None:
         if not is_distributed(self.inner_optimizer) or basics.size() == 1:
             return finite
         _require_no_xla(self.inner_optimizer)
-        return allreduce(finite, Min, f"{self.name}/{self.inner_optimizer.name}/finite")
+        name = f"{self.name}/{self.inner_optimizer.name}/finite"
+        return allreduce(finite, Min, _name_in_graph(name))
 
     check_finite._keras_hvd = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

@@ -161,6 +161,31 @@ def test_variables_with_the_same_path(rank, size):
     np.testing.assert_allclose(variables[1], [-(size - 1) / 2])
 
 
+def test_twins_in_one_function(rank, size):
+    """Optimizers and variables of the same names, whose reductions may overlap."""
+    twins = [keras.Variable([0.0], name="w") for _ in range(2)]
+    optimizers = [
+        keras.optimizers.LossScaleOptimizer(
+            keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, name="twin")),
+            initial_scale=1.0,
+            name="scale",
+        )
+        for _ in twins
+    ]
+    for optimizer, variable in zip(optimizers, twins):
+        optimizer.build([variable])
+
+    @tf.function
+    def step():
+        for i in range(2):
+            optimizers[i].apply([tf.constant([float(rank + i)])], [twins[i]])
+
+    for _ in range(20):
+        step()
+    for i, variable in enumerate(twins):
+        np.testing.assert_allclose(variable, [-20 * ((size - 1) / 2 + i)])
+
+
 def test_gradient_that_overwrites(rank, size):
     """Scales of float8 layers: Keras assigns their gradients, before it clips."""
     weight = keras.Variable([0.0], name="weight")
