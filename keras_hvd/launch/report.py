@@ -9,7 +9,11 @@ from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.rank import Rank
 
 # What a rank says when it ends because another one did.
-_BLAMES_A_PEER = re.compile(r"RankFailedError|AbortedError|The job cannot go on")
+_BLAMES_A_PEER = re.compile(
+    r"RankFailedError|AbortedError|The job cannot go on"
+    # The engine's own words, where the script catches the error.
+    r"|keras_hvd \[rank \d+\] error: rank \d+ \(pid "
+)
 
 # How khvdrun ends ranks.
 _LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGKILL)

@@ -124,9 +124,17 @@ def _with_file(khvdrun, *options, script):
 
 
 @pytest.mark.parametrize("blamed", [0, 3])
-def test_blames_the_rank_that_others_complain_about(khvdrun, blamed):
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "RankFailedError: rank x died",
+        "keras_hvd [rank 1] error: rank 0 (pid 1 on host) has left the job",
+    ],
+    ids=["raised", "caught"],
+)
+def test_blames_the_rank_that_others_complain_about(khvdrun, blamed, complaint):
     # The survivors are gone before the rank that failed is: it takes a second to die.
-    survivors = "echo RankFailedError: rank x died >&2; exit 1"
+    survivors = f"echo '{complaint}' >&2; exit 1"
     ended = khvdrun.run("-np", 4, *on(blamed, "sleep 1; exit 42", survivors))
     assert ended.returncode == 42
     assert f"khvdrun: rank {blamed} " in last_line(ended)
