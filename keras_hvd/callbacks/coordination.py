@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -212,7 +213,9 @@ def _require_same_decisions(
 
 
 def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The optimizer a model was compiled with, and others that are its attributes.
+    """The optimizer a model was compiled with, and others in its attributes.
+
+    Lists and dicts that are attributes are looked into.
 
     Args:
         model: a Keras model.
@@ -229,11 +232,21 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     ['sgd']
     """
     optimizers = []
-    for value in (model.optimizer, *vars(model).values()):
+    for value in (model.optimizer, *_leaves(list(vars(model).values()))):
         known = any(value is each for each in optimizers)
         if isinstance(value, keras.optimizers.Optimizer) and not known:
             optimizers.append(value)
     return optimizers
+
+
+def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
+    """What is in nested lists and dicts, which may contain themselves."""
+    if isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            if depth:
+                yield from _leaves(each, depth - 1)
+    else:
+        yield value
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

@@ -258,7 +258,7 @@ def test_copied_model_is_refused(several_ranks, make_linear):
 class TwoOptimizers(keras.Sequential):
     def compile(self, first, second):
         super().compile()
-        self.first, self.second = first, second
+        self.first, self.others = first, {"second": second}
 
     def train_step(self, data):
         import tensorflow as tf
@@ -268,7 +268,7 @@ class TwoOptimizers(keras.Sequential):
             loss = tf.reduce_mean(tf.square(self(x) - y))
         kernel, bias = tape.gradient(loss, self.trainable_weights)
         self.first.apply([kernel], [self.trainable_weights[0]])
-        self.second.apply([bias], [self.trainable_weights[1]])
+        self.others["second"].apply([bias], [self.trainable_weights[1]])
         return {"loss": loss}
 
 
