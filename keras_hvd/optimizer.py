@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -301,15 +302,27 @@ def _reduce_gradients(
 ) -> list[tf.Tensor]:
     paths = _distinct_paths(variables)
     reduced = [tf.convert_to_tensor(grad) for grad in grads]
-    for bucket in _buckets([_bytes(variable) for variable in variables]):
+    buckets = _buckets([_bytes(variable) for variable in variables])
+    for place, bucket in enumerate(buckets):
         results = grouped_allreduce(
-            [reduced[i] for i in bucket],
+            [*(reduced[i] for i in bucket), _mark_of([paths[i] for i in bucket])],
             reduce_op,
-            _name_in_graph(f"{prefix}/{paths[bucket[0]]}"),
+            _name_in_graph(f"{prefix}/gradients/{place}"),
         )
         for i, result in zip(bucket, results):
             reduced[i] = result
     return reduced
+
+
+def _mark_of(paths: Sequence[str]) -> tf.Tensor:
+    """A tensor without elements whose shape tells the variables of a group.
+
+    Where a variable has a gradient on some ranks only, the groups of the ranks hold
+    different variables, perhaps of equal shapes. Shapes are compared between ranks, so
+    this makes it an error, and costs nothing: there is nothing to reduce.
+    """
+    digest = zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
+    return tf.zeros([0, digest], tf.uint8)
 
 
 def _buckets(sizes: Sequence[int]) -> Iterator[list[int]]:

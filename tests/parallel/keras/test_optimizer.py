@@ -145,12 +145,30 @@ def test_buckets_leave_last_layer_first_and_free_of_each_other(
     graph = step.get_concrete_function().graph
     found = [op for op in graph.get_operations() if op.type == "KerasHvdAllreduce"]
     assert [op.get_attr("tensor_name") for op in found] == [
-        b"sgd/fourth",
-        b"sgd/second",
+        b"sgd/gradients/0",
+        b"sgd/gradients/1",
     ]
     assert not any(set(op.control_inputs) & set(found) for op in found)
     step()
     np.testing.assert_allclose(variables[0], [-1.0] * 3)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_gradients_of_other_variables_on_each_rank_are_an_error(run, rank, size):
+    if size == 1:
+        pytest.skip("there is nobody to differ from")
+    variables = [tf.Variable([0.0], name=name) for name in ("a", "b", "c")]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+    gradients = [tf.constant([1.0]) for _ in variables]
+    # As many on each rank, and of equal shapes.
+    gradients[1 if rank == 0 else 2] = None
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="sgd/gradients/0.*differs"
+    ):
+        run(lambda: optimizer.apply(gradients, variables))()
+    assert [variable.numpy() for variable in variables] == [0.0, 0.0, 0.0]
 
 
 def test_variables_with_the_same_path(rank, size):
