@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -204,15 +203,32 @@ Status MakeOperation(const khvd_request& request, int size,
   return Status::Ok();
 }
 
-Status Submit(const khvd_request* request, std::function<void(const Status&)> done) {
+Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
+               std::unique_ptr<Operation>* operation) {
+  const Status status = GetProcess(process);
+  if (!status.ok()) return status;
+  return MakeOperation(request, (*process)->options().rendezvous.size, operation);
+}
+
+Status Submit(const khvd_request& request) {
+  if (request.done == nullptr) return Wrong(request, "khvd_submit needs `done`");
   std::shared_ptr<Process> process;
-  Status status = GetProcess(&process);
-  if (!status.ok()) return status;
   std::unique_ptr<Operation> operation;
-  status = MakeOperation(*request, process->options().rendezvous.size, &operation);
+  const Status status = Prepare(request, &process, &operation);
   if (!status.ok()) return status;
-  operation->done = std::move(done);
+  operation->done = [done = request.done,
+                     context = request.context](const Status& status) {
+    done(context, static_cast<int>(status.code), status.message.c_str());
+  };
   return process->engine().Submit(std::move(operation));
+}
+
+Status Run(const khvd_request& request) {
+  std::shared_ptr<Process> process;
+  std::unique_ptr<Operation> operation;
+  const Status status = Prepare(request, &process, &operation);
+  if (!status.ok()) return status;
+  return process->engine().Run(std::move(operation));
 }
 
 Status CheckOptions(const khvd_options& options) {
@@ -328,33 +344,9 @@ int khvd_cross_size(void) {
   return ProcessValue([](const auto& options) { return options.cross_size; });
 }
 
-int khvd_submit(const khvd_request* request) {
-  if (request->done == nullptr) {
-    return Report(Wrong(*request, "khvd_submit needs `done`"));
-  }
-  return Report(Submit(request, [done = request->done,
-                                 context = request->context](const Status& status) {
-    done(context, static_cast<int>(status.code), status.message.c_str());
-  }));
-}
+int khvd_submit(const khvd_request* request) { return Report(Submit(*request)); }
 
-int khvd_run(const khvd_request* request) {
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool has_ended = false;
-  Status result;
-  const Status submitted = Submit(request, [&](const Status& status) {
-    std::lock_guard<std::mutex> lock(mutex);
-    result = status;
-    has_ended = true;
-    // Under the lock: the waiting thread takes the variable away as soon as it can.
-    ended.notify_one();
-  });
-  if (!submitted.ok()) return Report(submitted);
-  std::unique_lock<std::mutex> lock(mutex);
-  ended.wait(lock, [&] { return has_ended; });
-  return Report(result);
-}
+int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
 
 const char* khvd_last_error(void) { return LastError().c_str(); }
 

@@ -79,11 +79,12 @@ typedef struct {
   void* output;  // may be `input`; NULL where `allocate` gives it
 } khvd_tensor;
 
-// Called once when a collective has ended, on an engine thread: it must not block and
-// must not call khvd_run. `message` is "" on KHVD_OK and valid during the call only.
+// Called once when a collective has ended, on the engine's thread or in any thread that
+// is in khvd_run: it must not block and must not call khvd_run. `message` is "" on
+// KHVD_OK and valid during the call only.
 typedef void (*khvd_done)(void* context, int code, const char* message);
 
-// Called on an engine thread when an allgather knows its result's first dimension: the
+// Called, like `done`, when an allgather knows its result's first dimension: the
 // sum of `first_dims[0..count)`, one for each rank. Returns memory for the result, or
 // NULL if there is none (the collective then fails on this rank alone).
 typedef void* (*khvd_allocate)(void* context, const int64_t* first_dims, int32_t count);
@@ -126,7 +127,8 @@ KHVD_EXPORT int khvd_cross_size(void);
 // exactly once, and the tensors' data stays the engine's until then; on anything else
 // it is never called, and khvd_last_error() has the text.
 KHVD_EXPORT int khvd_submit(const khvd_request* request);
-// The same, and waits for its end. `done` must be NULL.
+// The same, and waits for its end; `done` is not called. Meanwhile the calling thread
+// does the engine's work, if no other thread does.
 KHVD_EXPORT int khvd_run(const khvd_request* request);
 
 // The text of this thread's last error; "" if there was none.

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <utility>
 
 #include "tf_ops/collectives/allgather.h"
@@ -20,6 +21,8 @@ namespace {
 // rank. A futex round trip takes about as long; more would only take time from the
 // training.
 constexpr std::chrono::microseconds kSpin(50);
+// What a decision may take, a rank's wake included, for the next one to be spun for.
+constexpr std::chrono::microseconds kPromptWake(150);
 // With fewer cores than ranks: how often it lets others run before it sleeps.
 constexpr int kYields = 20;
 // How long a rank that shuts down waits for the peers of a batch that runs.
@@ -77,7 +80,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
   if (rank_ == 0) {
     coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes);
   }
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }
 
@@ -87,27 +90,66 @@ Engine::~Engine() {
   thread_.join();
 }
 
-// ---- The engine thread
-// ----------------------------------------------------------------
+// ---- Driving
+// --------------------------------------------------------------------------
 
-void Engine::Run() {
+void Engine::Loop() {
+  std::unique_lock<std::mutex> driving(driving_);
   while (true) {
     const bool progressed = Progress();
-    if (segment_->Failed() && !failure_handled_) ReportFailure();
-    if (!to_do_.empty() && !failure_handled_) {
-      const std::string message = std::move(to_do_.front());
-      to_do_.pop_front();
-      HandleDecision(message);
-      continue;
-    }
+    if (RunNext()) continue;
     if (stopping_.load()) break;
-    if (!progressed) SleepUntil([] { return false; }, false);
+    if (!progressed && !SpinForNews()) Rest(&driving);
   }
   EndEverything(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
   // gone.
   block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
   segment_->RingAll();
+}
+
+Status Engine::Run(std::unique_ptr<Operation> operation) {
+  struct Ending {
+    std::atomic<bool> ended{false};
+    std::mutex mutex;
+    std::condition_variable changed;
+    Status status;
+  } ending;
+  operation->done = [&ending](const Status& status) {
+    std::lock_guard<std::mutex> lock(ending.mutex);
+    ending.status = status;
+    ending.ended.store(true);
+    // Under the lock: the waiting thread takes the variable away as soon as it can.
+    ending.changed.notify_one();
+  };
+  const Status queued = Queue(std::move(operation));
+  if (!queued.ok()) return queued;
+  segment_->block(0).bell.Ring();
+  DriveUntil(ending.ended);
+  std::unique_lock<std::mutex> lock(ending.mutex);
+  ending.changed.wait(lock, [&] { return ending.ended.load(); });
+  return ending.status;
+}
+
+// Drives while there is something to do, or soon may be, instead of the engine's
+// thread; leaves the rest to it.
+void Engine::DriveUntil(const std::atomic<bool>& ended) {
+  std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
+  if (!driving) {
+    // Who drives may have looked before this request was there.
+    if (resting_.load() || rank_ == 0 || prompt_.load()) block_.bell.Ring();
+    return;
+  }
+  // The engine's thread sleeps on: nobody needs to wake it while this one looks.
+  block_.bell.Cancel();
+  while (!ended.load(std::memory_order_relaxed)) {
+    const bool progressed = Progress();
+    if (!RunNext() && !progressed && !SpinForNews()) break;
+  }
+  block_.bell.Announce();
+  if (HasPending() || HasNews() || !to_do_.empty() || stopping_.load()) {
+    block_.bell.Ring();
+  }
 }
 
 // Everything that can be done without waiting, but for running collectives.
@@ -122,12 +164,25 @@ bool Engine::Progress() {
   return progressed;
 }
 
+// Carries out a decision, if there is one and the job has not failed.
+bool Engine::RunNext() {
+  if (failure_handled_) return false;
+  if (segment_->Failed()) {
+    ReportFailure();
+    return true;
+  }
+  if (to_do_.empty()) return false;
+  const std::string message = std::move(to_do_.front());
+  to_do_.pop_front();
+  HandleDecision(message);
+  return true;
+}
+
 bool Engine::HasNews() {
   if (failure_handled_) return false;
   if (segment_->Failed() || decisions_.HasNews()) return true;
   if (coordination_ != nullptr && coordination_->HasNews()) return true;
-  std::lock_guard<std::mutex> lock(mutex_);
-  return submissions_.blocked() && block_.submissions_blocked.load() == 0;
+  return overflowing_.load() && block_.submissions_blocked.load() == 0;
 }
 
 // ---- Waiting
@@ -154,11 +209,11 @@ bool Engine::Wait(const Ready& ready, int awaited) {
     }
     if (Clock::now() >= stop_at) return false;
     CheckStalledPeer(awaited, since);
-    SleepUntil(ready, stopping);
+    SleepInCollective(ready, stopping);
   }
 }
 
-bool Engine::SpinUntil(const Ready& ready) {
+bool Engine::SpinUntil(const Ready& ready) const {
   if (options_.cores < segment_->size()) {
     for (int i = 0; i < kYields; ++i) {
       if (ready()) return true;
@@ -176,58 +231,86 @@ bool Engine::SpinUntil(const Ready& ready) {
   return ready();
 }
 
+// Outside of a collective nobody knows when the peers will be ready. A rank spins for
+// them where it took them no longer the last time: in a loop of collectives, not in a
+// training whose ranks end their steps at different times.
+bool Engine::SpinForNews() {
+  if (!HasPending()) return false;
+  if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
+  return prompt_.load() && SpinUntil([this] { return HasNews(); });
+}
+
 // Sleeps until there is something to do. Only while something waits does it wake up by
 // itself, to look for stalls: an idle engine uses no time. It rests, so that the next
 // submission has to wake it, only after a while without any: in a loop of collectives
 // that would cost each of them a wake.
 //
-// All that a ring may be about is looked at after the announcement. `stopping` is what
-// the caller has seen, and acted on, of the wish to stop.
-void Engine::SleepUntil(const Ready& ready, bool stopping) {
-  const auto due = [&] { return ready() || HasNews(); };
+// All that a ring may be about is looked at after the announcement.
+void Engine::Rest(std::unique_lock<std::mutex>* driving) {
   block_.bell.Announce();
   resting_.store(was_idle_);
-  const bool watchful = HasPending() || stopping || !running_.empty() ||
-                        (coordination_ != nullptr && coordination_->anything_waits()) ||
-                        !was_idle_;
+  const bool watchful = HasPending() || !was_idle_ ||
+                        (coordination_ != nullptr && coordination_->anything_waits());
   if (watchful) resting_.store(false);
+  if (HasNews() || stopping_.load()) return block_.bell.Cancel();
+  counters_.sleeps += 1;
+  const Clock::time_point deadline = watchful && !failure_handled_
+                                         ? Clock::now() + kStallCheck
+                                         : Clock::time_point::max();
+  driving->unlock();
+  const bool rung = block_.bell.Sleep(deadline);
+  // Where a caller drives meanwhile, the news may be its own.
+  const bool alone = driving->try_lock();
+  if (!alone) driving->lock();
+  was_idle_ = !rung;
+  if (!rung && alone && HasNews()) counters_.lost_wakes += 1;
+}
+
+// The same in the middle of a collective, which nobody else may go on with. `stopping`
+// is what the caller has seen, and acted on, of the wish to stop.
+void Engine::SleepInCollective(const Ready& ready, bool stopping) {
+  const auto due = [&] { return ready() || HasNews(); };
+  block_.bell.Announce();
   if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
   counters_.sleeps += 1;
-  const bool rung =
-      block_.bell.Sleep(watchful && !failure_handled_ ? Clock::now() + kStallCheck
-                                                      : Clock::time_point::max());
-  was_idle_ = !rung;
+  const bool rung = block_.bell.Sleep(Clock::now() + kStallCheck);
   if (!rung && due()) counters_.lost_wakes += 1;
 }
 
-bool Engine::HasPending() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return pending_count_ > 0;
-}
+bool Engine::HasPending() const { return pending_count_.load() > 0; }
 
 // ---- Submissions
 // ----------------------------------------------------------------------
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
-  const std::shared_ptr<const Description> description = operation->description;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!refusal_.ok()) {
-      return {refusal_.code, Title(*description) + " failed on rank " +
-                                 std::to_string(rank_) + ": " + refusal_.message};
-    }
-    Operations& same_name = pending_[KeyOf(*description)];
-    const bool duplicate =
-        !same_name.empty() && same_name.back()->submitter != operation->submitter;
-    operation->submitted = Clock::now();
-    operation->log_number = log_.Add(*description);
-    same_name.push_back(std::move(operation));
-    pending_count_ += 1;
-    SendSubmission(*description, duplicate);
+  const Status queued = Queue(std::move(operation));
+  if (!queued.ok()) return queued;
+  RankBlock& coordinator = segment_->block(0);
+  coordinator.bell.Ring();
+  // Its own engine is woken where it will have something to do at once, and where
+  // nobody decides any more or watches whether somebody does.
+  if (rank_ != 0 && (prompt_.load(std::memory_order_relaxed) || resting_.load() ||
+                     coordinator.HasShutDown())) {
+    block_.bell.Ring();
   }
-  segment_->block(0).bell.Ring();
-  // Nobody decides about it any more, or nobody watches whether somebody does.
-  if (resting_.load() || segment_->block(0).HasShutDown()) block_.bell.Ring();
+  return Status::Ok();
+}
+
+Status Engine::Queue(std::unique_ptr<Operation> operation) {
+  const std::shared_ptr<const Description> description = operation->description;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!refusal_.ok()) {
+    return {refusal_.code, Title(*description) + " failed on rank " +
+                               std::to_string(rank_) + ": " + refusal_.message};
+  }
+  Operations& same_name = pending_[KeyOf(*description)];
+  const bool duplicate =
+      !same_name.empty() && same_name.back()->submitter != operation->submitter;
+  operation->submitted = Clock::now();
+  operation->log_number = log_.Add(*description);
+  same_name.push_back(std::move(operation));
+  pending_count_ += 1;
+  SendSubmission(*description, duplicate);
   return Status::Ok();
 }
 
@@ -250,11 +333,13 @@ void Engine::SendSubmission(const Description& description, bool duplicate) {
   EncodeInteger(number, &message);
   submissions_.Append(message);
   submissions_.Flush(block_.submissions_read.value.load(std::memory_order_acquire));
-  // What did not fit is for the engine thread, which can wait for room.
+  // What did not fit is for who drives, who can wait for room.
+  overflowing_.store(submissions_.blocked());
   if (submissions_.blocked()) block_.bell.Ring();
 }
 
 bool Engine::FlushSubmissions() {
+  if (!overflowing_.load()) return false;
   bool flushed = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -266,6 +351,7 @@ bool Engine::FlushSubmissions() {
       // Announced, then looked at again: the reader either sees this or has made room.
       if (block_.submissions_blocked.exchange(1) == 1) break;
     }
+    overflowing_.store(submissions_.blocked());
   }
   if (flushed) segment_->block(0).bell.Ring();
   return flushed;
@@ -276,11 +362,21 @@ bool Engine::FlushSubmissions() {
 
 bool Engine::ReadDecisions() {
   if (!decisions_.Fill()) return false;
+  NoteDecision();
   std::string_view message;
   while (decisions_.Next(&message)) to_do_.emplace_back(message);
   SegmentHeader& header = segment_->header();
   if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
   return true;
+}
+
+// Learns from how long the decision took whether to spin for the next one. Who slept
+// has waited for its wake as well.
+void Engine::NoteDecision() {
+  const Clock::time_point since =
+      std::exchange(waiting_since_, Clock::time_point::max());
+  const Clock::duration soon = prompt_.load() ? kSpin : kPromptWake;
+  prompt_.store(since == Clock::time_point::max() || Clock::now() - since < soon);
 }
 
 void Engine::HandleDecision(std::string_view message) {

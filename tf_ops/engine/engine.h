@@ -1,9 +1,11 @@
 // The engine of one rank: takes requests, has them ordered, runs them, reports their
 // end.
 //
-// One thread does all of it but the submission, which any thread may call and which
-// never waits for a peer. Rank 0's engine thread is the coordinator as well, also while
-// it waits in a collective. A request travels so:
+// One thread at a time does all of it but the submission, which any thread may call and
+// which never waits for a peer: it drives the engine. That is the engine's own thread,
+// or a caller of Run, which waits for its result anyway and so saves two changes of
+// thread. Who drives on rank 0 is the coordinator as well, also while it waits in a
+// collective. A request travels so:
 //
 //   Submit -> this rank's submissions -> rank 0: Coordination -> decisions -> every
 //   rank
@@ -75,6 +77,8 @@ class Engine : private Waiter {
 
   // Never waits for a peer. On an error `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
+  // The same, and waits for the end, which it returns; `done` is not called.
+  Status Run(std::unique_ptr<Operation> operation);
 
   const EngineCounters& counters() const { return counters_; }
 
@@ -82,21 +86,27 @@ class Engine : private Waiter {
   using Operations = std::deque<std::unique_ptr<Operation>>;
   using Ready = std::function<bool()>;
 
-  void Run();
+  void Loop();
+  void DriveUntil(const std::atomic<bool>& ended);
   bool Progress();
+  bool RunNext();
   bool HasNews();
 
   // Waiting.
   bool Wait(const Ready& ready, int awaited) override;
-  bool SpinUntil(const Ready& ready);
-  void SleepUntil(const Ready& ready, bool stopping);
+  bool SpinUntil(const Ready& ready) const;
+  bool SpinForNews();
+  void Rest(std::unique_lock<std::mutex>* driving);
+  void SleepInCollective(const Ready& ready, bool stopping);
 
   // Submissions.
+  Status Queue(std::unique_ptr<Operation> operation);
   void SendSubmission(const Description& description, bool duplicate);
   bool FlushSubmissions();
 
   // Decisions.
   bool ReadDecisions();
+  void NoteDecision();
   void HandleDecision(std::string_view message);
   void HandleFail(std::string_view message);
   void RunBatch(const std::vector<TensorKey>& keys);
@@ -116,7 +126,7 @@ class Engine : private Waiter {
   void CheckStalls();
   void CheckSilentCoordinator();
   void CheckStalledPeer(int awaited, Clock::time_point since);
-  bool HasPending();
+  bool HasPending() const;
 
   const EngineOptions options_;
   const std::shared_ptr<Segment> segment_;
@@ -126,16 +136,19 @@ class Engine : private Waiter {
   Communicator communicator_;
   std::map<int32_t, std::vector<int>> process_sets_;
 
-  // What Submit and the engine thread share.
+  // What Submit and whoever drives share.
   std::mutex mutex_;
   std::unordered_map<TensorKey, Operations, TensorKeyHash> pending_;
-  int64_t pending_count_ = 0;
+  std::atomic<int64_t> pending_count_{0};
   StreamWriter submissions_;
+  std::atomic<bool> overflowing_{false};  // submissions wait for room
   NumberTable<std::string> submission_numbers_;
   OperationLog log_;
   Status refusal_;  // what Submit answers once no more requests are taken
 
-  // Of the engine thread alone.
+  // Held by who drives, but not while it rests.
+  std::mutex driving_;
+  // Guarded by driving_.
   std::unique_ptr<Coordination> coordination_;  // on rank 0
   StreamReader decisions_;
   std::vector<TensorKey> dictionary_;
@@ -144,10 +157,13 @@ class Engine : private Waiter {
   std::string running_;  // title of the batch that runs
   bool failure_handled_ = false;
   Clock::time_point next_stall_check_;
+  Clock::time_point waiting_since_ = Clock::time_point::max();  // for a decision
+  bool was_idle_ = false;  // the last sleep ended without a ring
 
+  // The last decision came so soon that the next one is worth spinning for.
+  std::atomic<bool> prompt_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> resting_{false};  // asleep until somebody rings, stalls or not
-  bool was_idle_ = false;             // the last sleep ended without a ring
   std::thread thread_;
 };
 
