@@ -22,7 +22,6 @@ bool ExchangeRows(int64_t own, Communicator* communicator, std::vector<int64_t>*
   for (int member = 0; member < communicator->count(); ++member) {
     memcpy(&(*rows)[member], communicator->Exchange(member), sizeof(int64_t));
   }
-  communicator->NextRound();
   return true;
 }
 
@@ -38,6 +37,7 @@ bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
   const int64_t longest =
       *std::max_element(rows.begin(), rows.end()) * options.row_bytes;
   for (int64_t begin = 0; begin < longest; begin += window) {
+    if (!communicator->NextRound()) return false;
     const auto part = [&](int member) {
       return std::clamp<int64_t>(rows[member] * options.row_bytes - begin, 0, window);
     };
@@ -51,7 +51,6 @@ bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
       if (result != nullptr) Copy(result + start + begin, from, part(member));
       start += rows[member] * options.row_bytes;
     }
-    communicator->NextRound();
   }
   return true;
 }

@@ -1,19 +1,19 @@
 // See allreduce.h.
 //
 // The direct scheme over shared memory. The tensors, each padded to whole cache lines,
-// are seen as one line of bytes, which is worked through in windows of half an exchange
-// memory. A window is cut into one slice for each member. Each member
+// are seen as one line of bytes, which is worked through in windows that fit into the
+// second-level cache. A window is cut into one slice for each member. Each member
 //   1. copies into its exchange memory the slices that others reduce, and publishes;
 //   2. reduces its own slice, out of its tensors and the others' exchange memories,
-//   into
-//      its output and its exchange memory, and publishes that;
+//      into its exchange memory and its output, and publishes that;
 //   3. copies the other slices' results out of the others' exchange memories.
 // A byte is thus written twice and read twice, whatever the number of members. A small
 // tensor skips the second publication: everybody reduces all of it.
 #include "tf_ops/collectives/allreduce.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "tf_ops/collectives/copy.h"
 
 namespace keras_hvd {
 namespace {
@@ -21,9 +21,10 @@ namespace {
 constexpr int64_t kLine = 64;
 // Up to here, reading everything from everybody is cheaper than waiting once more.
 constexpr int64_t kSmallBytes = 16 << 10;
+constexpr int64_t kWindowBytes = 512 << 10;
 // The unit in which a reduced slice goes on to its second place while it is in the
-// cache.
-constexpr int64_t kPieceBytes = 16 << 10;
+// first-level cache.
+constexpr int64_t kPieceBytes = 8 << 10;
 
 int64_t RoundUpToLine(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -90,7 +91,11 @@ class Reducer {
       : options_(options),
         communicator_(*communicator),
         line_(options.tensors),
-        inputs_(communicator->count()) {}
+        inputs_(communicator->count()),
+        copy_to_output_(options.stores == Stores::kOrdinary ? CopyOrdinary
+                                                            : CopyStreaming),
+        copy_to_exchange_(options.stores == Stores::kStreaming ? CopyStreaming
+                                                               : CopyOrdinary) {}
 
   bool Run() {
     if (communicator_.count() == 1) {
@@ -100,16 +105,22 @@ class Reducer {
     if (line_.bytes() <= std::min(kSmallBytes, communicator_.exchange_bytes())) {
       return ReduceSmall();
     }
-    const int64_t window_bytes = communicator_.exchange_bytes();
+    const bool ok = ReduceWindows();
+    if (options_.stores != Stores::kOrdinary) StoreFence();
+    return ok;
+  }
+
+ private:
+  bool ReduceWindows() {
+    const int64_t window_bytes = std::min(kWindowBytes, communicator_.exchange_bytes());
     for (int64_t begin = 0; begin < line_.bytes(); begin += window_bytes) {
+      if (begin > 0 && !communicator_.NextRound()) return false;
       const Window window = {begin, std::min(line_.bytes(), begin + window_bytes)};
       if (!ReduceWindow(window)) return false;
-      communicator_.NextRound();
     }
     return true;
   }
 
- private:
   void ReduceAlone() {
     for (const AllreduceTensor& tensor : options_.tensors) {
       Reduce(options_.reduction, tensor.dtype, &tensor.input, 1, tensor.elements,
@@ -136,9 +147,11 @@ class Reducer {
     for (int member = 0; member < members; ++member) {
       if (member != self) CopyIn(window, window.Part(member, members));
     }
+    if (options_.stores == Stores::kStreaming) StoreFence();
     communicator_.Publish();
     if (!communicator_.AwaitAllPublished()) return false;
     ReduceOwnSlice(window, window.Part(self, members));
+    if (options_.stores == Stores::kStreaming) StoreFence();
     communicator_.PublishReduced();
     if (!communicator_.AwaitAllReduced()) return false;
     for (int step = 1; step < members; ++step) {
@@ -150,18 +163,20 @@ class Reducer {
 
   void CopyIn(const Window& window, const Window& part) {
     char* to = communicator_.Exchange(communicator_.index()) - window.begin;
-    line_.ForEach(
-        part.begin, part.end,
-        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-            int64_t bytes) { memcpy(to + position, Input(tensor, offset), bytes); });
+    line_.ForEach(part.begin, part.end,
+                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                      int64_t bytes) {
+                    copy_to_exchange_(to + position, Input(tensor, offset), bytes);
+                  });
   }
 
   void CopyOut(const Window& window, const Window& part, int member) {
     const char* from = communicator_.Exchange(member) - window.begin;
-    line_.ForEach(
-        part.begin, part.end,
-        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-            int64_t bytes) { memcpy(Output(tensor, offset), from + position, bytes); });
+    line_.ForEach(part.begin, part.end,
+                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                      int64_t bytes) {
+                    copy_to_output_(Output(tensor, offset), from + position, bytes);
+                  });
   }
 
   void ReduceOwnSlice(const Window& window, const Window& part) {
@@ -173,11 +188,23 @@ class Reducer {
                       const int64_t piece = std::min(kPieceBytes, bytes - done);
                       const int64_t place = position + done - window.begin;
                       own_input_ = Input(tensor, offset + done);
-                      ReduceStretch(tensor, place, piece, exchange + place);
-                      memcpy(Output(tensor, offset + done), exchange + place, piece);
+                      ReducePiece(tensor, place, piece, exchange + place,
+                                  Output(tensor, offset + done));
                     }
                   });
     own_input_ = nullptr;
+  }
+
+  void ReducePiece(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
+                   char* exchange, char* output) {
+    if (options_.stores != Stores::kStreaming) {
+      ReduceStretch(tensor, place, bytes, exchange);
+      return copy_to_output_(output, exchange, bytes);
+    }
+    alignas(kLine) char reduced[kPieceBytes];
+    ReduceStretch(tensor, place, bytes, reduced);
+    CopyStreaming(exchange, reduced, bytes);
+    CopyStreaming(output, reduced, bytes);
   }
 
   // Reduces what lies at `place` of the members' exchange memories; this rank's own
@@ -197,11 +224,14 @@ class Reducer {
   Line line_;
   std::vector<const void*> inputs_;
   const char* own_input_ = nullptr;
+  void (*const copy_to_output_)(char*, const char*, int64_t);
+  void (*const copy_to_exchange_)(char*, const char*, int64_t);
 };
 
 }  // namespace
 
 bool Allreduce(const AllreduceOptions& options, Communicator* communicator) {
+  const StandardFloatingPoint floating_point;
   return Reducer(options, communicator).Run();
 }
 

@@ -6,6 +6,7 @@
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/reduce.h"
+#include "tf_ops/collectives/store_choice.h"
 
 namespace keras_hvd {
 
@@ -21,6 +22,8 @@ struct AllreduceOptions {
   Reduction reduction;
   // The same types and sizes in the same order on every member.
   std::vector<AllreduceTensor> tensors;
+  // Each member's own choice.
+  Stores stores = Stores::kOrdinary;
 };
 
 // Returns false if the job failed meanwhile; the outputs are then undefined.

@@ -15,6 +15,7 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
 
   const int64_t window = communicator->exchange_bytes();
   for (int64_t begin = 0; begin < options.bytes; begin += window) {
+    if (begin > 0 && !communicator->NextRound()) return false;
     const int64_t part = std::min(window, options.bytes - begin);
     if (is_root) {
       // Two windows are on their way: this one goes where the last but one was.
@@ -27,7 +28,6 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
              communicator->Exchange(options.root), part);
     }
     communicator->Publish();
-    communicator->NextRound();
   }
   return true;
 }

@@ -17,27 +17,44 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, Waiter* w
     : segment_(std::move(segment)), rank_(rank), waiter_(waiter) {}
 
 bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
-  // Those that read this rank's memory in its last collective may still do so.
-  for (int rank : previous_members_) {
-    if (!Await(&RankBlock::finished, rank, previous_end_)) return false;
-  }
   members_ = members;
   index_ = static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank_) -
                             members_.begin());
-  first_round_ = sequence << kRoundBits;
-  round_ = first_round_;
+  sequence_ = sequence;
+  round_ = sequence << kRoundBits;
+  return AwaitReaders();
+}
+
+bool Communicator::NextRound() {
+  ++round_;
+  // Later rounds of a collective take care of each other themselves.
+  const bool first_use = round_ == (sequence_ << kRoundBits) + 1;
+  return !first_use || AwaitReaders();
+}
+
+// Those that read this half in an earlier collective may still do so.
+bool Communicator::AwaitReaders() {
+  const Readers& readers = readers_[Half()];
+  for (int rank : readers.ranks) {
+    if (!Await(&RankBlock::finished, rank, readers.end)) return false;
+  }
   return true;
 }
 
 void Communicator::End() {
-  Announce(&RankBlock::finished, first_round_ + 1);
-  previous_end_ = first_round_ + 1;
-  std::swap(previous_members_, members_);
+  const uint64_t end = round_ + 1;
+  Announce(&RankBlock::finished, end);
+  const int last = Half();
+  readers_[last] = {members_, end};
+  const bool used_both = round_ != sequence_ << kRoundBits;
+  if (used_both) readers_[1 - last] = {members_, end};
 }
 
+// Which half comes first follows from what all members know, the collective's number.
+int Communicator::Half() const { return (sequence_ + round_) & 1; }
+
 char* Communicator::Exchange(int member) const {
-  const int64_t half = (round_ & 1) * exchange_bytes();
-  return segment_->exchange(members_[member]) + half;
+  return segment_->exchange(members_[member]) + Half() * exchange_bytes();
 }
 
 void Communicator::Publish() { Announce(&RankBlock::published, round_ + 1); }
@@ -71,7 +88,7 @@ bool Communicator::Await(Progress RankBlock::* word, int rank, uint64_t value) {
 void Communicator::Announce(Progress RankBlock::* word, uint64_t value) {
   (segment_->block(rank_).*word).value.store(value, std::memory_order_release);
   for (int rank : members_) {
-    if (rank != rank_) segment_->block(rank).bell.Ring();
+    if (rank != rank_) segment_->block(rank).bell.Ring(Doorbell::kProgress);
   }
 }
 

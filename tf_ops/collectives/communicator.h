@@ -38,11 +38,13 @@ class Communicator {
   int index() const { return index_; }
 
   // The half of a member's exchange memory that belongs to the current round. Halves
-  // alternate, so that a rank may write a round while the one before is still read.
+  // alternate, from one collective to the next as well, so that a rank may write a
+  // round while the one before is still read.
   char* Exchange(int member) const;
   int64_t exchange_bytes() const { return segment_->exchange_bytes() / 2; }
 
-  void NextRound() { ++round_; }
+  // False if the job has failed.
+  bool NextRound();
   // Tells the members that this rank's part of the round can be read.
   void Publish();
   // The same for the second half of a round: the reduced results.
@@ -53,6 +55,15 @@ class Communicator {
   bool AwaitAllReduced();
 
  private:
+  // The ranks that may still read a half of this rank's memory, and what they will have
+  // written to `finished` when they no longer do.
+  struct Readers {
+    std::vector<int> ranks;
+    uint64_t end = 0;
+  };
+
+  int Half() const;
+  bool AwaitReaders();
   bool Await(Progress RankBlock::* word, int rank, uint64_t value);
   void Announce(Progress RankBlock::* word, uint64_t value);
 
@@ -60,11 +71,10 @@ class Communicator {
   const int rank_;
   Waiter* const waiter_;
   std::vector<int> members_;
-  std::vector<int> previous_members_;
   int index_ = 0;
+  uint64_t sequence_ = 0;
   uint64_t round_ = 0;
-  uint64_t first_round_ = 0;
-  uint64_t previous_end_ = 0;
+  Readers readers_[2];
 };
 
 }  // namespace keras_hvd

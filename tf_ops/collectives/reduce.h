@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tf_ops/collectives/dtype.h"
+#include "tf_ops/collectives/processor.h"
 
 namespace keras_hvd {
 
@@ -23,9 +24,11 @@ struct Reduction {
 // Elements are taken in the order of `inputs`, 16-bit floats in float32 with one
 // rounding at the end, so that the bits depend on nothing but the inputs. Sums of
 // integers wrap around like the type; their averages are exact and rounded towards
-// zero. `result` may be one of the inputs.
+// zero. `result` may be one of the inputs. The instructions make a difference to
+// nothing but the time, and the payload of NaNs.
 void Reduce(const Reduction& reduction, DataType dtype, const void* const* inputs,
-            int count, int64_t elements, void* result);
+            int count, int64_t elements, void* result,
+            InstructionSet instructions = BestInstructionSet());
 
 // Whether `op` with these scales has a meaning for the type; bool has no sums.
 bool Supports(const Reduction& reduction, DataType dtype);

@@ -52,10 +52,12 @@ Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_byte
   }
 }
 
+bool Coordination::HasSubmissions() const {
+  return std::any_of(readers_.begin(), readers_.end(),
+                     [](const Reader& reader) { return reader.stream.HasNews(); });
+}
+
 bool Coordination::HasNews() {
-  for (const Reader& reader : readers_) {
-    if (reader.stream.HasNews()) return true;
-  }
   for (int rank = 0; rank < segment_->size(); ++rank) {
     if (!departed_[rank] && segment_->block(rank).HasShutDown()) return true;
   }

@@ -61,7 +61,8 @@ class Coordination {
 
   // Does what there is to do without waiting. Returns true if there was anything.
   bool Progress();
-  // Whether Progress would do anything.
+  // Whether there is something to do for Progress: submissions to read, or other things.
+  bool HasSubmissions() const;
   bool HasNews();
   // Reports requests that wait for longer than `warning` seconds, each once, and fails
   // the job over one that waits for longer than `abort` (0: never).

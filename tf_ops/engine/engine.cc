@@ -24,7 +24,7 @@ constexpr std::chrono::microseconds kSpin(50);
 // What a decision may take, a rank's wake included, for the next one to be spun for.
 constexpr std::chrono::microseconds kPromptWake(150);
 // With fewer cores than ranks: how often it lets others run before it sleeps.
-constexpr int kYields = 20;
+constexpr int kYields = 100;
 // How long a rank that shuts down waits for the peers of a batch that runs.
 constexpr std::chrono::seconds kShutdownPatience(5);
 // How often waiting requests are looked at; only while there are any.
@@ -57,6 +57,14 @@ int64_t InputBytes(const Operation& operation) {
   const Description& description = *operation.description;
   if (description.kind != Kind::kAllgather) return description.bytes();
   return operation.rows * RowBytes(description.tensors.front());
+}
+
+int64_t AllreduceBytes(const AllreduceOptions& options) {
+  int64_t bytes = 0;
+  for (const AllreduceTensor& tensor : options.tensors) {
+    bytes += tensor.elements * Bytes(tensor.dtype);
+  }
+  return bytes;
 }
 
 TensorKey KeyOf(const Description& description) {
@@ -99,7 +107,11 @@ void Engine::Loop() {
     const bool progressed = Progress();
     if (RunNext()) continue;
     if (stopping_.load()) break;
-    if (!progressed && !SpinForNews()) Rest(&driving);
+    if (callers_.load() > 0) {
+      GiveWay(&driving);
+    } else if (!progressed && !SpinForNews()) {
+      Rest(&driving);
+    }
   }
   EndEverything(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
@@ -124,7 +136,7 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
   };
   const Status queued = Queue(std::move(operation));
   if (!queued.ok()) return queued;
-  segment_->block(0).bell.Ring();
+  if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
   DriveUntil(ending.ended);
   std::unique_lock<std::mutex> lock(ending.mutex);
   ending.changed.wait(lock, [&] { return ending.ended.load(); });
@@ -134,22 +146,38 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
 // Drives while there is something to do, or soon may be, instead of the engine's
 // thread; leaves the rest to it.
 void Engine::DriveUntil(const std::atomic<bool>& ended) {
-  std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
-  if (!driving) {
-    // Who drives may have looked before this request was there.
-    if (resting_.load() || rank_ == 0 || prompt_.load()) block_.bell.Ring();
-    return;
-  }
+  callers_ += 1;
+  std::lock_guard<std::mutex> driving(driving_);
+  callers_ -= 1;
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
   block_.bell.Cancel();
   while (!ended.load(std::memory_order_relaxed)) {
     const bool progressed = Progress();
     if (!RunNext() && !progressed && !SpinForNews()) break;
   }
-  block_.bell.Announce();
-  if (HasPending() || HasNews() || !to_do_.empty() || stopping_.load()) {
+  LeaveDriving();
+}
+
+// What has come meanwhile is taken in here where that is all there is to do; waking the
+// engine's thread would cost more, and this thread may be back at once.
+void Engine::LeaveDriving() {
+  for (int look = 0; look < 2; ++look) {
+    block_.bell.Announce(Listening());
+    if (!HasNews(Listening())) break;
+    block_.bell.Cancel();
+    Progress();
+  }
+  if (HasPending() || HasNews(Listening()) || !to_do_.empty() || stopping_.load()) {
     block_.bell.Ring();
   }
+}
+
+// Callers come first. The one that takes over looks at everything there is.
+void Engine::GiveWay(std::unique_lock<std::mutex>* driving) {
+  block_.bell.Announce();
+  driving->unlock();
+  block_.bell.Sleep(Clock::now() + kStallCheck);
+  driving->lock();
 }
 
 // Everything that can be done without waiting, but for running collectives.
@@ -178,10 +206,14 @@ bool Engine::RunNext() {
   return true;
 }
 
-bool Engine::HasNews() {
+bool Engine::HasNews(uint32_t listening) {
   if (failure_handled_) return false;
   if (segment_->Failed() || decisions_.HasNews()) return true;
-  if (coordination_ != nullptr && coordination_->HasNews()) return true;
+  if (coordination_ != nullptr) {
+    if (coordination_->HasNews()) return true;
+    const bool listens = (listening & Doorbell::kSubmission) != 0;
+    if (listens && coordination_->HasSubmissions()) return true;
+  }
   return overflowing_.load() && block_.submissions_blocked.load() == 0;
 }
 
@@ -237,7 +269,8 @@ bool Engine::SpinUntil(const Ready& ready) const {
 bool Engine::SpinForNews() {
   if (!HasPending()) return false;
   if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
-  return prompt_.load() && SpinUntil([this] { return HasNews(); });
+  return prompt_.load() &&
+         SpinUntil([this] { return HasNews() || callers_.load() > 0; });
 }
 
 // Sleeps until there is something to do. Only while something waits does it wake up by
@@ -247,23 +280,30 @@ bool Engine::SpinForNews() {
 //
 // All that a ring may be about is looked at after the announcement.
 void Engine::Rest(std::unique_lock<std::mutex>* driving) {
-  block_.bell.Announce();
+  const uint32_t listening = Listening();
+  block_.bell.Announce(listening);
   resting_.store(was_idle_);
   const bool watchful = HasPending() || !was_idle_ ||
                         (coordination_ != nullptr && coordination_->anything_waits());
   if (watchful) resting_.store(false);
-  if (HasNews() || stopping_.load()) return block_.bell.Cancel();
+  if (HasNews(listening) || stopping_.load()) return block_.bell.Cancel();
   counters_.sleeps += 1;
   const Clock::time_point deadline = watchful && !failure_handled_
                                          ? Clock::now() + kStallCheck
                                          : Clock::time_point::max();
   driving->unlock();
-  const bool rung = block_.bell.Sleep(deadline);
+  const bool rung = block_.bell.Sleep(deadline, listening);
   // Where a caller drives meanwhile, the news may be its own.
   const bool alone = driving->try_lock();
   if (!alone) driving->lock();
   was_idle_ = !rung;
-  if (!rung && alone && HasNews()) counters_.lost_wakes += 1;
+  if (!rung && alone && HasNews(listening)) counters_.lost_wakes += 1;
+}
+
+// What wakes an engine outside of a collective. Nothing can be decided without rank 0's
+// own submission, so it sleeps through those of others while it has none under way.
+uint32_t Engine::Listening() const {
+  return Doorbell::kNews | (HasPending() ? Doorbell::kSubmission : 0);
 }
 
 // The same in the middle of a collective, which nobody else may go on with. `stopping`
@@ -286,7 +326,7 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
   const Status queued = Queue(std::move(operation));
   if (!queued.ok()) return queued;
   RankBlock& coordinator = segment_->block(0);
-  coordinator.bell.Ring();
+  coordinator.bell.Ring(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
   // Its own engine is woken where it will have something to do at once, and where
   // nobody decides any more or watches whether somebody does.
   if (rank_ != 0 && (prompt_.load(std::memory_order_relaxed) || resting_.load() ||
@@ -507,7 +547,13 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
                                    operation->buffers[i].output});
     }
   }
-  return Allreduce(allreduce, &communicator_);
+  const int64_t bytes = AllreduceBytes(allreduce);
+  allreduce.stores = store_choice_.Choose(bytes);
+  const Clock::time_point start = Clock::now();
+  const bool ok = Allreduce(allreduce, &communicator_);
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  if (ok) store_choice_.Learn(bytes, allreduce.stores, taken.count());
+  return ok;
 }
 
 bool Engine::RunAllgather(Operation* operation) {
@@ -613,6 +659,8 @@ void Engine::CheckStalls() {
     return coordination_->CheckStalls(options_.stall_warning_seconds,
                                       options_.stall_abort_seconds);
   }
+  // Rank 0 may not have looked, for want of a request of its own, at what waits here.
+  if (HasPending()) segment_->block(0).bell.Ring();
   CheckSilentCoordinator();
 }
 

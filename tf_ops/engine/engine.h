@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/description.h"
 #include "tf_ops/engine/operation_log.h"
@@ -88,14 +89,17 @@ class Engine : private Waiter {
 
   void Loop();
   void DriveUntil(const std::atomic<bool>& ended);
+  void LeaveDriving();
+  void GiveWay(std::unique_lock<std::mutex>* driving);
   bool Progress();
   bool RunNext();
-  bool HasNews();
+  bool HasNews(uint32_t listening = Doorbell::kEverything);
 
   // Waiting.
   bool Wait(const Ready& ready, int awaited) override;
   bool SpinUntil(const Ready& ready) const;
   bool SpinForNews();
+  uint32_t Listening() const;
   void Rest(std::unique_lock<std::mutex>* driving);
   void SleepInCollective(const Ready& ready, bool stopping);
 
@@ -148,12 +152,14 @@ class Engine : private Waiter {
 
   // Held by who drives, but not while it rests.
   std::mutex driving_;
+  std::atomic<int> callers_{0};  // that want to drive
   // Guarded by driving_.
   std::unique_ptr<Coordination> coordination_;  // on rank 0
   StreamReader decisions_;
   std::vector<TensorKey> dictionary_;
   std::deque<std::string> to_do_;  // decisions that are read and not carried out
   uint64_t sequence_ = 0;
+  StoreChoice store_choice_;
   std::string running_;  // title of the batch that runs
   bool failure_handled_ = false;
   Clock::time_point next_stall_check_;

@@ -35,24 +35,27 @@ void FutexWake(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Every ordering below is on `asleep_` itself and sequentially consistent, rather than
-// on a stand-alone fence: ThreadSanitizer understands only the former. Announce and
+// Every ordering below is on `listening_` itself and sequentially consistent, rather
+// than on a stand-alone fence: ThreadSanitizer understands only the former. Announce and
 // Ring are both read-modify-writes, so one of them comes first in the word's order: if
-// Announce, the ring finds 1 and wakes; if Ring, Announce reads from it and so sees all
-// that was published before.
-void Doorbell::Ring() {
-  if (asleep_.exchange(0, std::memory_order_seq_cst) == 1) FutexWake(&asleep_);
+// Announce, the ring finds what is listened to and wakes; if Ring, Announce reads from
+// it and so sees all that was published before.
+void Doorbell::Ring(uint32_t about) {
+  const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);
+  if ((listening & about) != 0) FutexWake(&listening_);
 }
 
-void Doorbell::Announce() { asleep_.exchange(1, std::memory_order_seq_cst); }
+void Doorbell::Announce(uint32_t listening) {
+  listening_.exchange(listening, std::memory_order_seq_cst);
+}
 
-void Doorbell::Cancel() { asleep_.store(0, std::memory_order_relaxed); }
+void Doorbell::Cancel() { listening_.store(0, std::memory_order_relaxed); }
 
-bool Doorbell::Sleep(Clock::time_point deadline) {
+bool Doorbell::Sleep(Clock::time_point deadline, uint32_t listening) {
   bool rung = true;
-  while (asleep_.load(std::memory_order_acquire) == 1) {
-    if (FutexWait(&asleep_, 1, deadline)) continue;
-    rung = asleep_.exchange(0, std::memory_order_acq_rel) == 0;
+  while (listening_.load(std::memory_order_acquire) == listening) {
+    if (FutexWait(&listening_, listening, deadline)) continue;
+    rung = listening_.exchange(0, std::memory_order_acq_rel) != listening;
     break;
   }
   return rung;

@@ -45,6 +45,23 @@ TEST(DoorbellTest, ACancelledAnnouncementIsNone) {
   EXPECT_TRUE(bell.Sleep(Clock::time_point::max()));
 }
 
+TEST(DoorbellTest, WhatTheSleeperDoesNotListenToDoesNotWakeIt) {
+  Doorbell bell{};
+  const auto soon = [] { return Clock::now() + std::chrono::milliseconds(20); };
+  bell.Announce(Doorbell::kNews);
+  bell.Ring(Doorbell::kProgress);
+  bell.Ring(Doorbell::kSubmission);
+  EXPECT_FALSE(bell.Sleep(soon(), Doorbell::kNews));
+
+  for (uint32_t about : {Doorbell::kProgress, Doorbell::kNews, Doorbell::kEverything}) {
+    const uint32_t listening = Doorbell::kProgress | Doorbell::kNews;
+    bell.Announce(listening);
+    bell.Ring(Doorbell::kSubmission);
+    bell.Ring(about);
+    EXPECT_TRUE(bell.Sleep(Clock::time_point::max(), listening)) << about;
+  }
+}
+
 // Waits, as the engine does, until `*word` is no longer `old`. False if that took for
 // ever.
 bool AwaitChange(Doorbell* bell, const std::atomic<int>& word, int old) {

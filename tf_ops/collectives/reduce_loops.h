@@ -1,0 +1,186 @@
+// The loops of a reduction. Included by reduce.cc once for each instruction set, with
+// KHVD_TARGET and KHVD_NAMESPACE defined; hence no include guard.
+
+namespace keras_hvd {
+namespace KHVD_NAMESPACE {
+
+// Several inputs are combined in blocks that stay in the first-level cache.
+constexpr int64_t kBlock = 1024;
+
+// Where the inputs' elements are found, in the accumulator's type: in place, or
+// converted into a block of their own where the processor has instructions for that.
+template <typename T>
+struct Converted {
+  using Type = T;
+};
+#ifdef KHVD_F16C
+template <>
+struct Converted<Float16> {
+  using Type = float;
+};
+#endif
+
+template <typename T>
+KHVD_INLINE const T* Convert(const T* from, int64_t, T*) {
+  return from;
+}
+template <typename T>
+KHVD_INLINE void ConvertBack(const T*, int64_t, T*) {}
+
+#ifdef KHVD_F16C
+KHVD_TARGET inline const float* Convert(const Float16* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
+  }
+  for (; i < n; ++i) to[i] = _cvtsh_ss(from[i].bits);
+  return to;
+}
+KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float16* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves =
+        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
+  }
+  for (; i < n; ++i) to[i].bits = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+}
+#endif
+
+// An element with the scale that is applied before the reduction.
+template <typename A, bool kScaled, typename C>
+KHVD_INLINE A Element(C value, A prescale) {
+  const A wide = static_cast<A>(Widen(value));
+  if constexpr (kScaled) return static_cast<A>(wide * prescale);
+  return wide;
+}
+template <bool kScaled, typename A, typename C>
+KHVD_INLINE void Store(A value, A postscale, C* to) {
+  if constexpr (kScaled) value = static_cast<A>(value * postscale);
+  Narrow(value, to);
+}
+
+// `ivdep`: a result may be one of the inputs, but no element depends on another.
+template <typename T, typename A, typename Op, bool kScaled>
+KHVD_TARGET void CombineBlocks(const Job& job) {
+  using C = typename Converted<T>::Type;
+  constexpr bool kConverts = !std::is_same_v<C, T>;
+  const A pre = static_cast<A>(job.prescale);
+  const A post = static_cast<A>(job.postscale);
+  alignas(64) C converted[kConverts ? 2 : 1][kConverts ? kBlock : 1];
+  alignas(64) A sums[kBlock];
+  for (int64_t start = 0; start < job.elements; start += kBlock) {
+    const int64_t n = std::min(kBlock, job.elements - start);
+    const auto input = [&](int i) __attribute__((always_inline)) {
+      return static_cast<const T*>(job.inputs[i]) + start;
+    };
+    T* const target = static_cast<T*>(job.result) + start;
+    C* result;
+    if constexpr (kConverts) {
+      result = converted[0];
+    } else {
+      result = target;
+    }
+    const C* a = Convert(input(0), n, converted[0]);
+    if (job.count == 1) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) {
+        Store<kScaled>(Element<A, kScaled>(a[i], pre), post, result + i);
+      }
+      ConvertBack(result, n, target);
+      continue;
+    }
+    const C* b = Convert(input(1), n, converted[kConverts ? 1 : 0]);
+    if (job.count == 2) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) {
+        const A sum =
+            Op()(Element<A, kScaled>(a[i], pre), Element<A, kScaled>(b[i], pre));
+        Store<kScaled>(sum, post, result + i);
+      }
+      ConvertBack(result, n, target);
+      continue;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      sums[i] = Op()(Element<A, kScaled>(a[i], pre), Element<A, kScaled>(b[i], pre));
+    }
+    for (int k = 2; k < job.count - 1; ++k) {
+      b = Convert(input(k), n, converted[kConverts ? 1 : 0]);
+      for (int64_t i = 0; i < n; ++i) {
+        sums[i] = Op()(sums[i], Element<A, kScaled>(b[i], pre));
+      }
+    }
+    b = Convert(input(job.count - 1), n, converted[kConverts ? 1 : 0]);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      Store<kScaled>(Op()(sums[i], Element<A, kScaled>(b[i], pre)), post, result + i);
+    }
+    ConvertBack(result, n, target);
+  }
+}
+
+template <typename T, typename A, typename Op>
+void Combine(const Job& job) {
+  if (job.prescale == 1 && job.postscale == 1) {
+    return CombineBlocks<T, A, Op, false>(job);
+  }
+  CombineBlocks<T, A, Op, true>(job);
+}
+
+template <typename T, typename A>
+void CombineWith(ReduceOp op, const Job& job) {
+  switch (op) {
+    case ReduceOp::kAverage:
+    case ReduceOp::kSum:
+      return Combine<T, A, Add<A>>(job);
+    case ReduceOp::kMin:
+      return Combine<T, A, Smaller<A>>(job);
+    case ReduceOp::kMax:
+      return Combine<T, A, Larger<A>>(job);
+    case ReduceOp::kProduct:
+      return Combine<T, A, Multiply<A>>(job);
+  }
+}
+
+template <typename T>
+void ReduceFloats(ReduceOp op, Job job) {
+  if (op == ReduceOp::kAverage) job.postscale /= job.count;
+  CombineWith<T, typename Accumulator<T>::Type>(op, job);
+}
+
+template <typename T>
+void ReduceIntegers(ReduceOp op, Job job) {
+  if (job.prescale != 1 || job.postscale != 1) {
+    if (op == ReduceOp::kAverage) job.postscale /= job.count;
+    return CombineWith<T, double>(op, job);
+  }
+  if (op == ReduceOp::kAverage) return AverageIntegers<T>(job);
+  CombineWith<T, T>(op, job);
+}
+
+inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
+  switch (dtype) {
+    case DataType::kUint8:
+    // Truth values are 0 and 1, of which And is the smaller and Or the larger.
+    case DataType::kBool:
+      return ReduceIntegers<uint8_t>(op, job);
+    case DataType::kInt8:
+      return ReduceIntegers<int8_t>(op, job);
+    case DataType::kInt32:
+      return ReduceIntegers<int32_t>(op, job);
+    case DataType::kInt64:
+      return ReduceIntegers<int64_t>(op, job);
+    case DataType::kFloat16:
+      return ReduceFloats<Float16>(op, job);
+    case DataType::kBfloat16:
+      return ReduceFloats<Bfloat16>(op, job);
+    case DataType::kFloat32:
+      return ReduceFloats<float>(op, job);
+    case DataType::kFloat64:
+      return ReduceFloats<double>(op, job);
+  }
+}
+
+}  // namespace KHVD_NAMESPACE
+}  // namespace keras_hvd
