@@ -57,9 +57,7 @@ def main() -> None:
             tables.check_table(checks),
         ],
     }
-    written = tables.write(options.output, "allreduce", result)
-    print("\n\n".join(each.markdown() for each in result["tables"]))
-    print(f"\nMachine: {tables.machine_text(options.machine)}\nWritten: {written}")
+    tables.publish(options.output, result)
     plots.by_size(
         options.output / "allreduce.svg",
         "Allreduce of float32, Sum",

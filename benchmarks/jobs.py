@@ -10,6 +10,8 @@ from pathlib import Path
 import environments
 from measurement import CONTENDERS, Job, cores_of_ranks
 
+from keras_hvd.launch import cores
+
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 # Slot sizes and kinds of stores, as contenders/probe_allreduce.py knows them.
 PROBE_VARIANTS = [
@@ -39,6 +41,33 @@ def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
         lambda path: [[*launcher, CONTENDERS / script, "--socket", path, *arguments]],
         ranks,
         {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+
+
+def independent(script: str, copies: int, *arguments: object) -> Job:
+    """Copies of a script that know nothing of each other, on the cores of ranks.
+
+    Args:
+        script: its file name.
+        copies: how many.
+        arguments: further ones of the script.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: a copy does not start.
+    """
+    return Job(
+        "independent copies",
+        lambda path: [
+            [sys.executable, CONTENDERS / script, "--socket", path]
+            + ["--cores", cores_of_ranks(copies), "--rank", rank, "--size", copies]
+            + list(arguments)
+            for rank in range(copies)
+        ],
+        copies,
+        {"TF_CPP_MIN_LOG_LEVEL": "2", **cores.thread_variables(copies)},
     )
 
 

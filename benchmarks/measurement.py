@@ -202,6 +202,7 @@ def interleave(
     for each in _working(series):
         each.seconds = []
         with _giving_up(each, series):
+            each.measure(size, 3)  # the first calls of a size make and touch memory
             once = statistics.median(each.measure(size, 3))
             each.repeats = max(2, min(2000, math.ceil(seconds / rounds / once)))
     for _ in range(rounds):
@@ -235,8 +236,8 @@ def summary(values: list[float]) -> dict[str, float]:
         values: at least one.
 
     Returns:
-        `median`, `p10` and `p90` (a tenth of the values is smaller, or larger), and
-        `count`.
+        `median`, `p10` and `p90` (a tenth of the values is smaller, or larger), `mean`
+        and `count`.
     """
     ordered = sorted(values)
     last = len(ordered) - 1
@@ -244,6 +245,7 @@ def summary(values: list[float]) -> dict[str, float]:
         "median": statistics.median(ordered),
         "p10": ordered[round(0.1 * last)],
         "p90": ordered[round(0.9 * last)],
+        "mean": statistics.fmean(ordered),
         "count": len(ordered),
     }
 
@@ -299,20 +301,14 @@ def _huge_pages() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int) -> None:
-    """Adds the options that all benchmarks have.
+    """Adds the options of a benchmark that measures single calls.
 
     Args:
         parser: the benchmark's.
         seconds: default of --seconds.
         rounds: default of --rounds.
     """
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=CONTENDERS.parent / "results",
-        metavar="FOLDER",
-        help="for JSON and plot (default: benchmarks/results)",
-    )
+    add_output_argument(parser)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -324,4 +320,15 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float, rounds: int) 
         type=int,
         default=rounds,
         help=f"turns of each contender at each figure (default: {rounds})",
+    )
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that all benchmarks have."""
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=CONTENDERS.parent / "results",
+        metavar="FOLDER",
+        help="for JSON and plot (default: benchmarks/results)",
     )

@@ -40,13 +40,12 @@ def by_size(
 
 
 def bars(
-    path: Path, title: str, unit: str, figures: dict[str, dict[str, dict]]
+    path: Path, unit: str, figures: dict[str, dict[str, dict[str, float]]]
 ) -> None:
     """One picture for each group, a bar for each series, with its spread.
 
     Args:
         path: an SVG or PNG file.
-        title: above all.
         unit: of the values.
         figures: group: series: summary.
     """
@@ -58,7 +57,7 @@ def bars(
             above = [each["p90"] - each["median"] for each in found.values()]
             axis.barh(list(found), medians, xerr=[below, above], capsize=3)
             axis.invert_yaxis()
-            axis.set(xlabel=unit, title=f"{title}: {group}")
+            axis.set(xlabel=unit, title=group)
 
     _save(path, len(figures), draw)
 

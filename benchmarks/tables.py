@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# Load for each core up to which a machine counts as idle.
+_QUIET = 0.25
+
 
 @dataclass
 class Table:
@@ -87,33 +90,38 @@ def machine_text(machine: dict) -> str:
     )
 
 
-def write(folder: Path, name: str, result: dict) -> Path:
-    """Writes a benchmark's result as JSON.
+def publish(folder: Path, result: dict) -> None:
+    """Writes a benchmark's result as JSON and prints it.
 
     Args:
-        folder: is made if it does not exist.
-        name: of the benchmark.
-        result: `machine`, `versions`, `tables`, `checks` and what was measured.
-
-    Returns:
-        The file.
+        folder: for the JSON; is made if it does not exist.
+        result: `benchmark` (its name), `machine`, `versions`, `tables`, `checks`, and
+            what was measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1, default=asdict) + "\n")
-    return path
+    path = folder / f"{result['benchmark']}.json"
+    text = json.dumps(result, indent=1, default=asdict)
+    path.write_text(text + "\n")
+    print(report(json.loads(text)))
+    print(f"\nWritten: {path}")
 
 
 def report(result: dict) -> str:
     """A result as Markdown: the machine, the versions, the tables.
 
     Args:
-        result: what `write` wrote, parsed.
+        result: what `publish` wrote, parsed.
 
     Returns:
         The text.
     """
     parts = [f"Machine: {machine_text(result['machine'])}."]
+    load, cores = result["machine"]["load_before"], result["machine"]["cores"]
+    if load > _QUIET * cores:
+        parts.append(
+            f"The machine was not idle before this run: {load:.1f} processes ran on its "
+            f"{cores} cores. These figures say little."
+        )
     versions = ", ".join(sorted(set(result["versions"].values())))
     parts.append(f"Versions: {versions}.")
     parts += [Table(**table).markdown() for table in result["tables"]]

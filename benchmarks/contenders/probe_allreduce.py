@@ -11,7 +11,7 @@ import rank
 KINDS = ("ordinary", "stream_result", "stream_all")  # in the order of probe.c
 SLOTS = (256 << 10, 512 << 10)
 # Looks at a flag before the core goes to another rank, where ranks share one.
-SPINS_BEFORE_YIELDING = 100
+SPINS_BEFORE_YIELDING = 10
 
 
 def main() -> None:
@@ -29,7 +29,10 @@ def main() -> None:
     shares_cores = options.size > len(set(options.cores.split("/")))
     spins = SPINS_BEFORE_YIELDING if shares_cores else 0
     session = rank.Session(
-        options.socket, options.rank, options.size, probe.probe_vectors().decode()
+        options.socket,
+        options.rank,
+        options.size,
+        "probe with " + probe.probe_vectors().decode(),
     )
     array = None
 
