@@ -63,14 +63,9 @@ def main() -> None:
     tables.publish(options.output, result)
     plots.bars(
         options.output / "gradients.svg",
-        "milliseconds",
+        "seconds",
         {
-            TITLES[workload]: {
-                SERIES[what]: {
-                    key: 1e3 * found[key] for key in ("median", "p10", "p90")
-                }
-                for what, found in row.items()
-            }
+            TITLES[workload]: {SERIES[what]: found for what, found in row.items()}
             for workload, row in measured.items()
         },
     )

@@ -63,6 +63,8 @@ def bars(
 
 
 def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
+    if pictures == 0:
+        return
     try:
         import matplotlib
     except ImportError:

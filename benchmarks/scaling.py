@@ -28,11 +28,14 @@ Measured = dict[str, dict[str, dict[str, float]]]
 
 def main() -> None:
     options = arguments()
-    pairs = {}
+    pairs, refused = {}, {}
     try:
         for variant in options.variants:
-            if pair := start(variant, options):
-                pairs[variant] = pair
+            try:
+                pairs[variant] = start(variant, options)
+            except ContenderError as error:
+                refused[variant] = str(error)
+                print(f"Without {variant}: {error}", flush=True)
         versions = {variant: pair[TOGETHER].version for variant, pair in pairs.items()}
         measured = measure(pairs, options.rounds)
     finally:
@@ -60,20 +63,16 @@ def main() -> None:
             "batch": options.batch,
         },
         "measured": measured,
+        "refused": refused,
         "checks": checks,
-        "tables": [table(options, measured), tables.check_table(checks)],
+        "tables": [table(options, measured, refused), tables.check_table(checks)],
     }
     tables.publish(options.output, result)
     plots.bars(
         options.output / "scaling.svg",
-        "milliseconds a step",
+        "seconds a step",
         {
-            variant: {
-                f"{options.ranks} {how}": {
-                    key: 1e3 * found[how][key] for key in ("median", "p10", "p90")
-                }
-                for how in (TOGETHER, APART)
-            }
+            variant: {f"{options.ranks} {how}": found[how] for how in (TOGETHER, APART)}
             for variant, found in measured.items()
         },
     )
@@ -102,23 +101,19 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def start(
-    variant: str, options: argparse.Namespace
-) -> dict[str, measurement.Job] | None:
-    """N ranks and N copies, after an epoch that compiles; None if they cannot train."""
+def start(variant: str, options: argparse.Namespace) -> dict[str, measurement.Job]:
+    """N ranks and N copies, after an epoch that compiles."""
     arguments = ["--steps", options.steps, "--batch", options.batch]
     arguments += VARIANTS[variant]
     pair = {}
     try:
-        pair[TOGETHER] = jobs.keras_hvd("training.py", options.ranks, *arguments)
-        pair[TOGETHER].ask()
-        pair[APART] = jobs.independent("training.py", options.ranks, *arguments)
-        pair[APART].ask()
-    except ContenderError as error:
-        print(f"Without {variant}: {error}", flush=True)
+        for how, begin in ((TOGETHER, jobs.keras_hvd), (APART, jobs.independent)):
+            pair[how] = begin("training.py", options.ranks, *arguments)
+            pair[how].ask()
+    except ContenderError:
         for job in pair.values():
             job.close()
-        return None
+        raise
     return pair
 
 
@@ -144,21 +139,17 @@ def measure(pairs: dict[str, dict[str, measurement.Job]], rounds: int) -> Measur
     }
 
 
-def table(options: argparse.Namespace, measured: Measured) -> Table:
-    rows = []
+def table(
+    options: argparse.Namespace, measured: Measured, refused: dict[str, str]
+) -> Table:
+    rows = [[variant, "does not train", "-", "-"] for variant in refused]
     for variant, found in measured.items():
         ratio = found["efficiency"]
-        rows.append(
-            [
-                variant,
-                spread(found[TOGETHER]),
-                spread(found[APART]),
-                f"{ratio['median']:.1%} ({ratio['p10']:.1%}-{ratio['p90']:.1%})",
-            ]
-        )
+        percent = f"{ratio['median']:.1%} ({ratio['p10']:.1%}-{ratio['p90']:.1%})"
+        rows.append([variant, spread(found[TOGETHER]), spread(found[APART]), percent])
     many = options.ranks
     return Table(
-        f"A step under fit, batch {options.batch} a rank: median (10th-90th percentile)",
+        f"A step of fit, batch {options.batch} a rank: median (10th-90th percentile)",
         ["fit with", f"{many} ranks", f"{many} independent copies", "efficiency"],
         rows,
     )

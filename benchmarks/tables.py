@@ -119,8 +119,8 @@ def report(result: dict) -> str:
     load, cores = result["machine"]["load_before"], result["machine"]["cores"]
     if load > _QUIET * cores:
         parts.append(
-            f"The machine was not idle before this run: {load:.1f} processes ran on its "
-            f"{cores} cores. These figures say little."
+            f"The machine was not idle before this run ({load:.1f} processes ran on "
+            f"its {cores} cores): these figures say little."
         )
     versions = ", ".join(sorted(set(result["versions"].values())))
     parts.append(f"Versions: {versions}.")
