@@ -32,8 +32,8 @@ typedef struct {
   char* slots;   // of all ranks, two each
   int64_t slot_bytes;
   int rank, size;
-  int spins;        // looks at a flag before the core is given away
-  int64_t chunk;    // number of the last chunk; as all flags before a call
+  int spins;      // looks at a flag before the core is given away
+  int64_t chunk;  // number of the last chunk; as all flags before a call
 } exchange;
 
 typedef void (*copy_function)(float* to, const float* from, int64_t count);
@@ -43,41 +43,41 @@ typedef void (*sum_function)(float* result, float* slot, const float* const* sou
 
 // Defines copies and sums with one kind of vector. Both begin at multiples of a cache
 // line, as every part does; what is left at the end is shorter than a vector.
-#define DEFINE_KERNELS(NAME, TARGET, VECTOR, LANES, LOAD, ADD, STORE, STREAM)          \
-  __attribute__((target(TARGET))) static void copy_##NAME(                             \
-      float* to, const float* from, int64_t count) {                                   \
-    int64_t i = 0;                                                                     \
-    for (; i + LANES <= count; i += LANES) STORE(to + i, LOAD(from + i));              \
-    for (; i < count; ++i) to[i] = from[i];                                            \
-  }                                                                                    \
-  __attribute__((target(TARGET))) static void stream_##NAME(                           \
-      float* to, const float* from, int64_t count) {                                   \
-    int64_t i = 0;                                                                     \
-    for (; i + LANES <= count; i += LANES) STREAM(to + i, LOAD(from + i));             \
-    for (; i < count; ++i) to[i] = from[i];                                            \
-  }                                                                                    \
-  DEFINE_SUM(sum_##NAME, TARGET, VECTOR, LANES, LOAD, ADD, STORE, STORE)               \
-  DEFINE_SUM(sum_stream_result_##NAME, TARGET, VECTOR, LANES, LOAD, ADD, STREAM,       \
-             STORE)                                                                    \
+#define DEFINE_KERNELS(NAME, TARGET, VECTOR, LANES, LOAD, ADD, STORE, STREAM)    \
+  __attribute__((target(TARGET))) static void copy_##NAME(                       \
+      float* to, const float* from, int64_t count) {                             \
+    int64_t i = 0;                                                               \
+    for (; i + LANES <= count; i += LANES) STORE(to + i, LOAD(from + i));        \
+    for (; i < count; ++i) to[i] = from[i];                                      \
+  }                                                                              \
+  __attribute__((target(TARGET))) static void stream_##NAME(                     \
+      float* to, const float* from, int64_t count) {                             \
+    int64_t i = 0;                                                               \
+    for (; i + LANES <= count; i += LANES) STREAM(to + i, LOAD(from + i));       \
+    for (; i < count; ++i) to[i] = from[i];                                      \
+  }                                                                              \
+  DEFINE_SUM(sum_##NAME, TARGET, VECTOR, LANES, LOAD, ADD, STORE, STORE)         \
+  DEFINE_SUM(sum_stream_result_##NAME, TARGET, VECTOR, LANES, LOAD, ADD, STREAM, \
+             STORE)                                                              \
   DEFINE_SUM(sum_stream_all_##NAME, TARGET, VECTOR, LANES, LOAD, ADD, STREAM, STREAM)
 
-#define DEFINE_SUM(FUNCTION, TARGET, VECTOR, LANES, LOAD, ADD, STORE_RESULT,           \
-                   STORE_SLOT)                                                         \
-  __attribute__((target(TARGET))) static void FUNCTION(                                \
-      float* result, float* slot, const float* const* sources, int size,               \
-      int64_t count) {                                                                 \
-    int64_t i = 0;                                                                     \
-    for (; i + LANES <= count; i += LANES) {                                           \
-      VECTOR sum = LOAD(sources[0] + i);                                               \
-      for (int j = 1; j < size; ++j) sum = ADD(sum, LOAD(sources[j] + i));             \
-      STORE_RESULT(result + i, sum);                                                   \
-      STORE_SLOT(slot + i, sum);                                                       \
-    }                                                                                  \
-    for (; i < count; ++i) {                                                           \
-      float sum = sources[0][i];                                                       \
-      for (int j = 1; j < size; ++j) sum += sources[j][i];                             \
-      result[i] = slot[i] = sum;                                                       \
-    }                                                                                  \
+#define DEFINE_SUM(FUNCTION, TARGET, VECTOR, LANES, LOAD, ADD, STORE_RESULT,        \
+                   STORE_SLOT)                                                      \
+  __attribute__((target(TARGET))) static void FUNCTION(float* result, float* slot,  \
+                                                       const float* const* sources, \
+                                                       int size, int64_t count) {   \
+    int64_t i = 0;                                                                  \
+    for (; i + LANES <= count; i += LANES) {                                        \
+      VECTOR sum = LOAD(sources[0] + i);                                            \
+      for (int j = 1; j < size; ++j) sum = ADD(sum, LOAD(sources[j] + i));          \
+      STORE_RESULT(result + i, sum);                                                \
+      STORE_SLOT(slot + i, sum);                                                    \
+    }                                                                               \
+    for (; i < count; ++i) {                                                        \
+      float sum = sources[0][i];                                                    \
+      for (int j = 1; j < size; ++j) sum += sources[j][i];                          \
+      result[i] = slot[i] = sum;                                                    \
+    }                                                                               \
   }
 
 DEFINE_KERNELS(sse2, "sse2", __m128, 4, _mm_loadu_ps, _mm_add_ps, _mm_storeu_ps,
@@ -189,8 +189,7 @@ static void allreduce(exchange* e, int kind, float* data, int64_t count) {
     }
     const int64_t next = done + most;
     if (next < count) {
-      publish_input(e, to_slot, e->chunk + 1, data + next,
-                    at_most(count - next, most));
+      publish_input(e, to_slot, e->chunk + 1, data + next, at_most(count - next, most));
     }
     copy_results(e, to_result, data + done, here);
   }
