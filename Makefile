@@ -110,7 +110,7 @@ soak: install
 BENCHMARKS := bench-allreduce bench-gradients bench-scaling
 .PHONY: $(BENCHMARKS)
 
-# Tables, and JSON and plots in benchmarks/results; on an idle machine, ten minutes.
+# Tables, and JSON and plots in benchmarks/results. The machine should be idle.
 bench: $(BENCHMARKS)
 
 $(BENCHMARKS): bench-%: install

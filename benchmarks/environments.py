@@ -108,6 +108,7 @@ def _debian_torch(no_wheel: UnavailableError) -> Path:
                 "in PIP_EXTRA_INDEX_URL, or run: sudo apt-get install python3-torch"
             )
         print("Installing Debian's python3-torch ...", file=sys.stderr, flush=True)
+        _run(["apt-get", "update", "-qq"])
         _run(
             ["apt-get", "install", "-qq", "-y", "--no-install-recommends"]
             + ["python3-torch", "python3-numpy"]

@@ -33,6 +33,7 @@ Measured = dict[str, dict[str, dict[str, float]]]
 
 
 def main() -> None:
+    measurement.end_on_sigterm()
     options = arguments()
     job = jobs.keras_hvd(
         "keras_hvd_gradients.py",

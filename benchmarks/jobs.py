@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from pathlib import Path
 
 import environments
@@ -97,12 +96,11 @@ def mpich(ranks: int, yielding: bool) -> Job:
 def gloo(ranks: int) -> Job:
     """torch.distributed's ranks, with gloo."""
     python = environments.torch() / "python"
-    meeting = f"/tmp/benchmark-gloo-{uuid.uuid4().hex}"
     return Job(
         "gloo",
         lambda path: [
             [python, CONTENDERS / "gloo_allreduce.py", "--socket", path]
-            + ["--cores", cores_of_ranks(ranks), "--meeting", meeting]
+            + ["--cores", cores_of_ranks(ranks), "--meeting", f"{path}-of-gloo"]
             + ["--rank", rank, "--size", ranks]
             for rank in range(ranks)
         ],

@@ -167,17 +167,19 @@ class Series:
         name: in tables and in JSON.
         job: who measures it.
         variant: what the job calls it.
+        optional: whether the others say something without it.
     """
 
     name: str
     job: Job
     variant: str
+    optional: bool = False
     seconds: list[float] = field(default_factory=list)
     repeats: int = 0
 
     def measure(self, size: int, repeats: int) -> list[float]:
         """One visit: so many calls, after some that warm up caches and wake threads."""
-        warm_up = min(10, 1 + repeats // 10)
+        warm_up = min(10, repeats // 5)
         answers = self.job.ask(
             variant=self.variant, size=size, repeats=repeats, warm_up=warm_up
         )
@@ -191,19 +193,23 @@ def interleave(
     """Measures every series in turn, round after round.
 
     Args:
-        series: what to measure. One that fails is reported, and left out from then on.
+        series: what to measure. An optional one that fails is reported, and left out
+            from then on.
         size: in bytes.
         seconds: for how long to measure each in all rounds together.
         rounds: how many.
 
     Returns:
         Name of the series: its `summary`.
+
+    Raises:
+        ContenderError: another one failed.
     """
     for each in _working(series):
         each.seconds = []
         with _giving_up(each, series):
-            each.measure(size, 3)  # the first calls of a size make and touch memory
-            once = statistics.median(each.measure(size, 3))
+            each.measure(size, 1)  # a size's first call makes and touches memory
+            once = statistics.median(each.measure(size, 2))
             each.repeats = max(2, min(2000, math.ceil(seconds / rounds / once)))
     for _ in range(rounds):
         for each in _working(series):
@@ -224,6 +230,8 @@ def _giving_up(failing: Series, series: list[Series]) -> Iterator[None]:
     try:
         yield
     except ContenderError as error:
+        if not failing.optional:
+            raise
         print(f"Left out from here on: {error}", flush=True)
         failing.job.close()
         series[:] = [each for each in series if each.job is not failing.job]
@@ -254,6 +262,15 @@ def cores_of_ranks(ranks: int) -> str:
     """The cores that `khvdrun --bind-to cores` gives each rank, as an argument."""
     shares = [",".join(map(str, sorted(share))) for share in cores.shares(ranks)]
     return "/".join(shares)
+
+
+def end_on_sigterm() -> None:
+    """Has SIGTERM end this process like an exception, so that jobs are ended too."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def machine() -> dict[str, object]:

@@ -27,6 +27,7 @@ Measured = dict[str, dict[str, dict[str, float]]]
 
 
 def main() -> None:
+    measurement.end_on_sigterm()
     options = arguments()
     pairs, refused = {}, {}
     try:

@@ -60,7 +60,8 @@ def function_call(size: int) -> Callable[[int], list[float]]:
     def step(x: tf.Tensor) -> tf.Tensor:
         return keras_hvd.allreduce(x, keras_hvd.Sum, name=f"function/{size}")
 
-    given = tf.zeros([size // 4])
+    given = tf.ones([size // 4])
+    tf.debugging.assert_equal(step(given), float(keras_hvd.size()))
     return functools.partial(functions.seconds, lambda: step(given))
 
 

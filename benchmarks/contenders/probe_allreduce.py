@@ -10,7 +10,7 @@ import rank
 
 KINDS = ("ordinary", "stream_result", "stream_all")  # in the order of probe.c
 SLOTS = (256 << 10, 512 << 10)
-# Looks at a flag before the core goes to another rank, where ranks share one.
+# Looks at a flag before the core goes to another rank, where ranks share cores.
 SPINS_BEFORE_YIELDING = 10
 
 
