@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 NATIVE := keras_hvd/_native
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
-CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h')
+CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 
@@ -26,7 +26,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 .PHONY: install demo test lint format clean distclean FORCE
-.PHONY: system-packages native-tests python-tests parallel-tests sanitize soak
+.PHONY: system-packages native-tests python-tests parallel-tests sanitize soak bench
 
 install: $(NATIVE)/build_info.json
 
@@ -105,6 +105,17 @@ sanitize: install
 soak: install
 	$(BIN)/python -m pytest -q tests/launch/test_failure.py --kills 50
 
+# --- measurements -------------------------------------------------------------------
+
+BENCHMARKS := bench-allreduce bench-gradients bench-scaling
+.PHONY: $(BENCHMARKS)
+
+# Tables, and JSON and plots in benchmarks/results. The machine should be idle.
+bench: $(BENCHMARKS)
+
+$(BENCHMARKS): bench-%: install
+	$(BIN)/python benchmarks/$*.py
+
 # --- upkeep -------------------------------------------------------------------------
 
 format: install
@@ -114,8 +125,8 @@ format: install
 
 clean:
 	-bazel clean --expunge
-	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache
+	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache benchmarks/results
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) benchmarks/.environments

@@ -1,162 +1,254 @@
-"""How long an allreduce takes: `khvdrun -np 2 python benchmarks/allreduce.py`.
+"""How long an allreduce takes, beside others': `python benchmarks/allreduce.py`.
 
-Sums float32 tensors of 4 B to 256 MiB over all ranks, at the C API and through a
-`tf.function`, beside a `tf.function` that does nothing. Rank 0 prints a table of
-medians and, with --json, writes them to a file.
+Sums float32 tensors of 4 B to 256 MiB over ranks of one host, each rank bound to its
+share of the cores: keras_hvd at its C API and in a `tf.function`, a bare probe of what
+the memory gives, and Open MPI, MPICH and gloo. Prints tables, writes JSON and a plot.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import json
-import os
-import statistics
-import time
 from collections.abc import Callable
 
-import numpy as np
-import tensorflow as tf
-
-import keras_hvd
-from keras_hvd import native
+import environments
+import jobs
+import measurement
+import plots
+import tables
+from tables import Check, Table, duration, size_text, spread
 
 SIZES = [4 << (2 * i) for i in range(14)]
-FLOAT32 = 6  # khvd_dtype
-ALLREDUCE = 0  # khvd_kind
+KIB, MIB = 1 << 10, 1 << 20
+OUR_SCRIPT = "keras_hvd_allreduce.py"
+PROBE = "probe "
+# What waits on a core that others need gives it away: faster there, slower elsewhere.
+YIELDING = ", yielding"
+PEERS = ("Open MPI", "MPICH", "Open MPI" + YIELDING, "MPICH" + YIELDING, "gloo")
+OURS = ("C API", "tf.function", "pass-through")
+# Measured again beside four ranks, whose times are compared to it.
+OF_TWO_RANKS = "C API, 2 ranks"
+
+Summaries = dict[str, dict[str, float]]
+# bytes: series: summary
+Measured = dict[int, Summaries]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="PATH", help="also write the medians here")
+    measurement.end_on_sigterm()
+    options = arguments()
+    measured: dict[int, Measured] = {}
+    versions: dict[str, str] = {}
+    for ranks in options.ranks:
+        print(f"{ranks} ranks: starting the contenders ...", flush=True)
+        series = start(ranks, options.peers)
+        versions |= {each.name: each.job.version for each in series}
+        try:
+            measured[ranks] = measure(series, options)
+        finally:
+            for job in {each.job for each in series}:
+                job.close()
+    checks = requirements(measured)
+    result = {
+        "benchmark": "allreduce",
+        "machine": options.machine,
+        "versions": versions,
+        "settings": {"seconds": options.seconds, "rounds": options.rounds},
+        "measured": flat(measured),
+        "checks": checks,
+        "tables": [
+            *(table(ranks, sizes) for ranks, sizes in measured.items()),
+            *(probe_table(ranks, sizes) for ranks, sizes in measured.items()),
+            tables.check_table(checks),
+        ],
+    }
+    tables.publish(options.output, result)
+    plots.by_size(
+        options.output / "allreduce.svg",
+        "Allreduce of float32, Sum",
+        {ranks: plotted(sizes) for ranks, sizes in measured.items()},
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measurement.add_arguments(parser, seconds=0.5, rounds=5)
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4"
+    )
     parser.add_argument(
         "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="time for each figure (default: 1)"
+        "--no-peers",
+        dest="peers",
+        action="store_false",
+        help="without others",
     )
     options = parser.parse_args()
-    keras_hvd.init()
-    measured = []
-    if keras_hvd.rank() == 0:
-        print(header())
-    for size in SIZES:
-        if size > options.most:
-            break
-        row = {
-            "bytes": size,
-            "c_api": median(c_api(size), options.seconds),
-            "tf_function": median(function(size), options.seconds),
-            "empty_tf_function": median(empty_function(size), options.seconds),
-        }
-        measured.append(row)
-        if keras_hvd.rank() == 0:
-            print(line(row), flush=True)
-    if options.json and keras_hvd.rank() == 0:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(describe(measured), file, indent=2)
+    options.machine = measurement.machine()
+    return options
 
 
-def c_api(size: int) -> Callable[[], None]:
-    """An allreduce in place, without TensorFlow."""
-    array = np.zeros(size // 4, np.float32)
-    tensor = native.Tensor(
-        dtype=FLOAT32,
-        rank=1,
-        shape=(ctypes.c_int64 * 1)(array.size),
-        input=array.ctypes.data,
-        output=array.ctypes.data,
-    )
-    request = native.Request(
-        struct_size=ctypes.sizeof(native.Request),
-        kind=ALLREDUCE,
-        name=f"benchmark/c_api/{size}".encode(),
-        reduce_op=int(keras_hvd.Sum),
-        count=1,
-        tensors=ctypes.pointer(tensor),
-    )
-    request.array = array  # which the tensor only points to
-    run = native.engine().khvd_run
-
-    def call() -> None:
-        if run(ctypes.byref(request)) != 0:
-            raise RuntimeError(native.engine().khvd_last_error().decode())
-
-    return call
+def start(ranks: int, with_peers: bool) -> list[measurement.Series]:
+    """All that is measured at one number of ranks; what cannot start is reported."""
+    timed_calls = environments.compiled("timed_calls.c")
+    ours = jobs.keras_hvd(OUR_SCRIPT, ranks, "--timed-calls", timed_calls)
+    variants = ("c_api", "tf_function", "pass_through")
+    series = [
+        measurement.Series(name, ours, variant) for name, variant in zip(OURS, variants)
+    ]
+    if ranks == 4:
+        of_two = jobs.keras_hvd(OUR_SCRIPT, 2, "--timed-calls", timed_calls)
+        series.append(measurement.Series(OF_TWO_RANKS, of_two, "c_api"))
+    bare = jobs.probe(ranks)
+    series += [
+        measurement.Series(PROBE + variant, bare, variant)
+        for variant in jobs.PROBE_VARIANTS
+    ]
+    for name, begin in peers(ranks).items() if with_peers else ():
+        try:
+            series.append(measurement.Series(name, begin(), "in_place", True))
+        except (environments.UnavailableError, measurement.ContenderError) as error:
+            print(f"Without {name}: {error}", flush=True)
+    return series
 
 
-def function(size: int) -> Callable[[], tf.Tensor]:
-    """An allreduce as a training step would call it."""
-
-    @tf.function
-    def step(x: tf.Tensor) -> tf.Tensor:
-        return keras_hvd.allreduce(x, keras_hvd.Sum, name=f"benchmark/function/{size}")
-
-    given = tf.zeros([size // 4])
-    return lambda: step(given)
-
-
-def empty_function(size: int) -> Callable[[], tf.Tensor]:
-    """What TensorFlow takes to call a function of the same signature."""
-    given = tf.zeros([size // 4])
-    step = tf.function(tf.identity)
-    return lambda: step(given)
-
-
-def median(call: Callable[[], object], seconds: float) -> float:
-    """The median time of a call, after some that warm up memory and caches."""
-    for _ in range(3):
-        call()
-    start = time.perf_counter()
-    call()
-    once = time.perf_counter() - start
-    # Every rank makes as many calls.
-    repeats = keras_hvd.broadcast_object(min(max(int(seconds / once), 5), 5000))
-    keras_hvd.barrier()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def header() -> str:
-    return (
-        f"float32, Sum, {keras_hvd.size()} ranks, {os.cpu_count()} cores\n"
-        f"{'size':>9} {'C API':>12} {'tf.function':>12} {'empty function':>15}"
-    )
-
-
-def line(row: dict[str, float]) -> str:
-    columns = [f"{text(row['bytes']):>9}"]
-    for name, width in (("c_api", 12), ("tf_function", 12), ("empty_tf_function", 15)):
-        columns.append(f"{duration(row[name]):>{width}}")
-    return " ".join(columns)
-
-
-def text(size: int) -> str:
-    if size >= 1 << 20:
-        return f"{size >> 20} MiB"
-    return f"{size >> 10} KiB" if size >= 1 << 10 else f"{size} B"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} us"
-    return f"{seconds * 1e3:.2f} ms"
-
-
-def describe(measured: list[dict[str, float]]) -> dict[str, object]:
-    return {
-        "benchmark": "allreduce",
-        "ranks": keras_hvd.size(),
-        "cores": os.cpu_count(),
-        "tensorflow": tf.__version__,
-        "keras_hvd": native.engine().khvd_version().decode(),
-        "unit": "seconds, median",
-        "measured": measured,
+def peers(ranks: int) -> dict[str, Callable[[], measurement.Job]]:
+    """The other libraries; where ranks share cores, also told to yield."""
+    found = {
+        "Open MPI": lambda: jobs.open_mpi(ranks, yielding=False),
+        "MPICH": lambda: jobs.mpich(ranks, yielding=False),
+        "gloo": lambda: jobs.gloo(ranks),
     }
+    if ranks > measurement.cores.available():
+        found["Open MPI" + YIELDING] = lambda: jobs.open_mpi(ranks, yielding=True)
+        found["MPICH" + YIELDING] = lambda: jobs.mpich(ranks, yielding=True)
+    return found
+
+
+def measure(series: list[measurement.Series], options: argparse.Namespace) -> Measured:
+    found = {}
+    for size in (size for size in SIZES if size <= options.most):
+        found[size] = measurement.interleave(
+            series, size, options.seconds, options.rounds
+        )
+        print(f"{size_text(size)}: " + ", ".join(summarized(found[size])), flush=True)
+    return found
+
+
+def summarized(row: Summaries) -> list[str]:
+    """A line for those who watch."""
+    shown = [name for name in row if not name.startswith(PROBE)]
+    texts = [f"{name} {duration(row[name]['median'])}" for name in shown]
+    return [*texts, f"probe {duration(row[best(row, PROBE)]['median'])}"]
+
+
+def best(row: Summaries, *starts: str) -> str | None:
+    """The fastest of the series whose names begin so."""
+    names = [name for name in row if name.startswith(starts)]
+    return min(names, key=lambda name: row[name]["median"], default=None)
+
+
+def table(ranks: int, measured: Measured) -> Table:
+    first = next(iter(measured.values()))
+    columns = [name for name in (*OURS, *PEERS) if name in first]
+    rows = []
+    for size, row in measured.items():
+        cells = [size_text(size)]
+        cells += [spread(row[name]) if name in row else "-" for name in columns]
+        cells.append(spread(row[best(row, PROBE)]))
+        peer = best(row, *PEERS)
+        ours = row["C API"]["median"]
+        cells.append(f"{row[peer]['median'] / ours:.2f} x" if peer else "-")
+        cells.append(f"{row[best(row, PROBE)]['median'] / ours:.0%}")
+        rows.append(cells)
+    header = ["size", *columns, "probe's best", "against peers", "of the probe"]
+    return Table(
+        f"Allreduce, {ranks} ranks: median (10th-90th percentile)", header, rows
+    )
+
+
+def probe_table(ranks: int, measured: Measured) -> Table:
+    names = [name for name in next(iter(measured.values())) if name.startswith(PROBE)]
+    header = [readable(name) for name in names]
+    rows = [
+        [size_text(size), *(duration(row[name]["median"]) for name in names)]
+        for size, row in measured.items()
+    ]
+    return Table(f"The probe, {ranks} ranks: median", ["size", *header], rows)
+
+
+def readable(name: str) -> str:
+    kind, slot = name.removeprefix(PROBE).split("/")
+    return f"{kind.replace('_', ' ')}, {size_text(int(slot))}"
+
+
+def requirements(measured: dict[int, Measured]) -> list[Check]:
+    """What keras_hvd must show, of what was measured."""
+    checks = []
+    for size, row in measured.get(2, {}).items():
+        checks += two_ranks(size, row)
+    for size, row in measured.get(4, {}).items():
+        checks += four_ranks(size, row)
+    return checks
+
+
+def two_ranks(size: int, row: Summaries) -> list[Check]:
+    checks = []
+    ours = row["C API"]["median"]
+    over = row["tf.function"]["median"] - row["pass-through"]["median"]
+    text = f"{size_text(size)}, 2 ranks: "
+    if size <= KIB:
+        checks.append(Check(text + "C API", ours * 1e6, 10, False, "us"))
+        what = text + "tf.function above pass-through"
+        checks.append(Check(what, over * 1e6, 60, False, "us"))
+    peer = best(row, *PEERS)
+    wanted = {64 * KIB: 1, MIB: 1.5, 16 * MIB: 1.5, 64 * MIB: 3, 256 * MIB: 3}
+    if peer and size in wanted:
+        ratio = row[peer]["median"] / ours
+        checks.append(Check(f"{text}as fast as {peer}", ratio, wanted[size], True, "x"))
+    if size >= MIB:
+        share = 100 * row[best(row, PROBE)]["median"] / ours
+        checks.append(Check(text + "of the probe's best", share, 75, True, "%"))
+    if size == 64 * MIB:
+        ratio = row["tf.function"]["median"] / ours
+        what = text + "tf.function against C API"
+        checks.append(Check(what, ratio, 1.25, False, "x"))
+    return checks
+
+
+def four_ranks(size: int, row: Summaries) -> list[Check]:
+    ours = row["C API"]["median"]
+    text = f"{size_text(size)}, 4 ranks: "
+    ratio = ours / row[OF_TWO_RANKS]["median"]
+    checks = [Check(text + "time against 2 ranks", ratio, 4, False, "x")]
+    peer = best(row, *PEERS)
+    if peer:
+        ratio = row[peer]["median"] / ours
+        checks.append(Check(f"{text}as fast as {peer}", ratio, 1, True, "x"))
+    return checks
+
+
+def flat(measured: dict[int, Measured]) -> list[dict[str, object]]:
+    return [
+        {"ranks": ranks, "bytes": size, "series": name, **found}
+        for ranks, sizes in measured.items()
+        for size, row in sizes.items()
+        for name, found in row.items()
+    ]
+
+
+def plotted(measured: Measured) -> dict[str, dict[int, dict[str, float]]]:
+    """Series: size: summary, with the probe's best as one series."""
+    lines: dict[str, dict[int, dict[str, float]]] = {}
+    for size, row in measured.items():
+        for name, found in row.items():
+            if not name.startswith(PROBE):
+                lines.setdefault(name, {})[size] = found
+        lines.setdefault("probe's best", {})[size] = row[best(row, PROBE)]
+    return lines
 
 
 if __name__ == "__main__":

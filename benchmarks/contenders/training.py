@@ -1,0 +1,110 @@
+"""One process of scaling.py: trains a small CNN, as a rank or on its own."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import rank
+
+
+def main() -> None:
+    parser = rank.parser()
+    parser.add_argument("--rank", type=int, help="of an independent copy")
+    parser.add_argument("--size", type=int, help="number of independent copies")
+    parser.add_argument("--jit-compile", action="store_true")
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="in an epoch")
+    options = parser.parse_args()
+    if options.rank is not None:
+        # Before TensorFlow counts its cores; khvdrun has bound ranks by now.
+        rank.bind(options.cores, options.rank)
+    train(options)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Trains an epoch for each command."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import keras_hvd
+    from keras_hvd import version
+
+    class Pace(keras.callbacks.Callback):
+        """Waits for a command before each epoch and answers with its time per step."""
+
+        def on_train_begin(self, logs=None) -> None:
+            session.command()
+            self.begin = time.perf_counter()
+
+        def on_epoch_end(self, epoch, logs=None) -> None:
+            seconds = (time.perf_counter() - self.begin) / options.steps
+            session.reply(seconds=[seconds])
+            if session.command() is None:
+                self.model.stop_training = True
+            self.begin = time.perf_counter()
+
+    keras.utils.set_random_seed(1)
+    optimizer = keras.optimizers.Adam()
+    callbacks = []
+    place = options.rank, options.size
+    is_copy = options.rank is not None
+    if not is_copy:
+        keras_hvd.init()
+        place = keras_hvd.rank(), keras_hvd.size()
+    session = rank.Session(
+        options.socket,
+        *place,
+        f"keras_hvd {version.__version__}, TensorFlow {tf.__version__}, "
+        f"Keras {keras.__version__}",
+    )
+    try:
+        if not is_copy:
+            optimizer = keras_hvd.DistributedOptimizer(optimizer)
+            callbacks = [
+                keras_hvd.callbacks.BroadcastGlobalVariables(0),
+                keras_hvd.callbacks.MetricAverage(),
+            ]
+        model = cnn()
+        compiled = {"jit_compile": True} if options.jit_compile else {}
+        model.compile(
+            optimizer,
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            **compiled,
+        )
+        random = np.random.default_rng(place[0])
+        count = options.steps * options.batch
+        model.fit(
+            random.random((count, 28, 28, 1), np.float32),
+            random.integers(0, 10, count),
+            batch_size=options.batch,
+            epochs=1_000_000,
+            verbose=0,
+            callbacks=[*callbacks, Pace()],
+        )
+    except Exception as error:
+        session.reply(error=f"{type(error).__name__}: {error}")
+        raise
+
+
+def cnn():
+    """A network for MNIST, of 1.2 million parameters."""
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

