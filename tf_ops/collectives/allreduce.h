@@ -22,7 +22,6 @@ struct AllreduceOptions {
   Reduction reduction;
   // The same types and sizes in the same order on every member.
   std::vector<AllreduceTensor> tensors;
-  // Each member's own choice.
   Stores stores = Stores::kOrdinary;
 };
 

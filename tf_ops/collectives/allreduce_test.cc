@@ -11,7 +11,8 @@ namespace {
 // One tensor of each size, reduced as one group; checked against Reduce itself, which
 // has tests of its own, on the whole tensors.
 void CheckGroup(Ranks* ranks, const Reduction& reduction,
-                const std::vector<std::pair<DataType, int64_t>>& group, bool in_place) {
+                const std::vector<std::pair<DataType, int64_t>>& group, bool in_place,
+                Stores stores = Stores::kOrdinary) {
   const int size = ranks->size();
   std::vector<std::vector<std::vector<char>>> inputs(size), outputs(size);
   for (int rank = 0; rank < size; ++rank) {
@@ -28,6 +29,7 @@ void CheckGroup(Ranks* ranks, const Reduction& reduction,
   ranks->Run([&](int rank, Communicator* communicator) {
     AllreduceOptions options;
     options.reduction = reduction;
+    options.stores = stores;
     for (size_t i = 0; i < group.size(); ++i) {
       const void* input = in_place ? outputs[rank][i].data() : inputs[rank][i].data();
       options.tensors.push_back(
@@ -61,6 +63,19 @@ TEST_P(AllreduceTest, AllSizes) {
   for (int64_t elements : kSizes) {
     CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt32, elements}}, false);
     CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt32, elements}}, true);
+  }
+}
+
+TEST_P(AllreduceTest, EveryKindOfStores) {
+  Ranks ranks(GetParam());
+  for (int kind = 0; kind < kStoresKinds; ++kind) {
+    for (int64_t elements : kSizes) {
+      for (bool in_place : {false, true}) {
+        CheckGroup(&ranks, {ReduceOp::kSum},
+                   {{DataType::kInt8, 5}, {DataType::kInt32, elements}}, in_place,
+                   static_cast<Stores>(kind));
+      }
+    }
   }
 }
 

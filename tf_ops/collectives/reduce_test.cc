@@ -208,6 +208,77 @@ TEST(Reduce, TruthValuesAreJoinedByAndAndOr) {
   EXPECT_FALSE(Supports(Op(ReduceOp::kMin, 2), DataType::kBool));
 }
 
+// Random bits are numbers of all kinds, subnormal ones, infinities and NaNs among them.
+std::vector<char> RandomNumbers(int64_t bytes, DataType dtype, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<char> numbers(bytes);
+  for (char& byte : numbers) {
+    byte = static_cast<char>(dtype == DataType::kBool ? random() & 1 : random());
+  }
+  return numbers;
+}
+
+// Whether two results are the same bits, or both NaN.
+bool SameNumbers(DataType dtype, const std::vector<char>& one,
+                 const std::vector<char>& other) {
+  const auto same = [&](auto zero, const auto& is_nan) {
+    using T = decltype(zero);
+    const auto* a = reinterpret_cast<const T*>(one.data());
+    const auto* b = reinterpret_cast<const T*>(other.data());
+    for (size_t i = 0; i < one.size() / sizeof(T); ++i) {
+      if (memcmp(a + i, b + i, sizeof(T)) == 0) continue;
+      if (!is_nan(a[i]) || !is_nan(b[i])) return false;
+    }
+    return true;
+  };
+  switch (dtype) {
+    case DataType::kFloat32:
+      return same(0.0f, [](float value) { return std::isnan(value); });
+    case DataType::kFloat64:
+      return same(0.0, [](double value) { return std::isnan(value); });
+    case DataType::kFloat16:
+      return same(uint16_t{0}, [](uint16_t bits) { return (bits & 0x7FFF) > 0x7C00; });
+    case DataType::kBfloat16:
+      return same(uint16_t{0}, [](uint16_t bits) { return (bits & 0x7FFF) > 0x7F80; });
+    default:
+      return one == other;
+  }
+}
+
+TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
+  constexpr int64_t kElements = 2500;  // several blocks, the last one odd
+  for (int type = 0; type < kDataTypes; ++type) {
+    const DataType dtype = static_cast<DataType>(type);
+    const int64_t bytes = kElements * Bytes(dtype);
+    for (int op = 0; op < kReduceOps; ++op) {
+      for (int count : {1, 2, 3, 4, 7}) {
+        for (double scale : {1.0, 0.3}) {
+          const Reduction reduction = {static_cast<ReduceOp>(op), scale, 1 / scale};
+          if (!Supports(reduction, dtype)) continue;
+          std::vector<std::vector<char>> inputs;
+          std::vector<const void*> pointers;
+          for (int i = 0; i < count; ++i) {
+            inputs.push_back(RandomNumbers(bytes, dtype, 100 * type + i));
+          }
+          for (const auto& input : inputs) pointers.push_back(input.data());
+          std::vector<char> expected(bytes);
+          Reduce(reduction, dtype, pointers.data(), count, kElements, expected.data(),
+                 InstructionSet::kBaseline);
+          for (InstructionSet instructions : InstructionSets()) {
+            std::vector<char> result(bytes);
+            Reduce(reduction, dtype, pointers.data(), count, kElements, result.data(),
+                   instructions);
+            ASSERT_TRUE(SameNumbers(dtype, result, expected))
+                << Name(reduction.op) << " of " << count << " " << Name(dtype)
+                << ", scale " << scale << ", instructions "
+                << static_cast<int>(instructions);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Reduce, TheResultMayBeAnyOfTheInputs) {
   for (int place : {0, 1, 2}) {
     std::vector<std::vector<float>> inputs(3, std::vector<float>(5000));

@@ -7,7 +7,14 @@ namespace keras_hvd {
 namespace {
 
 // What is smaller stays in the caches, where ordinary stores belong.
-constexpr int64_t kLeastBytes = 128 << 10;
+constexpr int64_t kLeastBytes = 32 << 10;
+// So often each kind is tried at first: once may have met page faults.
+constexpr int64_t kFirstTrials = 2;
+// A kind that was as fast as the best one is tried again after so many others; one that
+// took twice as long after four times as many, which costs less than 2 % of the time.
+constexpr double kRetryAfter = 20;
+// How much of a worse time than known is believed: peers that come late make one, too.
+constexpr double kBelief = 0.3;
 
 }  // namespace
 
@@ -18,22 +25,36 @@ int StoreChoice::ClassOf(int64_t bytes) {
 Stores StoreChoice::Choose(int64_t bytes) const {
   if (bytes < kLeastBytes) return Stores::kOrdinary;
   const Class& known = classes_[ClassOf(bytes)];
-  if (known.trials < kTrials * kStoresKinds) {
-    return static_cast<Stores>(known.trials % kStoresKinds);
+  int best = 0;
+  for (int kind = 0; kind < kStoresKinds; ++kind) {
+    if (known.kinds[kind].trials < kFirstTrials) return static_cast<Stores>(kind);
+    if (known.kinds[kind].seconds_per_byte < known.kinds[best].seconds_per_byte) {
+      best = kind;
+    }
   }
-  const auto& times = known.best_seconds_per_byte;
-  return static_cast<Stores>(std::min_element(times.begin(), times.end()) -
-                             times.begin());
+  for (int kind = 0; kind < kStoresKinds; ++kind) {
+    const double ratio = known.kinds[kind].seconds_per_byte /
+                         std::max(known.kinds[best].seconds_per_byte, 1e-15);
+    const auto since = static_cast<double>(known.count - known.kinds[kind].last_trial);
+    if (since > kRetryAfter * ratio * ratio) return static_cast<Stores>(kind);
+  }
+  return static_cast<Stores>(best);
 }
 
 void StoreChoice::Learn(int64_t bytes, Stores stores, double seconds) {
   if (bytes < kLeastBytes) return;
   Class& known = classes_[ClassOf(bytes)];
-  if (known.trials >= kTrials * kStoresKinds) return;
-  double& best = known.best_seconds_per_byte[static_cast<int>(stores)];
+  Experience& kind = known.kinds[static_cast<int>(stores)];
   const double time = seconds / static_cast<double>(bytes);
-  best = known.trials < kStoresKinds ? time : std::min(best, time);
-  known.trials += 1;
+  const double worse = time - kind.seconds_per_byte;
+  if (kind.trials == 0 || worse < 0) {
+    kind.seconds_per_byte = time;
+  } else if (kind.trials >= kFirstTrials) {
+    kind.seconds_per_byte += kBelief * worse;
+  }
+  kind.trials += 1;
+  known.count += 1;
+  kind.last_trial = known.count;
 }
 
 }  // namespace keras_hvd

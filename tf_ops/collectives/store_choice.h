@@ -1,9 +1,10 @@
 // Chooses the stores that an allreduce of some size writes with, by trying them.
 //
 // Which are fastest depends on the machine, on where the ranks run, and on the size;
-// nothing that a program can ask tells it. So the first allreduces of a size try each
-// kind in turn, and the others take the kind whose best time was the shortest. A rank's
-// choice is its own business: the bytes that are written are the same.
+// nothing that a program can ask tells it, and where a virtual machine's processors are
+// moved it changes by a factor of five while the program runs. So every kind is tried
+// at first, the fastest is used, and the others are tried again from time to time: the
+// slower one was, the more rarely.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
 
@@ -27,15 +28,19 @@ class StoreChoice {
   void Learn(int64_t bytes, Stores stores, double seconds);
 
  private:
-  // Each kind is tried so often: once may have met page faults, or a late peer.
-  static constexpr int kTrials = 5;
-  // Sizes that differ by less than a factor of two share their choice.
+  // Sizes that differ by less than a factor of two share their experience.
   static constexpr int kClasses = 64;
 
-  struct Class {
-    int trials = 0;
-    std::array<double, kStoresKinds> best_seconds_per_byte{};
+  struct Experience {
+    int64_t trials = 0;
+    int64_t last_trial = 0;       // by the count of the class
+    double seconds_per_byte = 0;  // falls with a better time at once, rises slowly
   };
+  struct Class {
+    int64_t count = 0;
+    std::array<Experience, kStoresKinds> kinds;
+  };
+
   static int ClassOf(int64_t bytes);
 
   std::array<Class, kClasses> classes_;

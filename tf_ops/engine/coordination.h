@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/transport/segment.h"
 
@@ -51,7 +52,7 @@ enum class SubmissionMessage : int64_t {
 // What begins a message of the decisions.
 enum class DecisionMessage : int64_t {
   kDefine = 0,  // number, process set, name
-  kRun = 1,     // numbers of the tensors
+  kRun = 1,     // stores, numbers of the tensors
   kFail = 2,    // number, departed, count, ranks, text
 };
 
@@ -59,9 +60,15 @@ class Coordination {
  public:
   Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes);
 
+  // How long an allreduce of so many bytes took with these stores.
+  void Learn(int64_t bytes, Stores stores, double seconds) {
+    store_choice_.Learn(bytes, stores, seconds);
+  }
+
   // Does what there is to do without waiting. Returns true if there was anything.
   bool Progress();
-  // Whether there is something to do for Progress: submissions to read, or other things.
+  // Whether there is something to do for Progress: submissions to read, or other
+  // things.
   bool HasSubmissions() const;
   bool HasNews();
   // Reports requests that wait for longer than `warning` seconds, each once, and fails
@@ -90,6 +97,7 @@ class Coordination {
   std::unordered_map<std::string, std::shared_ptr<const Description>> interned_;
   std::vector<bool> departed_;
   StreamWriter decisions_;
+  StoreChoice store_choice_;
   NumberTable<TensorKey, TensorKeyHash> numbers_;
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
   bool anything_waits_ = false;

@@ -7,6 +7,10 @@
 namespace keras_hvd {
 namespace {
 
+// How many requests that do not fit into a batch are passed over in search of ones that
+// do: looking at all of them for every batch would take time with the square of them.
+constexpr size_t kMostPassedOver = 64;
+
 // With fewer names than this, none is forgotten.
 constexpr size_t kEntriesKept = 4096;
 
@@ -221,21 +225,22 @@ bool Coordinator::Next(Decision* decision) {
   decision->tensors.push_back(std::move(settled_.front().key));
   settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
-  int64_t bytes = first->bytes();
+  decision->bytes = first->bytes();
   std::deque<Settled> left;
-  for (; !settled_.empty() && settled_.front().description != nullptr;
+  for (; !settled_.empty() && settled_.front().description != nullptr &&
+         left.size() < kMostPassedOver;
        settled_.pop_front()) {
     Settled& next = settled_.front();
     const int64_t more = next.description->bytes();
     const bool behind_its_like =
         std::any_of(left.begin(), left.end(),
                     [&](const Settled& other) { return other.key == next.key; });
-    if (bytes + more > fusion_bytes_ || !Fusable(*first, *next.description) ||
+    if (decision->bytes + more > fusion_bytes_ || !Fusable(*first, *next.description) ||
         behind_its_like) {
       left.push_back(std::move(next));
       continue;
     }
-    bytes += more;
+    decision->bytes += more;
     decision->tensors.push_back(std::move(next.key));
   }
   settled_.insert(settled_.begin(), std::make_move_iterator(left.begin()),

@@ -45,6 +45,7 @@ struct Decision {
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; for kFail exactly one
   std::vector<int> ranks;          // for kRun the members of the set
+  int64_t bytes = 0;               // kRun of allreduces: of all their tensors
   bool departed = false;           // kFail because a rank has left, not by a mismatch
   std::string text;
 };

@@ -436,6 +436,9 @@ void Engine::HandleDecision(std::string_view message) {
       return;
     }
     case DecisionMessage::kRun: {
+      int64_t stores;
+      DecodeInteger(&message, &stores);
+      stores_ = static_cast<Stores>(stores);
       std::vector<TensorKey> keys;
       while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
       return RunBatch(keys);
@@ -547,13 +550,14 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
                                    operation->buffers[i].output});
     }
   }
-  const int64_t bytes = AllreduceBytes(allreduce);
-  allreduce.stores = store_choice_.Choose(bytes);
+  allreduce.stores = stores_;
   const Clock::time_point start = Clock::now();
-  const bool ok = Allreduce(allreduce, &communicator_);
-  const std::chrono::duration<double> taken = Clock::now() - start;
-  if (ok) store_choice_.Learn(bytes, allreduce.stores, taken.count());
-  return ok;
+  if (!Allreduce(allreduce, &communicator_)) return false;
+  if (coordination_ != nullptr) {
+    const std::chrono::duration<double> taken = Clock::now() - start;
+    coordination_->Learn(AllreduceBytes(allreduce), stores_, taken.count());
+  }
+  return true;
 }
 
 bool Engine::RunAllgather(Operation* operation) {

@@ -159,8 +159,8 @@ class Engine : private Waiter {
   std::vector<TensorKey> dictionary_;
   std::deque<std::string> to_do_;  // decisions that are read and not carried out
   uint64_t sequence_ = 0;
-  StoreChoice store_choice_;
-  std::string running_;  // title of the batch that runs
+  Stores stores_ = Stores::kOrdinary;  // of the batch that runs
+  std::string running_;                // title of the batch that runs
   bool failure_handled_ = false;
   Clock::time_point next_stall_check_;
   Clock::time_point waiting_since_ = Clock::time_point::max();  // for a decision

@@ -36,10 +36,10 @@ void FutexWake(std::atomic<uint32_t>* word) {
 }
 
 // Every ordering below is on `listening_` itself and sequentially consistent, rather
-// than on a stand-alone fence: ThreadSanitizer understands only the former. Announce and
-// Ring are both read-modify-writes, so one of them comes first in the word's order: if
-// Announce, the ring finds what is listened to and wakes; if Ring, Announce reads from
-// it and so sees all that was published before.
+// than on a stand-alone fence: ThreadSanitizer understands only the former. Announce
+// and Ring are both read-modify-writes, so one of them comes first in the word's order:
+// if Announce, the ring finds what is listened to and wakes; if Ring, Announce reads
+// from it and so sees all that was published before.
 void Doorbell::Ring(uint32_t about) {
   const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);
   if ((listening & about) != 0) FutexWake(&listening_);
