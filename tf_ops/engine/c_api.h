@@ -123,9 +123,10 @@ KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
 
-// Hands a request to the engine and returns at once. On KHVD_OK `done` is called
-// exactly once, and the tensors' data stays the engine's until then; on anything else
-// it is never called, and khvd_last_error() has the text.
+// Hands a request to the engine and returns without waiting for the peers. On KHVD_OK
+// `done` is called exactly once, for a small request perhaps on the calling thread
+// before khvd_submit returns, and the tensors' data stays the engine's until then; on
+// anything else it is never called, and khvd_last_error() has the text.
 KHVD_EXPORT int khvd_submit(const khvd_request* request);
 // The same, and waits for its end; `done` is not called. Meanwhile the calling thread
 // does the engine's work, if no other thread does.

@@ -25,6 +25,8 @@ constexpr std::chrono::microseconds kSpin(50);
 constexpr std::chrono::microseconds kPromptWake(150);
 // With fewer cores than ranks: how often it lets others run before it sleeps.
 constexpr int kYields = 100;
+// Up to here a collective takes less time than to have another thread run it.
+constexpr int64_t kSmallBytes = 64 << 10;
 // How long a rank that shuts down waits for the peers of a batch that runs.
 constexpr std::chrono::seconds kShutdownPatience(5);
 // How often waiting requests are looked at; only while there are any.
@@ -121,34 +123,54 @@ void Engine::Loop() {
 }
 
 Status Engine::Run(std::unique_ptr<Operation> operation) {
-  struct Ending {
+  struct Result {
     std::atomic<bool> ended{false};
     std::mutex mutex;
     std::condition_variable changed;
     Status status;
-  } ending;
-  operation->done = [&ending](const Status& status) {
-    std::lock_guard<std::mutex> lock(ending.mutex);
-    ending.status = status;
-    ending.ended.store(true);
+  } result;
+  operation->done = [&result](const Status& status) {
+    std::lock_guard<std::mutex> lock(result.mutex);
+    result.status = status;
+    result.ended.store(true);
     // Under the lock: the waiting thread takes the variable away as soon as it can.
-    ending.changed.notify_one();
+    result.changed.notify_one();
   };
   const Status queued = Queue(std::move(operation));
   if (!queued.ok()) return queued;
   if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
-  DriveUntil(ending.ended);
-  std::unique_lock<std::mutex> lock(ending.mutex);
-  ending.changed.wait(lock, [&] { return ending.ended.load(); });
-  return ending.status;
+  callers_ += 1;
+  {
+    std::lock_guard<std::mutex> driving(driving_);
+    callers_ -= 1;
+    Drive(result.ended);
+  }
+  std::unique_lock<std::mutex> lock(result.mutex);
+  result.changed.wait(lock, [&] { return result.ended.load(); });
+  return result.status;
+}
+
+Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
+  const auto ending = std::make_shared<Ending>();
+  operation->ending = ending;
+  const std::function<void(const Status&)> done = operation->done;
+  const Status queued = Queue(std::move(operation));
+  if (!queued.ok()) return queued;
+  std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
+  if (!driving) {
+    RingForSubmission();
+  } else {
+    if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
+    Drive(ending->ended);
+    driving.unlock();
+  }
+  if (ending->claimed.exchange(true)) done(ending->status);
+  return Status::Ok();
 }
 
 // Drives while there is something to do, or soon may be, instead of the engine's
 // thread; leaves the rest to it.
-void Engine::DriveUntil(const std::atomic<bool>& ended) {
-  callers_ += 1;
-  std::lock_guard<std::mutex> driving(driving_);
-  callers_ -= 1;
+void Engine::Drive(const std::atomic<bool>& ended) {
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
   block_.bell.Cancel();
   while (!ended.load(std::memory_order_relaxed)) {
@@ -269,8 +291,10 @@ bool Engine::SpinUntil(const Ready& ready) const {
 bool Engine::SpinForNews() {
   if (!HasPending()) return false;
   if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
-  return prompt_.load() &&
-         SpinUntil([this] { return HasNews() || callers_.load() > 0; });
+  if (!prompt_.load()) return false;
+  if (SpinUntil([this] { return HasNews() || callers_.load() > 0; })) return true;
+  prompt_.store(false);
+  return false;
 }
 
 // Sleeps until there is something to do. Only while something waits does it wake up by
@@ -323,8 +347,14 @@ bool Engine::HasPending() const { return pending_count_.load() > 0; }
 // ----------------------------------------------------------------------
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
+  if (InputBytes(*operation) <= kSmallBytes)
+    return SubmitAndDrive(std::move(operation));
   const Status queued = Queue(std::move(operation));
-  if (!queued.ok()) return queued;
+  if (queued.ok()) RingForSubmission();
+  return queued;
+}
+
+void Engine::RingForSubmission() {
   RankBlock& coordinator = segment_->block(0);
   coordinator.bell.Ring(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
   // Its own engine is woken where it will have something to do at once, and where
@@ -333,7 +363,6 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
                      coordinator.HasShutDown())) {
     block_.bell.Ring();
   }
-  return Status::Ok();
 }
 
 Status Engine::Queue(std::unique_ptr<Operation> operation) {
@@ -605,7 +634,11 @@ void Engine::Finish(std::unique_ptr<Operation> operation, const Status& status) 
   }
   counters_.tensors += 1;
   counters_.bytes += InputBytes(*operation);
-  operation->done(status);
+  if (operation->ending == nullptr) return operation->done(status);
+  Ending& ending = *operation->ending;
+  ending.status = status;
+  ending.ended.store(true);
+  if (ending.claimed.exchange(true)) operation->done(status);
 }
 
 // ---- What goes wrong

@@ -41,6 +41,14 @@ struct EngineOptions {
   int cores = 1;                      // that all ranks of this host share
 };
 
+// The end of a request whose caller drives for a while, and of which one of the two,
+// caller or engine, calls `done`: whoever comes second.
+struct Ending {
+  std::atomic<bool> claimed{false};
+  std::atomic<bool> ended{false};
+  Status status;
+};
+
 // A request under way. The buffers stay the engine's until `done` has been called.
 struct Operation {
   struct Buffer {
@@ -55,6 +63,7 @@ struct Operation {
   std::function<void(const Status&)> done;
 
   // The engine's own notes.
+  std::shared_ptr<Ending> ending;  // where a caller may see to `done` itself
   uint64_t log_number = 0;
   Clock::time_point submitted;
   bool out_of_memory = false;
@@ -76,7 +85,8 @@ class Engine : private Waiter {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Never waits for a peer. On an error `done` is not called.
+  // Does not wait for the peers. On an error `done` is not called. The calling thread
+  // drives for a small request while it may end soon, and may then call `done` itself.
   Status Submit(std::unique_ptr<Operation> operation);
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
@@ -88,7 +98,7 @@ class Engine : private Waiter {
   using Ready = std::function<bool()>;
 
   void Loop();
-  void DriveUntil(const std::atomic<bool>& ended);
+  void Drive(const std::atomic<bool>& ended);
   void LeaveDriving();
   void GiveWay(std::unique_lock<std::mutex>* driving);
   bool Progress();
@@ -105,6 +115,8 @@ class Engine : private Waiter {
 
   // Submissions.
   Status Queue(std::unique_ptr<Operation> operation);
+  Status SubmitAndDrive(std::unique_ptr<Operation> operation);
+  void RingForSubmission();
   void SendSubmission(const Description& description, bool duplicate);
   bool FlushSubmissions();
 
