@@ -302,40 +302,46 @@ def _reduce_gradients(
     paths = _distinct_paths(variables)
     reduced = [tf.convert_to_tensor(grad) for grad in grads]
     buckets = list(_buckets([_bytes(variable) for variable in variables]))
-    groups = [
-        [*(reduced[i] for i in bucket), _mark_of([paths[i] for i in bucket])]
-        for bucket in buckets
-    ]
     names = [
         _name_in_graph(f"{prefix}/gradients/{place}") for place in range(len(buckets))
     ]
-    for bucket, results in zip(buckets, _reduce_groups(groups, names, reduce_op)):
-        for i, result in zip(bucket, results):
+    results = _reduce_buckets(
+        [[reduced[i] for i in bucket] for bucket in buckets],
+        names,
+        [_mark_of([paths[i] for i in bucket]) for bucket in buckets],
+        reduce_op,
+    )
+    for bucket, bucket_results in zip(buckets, results):
+        for i, result in zip(bucket, bucket_results):
             reduced[i] = result
     return reduced
 
 
-def _reduce_groups(
-    groups: list[list[tf.Tensor]], names: list[str], reduce_op: ReduceOp
+def _reduce_buckets(
+    buckets: list[list[tf.Tensor]],
+    names: list[str],
+    marks: list[int],
+    reduce_op: ReduceOp,
 ) -> list[list[tf.Tensor]]:
-    """Reduces groups of gradients; the ranks need not agree on compiling that."""
+    """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
     if submission.is_compiled():
-        return gradients.submit(groups, names, reduce_op)
+        return gradients.submit(buckets, names, marks, reduce_op)
     return [
-        grouped_allreduce(group, reduce_op, name)
-        for group, name in zip(groups, names)
+        grouped_allreduce(
+            [*bucket, tf.zeros([0, mark], tf.uint8)], reduce_op, name
+        )[:-1]
+        for bucket, name, mark in zip(buckets, names, marks)
     ]
 
 
-def _mark_of(paths: Sequence[str]) -> tf.Tensor:
-    """A tensor without elements whose shape tells the variables of a group.
+def _mark_of(paths: Sequence[str]) -> int:
+    """The length of a tensor without elements that tells the variables of a bucket.
 
-    Where a variable has a gradient on some ranks only, the groups of the ranks hold
+    Where a variable has a gradient on some ranks only, the buckets of the ranks hold
     different variables, perhaps of equal shapes. Shapes are compared between ranks, so
     this makes it an error, and costs nothing: there is nothing to reduce.
     """
-    digest = zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
-    return tf.zeros([0, digest], tf.uint8)
+    return zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
 
 
 def _buckets(sizes: Sequence[int]) -> Iterator[list[int]]:

@@ -18,6 +18,7 @@ REGISTER_OP("KerasHvdGradients")
     .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
     .Attr("bucket_sizes: list(int) >= 1")
     .Attr("tensor_names: list(string) >= 1")
+    .Attr("marks: list(int) >= 1")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")
     .Attr("postscale: string = '1'")
@@ -34,6 +35,8 @@ tensors: bucket after bucket, in the order in which they are computed.
 reduced: the results, equal on all ranks.
 bucket_sizes: how many tensors each bucket has.
 tensor_names: one for each bucket; matches this rank's request to the other ranks'.
+marks: one for each bucket, which tells its variables: the length of a tensor of uint8
+  without elements, [0, mark], that every rank's bucket ends with.
 reduce_op: a khvd_reduce_op.
 prescale: multiplies each rank's elements before the reduction.
 postscale: multiplies the result.

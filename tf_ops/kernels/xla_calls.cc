@@ -44,7 +44,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int32_t>("reduce_op"),
     ::xla::ffi::StructMember<int32_t>("root"),
     ::xla::ffi::StructMember<double>("prescale"),
-    ::xla::ffi::StructMember<double>("postscale"));
+    ::xla::ffi::StructMember<double>("postscale"),
+    ::xla::ffi::StructMember<int64_t>("mark"), ::xla::ffi::StructMember<int32_t>("slot"));
 
 namespace keras_hvd {
 namespace {
@@ -93,15 +94,10 @@ ffi::ErrorCode ErrorCode(int code) {
   }
 }
 
-// What a token says.
-struct Token {
-  uint64_t call = 0;
-  uint64_t run = 0;  // one run of one chain of starts; 0: not begun
-};
-
 // One request, from its start to its done.
 struct Call {
-  Token token;
+  uint64_t number = 0;
+  uint64_t run = 0;  // one run of one chain of starts
   bool ended = false;  // the engine has let go of the buffers
   ffi::Error error;    // what it ended with
   std::optional<ffi::Promise> done;
@@ -131,9 +127,10 @@ class Calls {
     return *calls;
   }
 
-  // Submits a request that follows the start with the token `last`.
-  Token Start(Token last, std::unique_ptr<Call> call, khvd_request request);
-  ffi::Future Done(Token token);
+  // Submits the next request of a run, or the first where `*run` is 0, which it sets;
+  // returns the request's number.
+  uint64_t Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request);
+  ffi::Future Done(uint64_t number);
 
  private:
   // Runs that failed are kept for starts that come late; XLA does not say when it has
@@ -156,19 +153,19 @@ class Calls {
   std::set<uint64_t> failed_runs_;
 };
 
-Token Calls::Start(Token last, std::unique_ptr<Call> call, khvd_request request) {
+uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request) {
   Call* const started = call.get();
-  Token token;
+  uint64_t number;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    token.call = ++last_call_;
-    token.run = last.run != 0 ? last.run : ++last_run_;
-    started->token = token;
-    if (failed_runs_.count(token.run) != 0) return token;
+    if (*run == 0) *run = ++last_run_;
+    number = started->number = ++last_call_;
+    started->run = *run;
+    if (failed_runs_.count(*run) != 0) return number;
     for (Failure& failure : failures_) {
-      if (failure.run == token.run) failure.under_way.insert(token.call);
+      if (failure.run == *run) failure.under_way.insert(number);
     }
-    calls_[token.call] = std::move(call);
+    calls_[number] = std::move(call);
   }
   request.done = &Calls::Ended;
   request.allocate = &Calls::Allocate;
@@ -176,14 +173,14 @@ Token Calls::Start(Token last, std::unique_ptr<Call> call, khvd_request request)
   // Once the engine has it, the request may end before this returns.
   const int code = khvd_submit(&request);
   if (code != KHVD_OK) End(started, ffi::Error(ErrorCode(code), khvd_last_error()));
-  return token;
+  return number;
 }
 
-ffi::Future Calls::Done(Token token) {
+ffi::Future Calls::Done(uint64_t number) {
   ffi::Promise promise;
   ffi::Future future(promise);
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(token.call);
+  const auto found = calls_.find(number);
   if (found == calls_.end()) {
     promise.SetError(ffi::Error(ffi::ErrorCode::kCancelled,
                                 "not submitted, for the program has failed"));
@@ -218,7 +215,7 @@ void Calls::Ended(void* context, int code, const char* message) {
 
 void Calls::End(Call* call, ffi::Error error) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const uint64_t number = call->token.call;
+  const uint64_t number = call->number;
   call->ended = true;
   call->error = std::move(error);
   if (call->done) {
@@ -244,7 +241,7 @@ void Calls::End(Call* call, ffi::Error error) {
 
 // XLA waits for a call that ended with an error.
 void Calls::Fail(std::unique_ptr<Call> call) {
-  Failure failure = {call->token.run, *std::move(call->done), std::move(call->error), {}};
+  Failure failure = {call->run, *std::move(call->done), std::move(call->error), {}};
   for (const auto& [number, other] : calls_) {
     if (!other->ended) failure.under_way.insert(number);
   }
@@ -261,7 +258,7 @@ void Calls::Deliver(Failure failure) {
   // Of the run's other calls no done will come, or one that finds nothing. Those that
   // have one now have failed as well, and are on their way.
   for (auto it = calls_.begin(); it != calls_.end();) {
-    it = it->second->token.run == failure.run ? calls_.erase(it) : std::next(it);
+    it = it->second->run == failure.run ? calls_.erase(it) : std::next(it);
   }
   CompleteLater([promise = failure.promise, error = std::move(failure.error)]() mutable {
     promise.SetError(std::move(error));
@@ -282,17 +279,6 @@ void* Calls::Allocate(void* context, const int64_t* first_dims, int32_t count) {
   return nullptr;
 }
 
-Token Read(const TokenBuffer& buffer) {
-  const uint64_t* const words = buffer.typed_data();
-  return {words[0], words[1]};
-}
-
-void Write(Token token, ffi::Result<TokenBuffer> buffer) {
-  uint64_t* const words = buffer->typed_data();
-  words[0] = token.call;
-  words[1] = token.run;
-}
-
 ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
                  CompiledRequest compiled) {
@@ -308,6 +294,8 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
     tensor.output = result->untyped_data();
     given.push_back(tensor);
   }
+  const int64_t mark[] = {0, compiled.mark};
+  if (compiled.mark >= 0) given.push_back({KHVD_UINT8, 2, mark, nullptr, nullptr});
   auto call = std::make_unique<Call>();
   const std::string name(compiled.name);
   if (compiled.kind == KHVD_ALLGATHER) {
@@ -328,14 +316,16 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
   request.postscale = compiled.postscale;
   request.count = static_cast<int32_t>(given.size());
   request.tensors = given.data();
-  Write(Calls::Get().Start(Read(last), std::move(call), request), token);
+  uint64_t run = last.typed_data()[0];
+  // The two may be the same memory.
+  token->typed_data()[compiled.slot] = Calls::Get().Start(&run, std::move(call), request);
+  token->typed_data()[0] = run;
   return ffi::Error::Success();
 }
 
-ffi::Future Done(TokenBuffer token, ffi::RemainingArgs, ffi::Result<TokenBuffer> ended,
-                 ffi::RemainingRets) {
-  Write(Read(token), ended);
-  return Calls::Get().Done(Read(token));
+ffi::Future Done(TokenBuffer token, ffi::RemainingArgs, ffi::RemainingRets,
+                 int32_t slot) {
+  return Calls::Get().Done(token.typed_data()[slot]);
 }
 
 XLA_FFI_DEFINE_HANDLER(kStart, Start,
@@ -345,9 +335,12 @@ XLA_FFI_DEFINE_HANDLER(kStart, Start,
                            .Ret<TokenBuffer>()
                            .RemainingRets()
                            .Attrs<CompiledRequest>());
-XLA_FFI_DEFINE_HANDLER(
-    kDone, Done,
-    ffi::Ffi::Bind().Arg<TokenBuffer>().RemainingArgs().Ret<TokenBuffer>().RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kDone, Done,
+                       ffi::Ffi::Bind()
+                           .Arg<TokenBuffer>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<int32_t>("slot"));
 
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kStartTarget, "Host", kStart);
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kDoneTarget, "Host", kDone);

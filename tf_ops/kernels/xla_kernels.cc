@@ -72,8 +72,9 @@ struct Values {
     values.push_back(value);
     shapes.push_back(std::move(shape));
   }
-  void AddToken(xla::XlaOp token) {
-    Add(token, xla::ShapeUtil::MakeShape(xla::U64, {2}));
+  void Append(const Values& others) {
+    values.insert(values.end(), others.values.begin(), others.values.end());
+    shapes.insert(shapes.end(), others.shapes.begin(), others.shapes.end());
   }
 
   std::vector<xla::XlaOp> values;
@@ -117,35 +118,45 @@ std::string Attributes(const CompiledRequest& request) {
                       " : i32, reduce_op = ", request.reduce_op,
                       " : i32, root = ", request.root,
                       " : i32, prescale = ", bits(request.prescale),
-                      ", postscale = ", bits(request.postscale), "}");
+                      ", postscale = ", bits(request.postscale),
+                      ", mark = ", request.mark, " : i64, slot = ", request.slot,
+                      " : i32}");
 }
 
-// Results that are written into the memory of operands.
+// Which results are written into the memory of which operands.
 using Aliases =
     std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>;
 
-Aliases SameMemory(size_t count) {
-  Aliases aliases;
-  for (size_t i = 1; i <= count; ++i) {
-    const auto place = static_cast<int64_t>(i);
-    aliases.push_back({xla::ShapeIndex{place}, {place, xla::ShapeIndex{}}});
-  }
-  return aliases;
+void AddAlias(int64_t result, int64_t operand, Aliases* aliases) {
+  aliases->push_back({xla::ShapeIndex{result}, {operand, xla::ShapeIndex{}}});
 }
 
-xla::XlaOp Call(xla::XlaBuilder* builder, const char* target, const Values& operands,
-                absl::Span<const xla::Shape> results, const std::string& attributes,
-                const Aliases& aliases) {
-  return xla::CustomCallWithLayout(
+// Emits a custom call; its results.
+std::vector<xla::XlaOp> Call(xla::XlaBuilder* builder, const char* target,
+                             const Values& operands,
+                             absl::Span<const xla::Shape> results,
+                             const std::string& attributes, const Aliases& aliases) {
+  const xla::XlaOp call = xla::CustomCallWithLayout(
       builder, target, operands.values, xla::ShapeUtil::MakeTupleShape(results),
       operands.shapes, attributes, /*has_side_effect=*/true, aliases,
       /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
       xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
+  std::vector<xla::XlaOp> elements;
+  for (size_t i = 0; i < results.size(); ++i) {
+    elements.push_back(xla::GetTupleElement(call, static_cast<int64_t>(i)));
+  }
+  return elements;
+}
+
+xla::Shape TokenShape(int64_t requests) {
+  return xla::ShapeUtil::MakeShapeWithDenseLayout(xla::U64, {1 + requests}, {0});
 }
 
 // A request that has left.
 struct Started {
+  int32_t slot = 1;
   xla::XlaOp token;
+  xla::Shape token_shape;
   Values results;  // to be used by its done alone
   Values inputs;   // which must live until then
 };
@@ -178,56 +189,48 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
   int32_t process_set_ = 0;
 };
 
-// Emits a start, the next one in its computation. `in_place` lets XLA have the results
-// written over the inputs; it copies those that something else needs as well.
+// Emits a start, the next one in its computation, with a token of its own.
 absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& request,
-                              Values inputs, absl::Span<const xla::Shape> results,
-                              bool in_place) {
-  absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+                              Values inputs, absl::Span<const xla::Shape> results) {
+  const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
   TF_RETURN_IF_ERROR(chain.status());
-  Values operands;
-  operands.AddToken((*chain)->last);
-  for (size_t i = 0; i < inputs.values.size(); ++i) {
-    operands.Add(inputs.values[i], inputs.shapes[i]);
-  }
-  std::vector<xla::Shape> shapes = {operands.shapes[0]};
-  shapes.insert(shapes.end(), results.begin(), results.end());
-  const xla::XlaOp call =
-      Call(ctx->builder(), kStartTarget, operands, shapes, Attributes(request),
-           SameMemory(in_place ? results.size() : 0));
-
+  const absl::StatusOr<xla::Shape> last = ctx->builder()->GetShape((*chain)->last);
+  TF_RETURN_IF_ERROR(last.status());
   Started started;
-  started.token = (*chain)->last = xla::GetTupleElement(call, 0);
+  started.token_shape = TokenShape(1);
+  Values operands;
+  operands.Add((*chain)->last, *last);
+  operands.Append(inputs);
+  std::vector<xla::Shape> shapes = {started.token_shape};
+  shapes.insert(shapes.end(), results.begin(), results.end());
+  const std::vector<xla::XlaOp> elements =
+      Call(ctx->builder(), kStartTarget, operands, shapes, Attributes(request), {});
+  started.token = (*chain)->last = elements[0];
   for (size_t i = 0; i < results.size(); ++i) {
-    started.results.Add(xla::GetTupleElement(call, static_cast<int64_t>(i) + 1),
-                        results[i]);
+    started.results.Add(elements[1 + i], results[i]);
   }
-  if (!in_place) started.inputs = std::move(inputs);
+  started.inputs = std::move(inputs);
   return started;
 }
 
-// Emits the done of a start; its results, and its token in front of them. It comes after
-// the calls whose tokens are in `after`.
-std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started,
-                             absl::Span<const xla::XlaOp> after) {
+// Emits the done of a start; the results, or the token if there are none.
+std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   Values operands;
-  operands.AddToken(started.token);
-  for (const Values* group : {&started.results, &started.inputs}) {
-    for (size_t i = 0; i < group->values.size(); ++i) {
-      operands.Add(group->values[i], group->shapes[i]);
-    }
-  }
-  for (const xla::XlaOp token : after) operands.AddToken(token);
-  std::vector<xla::Shape> shapes = {operands.shapes[0]};
-  shapes.insert(shapes.end(), started.results.shapes.begin(),
-                started.results.shapes.end());
-  const xla::XlaOp call = Call(ctx->builder(), kDoneTarget, operands, shapes, "{}",
-                               SameMemory(started.results.values.size()));
-  std::vector<xla::XlaOp> elements;
+  operands.Add(started.token, started.token_shape);
+  operands.Append(started.results);
+  operands.Append(started.inputs);
+  Aliases aliases;
+  std::vector<xla::Shape> shapes = started.results.shapes;
   for (size_t i = 0; i < shapes.size(); ++i) {
-    elements.push_back(xla::GetTupleElement(call, static_cast<int64_t>(i)));
+    const auto place = static_cast<int64_t>(i);
+    AddAlias(place, 1 + place, &aliases);
   }
-  return elements;
+  if (shapes.empty()) {
+    shapes = {started.token_shape};
+    AddAlias(0, 0, &aliases);
+  }
+  return Call(ctx->builder(), kDoneTarget, operands, shapes,
+              absl::StrCat("{slot = ", started.slot, " : i32}"), aliases);
 }
 
 // Emits a whole collective whose results have the shapes of its inputs.
@@ -236,10 +239,10 @@ void CompileUnchanged(XlaOpKernelContext* ctx, const CompiledRequest& request) {
   OP_REQUIRES_OK(ctx, inputs.status());
   const std::vector<xla::Shape> shapes = inputs->shapes;
   const absl::StatusOr<Started> started =
-      Start(ctx, request, *std::move(inputs), shapes, /*in_place=*/false);
+      Start(ctx, request, *std::move(inputs), shapes);
   OP_REQUIRES_OK(ctx, started.status());
-  const std::vector<xla::XlaOp> ended = Done(ctx, *started, {});
-  for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, ended[i + 1]);
+  const std::vector<xla::XlaOp> results = Done(ctx, *started);
+  for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
 }
 
 class AllreduceXlaKernel : public CollectiveXlaKernel {
@@ -301,10 +304,10 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
     const int64_t rows = gathered.dimensions(0);
     gathered.set_dimensions(0, rows * size);
     const absl::StatusOr<Started> started =
-        Start(ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs), {gathered},
-              /*in_place=*/false);
+        Start(ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs),
+              {gathered});
     OP_REQUIRES_OK(ctx, started.status());
-    ctx->SetOutput(0, Done(ctx, *started, {})[1]);
+    ctx->SetOutput(0, Done(ctx, *started)[0]);
 
     // Where ranks differ in it, the request fails: see xla_calls.cc.
     tensorflow::Tensor first_dims(tensorflow::DT_INT64, tensorflow::TensorShape({size}));
@@ -324,12 +327,12 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Started> started =
-        Start(ctx, Request(KHVD_BARRIER, tensor_name_), {}, {}, /*in_place=*/false);
+        Start(ctx, Request(KHVD_BARRIER, tensor_name_), {}, {});
     OP_REQUIRES_OK(ctx, started.status());
     // What is compiled after it also starts after it, the next barrier for one.
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
-    (*chain)->last = Done(ctx, *started, {})[0];
+    (*chain)->last = Done(ctx, *started)[0];
   }
 
  private:
@@ -341,52 +344,82 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   explicit GradientsXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_names", &tensor_names_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_sizes", &bucket_sizes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
     int64_t tensors = 0;
     for (const int64_t size : bucket_sizes_) tensors += size;
     OP_REQUIRES(ctx,
                 tensor_names_.size() == bucket_sizes_.size() &&
+                    marks_.size() == bucket_sizes_.size() &&
                     tensors == ctx->num_inputs(),
-                absl::InvalidArgumentError(
-                    "each bucket has a name, and each tensor belongs to one bucket"));
+                absl::InvalidArgumentError("each bucket has a name and a mark, and each "
+                                           "tensor belongs to one bucket"));
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
+  // Backprop must not wait for a bucket, in whatever way. So nothing between the first
+  // start and the last needs memory that XLA could first have given to something else
+  // and make the start wait for: results are written over the gradients, and one token
+  // goes through all starts. No done comes before the last start, for XLA would give
+  // the bucket's memory to the next layers once it is there.
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
+    const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+    OP_REQUIRES_OK(ctx, chain.status());
+    const auto count = static_cast<int64_t>(bucket_sizes_.size());
+    xla::XlaOp token = xla::ConcatInDim(
+        ctx->builder(),
+        {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
+         xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
+        0);
     std::vector<Started> buckets;
-    int64_t first = 0;
-    for (size_t i = 0; i < bucket_sizes_.size(); ++i) {
-      Values bucket;
-      for (int64_t j = first; j < first + bucket_sizes_[i]; ++j) {
-        bucket.Add(inputs->values[j], inputs->shapes[j]);
-      }
-      first += bucket_sizes_[i];
-      CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_names_[i]);
-      request.reduce_op = reduction_.op;
-      request.prescale = reduction_.prescale;
-      request.postscale = reduction_.postscale;
-      const std::vector<xla::Shape> shapes = bucket.shapes;
-      absl::StatusOr<Started> started =
-          Start(ctx, request, std::move(bucket), shapes, /*in_place=*/true);
-      OP_REQUIRES_OK(ctx, started.status());
-      buckets.push_back(*std::move(started));
+    size_t first = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      buckets.push_back(StartBucket(ctx, token, *inputs, first, i));
+      token = buckets.back().token;
+      first += static_cast<size_t>(bucket_sizes_[i]);
     }
-
-    // Each done comes after all starts, and after the done before it.
-    std::vector<xla::XlaOp> after;
-    for (const Started& bucket : buckets) after.push_back(bucket.token);
+    (*chain)->last = token;
     int output = 0;
-    for (const Started& bucket : buckets) {
-      const std::vector<xla::XlaOp> ended = Done(ctx, bucket, after);
-      for (size_t i = 1; i < ended.size(); ++i) ctx->SetOutput(output++, ended[i]);
-      after.push_back(ended[0]);
+    for (Started& bucket : buckets) {
+      bucket.token = token;
+      for (const xla::XlaOp result : Done(ctx, bucket)) ctx->SetOutput(output++, result);
     }
   }
 
  private:
+  Started StartBucket(XlaOpKernelContext* ctx, xla::XlaOp token, const Values& inputs,
+                      size_t first, int64_t place) const {
+    CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_names_[place]);
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    request.mark = marks_[place];
+    request.slot = static_cast<int32_t>(1 + place);
+    Started started;
+    started.slot = request.slot;
+    started.token_shape = TokenShape(static_cast<int64_t>(bucket_sizes_.size()));
+    Values operands;
+    operands.Add(token, started.token_shape);
+    Aliases in_place;
+    AddAlias(0, 0, &in_place);
+    for (int64_t i = 0; i < bucket_sizes_[place]; ++i) {
+      operands.Add(inputs.values[first + i], inputs.shapes[first + i]);
+      AddAlias(1 + i, 1 + i, &in_place);
+    }
+    const std::vector<xla::XlaOp> elements =
+        Call(ctx->builder(), kStartTarget, operands, operands.shapes,
+             Attributes(request), in_place);
+    started.token = elements[0];
+    for (size_t i = 1; i < elements.size(); ++i) {
+      started.results.Add(elements[i], operands.shapes[i]);
+    }
+    return started;
+  }
+
   std::vector<std::string> tensor_names_;
   std::vector<int64_t> bucket_sizes_;
+  std::vector<int64_t> marks_;
   Reduction reduction_;
 };
 
