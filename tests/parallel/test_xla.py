@@ -268,11 +268,11 @@ def test_many_steps_of_independent_calls(size):
     def step(x):
         return [keras_hvd.allreduce(x + i, keras_hvd.Sum) for i in range(8)]
 
-    x = tf.ones([64])
+    x = tf.ones([1024])
     for _ in range(500):
         results = step(x)
     for i, result in enumerate(results):
-        np.testing.assert_array_equal(result, [(1 + i) * size] * 64)
+        np.testing.assert_array_equal(result, [(1 + i) * size] * 1024)
 
 
 def test_one_rank_compiles_again(rank, size):
@@ -338,9 +338,10 @@ def test_gradients_travel_while_backprop_runs(rank, several_ranks):
     when the other ranks have the gradients of all other layers.
     """
     keras.utils.clear_session()
-    model = keras.Sequential([keras.Input((8,))])
+    # XLA runs a program one instruction after another where all its tensors are tiny.
+    model = keras.Sequential([keras.Input((64,))])
     for _ in range(6):
-        model.add(keras.layers.Dense(8, activation="tanh", use_bias=False))
+        model.add(keras.layers.Dense(64, activation="tanh", use_bias=False))
     kernels = model.trainable_variables
     buckets = list(reversed(kernels))
     names = [f"travel/{i}" for i in range(len(buckets))]
@@ -364,11 +365,11 @@ def test_gradients_travel_while_backprop_runs(rank, several_ranks):
         return gradients.submit(grads, names, marks, keras_hvd.Sum)
 
     if rank == 0:
-        step(tf.ones([4, 8]))
+        step(tf.ones([4, 64]))
         return
     for name, kernel, mark in zip(names, buckets, marks, strict=True):
         if name == names[-1]:
-            keras_hvd.allreduce(tf.zeros([4, 8]), keras_hvd.Sum, name="travel/gate")
+            keras_hvd.allreduce(tf.zeros([4, 64]), keras_hvd.Sum, name="travel/gate")
         keras_hvd.grouped_allreduce(
             [tf.zeros(kernel.shape), tf.zeros([0, mark], tf.uint8)],
             keras_hvd.Sum,
