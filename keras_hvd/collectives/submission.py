@@ -167,7 +167,7 @@ def require_compilable(what: str) -> None:
         NotImplementedError: keras_hvd was built against a TensorFlow whose XLA lacks
             what collectives need.
     """
-    if native.build_info()["xla"] or not is_compiled():
+    if not is_compiled() or native.build_info()["xla"]:
         return
     raise NotImplementedError(
         f"{what} would be compiled by XLA, and TensorFlow "

@@ -196,8 +196,8 @@ def test_branch(taken, size):
             lambda: keras_hvd.broadcast(x, 0, name="not_taken") * 7.0,
         )
 
-    expected = size if taken else 7
-    np.testing.assert_array_equal(step(tf.ones([2]), tf.constant(taken)), [expected] * 2)
+    result = step(tf.ones([2]), tf.constant(taken))
+    np.testing.assert_array_equal(result, [size if taken else 7] * 2)
 
 
 def test_function_in_a_function(size):
