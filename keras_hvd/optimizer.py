@@ -327,9 +327,9 @@ def _reduce_buckets(
     if submission.is_compiled():
         return gradients.submit(buckets, names, marks, reduce_op)
     return [
-        grouped_allreduce(
-            [*bucket, tf.zeros([0, mark], tf.uint8)], reduce_op, name
-        )[:-1]
+        grouped_allreduce([*bucket, tf.zeros([0, mark], tf.uint8)], reduce_op, name)[
+            :-1
+        ]
         for bucket, name, mark in zip(buckets, names, marks)
     ]
 

@@ -1,7 +1,7 @@
 // KerasHvdGradients: the gradients of a step, in a program compiled by XLA.
 //
-// Outside of XLA an op for each bucket is enough (KerasHvdAllreduce): each runs when its
-// gradients are there. XLA plans memory as if a program ran one instruction after
+// Outside of XLA an op for each bucket is enough (KerasHvdAllreduce): each runs when
+// its gradients are there. XLA plans memory as if a program ran one instruction after
 // another, and would give a bucket's memory to the next layer as soon as the bucket's
 // result is there: backprop would wait for each bucket. So this op has them all, and no
 // result is asked for before all buckets have left (xla_kernels.cc).

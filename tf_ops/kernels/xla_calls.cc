@@ -45,7 +45,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int32_t>("root"),
     ::xla::ffi::StructMember<double>("prescale"),
     ::xla::ffi::StructMember<double>("postscale"),
-    ::xla::ffi::StructMember<int64_t>("mark"), ::xla::ffi::StructMember<int32_t>("slot"));
+    ::xla::ffi::StructMember<int64_t>("mark"),
+    ::xla::ffi::StructMember<int32_t>("slot"));
 
 namespace keras_hvd {
 namespace {
@@ -97,7 +98,7 @@ ffi::ErrorCode ErrorCode(int code) {
 // One request, from its start to its done.
 struct Call {
   uint64_t number = 0;
-  uint64_t run = 0;  // one run of one chain of starts
+  uint64_t run = 0;    // one run of one chain of starts
   bool ended = false;  // the engine has let go of the buffers
   ffi::Error error;    // what it ended with
   std::optional<ffi::Promise> done;
@@ -260,9 +261,10 @@ void Calls::Deliver(Failure failure) {
   for (auto it = calls_.begin(); it != calls_.end();) {
     it = it->second->run == failure.run ? calls_.erase(it) : std::next(it);
   }
-  CompleteLater([promise = failure.promise, error = std::move(failure.error)]() mutable {
-    promise.SetError(std::move(error));
-  });
+  CompleteLater(
+      [promise = failure.promise, error = std::move(failure.error)]() mutable {
+        promise.SetError(std::move(error));
+      });
 }
 
 void* Calls::Allocate(void* context, const int64_t* first_dims, int32_t count) {
@@ -275,7 +277,8 @@ void* Calls::Allocate(void* context, const int64_t* first_dims, int32_t count) {
       absl::StrJoin(absl::MakeConstSpan(first_dims, count), ", "),
       " rows, but a program compiled by XLA has fixed shapes: here each must give ",
       call->rows, ", and there must be ", call->all_rows,
-      " in all. Give as many rows on every rank, or gather outside of jit_compile=True");
+      " in all. Give as many rows on every rank, or gather outside of "
+      "jit_compile=True");
   return nullptr;
 }
 
@@ -318,7 +321,8 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
   request.tensors = given.data();
   uint64_t run = last.typed_data()[0];
   // The two may be the same memory.
-  token->typed_data()[compiled.slot] = Calls::Get().Start(&run, std::move(call), request);
+  token->typed_data()[compiled.slot] =
+      Calls::Get().Start(&run, std::move(call), request);
   token->typed_data()[0] = run;
   return ffi::Error::Success();
 }
@@ -335,12 +339,10 @@ XLA_FFI_DEFINE_HANDLER(kStart, Start,
                            .Ret<TokenBuffer>()
                            .RemainingRets()
                            .Attrs<CompiledRequest>());
-XLA_FFI_DEFINE_HANDLER(kDone, Done,
-                       ffi::Ffi::Bind()
-                           .Arg<TokenBuffer>()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<int32_t>("slot"));
+XLA_FFI_DEFINE_HANDLER(
+    kDone, Done,
+    ffi::Ffi::Bind().Arg<TokenBuffer>().RemainingArgs().RemainingRets().Attr<int32_t>(
+        "slot"));
 
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kStartTarget, "Host", kStart);
 XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), kDoneTarget, "Host", kDone);

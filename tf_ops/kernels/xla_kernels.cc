@@ -88,7 +88,8 @@ absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
     TF_RETURN_IF_ERROR(shape.status());
     if (shape->is_dynamic()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          ctx->op_kernel().name(), ": a collective under XLA takes tensors whose shape ",
+          ctx->op_kernel().name(),
+          ": a collective under XLA takes tensors whose shape ",
           "is known when the program is compiled; got ", shape->ToString()));
     }
     inputs.Add(ctx->Input(i), *std::move(shape));
@@ -112,15 +113,14 @@ std::string Attributes(const CompiledRequest& request) {
     std::memcpy(&value, &number, sizeof(value));
     return absl::StrCat("0x", absl::Hex(value, absl::kZeroPad16), " : f64");
   };
-  return absl::StrCat("{kind = ", request.kind, " : i32, name = \"", name,
-                      "\", submitter = ", request.submitter,
-                      " : i64, process_set = ", request.process_set,
-                      " : i32, reduce_op = ", request.reduce_op,
-                      " : i32, root = ", request.root,
-                      " : i32, prescale = ", bits(request.prescale),
-                      ", postscale = ", bits(request.postscale),
-                      ", mark = ", request.mark, " : i64, slot = ", request.slot,
-                      " : i32}");
+  return absl::StrCat(
+      "{kind = ", request.kind, " : i32, name = \"", name,
+      "\", submitter = ", request.submitter,
+      " : i64, process_set = ", request.process_set,
+      " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
+      " : i32, prescale = ", bits(request.prescale),
+      ", postscale = ", bits(request.postscale), ", mark = ", request.mark,
+      " : i64, slot = ", request.slot, " : i32}");
 }
 
 // Which results are written into the memory of which operands.
@@ -165,13 +165,12 @@ struct Started {
 class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES(
-        ctx, ctx->device_type().type_string() == tensorflow::DEVICE_CPU_XLA_JIT,
-        absl::UnimplementedError(absl::StrCat(
-            "keras_hvd's collectives cannot be compiled by XLA for ",
-            ctx->device_type().type_string(),
-            " yet, for the CPU only: pass jit_compile=False to compile() or to "
-            "tf.function()")));
+    OP_REQUIRES(ctx, ctx->device_type().type_string() == tensorflow::DEVICE_CPU_XLA_JIT,
+                absl::UnimplementedError(absl::StrCat(
+                    "keras_hvd's collectives cannot be compiled by XLA for ",
+                    ctx->device_type().type_string(),
+                    " yet, for the CPU only: pass jit_compile=False to compile() or to "
+                    "tf.function()")));
     OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
   }
 
@@ -303,14 +302,14 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
                     "has none: give it one, with tf.expand_dims(x, 0)"));
     const int64_t rows = gathered.dimensions(0);
     gathered.set_dimensions(0, rows * size);
-    const absl::StatusOr<Started> started =
-        Start(ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs),
-              {gathered});
+    const absl::StatusOr<Started> started = Start(
+        ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs), {gathered});
     OP_REQUIRES_OK(ctx, started.status());
     ctx->SetOutput(0, Done(ctx, *started)[0]);
 
     // Where ranks differ in it, the request fails: see xla_calls.cc.
-    tensorflow::Tensor first_dims(tensorflow::DT_INT64, tensorflow::TensorShape({size}));
+    tensorflow::Tensor first_dims(tensorflow::DT_INT64,
+                                  tensorflow::TensorShape({size}));
     first_dims.vec<int64_t>().setConstant(rows);
     ctx->SetConstantOutput(1, first_dims);
   }
@@ -347,12 +346,12 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
     int64_t tensors = 0;
     for (const int64_t size : bucket_sizes_) tensors += size;
-    OP_REQUIRES(ctx,
-                tensor_names_.size() == bucket_sizes_.size() &&
-                    marks_.size() == bucket_sizes_.size() &&
-                    tensors == ctx->num_inputs(),
-                absl::InvalidArgumentError("each bucket has a name and a mark, and each "
-                                           "tensor belongs to one bucket"));
+    OP_REQUIRES(
+        ctx,
+        tensor_names_.size() == bucket_sizes_.size() &&
+            marks_.size() == bucket_sizes_.size() && tensors == ctx->num_inputs(),
+        absl::InvalidArgumentError("each bucket has a name and a mark, and each "
+                                   "tensor belongs to one bucket"));
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
@@ -367,11 +366,11 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
     const auto count = static_cast<int64_t>(bucket_sizes_.size());
-    xla::XlaOp token = xla::ConcatInDim(
-        ctx->builder(),
-        {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
-         xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
-        0);
+    xla::XlaOp token =
+        xla::ConcatInDim(ctx->builder(),
+                         {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
+                          xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
+                         0);
     std::vector<Started> buckets;
     size_t first = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -383,7 +382,8 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     int output = 0;
     for (Started& bucket : buckets) {
       bucket.token = token;
-      for (const xla::XlaOp result : Done(ctx, bucket)) ctx->SetOutput(output++, result);
+      for (const xla::XlaOp result : Done(ctx, bucket))
+        ctx->SetOutput(output++, result);
     }
   }
 
@@ -425,8 +425,8 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
 
 // Not REGISTER_XLA_OP: it counts only until TensorFlow compiles its first program, and
 // this library is loaded when the first collective is used.
-#define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                           \
-  REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_CPU_XLA_JIT), KERNEL);  \
+#define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
+  REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_CPU_XLA_JIT), KERNEL); \
   REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_GPU_XLA_JIT), KERNEL)
 
 KERAS_HVD_REGISTER_XLA("KerasHvdAllgather", AllgatherXlaKernel);

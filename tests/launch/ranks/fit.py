@@ -38,9 +38,7 @@ def main() -> None:
         ]
     )
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
-    model.compile(
-        optimizer=optimizer, loss="mse", jit_compile="--xla" in sys.argv
-    )
+    model.compile(optimizer=optimizer, loss="mse", jit_compile="--xla" in sys.argv)
     record = Path(sys.argv[-1]) / f"{keras_hvd.rank()}.json"
     try:
         model.fit(

@@ -94,9 +94,7 @@ CASES = {
 }
 
 
-compiled_or_not = pytest.mark.parametrize(
-    "xla", [False, True], ids=["", "jit_compile"]
-)
+compiled_or_not = pytest.mark.parametrize("xla", [False, True], ids=["", "jit_compile"])
 
 
 def train(
