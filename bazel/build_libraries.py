@@ -37,6 +37,7 @@ def build_libraries(folder: pathlib.Path) -> None:
         "version": version["__version__"],
         "tensorflow": tensorflow["version"],
         "distribution": tensorflow["distribution"],
+        "xla": tensorflow["xla"],
     }
     (folder / BUILD_INFO).write_text(json.dumps(info, indent=2) + "\n")
 

@@ -24,6 +24,11 @@ DISTRIBUTIONS = (
     "tf-nightly-cpu",
 )
 OLDEST = (2, 16)
+# What start and done calls of collectives need: the interface and its futures.
+XLA_HEADERS = {
+    "xla/ffi/api/c_api.h": "XLA_FFI_Future_Create",
+    "xla/ffi/api/ffi.h": "class RemainingRets",
+}
 LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
 
 
@@ -31,11 +36,12 @@ class NotUsable(Exception):
     """This Python has no TensorFlow to build against; the text says why."""
 
 
-def find() -> dict[str, str]:
+def find() -> dict[str, str | bool]:
     """Finds the TensorFlow that `import tensorflow` would give.
 
     Returns:
-        `distribution`, `version`, `root` (the package's folder) and `include`.
+        `distribution`, `version`, `root` (the package's folder), `include`, and `xla`:
+        whether collectives can be compiled by XLA.
 
     Raises:
         NotUsable: it is missing, incomplete or too old.
@@ -67,7 +73,12 @@ def find() -> dict[str, str]:
         "version": version,
         "root": str(root),
         "include": str(include),
+        "xla": all(_has(include / name, text) for name, text in XLA_HEADERS.items()),
     }
+
+
+def _has(header: pathlib.Path, text: str) -> bool:
+    return header.exists() and text in header.read_text(encoding="utf-8")
 
 
 def _distribution_at(root: pathlib.Path) -> importlib.metadata.Distribution:

@@ -41,6 +41,9 @@ def _tensorflow_impl(repository_ctx):
             "%{patch}": "".join(digits) if len(digits) == len(patch) else "0",
         },
     )
+    repository_ctx.file("features.bzl", """# What this TensorFlow has.
+HAS_XLA = %s
+""" % found["xla"])
 
 tensorflow = repository_rule(
     implementation = _tensorflow_impl,

@@ -184,8 +184,9 @@ def build_info() -> dict[str, Any]:
     """What the libraries were built from.
 
     Returns:
-        `version` of keras_hvd, `tensorflow` (the version of the headers) and
-        `distribution` (the package that they came with).
+        `version` of keras_hvd, `tensorflow` (the version of the headers),
+        `distribution` (the package that they came with), and `xla`: whether
+        collectives can be compiled by XLA.
 
     Raises:
         LibraryError: the libraries are not built, or belong to another version of
@@ -194,7 +195,7 @@ def build_info() -> dict[str, Any]:
     Example:
 
     >>> sorted(build_info())
-    ['distribution', 'tensorflow', 'version']
+    ['distribution', 'tensorflow', 'version', 'xla']
     """
     path = _FOLDER / _BUILD_INFO
     if not path.exists():

@@ -18,9 +18,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from keras_hvd import basics
+from keras_hvd.collectives import gradients, submission
 from keras_hvd.collectives.allreduce import (
     Average,
     Max,
@@ -204,7 +204,6 @@ class _ReducesGradients(_Distributed):
         if trainable_variables is None and not self.built:
             return super().apply(grads)  # which says what is missing
         _require_no_strategy(self)
-        _require_no_xla(self)
         variables = list(trainable_variables or self._trainable_variables)
         _run_before_first_update(self, variables)
         grads = _reduce_overwriting(self, list(grads), variables)
@@ -302,27 +301,47 @@ def _reduce_gradients(
 ) -> list[tf.Tensor]:
     paths = _distinct_paths(variables)
     reduced = [tf.convert_to_tensor(grad) for grad in grads]
-    buckets = _buckets([_bytes(variable) for variable in variables])
-    for place, bucket in enumerate(buckets):
-        results = grouped_allreduce(
-            [*(reduced[i] for i in bucket), _mark_of([paths[i] for i in bucket])],
-            reduce_op,
-            _name_in_graph(f"{prefix}/gradients/{place}"),
-        )
-        for i, result in zip(bucket, results):
+    buckets = list(_buckets([_bytes(variable) for variable in variables]))
+    names = [
+        _name_in_graph(f"{prefix}/gradients/{place}") for place in range(len(buckets))
+    ]
+    results = _reduce_buckets(
+        [[reduced[i] for i in bucket] for bucket in buckets],
+        names,
+        [_mark_of([paths[i] for i in bucket]) for bucket in buckets],
+        reduce_op,
+    )
+    for bucket, bucket_results in zip(buckets, results):
+        for i, result in zip(bucket, bucket_results):
             reduced[i] = result
     return reduced
 
 
-def _mark_of(paths: Sequence[str]) -> tf.Tensor:
-    """A tensor without elements whose shape tells the variables of a group.
+def _reduce_buckets(
+    buckets: list[list[tf.Tensor]],
+    names: list[str],
+    marks: list[int],
+    reduce_op: ReduceOp,
+) -> list[list[tf.Tensor]]:
+    """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
+    if submission.is_compiled():
+        return gradients.submit(buckets, names, marks, reduce_op)
+    return [
+        grouped_allreduce([*bucket, tf.zeros([0, mark], tf.uint8)], reduce_op, name)[
+            :-1
+        ]
+        for bucket, name, mark in zip(buckets, names, marks)
+    ]
 
-    Where a variable has a gradient on some ranks only, the groups of the ranks hold
+
+def _mark_of(paths: Sequence[str]) -> int:
+    """The length of a tensor without elements that tells the variables of a bucket.
+
+    Where a variable has a gradient on some ranks only, the buckets of the ranks hold
     different variables, perhaps of equal shapes. Shapes are compared between ranks, so
     this makes it an error, and costs nothing: there is nothing to reduce.
     """
-    digest = zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
-    return tf.zeros([0, digest], tf.uint8)
+    return zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
 
 
 def _buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
@@ -422,7 +441,6 @@ def _agree_on_finite_gradients() -> None:
         finite = plain(self, grads)
         if not is_distributed(self.inner_optimizer) or basics.size() == 1:
             return finite
-        _require_no_xla(self.inner_optimizer)
         name = f"{self.name}/{self.inner_optimizer.name}/finite"
         return allreduce(finite, Min, _name_in_graph(name))
 
@@ -526,36 +544,6 @@ def _require_no_strategy(optimizer: Any) -> None:
 def _default_strategy() -> tf.distribute.Strategy:
     with tf.Graph().as_default():
         return tf.distribute.get_strategy()
-
-
-def _require_no_xla(optimizer: Any) -> None:
-    if tf.executing_eagerly():
-        return
-    graph = tf.compat.v1.get_default_graph()
-    if not control_flow_util.GraphOrParentsInXlaContext(graph):
-        return
-    raise no_xla(f"optimizer {optimizer.name!r}")
-
-
-def no_xla(what: str) -> NotImplementedError:
-    """The error of what cannot be compiled yet.
-
-    Args:
-        what: what was about to be compiled by XLA.
-
-    Returns:
-        The exception, to be raised.
-
-    Example:
-
-    >>> no_xla("model 'mnist'")
-    NotImplementedError("model 'mnist' ...")
-    """
-    return NotImplementedError(
-        f"{what} would train under XLA, which keras_hvd's collectives do not support "
-        "yet: pass jit_compile=False to compile() (Keras' default jit_compile='auto' "
-        "means True on a machine with a GPU), or to tf.function()"
-    )
 
 
 def _not_reduced(optimizer: Any, what: str) -> RuntimeError:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_hvd import basics
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
 from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer import is_distributed, leaf_optimizers, no_xla
+from keras_hvd.optimizer import is_distributed, leaf_optimizers
 
 # Callbacks of Keras that write files, or to a server.
 _WRITERS = tuple(
@@ -92,8 +92,6 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         require_distributed(self.model)
-        if self.model.jit_compile:
-            raise no_xla(f"model {self.model.name!r}")
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
                 callback.check_order(self._others, place)

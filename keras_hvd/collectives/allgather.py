@@ -51,6 +51,7 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
 
 def submit(tensor: tf.Tensor, name: submission.Name) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
+    submission.require_compilable(f"allgather {name.tensor!r}")
     gathered, _ = native.ops().keras_hvd_allgather(
         tensor=tensor, tensor_name=name.tensor, name=name.node
     )

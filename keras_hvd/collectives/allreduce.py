@@ -124,6 +124,7 @@ def submit(
     postscale: float = 1.0,
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
+    submission.require_compilable(f"allreduce {name.tensor!r}")
     reduced = native.ops().keras_hvd_allreduce(
         tensors=tensors,
         tensor_name=name.tensor,

@@ -35,6 +35,7 @@ def barrier(name: str | None = None) -> None:
 
 def submit(name: submission.Name) -> tf.Operation | None:
     """Runs the op, or adds it to the graph in its place among the side effects."""
+    submission.require_compilable(f"barrier {name.tensor!r}")
     return native.ops().keras_hvd_barrier(tensor_name=name.tensor, name=name.node)
 
 

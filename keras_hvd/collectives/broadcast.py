@@ -53,6 +53,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
 
 def submit(tensor: tf.Tensor, root_rank: int, name: submission.Name) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
+    submission.require_compilable(f"broadcast {name.tensor!r}")
     value = native.ops().keras_hvd_broadcast(
         tensor=tensor,
         tensor_name=name.tensor,

@@ -6,6 +6,9 @@ import re
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from keras_hvd import native
 
 _DTYPES = (
     tf.uint8,
@@ -136,6 +139,41 @@ def name_of_gradient(forward: tf.Operation) -> Name:
         return Name(name, node)
     graph = tf.compat.v1.get_default_graph()
     return Name(graph.unique_name(node, mark_as_used=False), node)
+
+
+def is_compiled() -> bool:
+    """Whether what is being traced will be compiled by XLA.
+
+    Returns:
+        True inside of a `tf.function(jit_compile=True)`, its branches and loops.
+
+    Example:
+
+    >>> is_compiled()
+    False
+    """
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def require_compilable(what: str) -> None:
+    """Raises where a program with collectives is traced for XLA and cannot be compiled.
+
+    Args:
+        what: the collective, for the message.
+
+    Raises:
+        NotImplementedError: keras_hvd was built against a TensorFlow whose XLA lacks
+            what collectives need.
+    """
+    if not is_compiled() or native.build_info()["xla"]:
+        return
+    raise NotImplementedError(
+        f"{what} would be compiled by XLA, and TensorFlow "
+        f"{native.build_info()['tensorflow']} lacks what collectives need there: pass "
+        "jit_compile=False to compile() or to tf.function(), or use a newer TensorFlow"
+    )
 
 
 def run_independently(op: tf.Operation) -> None:

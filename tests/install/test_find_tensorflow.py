@@ -66,7 +66,19 @@ def test_every_name_it_is_published_under(packages, name, version):
         "version": version,
         "root": str(packages / "tensorflow"),
         "include": str(packages / "tensorflow" / "include"),
+        "xla": False,
     }
+
+
+def test_what_xla_needs(packages):
+    add_distribution(packages, "tensorflow", "2.21.0")
+    api = packages / "tensorflow" / "include" / "xla" / "ffi" / "api"
+    api.mkdir(parents=True)
+    (api / "c_api.h").write_text("typedef XLA_FFI_Future_Create(...);\n")
+    (api / "ffi.h").write_text("class RemainingArgs {};\n")
+    assert not json.loads(find(packages).stdout)["xla"]
+    (api / "ffi.h").write_text("class Future {};\nclass RemainingRets {};\n")
+    assert json.loads(find(packages).stdout)["xla"]
 
 
 def test_none(tmp_path):

@@ -21,6 +21,7 @@ import pytest
 RANKS = Path(__file__).parent / "ranks"
 LOOP = (sys.executable, RANKS / "allreduce_loop.py")
 FIT = (sys.executable, RANKS / "fit.py")
+FIT_XLA = (*FIT, "--xla")
 
 # How soon every survivor must have raised.
 PROMPT_SECONDS = 2.0
@@ -123,6 +124,10 @@ def test_a_killed_rank_in_a_loop_of_allreduces(khvdrun, tmp_path, kill, delays):
 
 def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, delays):
     delays.append(kill_at_random(khvdrun, FIT, tmp_path, seed=fit_kill))
+
+
+def test_a_killed_rank_in_a_compiled_fit(khvdrun, tmp_path, fit_kill, delays):
+    delays.append(kill_at_random(khvdrun, FIT_XLA, tmp_path, seed=1000 + fit_kill))
 
 
 def test_a_killed_rank_that_holds_much_memory(khvdrun, tmp_path, is_soak):

@@ -1,11 +1,8 @@
 // KerasHvdAllreduce: element-wise reduction of one tensor, or of a group, over all
 // ranks.
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -48,15 +45,7 @@ process_set: the ranks that take part.
 class AllreduceKernel : public CollectiveKernel {
  public:
   explicit AllreduceKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("reduce_op", &reduce_op_));
-    OP_REQUIRES(ctx, reduce_op_ >= KHVD_AVERAGE && reduce_op_ <= KHVD_PRODUCT,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "reduce_op must be ", static_cast<int>(KHVD_AVERAGE), " to ",
-                    static_cast<int>(KHVD_PRODUCT), ", got ", reduce_op_)));
-    OP_REQUIRES_OK(ctx, GetScale(ctx, "prescale", &prescale_));
-    OP_REQUIRES_OK(ctx, GetScale(ctx, "postscale", &postscale_));
-    // Two zeros would mean "unscaled" to the engine; one of them is the same number.
-    if (prescale_ == 0) postscale_ = 1;
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
@@ -70,25 +59,14 @@ class AllreduceKernel : public CollectiveKernel {
       submission->Add(ctx->input(i), output);
     }
     khvd_request request = Request(KHVD_ALLREDUCE);
-    request.reduce_op = static_cast<khvd_reduce_op>(reduce_op_);
-    request.prescale = prescale_;
-    request.postscale = postscale_;
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
     Submission::Submit(std::move(submission), request);
   }
 
  private:
-  static absl::Status GetScale(OpKernelConstruction* ctx, const char* attribute,
-                               double* scale) {
-    std::string text;
-    absl::Status status = ctx->GetAttr(attribute, &text);
-    if (!status.ok() || absl::SimpleAtod(text, scale)) return status;
-    return absl::InvalidArgumentError(
-        absl::StrCat(attribute, " must be a number, got '", text, "'"));
-  }
-
-  int reduce_op_ = KHVD_AVERAGE;
-  double prescale_ = 1;
-  double postscale_ = 1;
+  Reduction reduction_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_CPU),

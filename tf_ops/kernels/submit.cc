@@ -1,23 +1,15 @@
 // Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
-#include <atomic>
-
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tf_ops/kernels/completion.h"
+#include "tf_ops/kernels/submitter.h"
 
 namespace keras_hvd {
 namespace {
 
 using tensorflow::Tensor;
-
-// 0 is left to callers of the C API that have no submitter of their own.
-uint64_t NextSubmitter() {
-  static std::atomic<uint64_t> last{0};
-  return ++last;
-}
 
 khvd_dtype EngineType(tensorflow::DataType dtype) {
   switch (dtype) {
@@ -66,13 +58,8 @@ absl::Status EngineStatus(int code, const char* message) {
 
 CollectiveKernel::CollectiveKernel(tensorflow::OpKernelConstruction* ctx)
     : AsyncOpKernel(ctx), submitter_(NextSubmitter()) {
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
-  OP_REQUIRES(ctx, !tensor_name_.empty(),
-              absl::InvalidArgumentError(
-                  absl::StrCat(type_string(), " '", name(),
-                               "' needs a tensor_name: it is what "
-                               "matches this rank's tensor to the other ranks'")));
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
+  OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+  OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
 }
 
 khvd_request CollectiveKernel::Request(khvd_kind kind) const {

@@ -14,12 +14,9 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/attributes.h"
 
 namespace keras_hvd {
-
-// The element types that the engine knows, as an op's list of allowed types.
-#define KERAS_HVD_DTYPES \
-  "{uint8, int8, int32, int64, half, bfloat16, float, double, bool}"
 
 // The base of the kernels: reads the attributes that all collectives have.
 class CollectiveKernel : public tensorflow::AsyncOpKernel {

@@ -1,5 +1,7 @@
 """A rank for the tests of failures: trains with Keras' `fit` until something happens.
 
+With "--xla" before RECORDS it has the steps compiled by XLA.
+
 It says "looping PID" once it trains, and notes in RECORDS/N.json which error ended it
 and when, on the clock that all processes of a machine share.
 """
@@ -36,8 +38,8 @@ def main() -> None:
         ]
     )
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3))
-    model.compile(optimizer=optimizer, loss="mse")
-    record = Path(sys.argv[1]) / f"{keras_hvd.rank()}.json"
+    model.compile(optimizer=optimizer, loss="mse", jit_compile="--xla" in sys.argv)
+    record = Path(sys.argv[-1]) / f"{keras_hvd.rank()}.json"
     try:
         model.fit(
             *(inputs, inputs.sum(axis=1)),

@@ -308,37 +308,62 @@ def test_custom_optimizer_that_would_skip_the_reduction(kind, in_graph, several_
         tf.function(step)() if in_graph else step()
 
 
-def test_xla_is_refused_before_any_step(several_ranks, make_linear, points):
-    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    model = make_linear(optimizer, jit_compile=True)
-    weights = model.get_weights()
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        model.fit(*points, verbose=0)
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        model.fit(
-            *points,
-            verbose=0,
-            callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)],
-        )
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        model.train_on_batch(*points)
-    np.testing.assert_array_equal(model.get_weights()[0], weights[0])
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_ranks_need_not_agree_on_xla(
+    steps_per_execution, rank, make_linear, points, difference
+):
+    """Their buckets have the same names and tensors, compiled or not.
+
+    The updates differ in the last bits, for XLA fuses multiplications and additions.
+    """
+    keras.utils.set_random_seed(1)
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    model = make_linear(
+        optimizer,
+        jit_compile=rank % 2 == 0,
+        steps_per_execution=steps_per_execution,
+    )
+    model.fit(
+        *(rows[rank::4] for rows in points),
+        batch_size=2,
+        verbose=0,
+        callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)],
+    )
+    model.train_on_batch(*(rows[rank::4] for rows in points))
+    for others in keras_hvd.allgather_object(model.get_weights()):
+        assert difference(model.get_weights(), others) < 1e-5
 
 
-def test_xla_is_refused_in_a_loop_of_ones_own(several_ranks):
+def test_compiled_loop_of_ones_own(rank, size):
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([variable])
 
     @tf.function(jit_compile=True)
     def step():
-        optimizer.apply([tf.constant([1.0])], [variable])
+        optimizer.apply([tf.constant([float(rank)])], [variable])
 
-    with pytest.raises(
-        NotImplementedError, match="optimizer 'sgd' would train under XLA"
-    ):
+    for _ in range(3):
         step()
+    np.testing.assert_allclose(variable.numpy(), [-3 * (size - 1) / 2])
+
+
+def test_infinite_gradient_of_one_rank_under_xla(rank, size):
+    """All ranks skip the step, as they do without XLA."""
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), initial_scale=1.0
+    )
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=True)
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    step(tf.constant([np.inf if rank == size - 1 else 1.0]))
     np.testing.assert_array_equal(variable.numpy(), [0.0])
+    step(tf.constant([1.0]))
+    np.testing.assert_array_equal(variable.numpy(), [-2.0])
 
 
 def test_strategy_is_refused(several_ranks):

@@ -94,8 +94,17 @@ CASES = {
 }
 
 
+compiled_or_not = pytest.mark.parametrize("xla", [False, True], ids=["", "jit_compile"])
+
+
 def train(
-    case: Case, seed: int, wrap: Callable, x: np.ndarray, y: np.ndarray, batch: int
+    case: Case,
+    seed: int,
+    wrap: Callable,
+    x: np.ndarray,
+    y: np.ndarray,
+    batch: int,
+    xla: bool = False,
 ) -> keras.Model:
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
@@ -105,6 +114,7 @@ def train(
         model.compile(
             wrap(case.optimizer()),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=xla,
         )
     finally:
         keras.config.set_dtype_policy("float32")
@@ -142,33 +152,37 @@ def reference(data, rank, size):
 
 @pytest.fixture
 def train_distributed(data, rank, part_of_batches):
-    def train_case(case: Case) -> keras.Model:
+    def train_case(case: Case, xla: bool) -> keras.Model:
         mine = [part_of_batches(rows, BATCH_OF_RANK) for rows in data]
         # Only rank 0 starts from the reference's weights.
         wrap = keras_hvd.DistributedOptimizer
-        return train(case, 7 + rank, wrap, *mine, BATCH_OF_RANK)
+        return train(case, 7 + rank, wrap, *mine, BATCH_OF_RANK, xla)
 
     return train_case
 
 
+@compiled_or_not
 @pytest.mark.parametrize("name", CASES)
-def test_weights(name, reference, train_distributed, difference, equal_on_all_ranks):
-    model = train_distributed(CASES[name])
+def test_weights(
+    name, xla, reference, train_distributed, difference, equal_on_all_ranks
+):
+    model = train_distributed(CASES[name], xla)
     weights = model.get_weights()
     assert difference(weights, reference[name]) < CASES[name].tolerance
     assert equal_on_all_ranks(weights)
     assert equal_on_all_ranks([each.numpy() for each in model.optimizer.variables])
 
 
+@compiled_or_not
 def test_can_fail(
-    reference, train_distributed, difference, equal_on_all_ranks, monkeypatch, size
+    xla, reference, train_distributed, difference, equal_on_all_ranks, monkeypatch, size
 ):
     """Without the reduction, neither of the two comparisons holds."""
     if size == 1:
         pytest.skip("one rank has nothing to reduce")
     monkeypatch.setattr(
-        "keras_hvd.optimizer.grouped_allreduce", lambda tensors, op, name: tensors
+        "keras_hvd.optimizer._reduce_buckets", lambda buckets, *others: buckets
     )
-    weights = train_distributed(CASES["sgd"]).get_weights()
+    weights = train_distributed(CASES["sgd"], xla).get_weights()
     assert difference(weights, reference["sgd"]) > 100 * CASES["sgd"].tolerance
     assert not equal_on_all_ranks(weights)

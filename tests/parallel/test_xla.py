@@ -1,0 +1,447 @@
+"""Collectives in programs compiled by XLA (`jit_compile=True`) on the CPU."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd.collectives import gradients
+from keras_hvd.optimizer import _mark_of
+
+DTYPES = (
+    tf.uint8,
+    tf.int8,
+    tf.int32,
+    tf.int64,
+    tf.float16,
+    tf.bfloat16,
+    tf.float32,
+    tf.float64,
+    tf.bool,
+)
+OPS = (
+    keras_hvd.Average,
+    keras_hvd.Sum,
+    keras_hvd.Min,
+    keras_hvd.Max,
+    keras_hvd.Product,
+)
+
+
+def compiled(function: Callable) -> Callable:
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def hlo(function: Callable, *args: tf.Tensor) -> str:
+    """The program after XLA's last pass, as it runs."""
+    return function.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
+
+
+# --- the collectives -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_same_bits_as_without_xla(dtype, values, rank):
+    """Of all types, one program: each op alone, then a group and a broadcast."""
+    ops = OPS[2:] if dtype == tf.bool else OPS
+    x = tf.constant(values(dtype, (3, 5), rank), dtype)
+
+    def step(x):
+        reduced = [keras_hvd.allreduce(x, op) for op in ops]
+        group = keras_hvd.grouped_allreduce([x, x[0], x[:0]], ops[-1])
+        last = keras_hvd.size() - 1
+        return [
+            *reduced,
+            *group,
+            keras_hvd.broadcast(x, last),
+            keras_hvd.allgather(x),
+        ]
+
+    expected = tf.function(step, autograph=False)(x)
+    for got, wanted in zip(compiled(step)(x), expected, strict=True):
+        assert got.shape == wanted.shape
+        assert got.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+def test_scales(rank, size):
+    @compiled
+    def step(x):
+        return keras_hvd.allreduce(
+            x, keras_hvd.Sum, prescale_factor=0.5, postscale_factor=3.0
+        )
+
+    total = sum(range(size))
+    np.testing.assert_array_equal(step(tf.fill([4], float(rank))), [1.5 * total] * 4)
+
+
+def test_layout_of_operands_is_the_same_on_all_ranks(rank, size):
+    """XLA may prefer columns; on rank 0 alone the tensor is computed transposed."""
+    x = tf.reshape(tf.range(12.0), [3, 4])
+
+    @compiled
+    def step(x):
+        y = tf.transpose(tf.matmul(tf.transpose(x), tf.eye(3))) if rank == 0 else x
+        return keras_hvd.allreduce(y, keras_hvd.Sum)
+
+    np.testing.assert_array_equal(step(x), x * size)
+
+
+def test_types_that_travel_as_bytes():
+    @compiled
+    def step(x):
+        return keras_hvd.broadcast(x, 0)
+
+    seeds = np.array([1, 2**32 - 1], np.uint32)
+    np.testing.assert_array_equal(step(tf.constant(seeds)), seeds)
+
+
+def test_odd_names():
+    name = 'grad "w"\\0 \n {é}'
+
+    @compiled
+    def step(x):
+        return keras_hvd.allreduce(x, name=name)
+
+    np.testing.assert_array_equal(step(tf.ones([2])), [1, 1])
+
+
+def test_barrier(rank, several_ranks):
+    """Nobody passes it before rank 0, which is held up, is there."""
+    arrived = threading.Event()
+
+    @compiled
+    def step():
+        keras_hvd.barrier("compiled")
+        return tf.constant(1)
+
+    def run():
+        step()
+        arrived.set()
+
+    if rank != 0:
+        thread = threading.Thread(target=run)
+        thread.start()
+        # The second barrier would be early if the first did not hold.
+        assert not arrived.wait(0.3)
+        keras_hvd.barrier("let_rank_0_go")
+        thread.join()
+    else:
+        keras_hvd.barrier("let_rank_0_go")
+        run()
+    assert arrived.is_set()
+
+
+def test_gradients_of_collectives(rank, size):
+    def losses(x):
+        w = tf.cast(rank + 1, tf.float32)
+        yield tf.reduce_sum(keras_hvd.allreduce(x, keras_hvd.Sum) * w)
+        yield tf.reduce_sum(keras_hvd.allgather(x) * w)
+        yield tf.reduce_sum(keras_hvd.broadcast(x, 0) * w)
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            results = list(losses(x))
+        return [tape.gradient(loss, x) for loss in results]
+
+    total = float(sum(range(1, size + 1)))
+    x = tf.fill([2, 3], float(rank))
+    expected = (total, total, total if rank == 0 else 0)
+    for gradient, value in zip(compiled(step)(x), expected, strict=True):
+        np.testing.assert_array_equal(gradient, np.full([2, 3], value))
+
+
+def test_gradient_of_a_compiled_function_from_outside(rank, size):
+    gather = compiled(lambda x: keras_hvd.allgather(x, name="outside"))
+    x = tf.fill([2, 3], float(rank))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(gather(x)) * (rank + 1)
+    expected = np.full([2, 3], float(sum(range(1, size + 1))))
+    np.testing.assert_array_equal(tape.gradient(loss, x), expected)
+
+
+# --- programs ------------------------------------------------------------------------
+
+
+def test_while_loop(rank, size):
+    @compiled
+    def step(x):
+        def body(i, total):
+            return i + 1, total + keras_hvd.allreduce(x + total, keras_hvd.Sum)
+
+        zeros = tf.zeros_like(x)
+        return tf.while_loop(lambda i, _: i < 3, body, (0, zeros))[1]
+
+    expected = np.zeros(2)
+    total = np.full(2, float(sum(range(size))))
+    for _ in range(3):
+        expected = expected + total + size * expected
+    np.testing.assert_array_equal(step(tf.fill([2], float(rank))), expected)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branch(taken, size):
+    @compiled
+    def step(x, condition):
+        return tf.cond(
+            condition,
+            lambda: keras_hvd.allreduce(x, keras_hvd.Sum, name="taken"),
+            lambda: keras_hvd.broadcast(x, 0, name="not_taken") * 7.0,
+        )
+
+    result = step(tf.ones([2]), tf.constant(taken))
+    np.testing.assert_array_equal(result, [size if taken else 7] * 2)
+
+
+def test_function_in_a_function(size):
+    inner = compiled(lambda x: keras_hvd.allreduce(x, keras_hvd.Sum, name="inner"))
+
+    @tf.function
+    def outer(x):
+        return inner(x) + keras_hvd.allreduce(x, keras_hvd.Sum, name="outer")
+
+    np.testing.assert_array_equal(outer(tf.ones([2])), [2 * size] * 2)
+
+
+def test_some_ranks_compile_and_some_do_not(rank, size):
+    def step(x):
+        return keras_hvd.allreduce(x, keras_hvd.Sum, name="mixed")
+
+    function = compiled(step) if rank % 2 else step
+    np.testing.assert_array_equal(function(tf.ones([2])), [size] * 2)
+
+
+def test_one_program_in_two_threads(size):
+    """Each run finds its own requests, though both run the same code."""
+
+    @compiled
+    def step(x):
+        return keras_hvd.allreduce(x, keras_hvd.Sum, name="threads")
+
+    results = {}
+
+    def run(value):
+        for _ in range(50):
+            results[value] = step(tf.fill([2], value)).numpy()
+
+    # The same name in both threads of a rank: they queue, and any order may come out,
+    # so all threads give the same value here.
+    threads = [threading.Thread(target=run, args=(1.0,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(results[1.0], [size] * 2)
+
+
+def test_two_functions_in_two_threads(size):
+    functions = [
+        compiled(lambda x, i=i: keras_hvd.allreduce(x, keras_hvd.Sum, name=f"two/{i}"))
+        for i in range(2)
+    ]
+    results = [None, None]
+
+    def run(i):
+        for _ in range(50):
+            results[i] = functions[i](tf.fill([2], float(i))).numpy()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(2):
+        np.testing.assert_array_equal(results[i], [i * size] * 2)
+
+
+def test_many_steps_of_independent_calls(size):
+    """Calls that blocked a thread would be stuck at the second step."""
+
+    @compiled
+    def step(x):
+        return [keras_hvd.allreduce(x + i, keras_hvd.Sum) for i in range(8)]
+
+    x = tf.ones([1024])
+    for _ in range(500):
+        results = step(x)
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, [(1 + i) * size] * 1024)
+
+
+def test_one_rank_compiles_again(rank, size):
+    """Uneven batches: the last rank has another program for each number of rows."""
+
+    @compiled
+    def step(x):
+        hidden = tf.tanh(x)
+        mean = keras_hvd.allreduce(tf.reduce_mean(hidden, 0))
+        spread = keras_hvd.allreduce(tf.reduce_max(hidden, 0), keras_hvd.Max)
+        return mean + spread
+
+    for rows in (4, 5, 6, 4):
+        rows_here = rows if rank == size - 1 else 4
+        result = step(tf.ones([rows_here, 3]))
+        np.testing.assert_allclose(result, np.full(3, 2 * np.tanh(1)), rtol=1e-6)
+
+
+# --- memory and order ----------------------------------------------------------------
+
+
+def test_nothing_is_copied():
+    """A parameter is sent from where it is, and the result received where it goes."""
+
+    @compiled
+    def step(x):
+        return keras_hvd.allreduce(x)
+
+    program = hlo(step, tf.ones([1000]))
+    assert "keras_hvd_start" in program and "keras_hvd_done" in program
+    assert not re.search(r"f32\S* copy\(", program)
+
+
+def test_gradients_are_reduced_where_they_are():
+    """Backprop's results are overwritten; what is needed as it was is copied."""
+
+    @compiled
+    def step(x, w):
+        grads = [[tf.matmul(x, w)], [tf.matmul(w, x)]]
+        reduced = gradients.submit(grads, ["one", "two"], [1, 2], keras_hvd.Sum)
+        return [each for bucket in reduced for each in bucket]
+
+    x = tf.ones([32, 32])
+    assert not re.search(r"f32\S* copy\(", hlo(step, x, x))
+
+    @compiled
+    def shared(x):
+        grad = x * 2.0
+        reduced = gradients.submit(
+            [[grad, x], [grad]], ["three", "four"], [3, 4], keras_hvd.Sum
+        )
+        return [grad, x, *reduced[0], *reduced[1]]
+
+    n = keras_hvd.size()
+    for got, value in zip(shared(x), (2, 1, 2 * n, n, 2 * n), strict=True):
+        np.testing.assert_array_equal(got, np.full([32, 32], value))
+
+
+def test_gradients_travel_while_backprop_runs(rank, several_ranks):
+    """All buckets but the first layer's arrive before its gradient can be computed.
+
+    On the way to the first layer's gradient rank 0's backprop passes a gate, that opens
+    when the other ranks have the gradients of all other layers.
+    """
+    keras.utils.clear_session()
+    # XLA runs a program one instruction after another where all its tensors are tiny.
+    model = keras.Sequential([keras.Input((64,))])
+    for _ in range(6):
+        model.add(keras.layers.Dense(64, activation="tanh", use_bias=False))
+    kernels = model.trainable_variables
+    buckets = list(reversed(kernels))
+    names = [f"travel/{i}" for i in range(len(buckets))]
+    marks = [_mark_of([kernel.path]) for kernel in buckets]
+
+    @tf.custom_gradient
+    def gate(x):
+        return tf.identity(x), lambda upstream: keras_hvd.allreduce(
+            upstream, keras_hvd.Sum, name="travel/gate"
+        )
+
+    @compiled
+    def step(x):
+        with tf.GradientTape() as tape:
+            first, *others = model.layers
+            x = gate(first(x))
+            for layer in others:
+                x = layer(x)
+            loss = tf.reduce_sum(x)
+        grads = [[each] for each in reversed(tape.gradient(loss, kernels))]
+        return gradients.submit(grads, names, marks, keras_hvd.Sum)
+
+    if rank == 0:
+        step(tf.ones([4, 64]))
+        return
+    for name, kernel, mark in zip(names, buckets, marks, strict=True):
+        if name == names[-1]:
+            keras_hvd.allreduce(tf.zeros([4, 64]), keras_hvd.Sum, name="travel/gate")
+        keras_hvd.grouped_allreduce(
+            [tf.zeros(kernel.shape), tf.zeros([0, mark], tf.uint8)],
+            keras_hvd.Sum,
+            name=name,
+        )
+
+
+# --- errors --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def raises(error: type[Exception], *parts: str):
+    """All ranks get the error, with all that it has to say."""
+    with pytest.raises(error) as raised:
+        yield
+    missing = [part for part in parts if part not in str(raised.value)]
+    assert keras_hvd.allgather_object(missing) == [[]] * keras_hvd.size(), raised.value
+
+
+def test_shapes_that_differ(rank, several_ranks):
+    step = compiled(lambda x: keras_hvd.allreduce(x, name="shapes"))
+    with raises(tf.errors.InvalidArgumentError, "shapes", "[3]", "[2]"):
+        step(tf.ones([2 if rank == 0 else 3]))
+    np.testing.assert_array_equal(step(tf.ones([2])), [1, 1])
+
+
+def test_an_error_among_other_collectives(rank, size, several_ranks):
+    """The others have ended, with their memory, before the error is raised."""
+
+    @compiled
+    def step(x, y):
+        large = [keras_hvd.allreduce(y + i, keras_hvd.Sum) for i in range(6)]
+        return keras_hvd.allreduce(x, name="among"), large
+
+    y = tf.ones([1 << 16])
+    for _ in range(5):
+        with raises(tf.errors.InvalidArgumentError, "among"):
+            step(tf.ones([2 if rank == 0 else 3]), y)
+    _, large = step(tf.ones([2]), y)
+    for i, each in enumerate(large):
+        np.testing.assert_array_equal(each, np.full(1 << 16, size * (1 + i)))
+
+
+def test_an_error_in_a_loop(rank, several_ranks):
+    @compiled
+    def step(x):
+        def body(i, total):
+            return i + 1, total + tf.reduce_sum(keras_hvd.allreduce(x, name="loop"))
+
+        return tf.while_loop(lambda i, _: i < 3, body, (0, 0.0))[1]
+
+    with raises(tf.errors.InvalidArgumentError, "loop"):
+        step(tf.ones([2 if rank == 0 else 3]))
+
+
+def test_rows_of_an_allgather_that_differ(rank, several_ranks):
+    step = compiled(lambda x: keras_hvd.allgather(x, name="rows"))
+    with raises(tf.errors.InvalidArgumentError, "'rows'", "fixed shapes", "rows"):
+        step(tf.ones([2 if rank == 0 else 3, 2]))
+    assert step(tf.ones([2, 2])).shape == (2 * keras_hvd.size(), 2)
+
+
+def test_no_such_root(several_ranks):
+    step = compiled(lambda x: keras_hvd.broadcast(x, 99, name="root"))
+    with raises(tf.errors.InvalidArgumentError, "99"):
+        step(tf.ones([2]))
+
+
+def test_shapes_that_are_known_at_run_time_only():
+    @compiled
+    def step(x):
+        return keras_hvd.allreduce(tf.where(x > 0))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="shape is known when"):
+        step(tf.constant([1.0, -1.0]))

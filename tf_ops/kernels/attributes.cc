@@ -1,0 +1,51 @@
+// The attributes of the collective ops; see attributes.h.
+#include "tf_ops/kernels/attributes.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/platform/errors.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+
+absl::Status ReadScale(OpKernelConstruction* ctx, const char* attribute,
+                       double* scale) {
+  std::string text;
+  TF_RETURN_IF_ERROR(ctx->GetAttr(attribute, &text));
+  if (absl::SimpleAtod(text, scale)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(attribute, " must be a number, got '", text, "'"));
+}
+
+}  // namespace
+
+absl::Status ReadTensorName(OpKernelConstruction* ctx, std::string* name) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("tensor_name", name));
+  if (!name->empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      ctx->def().op(), " '", ctx->def().name(),
+      "' needs a tensor_name: it is what matches this rank's tensor to the other "
+      "ranks'"));
+}
+
+absl::Status ReadProcessSet(OpKernelConstruction* ctx, int32_t* set) {
+  return ctx->GetAttr("process_set", set);
+}
+
+absl::Status ReadReduction(OpKernelConstruction* ctx, Reduction* reduction) {
+  TF_RETURN_IF_ERROR(ctx->GetAttr("reduce_op", &reduction->op));
+  if (reduction->op < KHVD_AVERAGE || reduction->op > KHVD_PRODUCT) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reduce_op must be ", static_cast<int>(KHVD_AVERAGE), " to ",
+                     static_cast<int>(KHVD_PRODUCT), ", got ", reduction->op));
+  }
+  TF_RETURN_IF_ERROR(ReadScale(ctx, "prescale", &reduction->prescale));
+  TF_RETURN_IF_ERROR(ReadScale(ctx, "postscale", &reduction->postscale));
+  // Two zeros would mean "unscaled" to the engine; one of them is the same number.
+  if (reduction->prescale == 0) reduction->postscale = 1;
+  return absl::OkStatus();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,32 @@
+// The attributes of the collective ops, as the kernels for the CPU and for XLA read
+// them.
+#ifndef KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
+#define KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/engine/c_api.h"
+
+namespace keras_hvd {
+
+// The element types that the engine knows, as an op's list of allowed types.
+#define KERAS_HVD_DTYPES \
+  "{uint8, int8, int32, int64, half, bfloat16, float, double, bool}"
+
+// How an allreduce combines elements.
+struct Reduction {
+  int32_t op = KHVD_AVERAGE;  // khvd_reduce_op
+  double prescale = 1;
+  double postscale = 1;
+};
+
+absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
+absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);
+absl::Status ReadReduction(tensorflow::OpKernelConstruction* ctx, Reduction* reduction);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_

@@ -1,0 +1,14 @@
+// Numbers that tell one op's requests from another's; see submitter.h.
+#include "tf_ops/kernels/submitter.h"
+
+#include <atomic>
+
+namespace keras_hvd {
+
+uint64_t NextSubmitter() {
+  // 0 is left to callers of the C API that have no submitter of their own.
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace keras_hvd

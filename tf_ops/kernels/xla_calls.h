@@ -1,0 +1,47 @@
+// The two custom calls that a collective becomes in a program compiled by XLA.
+//
+// *Start* hands the request to the engine and returns. *Done* ends when the engine has
+// ended the request, through a future: no thread of XLA waits for a peer. Between the
+// two the engine works on XLA's buffers, so nothing is copied; done takes the buffers
+// too, which keeps XLA from giving them to anything else in between.
+//
+//   start: token, tensors...                 -> token, results (not yet valid)...
+//   done:  token, results..., tensors...     -> results (the same memory)...
+//
+// A token is a list of numbers, a value like any other to XLA, so that one program can
+// run many times at once and in loops: the run's number (0 before its first start),
+// then those of requests. A start takes the token of the start before it, which is all
+// that orders the two, and puts its number into its slot; done finds it there. A done
+// without results gives its token back.
+#ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
+#define KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "tf_ops/engine/c_api.h"
+
+namespace keras_hvd {
+
+inline constexpr char kStartTarget[] = "keras_hvd_start";
+inline constexpr char kDoneTarget[] = "keras_hvd_done";
+
+// The attributes of a start: a request, as far as it is known at compile time.
+struct CompiledRequest {
+  int32_t kind = KHVD_ALLREDUCE;  // khvd_kind
+  std::string_view name;
+  int64_t submitter = 0;
+  int32_t process_set = 0;
+  int32_t reduce_op = KHVD_AVERAGE;  // khvd_reduce_op
+  int32_t root = 0;
+  double prescale = 1;
+  double postscale = 1;
+  // Not negative: a tensor without elements of this length comes last, whose shape the
+  // engine compares between ranks. XLA would copy it here and there.
+  int64_t mark = -1;
+  int32_t slot = 1;  // of the request's number in the token
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_

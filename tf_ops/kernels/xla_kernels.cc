@@ -1,0 +1,439 @@
+// The collective ops in programs compiled by XLA: what each becomes there.
+//
+// All of them in one file, for the headers of the compiler take half a minute. An op
+// becomes the two custom calls of xla_calls.h, and where it stands between others of
+// its program is decided here:
+//
+// Starts are chained. XLA starts independent calls in no promised order, and makes one
+// wait for another where it gives a buffer to both. In programs that differ between
+// ranks (other shapes, other code on one of them) such waits could close a circle: rank
+// 0's second start waits for its first done, rank 1's first start for its second done.
+// Not with the starts in one order; it is that of compilation, which goes by the names
+// of nodes. A computation of its own (a branch, a loop's body) has a chain of its own.
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
+#include "tensorflow/compiler/tf2xla/xla_op_registry.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/attributes.h"
+#include "tf_ops/kernels/submitter.h"
+#include "tf_ops/kernels/xla_calls.h"
+#include "xla/hlo/builder/lib/constants.h"
+#include "xla/hlo/builder/xla_builder.h"
+#include "xla/layout_util.h"
+#include "xla/shape_util.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::XlaOpKernelContext;
+
+// The token of a computation's last start.
+class Chain : public tensorflow::ResourceBase {
+ public:
+  explicit Chain(xla::XlaOp first) : last(first) {}
+  std::string DebugString() const override { return "keras_hvd: the last start"; }
+
+  xla::XlaOp last;
+};
+
+// What is in a step's container lives while one computation is compiled.
+absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> ChainOf(XlaOpKernelContext* ctx) {
+  tensorflow::OpKernelContext* const kernel = ctx->op_kernel_context();
+  xla::XlaBuilder* const builder = ctx->builder();
+  Chain* chain = nullptr;
+  TF_RETURN_IF_ERROR(kernel->step_container()->LookupOrCreate<Chain>(
+      kernel->resource_manager(), "keras_hvd/last_start", &chain,
+      [builder](Chain** created) {
+        *created = new Chain(xla::ConstantR1<uint64_t>(builder, 2, 0));
+        return absl::OkStatus();
+      }));
+  return tensorflow::core::RefCountPtr<Chain>(chain);
+}
+
+// Values and their shapes, as the engine wants them: the last dimension contiguous,
+// whatever layout XLA would have liked on this rank.
+struct Values {
+  void Add(xla::XlaOp value, xla::Shape shape) {
+    xla::LayoutUtil::SetToDefaultLayout(&shape);
+    values.push_back(value);
+    shapes.push_back(std::move(shape));
+  }
+  void Append(const Values& others) {
+    values.insert(values.end(), others.values.begin(), others.values.end());
+    shapes.insert(shapes.end(), others.shapes.begin(), others.shapes.end());
+  }
+
+  std::vector<xla::XlaOp> values;
+  std::vector<xla::Shape> shapes;
+};
+
+absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
+  Values inputs;
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    absl::StatusOr<xla::Shape> shape = ctx->InputXlaShape(i);
+    TF_RETURN_IF_ERROR(shape.status());
+    if (shape->is_dynamic()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          ctx->op_kernel().name(),
+          ": a collective under XLA takes tensors whose shape ",
+          "is known when the program is compiled; got ", shape->ToString()));
+    }
+    inputs.Add(ctx->Input(i), *std::move(shape));
+  }
+  return inputs;
+}
+
+// A request as a dictionary of MLIR, which is what attributes of custom calls are.
+std::string Attributes(const CompiledRequest& request) {
+  std::string name;
+  for (const char c : request.name) {
+    if (absl::ascii_isalnum(c) || absl::StrContains("_-./", c)) {
+      name.push_back(c);
+    } else {
+      const auto byte = static_cast<unsigned char>(c);
+      absl::StrAppend(&name, "\\", absl::Hex(byte, absl::kZeroPad2));
+    }
+  }
+  const auto bits = [](double number) {
+    uint64_t value;
+    std::memcpy(&value, &number, sizeof(value));
+    return absl::StrCat("0x", absl::Hex(value, absl::kZeroPad16), " : f64");
+  };
+  return absl::StrCat(
+      "{kind = ", request.kind, " : i32, name = \"", name,
+      "\", submitter = ", request.submitter,
+      " : i64, process_set = ", request.process_set,
+      " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
+      " : i32, prescale = ", bits(request.prescale),
+      ", postscale = ", bits(request.postscale), ", mark = ", request.mark,
+      " : i64, slot = ", request.slot, " : i32}");
+}
+
+// Which results are written into the memory of which operands.
+using Aliases =
+    std::vector<std::pair<xla::ShapeIndex, std::pair<int64_t, xla::ShapeIndex>>>;
+
+void AddAlias(int64_t result, int64_t operand, Aliases* aliases) {
+  aliases->push_back({xla::ShapeIndex{result}, {operand, xla::ShapeIndex{}}});
+}
+
+// Emits a custom call; its results.
+std::vector<xla::XlaOp> Call(xla::XlaBuilder* builder, const char* target,
+                             const Values& operands,
+                             absl::Span<const xla::Shape> results,
+                             const std::string& attributes, const Aliases& aliases) {
+  const xla::XlaOp call = xla::CustomCallWithLayout(
+      builder, target, operands.values, xla::ShapeUtil::MakeTupleShape(results),
+      operands.shapes, attributes, /*has_side_effect=*/true, aliases,
+      /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
+      xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
+  std::vector<xla::XlaOp> elements;
+  for (size_t i = 0; i < results.size(); ++i) {
+    elements.push_back(xla::GetTupleElement(call, static_cast<int64_t>(i)));
+  }
+  return elements;
+}
+
+xla::Shape TokenShape(int64_t requests) {
+  return xla::ShapeUtil::MakeShapeWithDenseLayout(xla::U64, {1 + requests}, {0});
+}
+
+// A request that has left.
+struct Started {
+  int32_t slot = 1;
+  xla::XlaOp token;
+  xla::Shape token_shape;
+  Values results;  // to be used by its done alone
+  Values inputs;   // which must live until then
+};
+
+// What the kernels share.
+class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES(ctx, ctx->device_type().type_string() == tensorflow::DEVICE_CPU_XLA_JIT,
+                absl::UnimplementedError(absl::StrCat(
+                    "keras_hvd's collectives cannot be compiled by XLA for ",
+                    ctx->device_type().type_string(),
+                    " yet, for the CPU only: pass jit_compile=False to compile() or to "
+                    "tf.function()")));
+    OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
+  }
+
+ protected:
+  CompiledRequest Request(khvd_kind kind, std::string_view name) const {
+    CompiledRequest request = {};
+    request.kind = kind;
+    request.name = name;
+    request.submitter = static_cast<int64_t>(NextSubmitter());
+    request.process_set = process_set_;
+    return request;
+  }
+
+ private:
+  int32_t process_set_ = 0;
+};
+
+// Emits a start, the next one in its computation, with a token of its own.
+absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& request,
+                              Values inputs, absl::Span<const xla::Shape> results) {
+  const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+  TF_RETURN_IF_ERROR(chain.status());
+  const absl::StatusOr<xla::Shape> last = ctx->builder()->GetShape((*chain)->last);
+  TF_RETURN_IF_ERROR(last.status());
+  Started started;
+  started.token_shape = TokenShape(1);
+  Values operands;
+  operands.Add((*chain)->last, *last);
+  operands.Append(inputs);
+  std::vector<xla::Shape> shapes = {started.token_shape};
+  shapes.insert(shapes.end(), results.begin(), results.end());
+  const std::vector<xla::XlaOp> elements =
+      Call(ctx->builder(), kStartTarget, operands, shapes, Attributes(request), {});
+  started.token = (*chain)->last = elements[0];
+  for (size_t i = 0; i < results.size(); ++i) {
+    started.results.Add(elements[1 + i], results[i]);
+  }
+  started.inputs = std::move(inputs);
+  return started;
+}
+
+// Emits the done of a start; the results, or the token if there are none.
+std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
+  Values operands;
+  operands.Add(started.token, started.token_shape);
+  operands.Append(started.results);
+  operands.Append(started.inputs);
+  Aliases aliases;
+  std::vector<xla::Shape> shapes = started.results.shapes;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto place = static_cast<int64_t>(i);
+    AddAlias(place, 1 + place, &aliases);
+  }
+  if (shapes.empty()) {
+    shapes = {started.token_shape};
+    AddAlias(0, 0, &aliases);
+  }
+  return Call(ctx->builder(), kDoneTarget, operands, shapes,
+              absl::StrCat("{slot = ", started.slot, " : i32}"), aliases);
+}
+
+// Emits a whole collective whose results have the shapes of its inputs.
+void CompileUnchanged(XlaOpKernelContext* ctx, const CompiledRequest& request) {
+  absl::StatusOr<Values> inputs = InputsOf(ctx);
+  OP_REQUIRES_OK(ctx, inputs.status());
+  const std::vector<xla::Shape> shapes = inputs->shapes;
+  const absl::StatusOr<Started> started =
+      Start(ctx, request, *std::move(inputs), shapes);
+  OP_REQUIRES_OK(ctx, started.status());
+  const std::vector<xla::XlaOp> results = Done(ctx, *started);
+  for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
+}
+
+class AllreduceXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit AllreduceXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_name_);
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    CompileUnchanged(ctx, request);
+  }
+
+ private:
+  std::string tensor_name_;
+  Reduction reduction_;
+};
+
+class BroadcastXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit BroadcastXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("root_rank", &root_rank_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    CompiledRequest request = Request(KHVD_BROADCAST, tensor_name_);
+    request.root = root_rank_;
+    CompileUnchanged(ctx, request);
+  }
+
+ private:
+  std::string tensor_name_;
+  int32_t root_rank_ = 0;
+};
+
+class AllgatherXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit AllgatherXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    const int64_t size = khvd_size();
+    OP_REQUIRES(ctx, size > 0,
+                absl::FailedPreconditionError(
+                    "allgather: call keras_hvd.init() before it is compiled by XLA"));
+    absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    xla::Shape gathered = inputs->shapes[0];
+    OP_REQUIRES(ctx, !gathered.dimensions().empty(),
+                absl::InvalidArgumentError(
+                    "allgather joins tensors along their first dimension, and a scalar "
+                    "has none: give it one, with tf.expand_dims(x, 0)"));
+    const int64_t rows = gathered.dimensions(0);
+    gathered.set_dimensions(0, rows * size);
+    const absl::StatusOr<Started> started = Start(
+        ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs), {gathered});
+    OP_REQUIRES_OK(ctx, started.status());
+    ctx->SetOutput(0, Done(ctx, *started)[0]);
+
+    // Where ranks differ in it, the request fails: see xla_calls.cc.
+    tensorflow::Tensor first_dims(tensorflow::DT_INT64,
+                                  tensorflow::TensorShape({size}));
+    first_dims.vec<int64_t>().setConstant(rows);
+    ctx->SetConstantOutput(1, first_dims);
+  }
+
+ private:
+  std::string tensor_name_;
+};
+
+class BarrierXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit BarrierXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    const absl::StatusOr<Started> started =
+        Start(ctx, Request(KHVD_BARRIER, tensor_name_), {}, {});
+    OP_REQUIRES_OK(ctx, started.status());
+    // What is compiled after it also starts after it, the next barrier for one.
+    const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+    OP_REQUIRES_OK(ctx, chain.status());
+    (*chain)->last = Done(ctx, *started)[0];
+  }
+
+ private:
+  std::string tensor_name_;
+};
+
+class GradientsXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit GradientsXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_names", &tensor_names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_sizes", &bucket_sizes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
+    int64_t tensors = 0;
+    for (const int64_t size : bucket_sizes_) tensors += size;
+    OP_REQUIRES(
+        ctx,
+        tensor_names_.size() == bucket_sizes_.size() &&
+            marks_.size() == bucket_sizes_.size() && tensors == ctx->num_inputs(),
+        absl::InvalidArgumentError("each bucket has a name and a mark, and each "
+                                   "tensor belongs to one bucket"));
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  }
+
+  // Backprop must not wait for a bucket, in whatever way. So nothing between the first
+  // start and the last needs memory that XLA could first have given to something else
+  // and make the start wait for: results are written over the gradients, and one token
+  // goes through all starts. No done comes before the last start, for XLA would give
+  // the bucket's memory to the next layers once it is there.
+  void Compile(XlaOpKernelContext* ctx) override {
+    const absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+    OP_REQUIRES_OK(ctx, chain.status());
+    const auto count = static_cast<int64_t>(bucket_sizes_.size());
+    xla::XlaOp token =
+        xla::ConcatInDim(ctx->builder(),
+                         {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
+                          xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
+                         0);
+    std::vector<Started> buckets;
+    size_t first = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      buckets.push_back(StartBucket(ctx, token, *inputs, first, i));
+      token = buckets.back().token;
+      first += static_cast<size_t>(bucket_sizes_[i]);
+    }
+    (*chain)->last = token;
+    int output = 0;
+    for (Started& bucket : buckets) {
+      bucket.token = token;
+      for (const xla::XlaOp result : Done(ctx, bucket))
+        ctx->SetOutput(output++, result);
+    }
+  }
+
+ private:
+  Started StartBucket(XlaOpKernelContext* ctx, xla::XlaOp token, const Values& inputs,
+                      size_t first, int64_t place) const {
+    CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_names_[place]);
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    request.mark = marks_[place];
+    request.slot = static_cast<int32_t>(1 + place);
+    Started started;
+    started.slot = request.slot;
+    started.token_shape = TokenShape(static_cast<int64_t>(bucket_sizes_.size()));
+    Values operands;
+    operands.Add(token, started.token_shape);
+    Aliases in_place;
+    AddAlias(0, 0, &in_place);
+    for (int64_t i = 0; i < bucket_sizes_[place]; ++i) {
+      operands.Add(inputs.values[first + i], inputs.shapes[first + i]);
+      AddAlias(1 + i, 1 + i, &in_place);
+    }
+    const std::vector<xla::XlaOp> elements =
+        Call(ctx->builder(), kStartTarget, operands, operands.shapes,
+             Attributes(request), in_place);
+    started.token = elements[0];
+    for (size_t i = 1; i < elements.size(); ++i) {
+      started.results.Add(elements[i], operands.shapes[i]);
+    }
+    return started;
+  }
+
+  std::vector<std::string> tensor_names_;
+  std::vector<int64_t> bucket_sizes_;
+  std::vector<int64_t> marks_;
+  Reduction reduction_;
+};
+
+// Not REGISTER_XLA_OP: it counts only until TensorFlow compiles its first program, and
+// this library is loaded when the first collective is used.
+#define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
+  REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_CPU_XLA_JIT), KERNEL); \
+  REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_GPU_XLA_JIT), KERNEL)
+
+KERAS_HVD_REGISTER_XLA("KerasHvdAllgather", AllgatherXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdAllreduce", AllreduceXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdBarrier", BarrierXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdBroadcast", BroadcastXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
+
+}  // namespace
+}  // namespace keras_hvd
