@@ -24,10 +24,12 @@ DISTRIBUTIONS = (
     "tf-nightly-cpu",
 )
 OLDEST = (2, 16)
-# What start and done calls of collectives need: the interface and its futures.
+# What start and done calls of collectives need: the interface with its futures, and the
+# programs' builder where it is today.
 XLA_HEADERS = {
     "xla/ffi/api/c_api.h": "XLA_FFI_Future_Create",
-    "xla/ffi/api/ffi.h": "class RemainingRets",
+    "xla/ffi/api/ffi.h": "class CountDownPromise",
+    "xla/hlo/builder/xla_builder.h": "CustomCallWithLayout",
 }
 LIBRARIES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
 

@@ -72,12 +72,15 @@ def test_every_name_it_is_published_under(packages, name, version):
 
 def test_what_xla_needs(packages):
     add_distribution(packages, "tensorflow", "2.21.0")
-    api = packages / "tensorflow" / "include" / "xla" / "ffi" / "api"
-    api.mkdir(parents=True)
-    (api / "c_api.h").write_text("typedef XLA_FFI_Future_Create(...);\n")
-    (api / "ffi.h").write_text("class RemainingArgs {};\n")
-    assert not json.loads(find(packages).stdout)["xla"]
-    (api / "ffi.h").write_text("class Future {};\nclass RemainingRets {};\n")
+    xla = packages / "tensorflow" / "include" / "xla"
+    for header, text in {
+        "ffi/api/c_api.h": "typedef XLA_FFI_Future_Create(...);\n",
+        "ffi/api/ffi.h": "class CountDownPromise {};\n",
+        "hlo/builder/xla_builder.h": "XlaOp CustomCallWithLayout(...);\n",
+    }.items():
+        assert not json.loads(find(packages).stdout)["xla"]
+        (xla / header).parent.mkdir(parents=True, exist_ok=True)
+        (xla / header).write_text(text)
     assert json.loads(find(packages).stdout)["xla"]
 
 

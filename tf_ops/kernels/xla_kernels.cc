@@ -30,7 +30,6 @@
 #include "tf_ops/kernels/attributes.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/xla_calls.h"
-#include "xla/hlo/builder/lib/constants.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/layout_util.h"
 #include "xla/shape_util.h"
