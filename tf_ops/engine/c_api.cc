@@ -316,6 +316,9 @@ int khvd_shutdown(void) {
     std::lock_guard<std::mutex> lock(g_mutex);
     process.swap(Current());
   }
+  // Here, not with the last reference: another thread may hold one while it waits for
+  // the end of its request.
+  if (process != nullptr) process->engine().Stop();
   return KHVD_OK;
 }
 

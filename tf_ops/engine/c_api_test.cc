@@ -2,10 +2,12 @@
 #include "tf_ops/engine/c_api.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <random>
 #include <set>
@@ -395,6 +397,31 @@ std::vector<int> RunJob(int size, const std::function<int(int)>& body) {
     ends.push_back(child->Reap());
   }
   return ends;
+}
+
+TEST(JobTest, ShutdownEndsWhatAnotherThreadWaitsFor) {
+  const std::vector<int> ends = RunJob(2, [](int rank) {
+    Request request;
+    if (rank == 1) {
+      request.request.name = "y";
+      CHECK_HERE(request.Run() == KHVD_RANK_FAILED);
+      return 0;
+    }
+    std::atomic<int> code{-1};
+    std::thread caller([&] { code = request.Run(); });
+    // An engine that has nothing to do does not sleep as often.
+    khvd_counters counters = {};
+    counters.struct_size = sizeof(counters);
+    while (khvd_get_counters(&counters) == KHVD_OK && counters.sleeps < 5) {
+      poll(nullptr, 0, 10);
+    }
+    CHECK_HERE(code == -1);
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    caller.join();
+    CHECK_HERE(code == KHVD_SHUT_DOWN);
+    return 0;
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0}));
 }
 
 TEST(JobTest, RanksReduceGatherBroadcastAndMeet) {

@@ -94,7 +94,10 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }
 
-Engine::~Engine() {
+Engine::~Engine() { Stop(); }
+
+void Engine::Stop() {
+  if (!thread_.joinable()) return;
   stopping_.store(true);
   block_.bell.Ring();
   thread_.join();
@@ -138,13 +141,12 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
   };
   const Status queued = Queue(std::move(operation));
   if (!queued.ok()) return queued;
-  if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
+  std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
-  {
-    std::lock_guard<std::mutex> driving(driving_);
-    callers_ -= 1;
-    Drive(result.ended);
-  }
+  // No longer than until the end: who drives may wait for what this thread does next.
+  SpinUntil([&] { return result.ended.load() || driving.try_lock(); });
+  callers_ -= 1;
+  DriveOrRing(&driving, result.ended);
   std::unique_lock<std::mutex> lock(result.mutex);
   result.changed.wait(lock, [&] { return result.ended.load(); });
   return result.status;
@@ -157,15 +159,18 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   const Status queued = Queue(std::move(operation));
   if (!queued.ok()) return queued;
   std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
-  if (!driving) {
-    RingForSubmission();
-  } else {
-    if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
-    Drive(ending->ended);
-    driving.unlock();
-  }
+  DriveOrRing(&driving, ending->ended);
   if (ending->claimed.exchange(true)) done(ending->status);
   return Status::Ok();
+}
+
+// Somebody has to see to what was just queued: this thread, if it may drive.
+void Engine::DriveOrRing(std::unique_lock<std::mutex>* driving,
+                         const std::atomic<bool>& ended) {
+  if (!driving->owns_lock()) return RingForSubmission();
+  if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
+  Drive(ended);
+  driving->unlock();
 }
 
 // Drives while there is something to do, or soon may be, instead of the engine's
@@ -173,7 +178,7 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
 void Engine::Drive(const std::atomic<bool>& ended) {
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
   block_.bell.Cancel();
-  while (!ended.load(std::memory_order_relaxed)) {
+  while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = Progress();
     if (!RunNext() && !progressed && !SpinForNews()) break;
   }
@@ -183,22 +188,22 @@ void Engine::Drive(const std::atomic<bool>& ended) {
 // What has come meanwhile is taken in here where that is all there is to do; waking the
 // engine's thread would cost more, and this thread may be back at once.
 void Engine::LeaveDriving() {
-  for (int look = 0; look < 2; ++look) {
-    block_.bell.Announce(Listening());
-    if (!HasNews(Listening())) break;
+  block_.bell.Announce(Listening());
+  if (HasNews(Listening())) {
     block_.bell.Cancel();
     Progress();
+    block_.bell.Announce(Listening());
   }
+  // The ring needs the announcement: the engine's thread may sleep since before it.
   if (HasPending() || HasNews(Listening()) || !to_do_.empty() || stopping_.load()) {
     block_.bell.Ring();
   }
 }
 
-// Callers come first. The one that takes over looks at everything there is.
+// Callers come first. One takes over, or has its result already, within a moment.
 void Engine::GiveWay(std::unique_lock<std::mutex>* driving) {
-  block_.bell.Announce();
   driving->unlock();
-  block_.bell.Sleep(Clock::now() + kStallCheck);
+  SpinUntil([this] { return callers_.load() == 0; });
   driving->lock();
 }
 
@@ -310,7 +315,9 @@ void Engine::Rest(std::unique_lock<std::mutex>* driving) {
   const bool watchful = HasPending() || !was_idle_ ||
                         (coordination_ != nullptr && coordination_->anything_waits());
   if (watchful) resting_.store(false);
-  if (HasNews(listening) || stopping_.load()) return block_.bell.Cancel();
+  // A ring about what this was not listening to yet has been missed.
+  const bool listens = listening == Listening();
+  if (!listens || HasNews(listening) || stopping_.load()) return block_.bell.Cancel();
   counters_.sleeps += 1;
   const Clock::time_point deadline = watchful && !failure_handled_
                                          ? Clock::now() + kStallCheck
@@ -321,7 +328,16 @@ void Engine::Rest(std::unique_lock<std::mutex>* driving) {
   const bool alone = driving->try_lock();
   if (!alone) driving->lock();
   was_idle_ = !rung;
-  if (!rung && alone && HasNews(listening)) counters_.lost_wakes += 1;
+  if (rung || !alone) return;
+  CheckForLostWake(listening, HasNews(Listening()));
+  block_.bell.Cancel();
+}
+
+// After a sleep that no ring has ended. Who published the news may have been held up
+// before it could ring; but ring it must.
+void Engine::CheckForLostWake(uint32_t listening, bool has_news) {
+  if (!has_news || block_.bell.Sleep(Clock::now() + kStallCheck, listening)) return;
+  counters_.lost_wakes += 1;
 }
 
 // What wakes an engine outside of a collective. Nothing can be decided without rank 0's
@@ -337,8 +353,9 @@ void Engine::SleepInCollective(const Ready& ready, bool stopping) {
   block_.bell.Announce();
   if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
   counters_.sleeps += 1;
-  const bool rung = block_.bell.Sleep(Clock::now() + kStallCheck);
-  if (!rung && due()) counters_.lost_wakes += 1;
+  if (block_.bell.Sleep(Clock::now() + kStallCheck)) return;
+  CheckForLostWake(Doorbell::kEverything, due());
+  block_.bell.Cancel();
 }
 
 bool Engine::HasPending() const { return pending_count_.load() > 0; }
@@ -347,7 +364,8 @@ bool Engine::HasPending() const { return pending_count_.load() > 0; }
 // ----------------------------------------------------------------------
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
-  if (InputBytes(*operation) <= kSmallBytes)
+  // Where others are under way, what comes next may be one that takes long.
+  if (!HasPending() && InputBytes(*operation) <= kSmallBytes)
     return SubmitAndDrive(std::move(operation));
   const Status queued = Queue(std::move(operation));
   if (queued.ok()) RingForSubmission();

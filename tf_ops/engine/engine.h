@@ -80,7 +80,6 @@ struct EngineCounters {
 class Engine : private Waiter {
  public:
   Engine(EngineOptions options, std::shared_ptr<Segment> segment);
-  // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -91,6 +90,9 @@ class Engine : private Waiter {
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
 
+  // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
+  void Stop();
+
   const EngineCounters& counters() const { return counters_; }
 
  private:
@@ -98,6 +100,8 @@ class Engine : private Waiter {
   using Ready = std::function<bool()>;
 
   void Loop();
+  void DriveOrRing(std::unique_lock<std::mutex>* driving,
+                   const std::atomic<bool>& ended);
   void Drive(const std::atomic<bool>& ended);
   void LeaveDriving();
   void GiveWay(std::unique_lock<std::mutex>* driving);
@@ -112,6 +116,7 @@ class Engine : private Waiter {
   uint32_t Listening() const;
   void Rest(std::unique_lock<std::mutex>* driving);
   void SleepInCollective(const Ready& ready, bool stopping);
+  void CheckForLostWake(uint32_t listening, bool has_news);
 
   // Submissions.
   Status Queue(std::unique_ptr<Operation> operation);

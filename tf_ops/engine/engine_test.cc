@@ -22,6 +22,9 @@ namespace {
 constexpr std::chrono::seconds kForever(60);
 // Two windows of 4 KiB, so that little data needs many.
 constexpr int64_t kTinyExchange = 8 << 10;
+// Inputs so large that the engine's thread runs them, not the one that submits.
+const std::vector<float> kManyValues(50000, 1);
+const std::vector<int32_t> kManyRows(50000);
 
 using Buffer = std::vector<char>;
 
@@ -97,50 +100,25 @@ class Rank {
 
   // Returns the request's number.
   size_t Submit(Ask ask) {
-    Request* request;
-    size_t number;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      number = requests_.size();
-      request = &requests_.emplace_back();
-    }
-    request->ask = std::move(ask);
-    const Description& description = request->ask.description;
-    auto operation = std::make_unique<Operation>();
-    operation->description = std::make_shared<Description>(description);
-    operation->submitter = request->ask.submitter;
-    operation->rows = request->ask.rows;
-    if (description.kind != Kind::kAllgather) {
-      request->output.resize(description.bytes());
-    }
-    int64_t offset = 0;
-    for (const TensorDescription& tensor : description.tensors) {
-      operation->buffers.push_back(
-          {request->ask.input.data() + offset, request->output.data() + offset});
-      offset += Elements(tensor) * Bytes(tensor.dtype);
-    }
-    operation->allocate = [request](const std::vector<int64_t>& rows) -> void* {
-      request->ask.on_allocate();
-      if (!request->ask.has_memory) return nullptr;
-      int64_t sum = 0;
-      for (int64_t count : rows) sum += count;
-      request->output.resize(sum * sizeof(int32_t));
-      return request->output.data();
-    };
-    operation->done = [this, request](const Status& status) {
-      request->ask.on_end();
-      std::lock_guard<std::mutex> lock(mutex_);
-      request->status = status;
-      request->ends += 1;
-      changed_.notify_all();
-    };
-    const Status refused = engine_->Submit(std::move(operation));
+    const size_t number = Add(std::move(ask));
+    const Status refused = engine_->Submit(OperationFor(number));
     if (!refused.ok()) {
       std::lock_guard<std::mutex> lock(mutex_);
-      request->status = refused;
-      request->refused = true;
+      requests_[number].status = refused;
+      requests_[number].refused = true;
     }
     return number;
+  }
+
+  // The same, and the calling thread drives until the end; gives the number in `*at`.
+  Status Drive(Ask ask, size_t* at = nullptr) {
+    const size_t number = Add(std::move(ask));
+    const Status status = engine_->Run(OperationFor(number));
+    std::lock_guard<std::mutex> lock(mutex_);
+    requests_[number].status = status;
+    requests_[number].ends += 1;
+    if (at != nullptr) *at = number;
+    return status;
   }
 
   // Waits for the end of a request.
@@ -162,6 +140,8 @@ class Rank {
   }
 
   Status Run(Ask ask) { return End(Submit(std::move(ask))); }
+
+  void Stop() { engine_->Stop(); }
 
   const Buffer& Output(size_t number) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -189,6 +169,14 @@ class Rank {
                          [](const Request& request) {
                            return request.ends > 0 && !request.status.ok();
                          });
+  }
+
+  // Waits until a request is under way.
+  bool AwaitPending() {
+    return Eventually([&] {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return !requests_.empty();
+    });
   }
 
   // Waits until the engine sleeps until it is rung: its other sleeps are shorter.
@@ -222,6 +210,51 @@ class Rank {
     int ends = 0;
     bool refused = false;
   };
+
+  size_t Add(Ask ask) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    requests_.emplace_back().ask = std::move(ask);
+    return requests_.size() - 1;
+  }
+
+  Request* AtNumber(size_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return &requests_[number];
+  }
+
+  std::unique_ptr<Operation> OperationFor(size_t number) {
+    Request* const request = AtNumber(number);
+    const Description& description = request->ask.description;
+    auto operation = std::make_unique<Operation>();
+    operation->description = std::make_shared<Description>(description);
+    operation->submitter = request->ask.submitter;
+    operation->rows = request->ask.rows;
+    if (description.kind != Kind::kAllgather) {
+      request->output.resize(description.bytes());
+    }
+    int64_t offset = 0;
+    for (const TensorDescription& tensor : description.tensors) {
+      operation->buffers.push_back(
+          {request->ask.input.data() + offset, request->output.data() + offset});
+      offset += Elements(tensor) * Bytes(tensor.dtype);
+    }
+    operation->allocate = [request](const std::vector<int64_t>& rows) -> void* {
+      request->ask.on_allocate();
+      if (!request->ask.has_memory) return nullptr;
+      int64_t sum = 0;
+      for (int64_t count : rows) sum += count;
+      request->output.resize(sum * sizeof(int32_t));
+      return request->output.data();
+    };
+    operation->done = [this, request](const Status& status) {
+      request->ask.on_end();
+      std::lock_guard<std::mutex> lock(mutex_);
+      request->status = status;
+      request->ends += 1;
+      changed_.notify_all();
+    };
+    return operation;
+  }
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -426,6 +459,36 @@ TEST_P(RanksTest, ManyThreadsMaySubmit) {
 }
 
 // As a graph does it: the end of one request starts the next.
+TEST_P(RanksTest, CallersThatWaitDriveBesideThreadsThatSubmit) {
+  EngineOptions options;
+  options.cores = GetParam() % 2 == 0 ? GetParam() : 1;  // with spinning and without
+  Job job(GetParam(), options);
+  const float size = GetParam();
+  job.ForEach([&](Rank& self, int) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        const std::vector<float> input =
+            thread % 2 == 0 ? std::vector<float>{1, 1, 1} : kManyValues;
+        const std::vector<float> expected(input.size(), size);
+        for (int i = 0; i < 50; ++i) {
+          Ask ask = Sum(std::to_string(thread), input);
+          size_t number;
+          if (thread < 2) {
+            ASSERT_TRUE(self.Drive(std::move(ask), &number).ok());
+          } else {
+            number = self.Submit(std::move(ask));
+            ASSERT_TRUE(self.End(number).ok());
+          }
+          ASSERT_EQ(FromBytes<float>(self.Output(number)), expected);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    self.CheckEnds();
+  });
+}
+
 TEST_P(RanksTest, DoneMaySubmit) {
   constexpr int kLinks = 200;
   Job job(GetParam());
@@ -447,13 +510,14 @@ TEST_P(RanksTest, WhatIsReadyTogetherIsFused) {
   Job job(GetParam());
   // Rank 0 decides nothing until everything is there.
   std::atomic<bool> closed{false}, complete{false};
-  Ask gate = Meet("gate");
+  Ask gate = Sum("gate", kManyValues);
   gate.on_end = [&] {
     closed = true;
     EXPECT_TRUE(Eventually([&] { return complete.load(); }));
   };
   job[0].Submit(gate);
-  for (int rank = 1; rank < job.size(); ++rank) job[rank].Submit(Meet("gate"));
+  for (int rank = 1; rank < job.size(); ++rank)
+    job[rank].Submit(Sum("gate", kManyValues));
   ASSERT_TRUE(Eventually([&] { return closed.load(); }));
   for (int rank = 0; rank < job.size(); ++rank) {
     for (int i = 0; i < 300; ++i) job[rank].Submit(Sum(std::to_string(i), {1, 2}));
@@ -651,13 +715,13 @@ TEST(DepartureTest, AllMayLeaveAtOnceAfterTheirLastCollective) {
 TEST(DepartureTest, InTheMiddleOfACollective) {
   Job job(2);
   std::atomic<bool> held{false}, gone{false};
-  Ask ask = Gather("x", std::vector<int32_t>(5000));
+  Ask ask = Gather("x", kManyRows);
   ask.on_allocate = [&] {
     held = true;
     EXPECT_TRUE(Eventually([&] { return gone.load(); }));
   };
   const size_t number = job[0].Submit(ask);
-  const size_t other = job[1].Submit(Gather("x", std::vector<int32_t>(5000)));
+  const size_t other = job[1].Submit(Gather("x", kManyRows));
   ASSERT_TRUE(Eventually([&] { return held.load(); }));
   job[1].Leave();
   gone = true;
@@ -666,6 +730,75 @@ TEST(DepartureTest, InTheMiddleOfACollective) {
   EXPECT_EQ(status.code, Code::kRankFailed);
   EXPECT_TRUE(Contains(status.message, "left the job in the middle of allgather 'x'"))
       << status.message;
+}
+
+// ---- Callers that drive
+
+// Runs `body` on a thread that waits for the end of `ask` meanwhile.
+Status WhileDriving(Rank& rank, Ask ask, const std::function<void()>& body) {
+  Status status;
+  std::thread caller([&] { status = rank.Drive(std::move(ask)); });
+  EXPECT_TRUE(rank.AwaitPending());
+  body();
+  caller.join();
+  return status;
+}
+
+TEST(DrivingTest, ACallerGetsItsResultThoughThePeersComeMuchLater) {
+  for (int caller : {0, 1}) {
+    Job job(2);
+    const Status status = WhileDriving(job[caller], Sum("x", {1}), [&] {
+      const int64_t sleeps = job[caller].counters().sleeps;
+      EXPECT_TRUE(Eventually([&] { return job[caller].counters().sleeps > sleeps; }));
+      EXPECT_TRUE(job[1 - caller].Run(Sum("x", {1})).ok());
+    });
+    EXPECT_TRUE(status.ok()) << status.message;
+  }
+}
+
+TEST(DrivingTest, ACallerHearsOfAFailure) {
+  for (int caller : {0, 1}) {
+    Job job(2);
+    const Status status = WhileDriving(job[caller], Sum("x", {1}), [&] {
+      EXPECT_TRUE(job.segment().Fail(0, Code::kRankFailed, "rank 1 fell over"));
+    });
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_TRUE(Contains(status.message, "rank 1 fell over")) << status.message;
+  }
+}
+
+TEST(DrivingTest, ACallerHearsOfADeparture) {
+  for (int caller : {0, 1}) {
+    Job job(2);
+    const Status status =
+        WhileDriving(job[caller], Sum("x", {1}), [&] { job[1 - caller].Leave(); });
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_TRUE(Contains(status.message, "has left the job")) << status.message;
+  }
+}
+
+TEST(DrivingTest, AnEngineThatStopsEndsWhatItsCallersWaitFor) {
+  for (int caller : {0, 1}) {
+    Job job(2);
+    const Status status =
+        WhileDriving(job[caller], Sum("x", {1}), [&] { job[caller].Stop(); });
+    EXPECT_EQ(status.code, Code::kShutDown);
+    EXPECT_EQ(job[caller].Drive(Sum("y", {1})).code, Code::kShutDown);
+  }
+}
+
+TEST(DrivingTest, ASmallRequestMayEndOnTheThreadThatSubmitsIt) {
+  Job job(1);
+  int here = 0;
+  for (int i = 0; i < 100; ++i) {
+    Ask ask = Sum("x", {1});
+    ask.on_end = [&, caller = std::this_thread::get_id()] {
+      here += std::this_thread::get_id() == caller;
+    };
+    EXPECT_TRUE(job[0].Run(std::move(ask)).ok());
+  }
+  // But for those during which the engine's own thread happened to look.
+  EXPECT_GT(here, 50);
 }
 
 // ---- Failures
@@ -817,10 +950,10 @@ TEST(StallTest, InTheMiddleOfACollectiveNamesTheRankThatHoldsItUp) {
   Job job(2, options);
   CapturedErrors errors;
   std::atomic<bool> released{false};
-  Ask ask = Gather("x", std::vector<int32_t>(5000));
+  Ask ask = Gather("x", kManyRows);
   ask.on_allocate = [&] { EXPECT_TRUE(Eventually([&] { return released.load(); })); };
   const size_t number = job[0].Submit(ask);
-  const Status status = job[1].Run(Gather("x", std::vector<int32_t>(5000)));
+  const Status status = job[1].Run(Gather("x", kManyRows));
   released = true;
   EXPECT_EQ(status.code, Code::kRankFailed);
   EXPECT_TRUE(Contains(status.message, "has not answered for 1 s in allgather 'x'"))

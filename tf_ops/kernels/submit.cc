@@ -37,6 +37,9 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
   }
 }
 
+// The request that this thread is handing to the engine, which may end it meanwhile.
+thread_local const void* submitting = nullptr;
+
 absl::Status EngineStatus(int code, const char* message) {
   switch (code) {
     case KHVD_OK:
@@ -99,7 +102,9 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
 
   // Once the engine has it, the request may end, and be deleted, before submit returns.
   Submission* const submitted = submission.release();
+  submitting = submitted;
   const int code = khvd_submit(&request);
+  submitting = nullptr;
   if (code == KHVD_OK) return;
   submission.reset(submitted);
   submission->ctx_->SetStatus(EngineStatus(code, khvd_last_error()));
@@ -131,6 +136,8 @@ void Submission::Ended(void* context, int code, const char* message) {
   // last one is never given up here, where freeing a large buffer would hold all up.
   tensorflow::AsyncOpKernel::DoneCallback done = std::move(submission->done_);
   submission.reset();
+  // In the op's own thread, what follows may run at once, as after any other op.
+  if (context == submitting) return done();
   CompleteLater(std::move(done));
 }
 

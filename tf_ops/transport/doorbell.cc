@@ -52,13 +52,11 @@ void Doorbell::Announce(uint32_t listening) {
 void Doorbell::Cancel() { listening_.store(0, std::memory_order_relaxed); }
 
 bool Doorbell::Sleep(Clock::time_point deadline, uint32_t listening) {
-  bool rung = true;
   while (listening_.load(std::memory_order_acquire) == listening) {
     if (FutexWait(&listening_, listening, deadline)) continue;
-    rung = listening_.exchange(0, std::memory_order_acq_rel) != listening;
-    break;
+    return listening_.load(std::memory_order_acquire) != listening;
   }
-  return rung;
+  return true;
 }
 
 }  // namespace keras_hvd

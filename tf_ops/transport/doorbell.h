@@ -32,7 +32,8 @@ class alignas(64) Doorbell {
   void Announce(uint32_t listening = kEverything);
   // Takes the announcement back.
   void Cancel();
-  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline.
+  // Sleeps until somebody rings, or until `deadline`. Returns false on the deadline;
+  // the announcement then still stands.
   bool Sleep(Clock::time_point deadline, uint32_t listening = kEverything);
 
  private:
