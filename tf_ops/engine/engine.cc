@@ -21,6 +21,9 @@ namespace {
 // rank. A futex round trip takes about as long; more would only take time from the
 // training.
 constexpr std::chrono::microseconds kSpin(50);
+// The same for a peer that is about to come: ranks that do the same work in TensorFlow
+// between two collectives end it about that much apart.
+constexpr std::chrono::microseconds kSpinForNews(200);
 // What a decision may take, a rank's wake included, for the next one to be spun for.
 constexpr std::chrono::microseconds kPromptWake(150);
 // With fewer cores than ranks: how often it lets others run before it sleeps.
@@ -144,7 +147,7 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
   // No longer than until the end: who drives may wait for what this thread does next.
-  SpinUntil([&] { return result.ended.load() || driving.try_lock(); });
+  SpinUntil([&] { return result.ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
   DriveOrRing(&driving, result.ended);
   std::unique_lock<std::mutex> lock(result.mutex);
@@ -203,7 +206,7 @@ void Engine::LeaveDriving() {
 // Callers come first. One takes over, or has its result already, within a moment.
 void Engine::GiveWay(std::unique_lock<std::mutex>* driving) {
   driving->unlock();
-  SpinUntil([this] { return callers_.load() == 0; });
+  SpinUntil([this] { return callers_.load() == 0; }, kSpin);
   driving->lock();
 }
 
@@ -248,7 +251,7 @@ bool Engine::HasNews(uint32_t listening) {
 // --------------------------------------------------------------------------
 
 bool Engine::Wait(const Ready& ready, int awaited) {
-  if (SpinUntil(ready)) return true;
+  if (SpinUntil(ready, kSpin)) return true;
   const Clock::time_point since = Clock::now();
   Clock::time_point stop_at = Clock::time_point::max();
   while (true) {
@@ -272,7 +275,7 @@ bool Engine::Wait(const Ready& ready, int awaited) {
   }
 }
 
-bool Engine::SpinUntil(const Ready& ready) const {
+bool Engine::SpinUntil(const Ready& ready, Clock::duration spin) const {
   if (options_.cores < segment_->size()) {
     for (int i = 0; i < kYields; ++i) {
       if (ready()) return true;
@@ -280,7 +283,7 @@ bool Engine::SpinUntil(const Ready& ready) const {
     }
     return ready();
   }
-  const Clock::time_point end = Clock::now() + kSpin;
+  const Clock::time_point end = Clock::now() + spin;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
@@ -297,7 +300,8 @@ bool Engine::SpinForNews() {
   if (!HasPending()) return false;
   if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
   if (!prompt_.load()) return false;
-  if (SpinUntil([this] { return HasNews() || callers_.load() > 0; })) return true;
+  const auto due = [this] { return HasNews() || callers_.load() > 0; };
+  if (SpinUntil(due, kSpinForNews)) return true;
   prompt_.store(false);
   return false;
 }
@@ -462,7 +466,7 @@ bool Engine::ReadDecisions() {
 void Engine::NoteDecision() {
   const Clock::time_point since =
       std::exchange(waiting_since_, Clock::time_point::max());
-  const Clock::duration soon = prompt_.load() ? kSpin : kPromptWake;
+  const Clock::duration soon = prompt_.load() ? kSpinForNews : kPromptWake;
   prompt_.store(since == Clock::time_point::max() || Clock::now() - since < soon);
 }
 

@@ -111,7 +111,7 @@ class Engine : private Waiter {
 
   // Waiting.
   bool Wait(const Ready& ready, int awaited) override;
-  bool SpinUntil(const Ready& ready) const;
+  bool SpinUntil(const Ready& ready, Clock::duration spin) const;
   bool SpinForNews();
   uint32_t Listening() const;
   void Rest(std::unique_lock<std::mutex>* driving);
