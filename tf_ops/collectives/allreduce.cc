@@ -1,8 +1,8 @@
 // See allreduce.h.
 //
 // The direct scheme over shared memory. The tensors, each padded to whole cache lines,
-// are seen as one line of bytes, which is worked through in windows that fit into the
-// second-level cache. A window is cut into one slice for each member. Each member
+// are seen as one line of bytes, which is worked through in windows. A window is cut
+// into one slice for each member. Each member
 //   1. copies into its exchange memory the slices that others reduce, and publishes;
 //   2. reduces its own slice, out of its tensors and the others' exchange memories,
 //      into its exchange memory and its output, and publishes that;
@@ -21,7 +21,9 @@ namespace {
 constexpr int64_t kLine = 64;
 // Up to here, reading everything from everybody is cheaper than waiting once more.
 constexpr int64_t kSmallBytes = 16 << 10;
-constexpr int64_t kWindowBytes = 512 << 10;
+// Smaller windows write lines of the exchange memory again that are still in the cache
+// of the core that read them; larger ones no longer fit into the own one.
+constexpr int64_t kWindowBytes = 1 << 20;
 // The unit in which a reduced slice goes on to its second place while it is in the
 // first-level cache.
 constexpr int64_t kPieceBytes = 8 << 10;
@@ -91,6 +93,7 @@ class Reducer {
       : options_(options),
         communicator_(*communicator),
         line_(options.tensors),
+        window_bytes_(std::min(kWindowBytes, communicator->exchange_bytes())),
         inputs_(communicator->count()),
         copy_to_output_(options.stores == Stores::kOrdinary ? CopyOrdinary
                                                             : CopyStreaming),
@@ -111,14 +114,26 @@ class Reducer {
   }
 
  private:
+  // A window's input goes out before the last one's results are copied, so that the
+  // others find it when they come to it.
   bool ReduceWindows() {
-    const int64_t window_bytes = std::min(kWindowBytes, communicator_.exchange_bytes());
-    for (int64_t begin = 0; begin < line_.bytes(); begin += window_bytes) {
-      if (begin > 0 && !communicator_.NextRound()) return false;
-      const Window window = {begin, std::min(line_.bytes(), begin + window_bytes)};
+    PublishInput(WindowAt(0));
+    for (int64_t begin = 0; begin < line_.bytes(); begin += window_bytes_) {
+      const Window window = WindowAt(begin);
       if (!ReduceWindow(window)) return false;
+      const bool last = window.end == line_.bytes();
+      if (!last) {
+        // Who has reduced this window has read all results of the one before.
+        if (!communicator_.NextRound()) return false;
+        PublishInput(WindowAt(window.end));
+      }
+      CopyResults(window, last ? 0 : 1);
     }
     return true;
+  }
+
+  Window WindowAt(int64_t begin) const {
+    return {begin, std::min(line_.bytes(), begin + window_bytes_)};
   }
 
   void ReduceAlone() {
@@ -141,24 +156,31 @@ class Reducer {
     return true;
   }
 
-  bool ReduceWindow(const Window& window) {
+  // What the others reduce.
+  void PublishInput(const Window& window) {
     const int members = communicator_.count();
-    const int self = communicator_.index();
     for (int member = 0; member < members; ++member) {
-      if (member != self) CopyIn(window, window.Part(member, members));
+      if (member != communicator_.index()) CopyIn(window, window.Part(member, members));
     }
     if (options_.stores == Stores::kStreaming) StoreFence();
     communicator_.Publish();
+  }
+
+  bool ReduceWindow(const Window& window) {
     if (!communicator_.AwaitAllPublished()) return false;
-    ReduceOwnSlice(window, window.Part(self, members));
+    ReduceOwnSlice(window, window.Part(communicator_.index(), communicator_.count()));
     if (options_.stores == Stores::kStreaming) StoreFence();
     communicator_.PublishReduced();
-    if (!communicator_.AwaitAllReduced()) return false;
+    return communicator_.AwaitAllReduced();
+  }
+
+  // What the others have reduced, in this round or the one `ago` before.
+  void CopyResults(const Window& window, int ago) {
+    const int members = communicator_.count();
     for (int step = 1; step < members; ++step) {
-      const int member = (self + step) % members;
-      CopyOut(window, window.Part(member, members), member);
+      const int member = (communicator_.index() + step) % members;
+      CopyOut(window, window.Part(member, members), member, ago);
     }
-    return true;
   }
 
   void CopyIn(const Window& window, const Window& part) {
@@ -170,8 +192,8 @@ class Reducer {
                   });
   }
 
-  void CopyOut(const Window& window, const Window& part, int member) {
-    const char* from = communicator_.Exchange(member) - window.begin;
+  void CopyOut(const Window& window, const Window& part, int member, int ago) {
+    const char* from = communicator_.Exchange(member, ago) - window.begin;
     line_.ForEach(part.begin, part.end,
                   [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                       int64_t bytes) {
@@ -222,6 +244,7 @@ class Reducer {
   const AllreduceOptions& options_;
   Communicator& communicator_;
   Line line_;
+  const int64_t window_bytes_;
   std::vector<const void*> inputs_;
   const char* own_input_ = nullptr;
   void (*const copy_to_output_)(char*, const char*, int64_t);

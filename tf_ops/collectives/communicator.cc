@@ -51,10 +51,10 @@ void Communicator::End() {
 }
 
 // Which half comes first follows from what all members know, the collective's number.
-int Communicator::Half() const { return (sequence_ + round_) & 1; }
+int Communicator::Half(int ago) const { return (sequence_ + round_ + ago) & 1; }
 
-char* Communicator::Exchange(int member) const {
-  return segment_->exchange(members_[member]) + Half() * exchange_bytes();
+char* Communicator::Exchange(int member, int ago) const {
+  return segment_->exchange(members_[member]) + Half(ago) * exchange_bytes();
 }
 
 void Communicator::Publish() { Announce(&RankBlock::published, round_ + 1); }

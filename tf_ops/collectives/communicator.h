@@ -37,10 +37,10 @@ class Communicator {
   // This rank's place among the members.
   int index() const { return index_; }
 
-  // The half of a member's exchange memory that belongs to the current round. Halves
-  // alternate, from one collective to the next as well, so that a rank may write a
-  // round while the one before is still read.
-  char* Exchange(int member) const;
+  // The half of a member's exchange memory that belongs to the current round, or to the
+  // one `ago` before. Halves alternate, from one collective to the next as well, so
+  // that a rank may write a round while the one before is still read.
+  char* Exchange(int member, int ago = 0) const;
   int64_t exchange_bytes() const { return segment_->exchange_bytes() / 2; }
 
   // False if the job has failed.
@@ -62,7 +62,7 @@ class Communicator {
     uint64_t end = 0;
   };
 
-  int Half() const;
+  int Half(int ago = 0) const;
   bool AwaitReaders();
   bool Await(Progress RankBlock::* word, int rank, uint64_t value);
   void Announce(Progress RankBlock::* word, uint64_t value);
