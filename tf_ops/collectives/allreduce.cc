@@ -26,7 +26,7 @@ constexpr int64_t kSmallBytes = 16 << 10;
 constexpr int64_t kWindowBytes = 1 << 20;
 // The unit in which a reduced slice goes on to its second place while it is in the
 // first-level cache.
-constexpr int64_t kPieceBytes = 8 << 10;
+constexpr int64_t kPieceBytes = 4 << 10;
 
 int64_t RoundUpToLine(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
