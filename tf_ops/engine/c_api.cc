@@ -16,6 +16,7 @@ namespace {
 using keras_hvd::Code;
 using keras_hvd::DataType;
 using keras_hvd::Description;
+using keras_hvd::Engine;
 using keras_hvd::Kind;
 using keras_hvd::Operation;
 using keras_hvd::Process;
@@ -210,7 +211,8 @@ Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
   return MakeOperation(request, (*process)->options().rendezvous.size, operation);
 }
 
-Status Submit(const khvd_request& request) {
+Status Submit(const khvd_request& request,
+              Status (Engine::*submit)(std::unique_ptr<Operation>)) {
   if (request.done == nullptr) return Wrong(request, "khvd_submit needs `done`");
   std::shared_ptr<Process> process;
   std::unique_ptr<Operation> operation;
@@ -220,7 +222,7 @@ Status Submit(const khvd_request& request) {
                      context = request.context](const Status& status) {
     done(context, static_cast<int>(status.code), status.message.c_str());
   };
-  return process->engine().Submit(std::move(operation));
+  return (process->engine().*submit)(std::move(operation));
 }
 
 Status Run(const khvd_request& request) {
@@ -347,7 +349,13 @@ int khvd_cross_size(void) {
   return ProcessValue([](const auto& options) { return options.cross_size; });
 }
 
-int khvd_submit(const khvd_request* request) { return Report(Submit(*request)); }
+int khvd_submit(const khvd_request* request) {
+  return Report(Submit(*request, &Engine::Submit));
+}
+
+int khvd_submit_and_drive(const khvd_request* request) {
+  return Report(Submit(*request, &Engine::SubmitAndDrive));
+}
 
 int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
 

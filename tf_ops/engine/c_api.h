@@ -80,8 +80,8 @@ typedef struct {
 } khvd_tensor;
 
 // Called once when a collective has ended, on the engine's thread or in any thread that
-// is in khvd_run: it must not block and must not call khvd_run. `message` is "" on
-// KHVD_OK and valid during the call only.
+// is in khvd_run or khvd_submit_and_drive: it must not block and must not call
+// khvd_run. `message` is "" on KHVD_OK and valid during the call only.
 typedef void (*khvd_done)(void* context, int code, const char* message);
 
 // Called, like `done`, when an allgather knows its result's first dimension: the
@@ -124,10 +124,13 @@ KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
 
 // Hands a request to the engine and returns without waiting for the peers. On KHVD_OK
-// `done` is called exactly once, for a small request perhaps on the calling thread
-// before khvd_submit returns, and the tensors' data stays the engine's until then; on
-// anything else it is never called, and khvd_last_error() has the text.
+// `done` is called exactly once, and the tensors' data stays the engine's until then;
+// on anything else it is never called, and khvd_last_error() has the text.
 KHVD_EXPORT int khvd_submit(const khvd_request* request);
+// The same for a thread that has nothing better to do: for a small request it does the
+// engine's work for as long as the peers are expected at any moment. `done` may be
+// called on it before this returns.
+KHVD_EXPORT int khvd_submit_and_drive(const khvd_request* request);
 // The same, and waits for its end; `done` is not called. Meanwhile the calling thread
 // does the engine's work, if no other thread does.
 KHVD_EXPORT int khvd_run(const khvd_request* request);

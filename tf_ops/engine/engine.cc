@@ -156,6 +156,11 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
 }
 
 Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
+  // Where others are under way, what comes next may be one that takes long.
+  const bool alone = !HasPending();
+  if (!alone || InputBytes(*operation) > kSmallBytes) {
+    return Submit(std::move(operation));
+  }
   const auto ending = std::make_shared<Ending>();
   operation->ending = ending;
   const std::function<void(const Status&)> done = operation->done;
@@ -368,9 +373,6 @@ bool Engine::HasPending() const { return pending_count_.load() > 0; }
 // ----------------------------------------------------------------------
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
-  // Where others are under way, what comes next may be one that takes long.
-  if (!HasPending() && InputBytes(*operation) <= kSmallBytes)
-    return SubmitAndDrive(std::move(operation));
   const Status queued = Queue(std::move(operation));
   if (queued.ok()) RingForSubmission();
   return queued;

@@ -3,9 +3,9 @@
 //
 // One thread at a time does all of it but the submission, which any thread may call and
 // which never waits for a peer: it drives the engine. That is the engine's own thread,
-// or a caller of Run, which waits for its result anyway and so saves two changes of
-// thread. Who drives on rank 0 is the coordinator as well, also while it waits in a
-// collective. A request travels so:
+// or a caller of Run or SubmitAndDrive, which would only wait otherwise and so saves
+// two changes of thread. Who drives on rank 0 is the coordinator as well, also while it
+// waits in a collective. A request travels so:
 //
 //   Submit -> this rank's submissions -> rank 0: Coordination -> decisions -> every
 //   rank
@@ -84,9 +84,11 @@ class Engine : private Waiter {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Does not wait for the peers. On an error `done` is not called. The calling thread
-  // drives for a small request while it may end soon, and may then call `done` itself.
+  // Does not wait for the peers. On an error `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
+  // The same, but for a small request the calling thread drives while the peers are
+  // expected at any moment; it may then call `done` itself.
+  Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
 
@@ -120,7 +122,6 @@ class Engine : private Waiter {
 
   // Submissions.
   Status Queue(std::unique_ptr<Operation> operation);
-  Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   void RingForSubmission();
   void SendSubmission(const Description& description, bool duplicate);
   bool FlushSubmissions();

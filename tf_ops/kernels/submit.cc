@@ -103,7 +103,7 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   // Once the engine has it, the request may end, and be deleted, before submit returns.
   Submission* const submitted = submission.release();
   submitting = submitted;
-  const int code = khvd_submit(&request);
+  const int code = khvd_submit_and_drive(&request);
   submitting = nullptr;
   if (code == KHVD_OK) return;
   submission.reset(submitted);
