@@ -14,6 +14,7 @@
 #include "tf_ops/collectives/barrier.h"
 #include "tf_ops/collectives/broadcast.h"
 #include "tf_ops/engine/output_check.h"
+#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
@@ -132,6 +133,7 @@ void Engine::Loop() {
   EndEverything(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
   // gone.
+  BeforeStore();
   block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
   segment_->RingAll();
 }
@@ -448,6 +450,7 @@ bool Engine::FlushSubmissions() {
         continue;
       }
       // Announced, then looked at again: the reader either sees this or has made room.
+      BeforeStore();
       if (block_.submissions_blocked.exchange(1) == 1) break;
     }
     overflowing_.store(submissions_.blocked());
@@ -465,6 +468,7 @@ bool Engine::ReadDecisions() {
   std::string_view message;
   while (decisions_.Next(&message)) to_do_.emplace_back(message);
   SegmentHeader& header = segment_->header();
+  BeforeStore();
   if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
   return true;
 }

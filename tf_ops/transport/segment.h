@@ -122,6 +122,8 @@ class Segment {
   static constexpr uint64_t kDecisionBytes = 512 << 10;
 
   void RingAll();
+  // The same for a failure, which nobody may sleep through.
+  void WakeAll();
 
   // The first failure of the job, or OK.
   Status Failure() const;
