@@ -1,7 +1,7 @@
 """Random collectives under faults, against NumPy: late, killed and stopped ranks.
 
 The faults come right before the stores that other ranks act on, in libraries that were
-built for it (tf_ops/transport/faults.h; `--faults FOLDER`, as `make soak` says). With the
+built for it (tf_ops/transport/faults.h; `--faults FOLDER`, as in `make soak`). With the
 ordinary libraries only the collectives are tested. What happens follows from `--seed`,
 which the errors name, but for how the processes are scheduled.
 """
