@@ -13,6 +13,9 @@ KERAS ?= keras==3.15.*
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := keras_hvd/_native
+# The same libraries for `make soak`, with faults.
+FAULTS := $(VENV)/faults
+SEED ?= $(shell date +%s)
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
 CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
@@ -101,9 +104,15 @@ sanitize: install
 	$(BAZEL_TEST) --config=asan //tf_ops/...
 	$(BAZEL_TEST) --config=tsan //tf_ops/...
 
-# Kills a random rank of a training at a random moment, fifty times.
+# Kills a random rank of a training at a random moment, fifty times; a thousand random
+# steps, fifty kills and some stops with libraries that have faults
+# (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known.
 soak: install
-	$(BIN)/python -m pytest -q tests/launch/test_failure.py --kills 50
+	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
+	$(BIN)/python -m pytest -q --kills 50 \
+		--seed $(SEED) --faults $(CURDIR)/$(FAULTS) \
+		tests/launch/test_faults.py tests/launch/test_kill_time.py \
+		tests/launch/test_failure.py
 
 # --- measurements -------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """Builds keras_hvd's two native libraries with Bazel and puts them into a folder.
 
-    python -I bazel/build_libraries.py FOLDER
+    python -I bazel/build_libraries.py FOLDER [CONFIG]
 
 They are built against the TensorFlow of the Python that runs this. `-I` makes it look
 past the environment that pip builds in, at what that Python really has installed. What
-the libraries were built from is noted beside them, in build_info.json.
+the libraries were built from is noted beside them, in build_info.json. CONFIG is one of
+.bazelrc, like faults.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ LIBRARIES = ("libkeras_hvd.so", "libkeras_hvd_ops.so")
 BUILD_INFO = "build_info.json"
 
 
-def build_libraries(folder: pathlib.Path) -> None:
+def build_libraries(folder: pathlib.Path, *configs: str) -> None:
     """Builds both libraries into `folder`, or exits with what is missing."""
     tensorflow = _tensorflow()
-    _run_bazel("build", *(f"//tf_ops:{name}" for name in LIBRARIES))
+    targets = (f"//tf_ops:{name}" for name in LIBRARIES)
+    _run_bazel("build", *(f"--config={config}" for config in configs), *targets)
     built = pathlib.Path(_run_bazel("info", "bazel-bin").strip(), "tf_ops")
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +87,6 @@ def _install(built: pathlib.Path, installed: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    build_libraries(pathlib.Path(sys.argv[1]).resolve())
+    build_libraries(pathlib.Path(sys.argv[1]).resolve(), *sys.argv[2:])

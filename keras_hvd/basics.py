@@ -19,7 +19,8 @@ def init() -> None:
         KerasHvdError: another rank did not arrive in time, or the system refused
             something; the text says what.
         ForkedError: this process was forked from a rank.
-        ValueError: an environment variable of keras_hvd is not a number.
+        ValueError: an environment variable of keras_hvd is not a number, or is a
+            switch that is neither 0 nor 1.
 
     Example:
 
@@ -45,6 +46,7 @@ def init() -> None:
         stall_abort=_number("KERAS_HVD_STALL_ABORT_SECONDS", float),
         exchange_bytes=_number("KERAS_HVD_EXCHANGE_BYTES", int),
         fusion_bytes=_number("KERAS_HVD_FUSION_BYTES", int),
+        check=_switch("KERAS_HVD_CHECK"),
     )
     check(native.engine().khvd_init(ctypes.byref(options)))
     atexit.unregister(shutdown)
@@ -268,3 +270,11 @@ def _number(variable: str, kind: type) -> int | float:
     except ValueError:
         wanted = "a whole number of bytes" if kind is int else "a number of seconds"
         raise ValueError(f"{variable} must be {wanted}, got {text!r}") from None
+
+
+def _switch(variable: str) -> int:
+    """An environment variable that is 1, or 0, which is the same as not set."""
+    text = os.environ.get(variable, "").strip() or "0"
+    if text not in ("0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, got {text!r}")
+    return int(text)

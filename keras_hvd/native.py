@@ -50,6 +50,7 @@ class Options(ctypes.Structure):
         ("exchange_bytes", ctypes.c_int64),
         ("fusion_bytes", ctypes.c_int64),
         ("cores", ctypes.c_int32),
+        ("check", ctypes.c_int32),
     ]
 
 

@@ -30,6 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5,
         help="at how many random moments to kill a rank (default: 5; make soak: 50)",
     )
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=0,
+        help="of all that is random in the tests under faults (default: 0)",
+    )
+    parser.addoption(
+        "--faults",
+        type=Path,
+        help="folder with libraries of a build with faults (default: no faults)",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,15 +50,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kill", range(kills - under_fit))
     if "fit_kill" in metafunc.fixturenames:
         metafunc.parametrize("fit_kill", range(under_fit))
+    if "store_kill" in metafunc.fixturenames:
+        metafunc.parametrize("store_kill", range(kills))
 
 
 _DELAYS = pytest.StashKey[list[float]]()
+_FIGURES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
 def delays(request: pytest.FixtureRequest) -> list[float]:
     """For each kill, the seconds until the last survivor had raised."""
     return request.config.stash.setdefault(_DELAYS, [])
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> list[str]:
+    """Lines to be printed at the end."""
+    return request.config.stash.setdefault(_FIGURES, [])
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
@@ -57,6 +77,20 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
             f"{len(delays)} kills: every survivor had raised after "
             f"{max(delays):.3f} s, half the times after {statistics.median(delays):.3f}"
         )
+    for line in config.stash.get(_FIGURES, []):
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """What all that is random in a test follows from."""
+    return request.config.getoption("--seed")
+
+
+@pytest.fixture
+def faults(request: pytest.FixtureRequest) -> Path | None:
+    """The folder of the libraries with faults, if there are any."""
+    return request.config.getoption("--faults")
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -86,6 +88,7 @@ bool Communicator::Await(Progress RankBlock::* word, int rank, uint64_t value) {
 }
 
 void Communicator::Announce(Progress RankBlock::* word, uint64_t value) {
+  BeforeStore();
   (segment_->block(rank_).*word).value.store(value, std::memory_order_release);
   for (int rank : members_) {
     if (rank != rank_) segment_->block(rank).bell.Ring(Doorbell::kProgress);

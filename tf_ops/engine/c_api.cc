@@ -293,6 +293,7 @@ Status Init(const khvd_options& options) {
       options.stall_warning != 0 ? options.stall_warning : kDefaultTimeoutSeconds;
   process.engine.stall_abort_seconds = options.stall_abort;
   process.engine.cores = options.cores;
+  process.engine.check = options.check != 0;
   process.local_rank = options.local_rank;
   process.local_size = options.local_size;
   process.cross_rank = options.cross_rank;

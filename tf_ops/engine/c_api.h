@@ -68,6 +68,7 @@ typedef struct {
   int64_t exchange_bytes;  // exchange memory of a rank; 0: 4 MiB
   int64_t fusion_bytes;    // largest fused batch; 0: 64 MiB
   int32_t cores;           // cores this job may use; 0: asks the system
+  int32_t check;           // 1: compare all results between ranks; as rank 0 says
 } khvd_options;
 
 // One tensor of a request, contiguous, in host memory, row-major.

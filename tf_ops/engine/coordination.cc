@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
@@ -82,6 +83,7 @@ bool Coordination::ReadSubmissions(int rank) {
   std::string_view message;
   while (stream.Next(&message)) HandleSubmission(rank, message);
   RankBlock& block = segment_->block(rank);
+  BeforeStore();
   if (block.submissions_blocked.exchange(0) == 1) block.bell.Ring();
   return true;
 }
@@ -187,6 +189,7 @@ bool Coordination::Flush() {
     }
     if (!decisions_.blocked()) return flushed;
     // Announced, then looked at again: a reader either sees this or has made room.
+    BeforeStore();
     if (segment_->header().decisions_blocked.exchange(1) == 1) return flushed;
   }
 }

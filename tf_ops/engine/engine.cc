@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <numeric>
 #include <utility>
 
 #include "tf_ops/collectives/allgather.h"
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/barrier.h"
 #include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/engine/output_check.h"
+#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
@@ -36,9 +39,13 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 constexpr std::chrono::milliseconds kStallCheck(500);
 
 constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
-constexpr char kAdvice[] =
-    ". The job cannot go on: see that rank's output for the reason, then start it "
-    "again";
+// What the failure of another rank means for this one; other failures say it
+// themselves.
+std::string Advice(Code code) {
+  if (code != Code::kRankFailed) return ". The job cannot go on";
+  return ". The job cannot go on: see that rank's output for the reason, then start it "
+         "again";
+}
 
 void Relax() {
 #if defined(__x86_64__)
@@ -92,6 +99,8 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
   process_sets_[0] = AllRanks(segment_->size());
   if (rank_ == 0) {
     coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes);
+    // Before the first decision, which is what the others read first.
+    segment_->header().check.store(options_.check);
   }
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
@@ -124,6 +133,7 @@ void Engine::Loop() {
   EndEverything(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
   // gone.
+  BeforeStore();
   block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
   segment_->RingAll();
 }
@@ -442,6 +452,7 @@ bool Engine::FlushSubmissions() {
         continue;
       }
       // Announced, then looked at again: the reader either sees this or has made room.
+      BeforeStore();
       if (block_.submissions_blocked.exchange(1) == 1) break;
     }
     overflowing_.store(submissions_.blocked());
@@ -459,6 +470,7 @@ bool Engine::ReadDecisions() {
   std::string_view message;
   while (decisions_.Next(&message)) to_do_.emplace_back(message);
   SegmentHeader& header = segment_->header();
+  BeforeStore();
   if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
   return true;
 }
@@ -563,7 +575,7 @@ Status Engine::FailureOf(const std::string& title) const {
   const std::string where = title + " failed on rank " + std::to_string(rank_) + ": ";
   const Status failure = segment_->Failure();
   if (failure.ok()) return {Code::kShutDown, where + kShutDownHere};
-  return {failure.code, where + failure.message + kAdvice};
+  return {failure.code, where + failure.message + Advice(failure.code)};
 }
 
 bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
@@ -588,8 +600,22 @@ bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operat
       ok = Barrier(&communicator_);
       break;
   }
+  if (ok && segment_->header().check.load(std::memory_order_relaxed) != 0) {
+    ok = CheckOutputs(operations, members);
+  }
   if (ok) communicator_.End();
   return ok;
+}
+
+// The consistency mode: all members find the same difference; one says so for all.
+bool Engine::CheckOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
+                          const std::vector<int>& members) {
+  if (members.size() == 1 || operations.front()->buffers.empty()) return true;
+  std::string difference;
+  if (!CompareOutputs(operations, members, &communicator_, &difference)) return false;
+  if (difference.empty()) return true;
+  segment_->Fail(rank_, Code::kInternal, difference);
+  return false;
 }
 
 bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations) {
@@ -619,11 +645,15 @@ bool Engine::RunAllgather(Operation* operation) {
   allgather.input = operation->buffers.front().input;
   allgather.rows = operation->rows;
   allgather.row_bytes = RowBytes(tensor);
-  allgather.allocate = [operation](const std::vector<int64_t>& rows) {
+  allgather.allocate = [operation, row_bytes = allgather.row_bytes](
+                           const std::vector<int64_t>& rows) {
     void* memory = operation->allocate(rows);
     const bool empty =
         std::all_of(rows.begin(), rows.end(), [](int64_t count) { return count == 0; });
     operation->out_of_memory = memory == nullptr && !empty;
+    operation->buffers.front().output = memory;
+    operation->gathered_bytes =
+        std::accumulate(rows.begin(), rows.end(), int64_t{0}) * row_bytes;
     return memory;
   };
   return Allgather(allgather, &communicator_);
@@ -698,7 +728,7 @@ void Engine::ReportFailure() {
         failure.message +
             "\nWhat each rank did last:" + ReportOperations(segment_.get()));
   }
-  EndEverything(failure.code, failure.message + kAdvice);
+  EndEverything(failure.code, failure.message + Advice(failure.code));
 }
 
 // Without rank 0 nothing is decided any more. What it decided before is carried out.

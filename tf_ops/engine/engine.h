@@ -39,6 +39,7 @@ struct EngineOptions {
   double stall_warning_seconds = 60;  // negative: never
   double stall_abort_seconds = 0;     // 0: never
   int cores = 1;                      // that all ranks of this host share
+  bool check = false;                 // compare all outputs; rank 0's word counts
 };
 
 // The end of a request whose caller drives for a while, and of which one of the two,
@@ -67,6 +68,7 @@ struct Operation {
   uint64_t log_number = 0;
   Clock::time_point submitted;
   bool out_of_memory = false;
+  int64_t gathered_bytes = 0;  // of an allgather's output
 };
 
 struct EngineCounters {
@@ -137,6 +139,8 @@ class Engine : private Waiter {
   bool RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations);
   bool RunAllgather(Operation* operation);
   bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
+  bool CheckOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
+                    const std::vector<int>& members);
   std::unique_ptr<Operation> TakePending(const TensorKey& key);
   void Finish(std::unique_ptr<Operation> operation, const Status& status);
   Status FailureOf(const std::string& title) const;

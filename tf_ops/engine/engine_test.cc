@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,6 +60,7 @@ struct Ask {
   int64_t rows = 0;
   uint64_t submitter = 1;
   bool has_memory = true;
+  char* output = nullptr;  // where the results go, if it matters
   std::function<void()> on_allocate = [] {};
   std::function<void()> on_end = [] {};
 };
@@ -237,14 +239,17 @@ class Rank {
       request->output.resize(description.bytes());
     }
     int64_t offset = 0;
+    char* output = request->ask.output;
+    if (output == nullptr) output = request->output.data();
     for (const TensorDescription& tensor : description.tensors) {
       operation->buffers.push_back(
-          {request->ask.input.data() + offset, request->output.data() + offset});
+          {request->ask.input.data() + offset, output + offset});
       offset += Elements(tensor) * Bytes(tensor.dtype);
     }
     operation->allocate = [request](const std::vector<int64_t>& rows) -> void* {
       request->ask.on_allocate();
       if (!request->ask.has_memory) return nullptr;
+      if (request->ask.output != nullptr) return request->ask.output;
       int64_t sum = 0;
       for (int64_t count : rows) sum += count;
       request->output.resize(sum * sizeof(int32_t));
@@ -279,9 +284,12 @@ class Job {
     }
   }
 
-  void Start(int rank) {
+  void Start(
+      int rank,
+      const std::function<void(EngineOptions*)>& change = [](EngineOptions*) {}) {
     EngineOptions options = options_;
     options.rank = rank;
+    change(&options);
     ranks_[rank] = std::make_unique<Rank>(options, segment_);
   }
 
@@ -306,6 +314,57 @@ class Job {
 
 bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
+}
+
+// Standard error of this process, which a test reads.
+class CapturedErrors {
+ public:
+  CapturedErrors() : saved_(dup(STDERR_FILENO)) {
+    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
+    dup2(pipe_[1], STDERR_FILENO);
+  }
+  ~CapturedErrors() {
+    dup2(saved_, STDERR_FILENO);
+    for (int descriptor : {saved_, pipe_[0], pipe_[1]}) close(descriptor);
+  }
+
+  // Reads until `part` has come.
+  bool AwaitText(const std::string& part) {
+    const Clock::time_point deadline = Clock::now() + kForever;
+    while (!Contains(text_, part)) {
+      if (Clock::now() > deadline) return false;
+      Read(1000);
+    }
+    return true;
+  }
+  const std::string& text() {
+    while (Read(0)) {
+    }
+    return text_;
+  }
+
+ private:
+  bool Read(int milliseconds) {
+    pollfd waiting = {pipe_[0], POLLIN, 0};
+    if (poll(&waiting, 1, milliseconds) != 1) return false;
+    char buffer[4096];
+    const ssize_t count = read(pipe_[0], buffer, sizeof(buffer));
+    if (count > 0) text_.append(buffer, count);
+    return count > 0;
+  }
+
+  int saved_;
+  int pipe_[2];
+  std::string text_;
+};
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
 }
 
 // ---- What is asked for comes about
@@ -380,6 +439,7 @@ TEST_P(RanksTest, MixedCollectivesInAnotherOrderOnEachRank) {
     EngineOptions options;
     options.cores = run == 0 ? size : 1;  // with spinning and without
     options.fusion_bytes = run == 1 ? 4000 : 64 << 20;
+    options.check = run == 2;
     Job job(size, options);
     job.ForEach([&](Rank& self, int rank) {
       std::vector<size_t> order(plans.size());
@@ -851,58 +911,113 @@ TEST(FailureTest, ThenShutdownAtAnyMoment) {
   }
 }
 
-// ---- Stalls
+// ---- The consistency mode
 
-// Standard error of this process, which a test reads.
-class CapturedErrors {
+// Faulty memory: what is written to its last page also changes the one before.
+class FaultyMemory {
  public:
-  CapturedErrors() : saved_(dup(STDERR_FILENO)) {
-    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
-    dup2(pipe_[1], STDERR_FILENO);
+  FaultyMemory() {
+    const int file = memfd_create("faulty", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(file, 2 * kPage), 0);
+    const auto map = [&](void* where, int64_t pages, int64_t page, int flags) {
+      void* memory = mmap(where, pages * kPage, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | flags, file, page * kPage);
+      EXPECT_NE(memory, MAP_FAILED);
+      return static_cast<char*>(memory);
+    };
+    // The third page lies beyond the file until it becomes the second one again.
+    data_ = map(nullptr, 3, 0, 0);
+    map(data_ + 2 * kPage, 1, 1, MAP_FIXED);
+    close(file);
   }
-  ~CapturedErrors() {
-    dup2(saved_, STDERR_FILENO);
-    for (int descriptor : {saved_, pipe_[0], pipe_[1]}) close(descriptor);
-  }
+  ~FaultyMemory() { munmap(data_, 3 * kPage); }
 
-  // Reads until `part` has come.
-  bool AwaitText(const std::string& part) {
-    const Clock::time_point deadline = Clock::now() + kForever;
-    while (!Contains(text_, part)) {
-      if (Clock::now() > deadline) return false;
-      Read(1000);
-    }
-    return true;
-  }
-  const std::string& text() {
-    while (Read(0)) {
-    }
-    return text_;
-  }
+  static constexpr int64_t kPage = 4096;
+  char* data() const { return data_; }
 
  private:
-  bool Read(int milliseconds) {
-    pollfd waiting = {pipe_[0], POLLIN, 0};
-    if (poll(&waiting, 1, milliseconds) != 1) return false;
-    char buffer[4096];
-    const ssize_t count = read(pipe_[0], buffer, sizeof(buffer));
-    if (count > 0) text_.append(buffer, count);
-    return count > 0;
-  }
-
-  int saved_;
-  int pipe_[2];
-  std::string text_;
+  char* data_;
 };
 
-size_t Count(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos;
-       at = text.find(part, at + 1)) {
-    ++count;
+// What each rank submits: results of three pages.
+Ask CheckedAsk(Kind kind, int rank) {
+  constexpr int64_t kElements = FaultyMemory::kPage / 4;
+  std::vector<int32_t> values(3 * kElements);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = rank * 10000 + i;
+  if (kind == Kind::kAllgather) {
+    values.resize(kElements);
+    return Gather("x", values);
   }
-  return count;
+  Ask ask;
+  ask.description.name = "x";
+  ask.description.kind = kind;
+  ask.input = AsBytes(values);
+  if (kind == Kind::kBroadcast) {
+    ask.description.tensors = {{DataType::kInt32, {3 * kElements}}};
+  } else {
+    ask.description.tensors.assign(3, {DataType::kInt32, {kElements}});
+  }
+  return ask;
 }
+
+TEST(CheckTest, ADifferentResultOfAnyCollectiveEndsTheJobAndIsNamed) {
+  for (Kind kind : {Kind::kAllreduce, Kind::kAllgather, Kind::kBroadcast}) {
+    EngineOptions options;
+    options.check = true;
+    Job job(3, options);
+    CapturedErrors errors;
+    job.ForEach([&](Rank& self, int rank) {
+      EXPECT_TRUE(self.Run(CheckedAsk(kind, rank)).ok());
+      const FaultyMemory memory;
+      Ask ask = CheckedAsk(kind, rank);
+      if (rank == 1) ask.output = memory.data();
+      const Status status = self.Run(std::move(ask));
+      EXPECT_EQ(status.code, Code::kInternal);
+      const std::string title = std::string(Name(kind)) + " 'x'";
+      const std::string place = kind == Kind::kAllreduce ? "tensor 2 of 3 of " : "";
+      EXPECT_TRUE(
+          Contains(status.message, title + " failed on rank " + std::to_string(rank) +
+                                       ": the result of " + place + title +
+                                       " differs between ranks (hashes: ranks 0, 2: "))
+          << status.message;
+      EXPECT_TRUE(Contains(status.message, "; rank 1: ")) << status.message;
+      EXPECT_EQ(self.Run(Meet("later")).code, Code::kInternal);
+    });
+    EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
+  }
+}
+
+TEST(CheckTest, RankZeroDecidesForAll) {
+  for (bool checks : {false, true}) {
+    Job job(2, {}, /*start=*/false);
+    for (int rank = 0; rank < 2; ++rank) {
+      job.Start(rank, [&](EngineOptions* options) {
+        options->check = (rank == 0) == checks;
+      });
+    }
+    job.ForEach([&](Rank& self, int rank) {
+      EXPECT_TRUE(self.Run(Sum("x", {1, 2})).ok());
+      const FaultyMemory memory;
+      Ask ask = CheckedAsk(Kind::kAllreduce, rank);
+      if (rank == 1) ask.output = memory.data();
+      EXPECT_EQ(self.Run(std::move(ask)).ok(), !checks);
+    });
+  }
+}
+
+TEST(CheckTest, ARankWithoutMemoryForItsResultIsNoDifference) {
+  EngineOptions options;
+  options.check = true;
+  Job job(3, options);
+  job.ForEach([](Rank& self, int rank) {
+    Ask ask = Gather("x", std::vector<int32_t>(5000, rank));
+    ask.has_memory = rank != 1;
+    EXPECT_EQ(self.Run(std::move(ask)).ok(), rank != 1);
+    EXPECT_TRUE(self.Run(Meet("and on it goes")).ok());
+  });
+}
+
+// ---- Stalls
 
 TEST(StallTest, IsReportedOnceWithWhoIsWhere) {
   EngineOptions options;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 
 void StreamWriter::Append(std::string_view message) {
@@ -20,6 +22,7 @@ bool StreamWriter::Flush(uint64_t slowest_read) {
   const uint64_t until_end = std::min(count, capacity_ - offset);
   memcpy(memory_ + offset, waiting_.data() + sent_, until_end);
   memcpy(memory_, waiting_.data() + sent_ + until_end, count - until_end);
+  BeforeStore();
   written_->value.store(position + count, std::memory_order_release);
   sent_ += count;
   if (sent_ == waiting_.size()) {
@@ -40,6 +43,7 @@ bool StreamReader::Fill() {
   const uint64_t until_end = std::min(count, capacity_ - offset);
   buffer_.append(memory_ + offset, until_end);
   buffer_.append(memory_, count - until_end);
+  BeforeStore();
   read_->value.store(written, std::memory_order_release);
   return true;
 }

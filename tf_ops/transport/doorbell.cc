@@ -9,6 +9,8 @@
 
 #include <climits>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 
 // The futexes are shared between processes, hence no FUTEX_PRIVATE_FLAG.
@@ -41,11 +43,20 @@ void FutexWake(std::atomic<uint32_t>* word) {
 // if Announce, the ring finds what is listened to and wakes; if Ring, Announce reads
 // from it and so sees all that was published before.
 void Doorbell::Ring(uint32_t about) {
+  BeforeStore();
   const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);
-  if ((listening & about) != 0) FutexWake(&listening_);
+  if ((listening & about) == 0) return;
+  BeforeStore();
+  FutexWake(&listening_);
+}
+
+void Doorbell::Wake() {
+  listening_.exchange(0, std::memory_order_seq_cst);
+  FutexWake(&listening_);
 }
 
 void Doorbell::Announce(uint32_t listening) {
+  BeforeStore();
   listening_.exchange(listening, std::memory_order_seq_cst);
 }
 
@@ -53,6 +64,7 @@ void Doorbell::Cancel() { listening_.store(0, std::memory_order_relaxed); }
 
 bool Doorbell::Sleep(Clock::time_point deadline, uint32_t listening) {
   while (listening_.load(std::memory_order_acquire) == listening) {
+    BeforeStore();
     if (FutexWait(&listening_, listening, deadline)) continue;
     return listening_.load(std::memory_order_acquire) != listening;
   }

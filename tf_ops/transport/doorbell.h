@@ -27,6 +27,10 @@ class alignas(64) Doorbell {
   // Wakes the sleeper, if there is one that listens. Cheap when there is none.
   void Ring(uint32_t about = kEverything);
 
+  // Wakes the sleeper, whatever it listens to, and even if somebody who died over it
+  // had begun to ring.
+  void Wake();
+
   // Announces that the owner is about to sleep. What it listens to must be looked at
   // again between Announce and Sleep.
   void Announce(uint32_t listening = kEverything);

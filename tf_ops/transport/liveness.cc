@@ -15,6 +15,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -118,6 +120,7 @@ void Liveness::HoldLife() {
   head.list_op_pending = nullptr;
   syscall(SYS_set_robust_list, &head, sizeof(head));
   // With FUTEX_WAITERS the kernel wakes on death whether or not anybody waits yet.
+  BeforeStore();
   life.store(static_cast<uint32_t>(syscall(SYS_gettid)) | FUTEX_WAITERS,
              std::memory_order_release);
   holding_.store(1, std::memory_order_release);
@@ -125,7 +128,9 @@ void Liveness::HoldLife() {
   while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
   WatchSuccessors();
   // Given up in good order: whoever watches sees an owner of 0 and no death.
+  BeforeStore();
   life.store(0, std::memory_order_release);
+  BeforeStore();
   FutexWake(&life);
   head.list.next = &head.list;
   holder_ended_.store(true);
@@ -174,7 +179,8 @@ void Liveness::MarkCrashed(RankBlock* block, int signal) {
 }
 
 void Liveness::Report(int peer) {
-  if (segment_->Failed()) return;
+  // The dead rank may have been about to tell of another one's death.
+  if (segment_->Failed()) return segment_->WakeAll();
   segment_->Fail(rank_, Code::kRankFailed,
                  DescribeRank(*segment_, peer) + " " + HowItEnded(peer), peer);
 }

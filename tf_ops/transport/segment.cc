@@ -9,6 +9,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -98,6 +100,13 @@ void Segment::RingAll() {
   for (int rank = 0; rank < size_; ++rank) block(rank).bell.Ring();
 }
 
+void Segment::WakeAll() {
+  for (int rank = 0; rank < size_; ++rank) {
+    BeforeStore();
+    block(rank).bell.Wake();
+  }
+}
+
 bool Segment::Failed() const {
   return header().failure_code.load(std::memory_order_acquire) != 0;
 }
@@ -117,11 +126,13 @@ bool Segment::Fail(int reporter, Code code, const std::string& text, int dead) {
     if (!orphaned || !claimed.compare_exchange_strong(owner, reporter + 1))
       return false;
   }
+  BeforeStore();
   const size_t length = std::min(text.size(), SegmentHeader::kFailureBytes - 1);
   memcpy(header().failure_text, text.data(), length);
   header().failure_text[length] = '\0';
+  BeforeStore();
   header().failure_code.store(static_cast<uint32_t>(code), std::memory_order_release);
-  RingAll();
+  WakeAll();
   return true;
 }
 

@@ -82,6 +82,10 @@ struct SegmentHeader {
   // One rank reports a failure for all: the first to raise this.
   std::atomic<uint32_t> report_claimed;
 
+  // Whether outputs are compared after each collective. Rank 0 says so for all, or
+  // ranks that were told otherwise would wait for each other.
+  std::atomic<uint32_t> check;
+
   // The last batch whose stall was reported, so that one rank does it for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
   // The coordinator waits for room in the decisions: wake it when there is some.
@@ -118,6 +122,8 @@ class Segment {
   static constexpr uint64_t kDecisionBytes = 512 << 10;
 
   void RingAll();
+  // The same for a failure, which nobody may sleep through.
+  void WakeAll();
 
   // The first failure of the job, or OK.
   Status Failure() const;

@@ -1,0 +1,250 @@
+"""A rank for the tests under faults: random collectives, each checked with NumPy.
+
+What a step asks for follows from the seed alone, the same on all ranks; the order in
+which a rank asks for it is its own. It says "looping PID" before it joins the job, and
+at the end how many wakes were lost; it notes in RECORDS/N.json which error ended it and
+when, on the clock that all processes of a machine share.
+
+With --engine FOLDER the libraries are those of a build with faults (see
+tf_ops/transport/faults.h), and the options tell which.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import queue
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+import keras_hvd
+from keras_hvd import exceptions, native
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+AVERAGE, SUM, MIN, MAX, PRODUCT = range(5)
+# In the order of khvd_dtype.
+DTYPES = [
+    np.dtype(dtype)
+    for dtype in (
+        *("uint8", "int8", "int32", "int64", "float16"),
+        *(ml_dtypes.bfloat16, "float32", "float64", "bool"),
+    )
+]
+SIXTEEN_BITS = (DTYPES[4], DTYPES[5])
+REDUCE = {MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
+
+
+@dataclass
+class Collective:
+    """What all ranks ask for; the shapes are those of this request's tensors."""
+
+    kind: int
+    name: str
+    dtype: np.dtype
+    seed: list[int]
+    sizes: list[int] = field(default_factory=list)  # an allgather: one for each rank
+    op: int = SUM
+    scales: tuple[float, float] = (1, 1)
+    root: int = 0
+    in_place: bool = False
+
+    def input(self, rank: int, tensor: int) -> np.ndarray:
+        """What a rank gives; any rank can tell."""
+        size = self.sizes[rank if self.kind == ALLGATHER else tensor]
+        numbers = np.random.default_rng([*self.seed, rank, tensor])
+        if self.dtype.kind in "iu":
+            low, high = (0, 200) if self.dtype.kind == "u" else (-100, 100)
+            return numbers.integers(low, high, size).astype(self.dtype)
+        if self.dtype.kind == "b":
+            return numbers.integers(0, 4, size) > 0
+        return numbers.standard_normal(size, np.float32).astype(self.dtype)
+
+    def expected(self, tensor: int, ranks: int) -> np.ndarray:
+        """What every rank must get, to the bit."""
+        if self.kind == BROADCAST:
+            return self.input(self.root, tensor)
+        inputs = [self.input(rank, tensor) for rank in range(ranks)]
+        if self.kind == ALLGATHER:
+            return np.concatenate(inputs)
+        return self.reduced(inputs)
+
+    def reduced(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """The elements in the order of the ranks, 16-bit floats in float32."""
+        wide = self.dtype
+        if self.dtype in SIXTEEN_BITS:
+            wide = np.dtype("float32")
+        elif self.op == AVERAGE and self.dtype.kind in "iu":
+            wide = np.dtype("int64")
+        before, after = (np.asarray(scale, wide) for scale in self.scales)
+        with np.errstate(over="ignore"):
+            result, *others = (each.astype(wide) * before for each in inputs)
+            for other in others:
+                result = REDUCE.get(self.op, np.add)(result, other)
+            if self.op == AVERAGE and wide.kind == "i":
+                result = np.sign(result) * (np.abs(result) // len(inputs))
+            elif self.op == AVERAGE:
+                result = result / np.asarray(len(inputs), wide)
+            return (result * after).astype(self.dtype)
+
+
+def collectives(seed: int, step: int, ranks: int) -> list[Collective]:
+    """What a step asks for: one to six collectives, with names of earlier steps."""
+    chance = random.Random(f"{seed} {step}")
+    names = chance.sample(range(20), chance.randint(1, 6))
+    return [
+        _collective(chance, f"tensor {name}", [seed, step, place], ranks)
+        for place, name in enumerate(names)
+    ]
+
+
+def _collective(
+    chance: random.Random, name: str, seed: list[int], ranks: int
+) -> Collective:
+    kind = chance.choices((ALLREDUCE, ALLGATHER, BROADCAST, BARRIER), (6, 2, 2, 1))[0]
+    asked = Collective(kind, name, chance.choice(DTYPES), seed)
+    if kind == BARRIER:
+        return asked
+    counts = {ALLREDUCE: chance.choice((1, 1, 1, 2, 6)), ALLGATHER: ranks, BROADCAST: 1}
+    # Every length is as likely as its half; some are empty, some take many rounds.
+    longest = 20 if chance.random() < 0.05 else 15
+    asked.sizes = [int(2 ** chance.uniform(-1, longest)) for _ in range(counts[kind])]
+    asked.root = chance.randrange(ranks)
+    asked.in_place = chance.random() < 0.5
+    if kind == ALLREDUCE:
+        is_bool = asked.dtype.kind == "b"
+        asked.op = chance.choice((MIN, MAX, PRODUCT) if is_bool else (*range(5),))
+        # Powers of two, like the number of ranks: no rounding depends on the order.
+        if asked.dtype.kind not in "iub":
+            asked.scales = (chance.choice((0.5, 1, 2)), chance.choice((0.5, 1, 2)))
+    return asked
+
+
+class Pending:
+    """A collective that this rank has asked for, and its memory."""
+
+    def __init__(self, asked: Collective, rank: int, ended: queue.SimpleQueue) -> None:
+        self.asked = asked
+        kind = asked.kind
+        count = len(asked.sizes) if kind == ALLREDUCE else kind != BARRIER
+        self.inputs = [asked.input(rank, tensor) for tensor in range(count)]
+        self.outputs = [
+            None if kind == ALLGATHER else each if asked.in_place else each.copy()
+            for each in self.inputs
+        ]
+        self.done = native.Done(lambda _, code, text: ended.put((code, text.decode())))
+        self.allocate = native.Allocate(self.give_memory)
+        self.tensors = (native.Tensor * max(count, 1))(
+            *map(self.tensor, self.inputs, self.outputs)
+        )
+        self.request = native.Request(
+            struct_size=ctypes.sizeof(native.Request),
+            kind=kind,
+            name=asked.name.encode(),
+            submitter=1,
+            reduce_op=asked.op,
+            root=asked.root,
+            prescale=asked.scales[0],
+            postscale=asked.scales[1],
+            count=count,
+            tensors=self.tensors,
+            done=self.done,
+            allocate=self.allocate,
+        )
+
+    def tensor(self, given: np.ndarray, result: np.ndarray | None) -> native.Tensor:
+        return native.Tensor(
+            dtype=DTYPES.index(self.asked.dtype),
+            rank=1,
+            shape=(ctypes.c_int64 * 1)(given.size),
+            input=given.ctypes.data,
+            output=None if result is None else result.ctypes.data,
+        )
+
+    def give_memory(self, _, rows, count: int) -> int:
+        self.outputs[0] = np.empty(sum(rows[:count]), self.asked.dtype)
+        return self.outputs[0].ctypes.data
+
+    def check(self, ranks: int) -> None:
+        for place, result in enumerate(self.outputs):
+            expected = self.asked.expected(place, ranks)
+            same = result.tobytes() == expected.tobytes()
+            assert same, f"tensor {place} of {self.asked} is {result}, not {expected}"
+
+
+def run_step(seed: int, step: int) -> None:
+    """Asks for a step's collectives in an order of this rank's own, checks them."""
+    rank, ranks = keras_hvd.rank(), keras_hvd.size()
+    ended = queue.SimpleQueue()
+    asked = collectives(seed, step, ranks)
+    pending = [Pending(each, rank, ended) for each in asked]
+    own = random.Random(f"{seed} {step} {rank}")
+    own.shuffle(pending)
+    engine = native.engine()
+    codes = []
+    for place, each in enumerate(pending):
+        # khvd_run waits: what is asked for later must not be what others wait for.
+        waits = place == len(pending) - 1 and own.random() < 0.5
+        call = engine.khvd_run if waits else engine.khvd_submit
+        code = call(ctypes.byref(each.request))
+        if code != 0 or waits:
+            ended.put((code, engine.khvd_last_error().decode() if code != 0 else ""))
+    codes = [ended.get() for _ in pending]
+    for code, text in codes:
+        if code != 0:
+            raise exceptions.from_code(code, text)
+    for each in pending:
+        each.check(ranks)
+
+
+def lost_wakes() -> int:
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    native.engine().khvd_get_counters(ctypes.byref(counters))
+    return counters.lost_wakes
+
+
+def set_faults(options: argparse.Namespace) -> None:
+    """Sets what the engine reads; each rank has delays of its own."""
+    rank = int(os.environ["KERAS_HVD_RANK"])
+    faults = {"SEED": 1000 * options.seed + rank, "DELAY_MICROSECONDS": options.delay}
+    if rank == options.culprit:
+        faults |= {"KILL_AT": options.kill_at, "STOP_AT": options.stop_at}
+    for name, value in faults.items():
+        os.environ[f"KERAS_HVD_FAULT_{name}"] = str(value)
+    native._FOLDER = options.engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--engine", type=Path)
+    parser.add_argument("--delay", type=int, default=0, help="microseconds")
+    parser.add_argument("--culprit", type=int, default=-1)
+    parser.add_argument("--kill-at", type=int, default=0)
+    parser.add_argument("--stop-at", type=int, default=0)
+    options = parser.parse_args()
+
+    if options.engine is not None:
+        set_faults(options)
+    print(f"looping {os.getpid()}", flush=True)
+    try:
+        keras_hvd.init()
+        for step in range(options.steps):
+            run_step(options.seed, step)
+    except keras_hvd.KerasHvdError as error:
+        at = time.monotonic()
+        note = {"type": type(error).__name__, "text": str(error), "at": at}
+        rank = os.environ["KERAS_HVD_RANK"]
+        (options.records / f"{rank}.json").write_text(json.dumps(note))
+        raise
+    print(f"lost {lost_wakes()} wakes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

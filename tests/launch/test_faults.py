@@ -1,0 +1,94 @@
+"""Random collectives under faults, against NumPy: late, killed and stopped ranks.
+
+The faults come right before the stores that other ranks act on, in libraries that were
+built for it (tf_ops/transport/faults.h; `--faults FOLDER`, as in `make soak`). With the
+ordinary libraries only the collectives are tested. What happens follows from `--seed`,
+which the errors name, but for how the processes are scheduled.
+"""
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+MIXED = (sys.executable, Path(__file__).parent / "ranks" / "mixed.py")
+
+# A store of a rank before which it is killed or stopped is one of so many: from the
+# first ones, in the rendezvous, to those of some dozens of steps.
+STORES = 5000
+
+STOPPED = re.compile(r"rank (?P<rank>\d) \(pid (?P<pid>\d+) .*process is stopped")
+
+
+def faulty_engine(folder: Path | None) -> tuple[object, ...]:
+    if folder is None:
+        pytest.skip("needs libraries with faults: make soak")
+    return ("--engine", folder, "--delay", 1000)
+
+
+@pytest.mark.timeout(600)
+def test_many_steps_are_right(khvdrun, tmp_path, seed, faults, is_soak, figures):
+    delays = () if faults is None else faulty_engine(faults)
+    steps = 1000 if is_soak else 50
+    options = ("--seed", seed, "--steps", steps, *delays)
+    ended = khvdrun.run("-np", 4, *MIXED, tmp_path, *options, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.count("lost 0 wakes") == 4, ended.stdout
+    figures.append(f"{steps} random steps on 4 ranks were right (--seed {seed})")
+
+
+def test_a_rank_killed_before_a_store(khvdrun, tmp_path, faults, store_kill, seed):
+    seed = 1000 * seed + store_kill
+    chance = random.Random(seed)
+    culprit = chance.randrange(4)
+    # Each number is as likely as its half.
+    store = int(math.exp(chance.uniform(0, math.log(STORES))))
+    options = ("--seed", seed, "--culprit", culprit, "--kill-at", store)
+    engine = faulty_engine(faults)
+    ended = khvdrun.run("-np", 4, *MIXED, tmp_path, *options, *engine)
+    told = f"seed {seed}, store {store}:\n{ended.stdout}\n{ended.stderr}"
+    assert ended.returncode == 128 + signal.SIGKILL, told
+    assert f"rank {culprit} (process " in ended.stderr.splitlines()[-1], told
+    notes = notes_of(tmp_path)
+    assert notes.keys() == {*range(4)} - {culprit}, told
+    for note in notes.values():
+        assert note["type"] == "RankFailedError", told
+        assert f"rank {culprit}" in note["text"], told
+
+
+@pytest.mark.parametrize("stop", range(6))
+def test_a_rank_stopped_before_a_store(khvdrun, tmp_path, faults, stop, seed):
+    seed = 1000 * seed + stop
+    chance = random.Random(seed)
+    culprit = chance.randrange(4)
+    options = ("--seed", seed, "--culprit", culprit, "--steps", 200)
+    stop_at = ("--stop-at", chance.randrange(STORES // 10, STORES))
+    command = ("-np", 4, *MIXED, tmp_path, *options, *stop_at, *faulty_engine(faults))
+    warn_soon = {"KERAS_HVD_STALL_WARNING_SECONDS": "0.5"}
+    with khvdrun.start(*command, env=warn_soon) as job:
+        seen, stopped = "", None
+        while stopped is None:
+            line = job.stderr.readline()
+            seen += line
+            assert line, f"seed {seed}: no stopped rank was named:\n{seen}"
+            stopped = STOPPED.search(line)
+        os.kill(int(stopped["pid"]), signal.SIGCONT)
+        stdout, stderr = job.communicate(timeout=60)
+    told = f"seed {seed}, {stop_at}:\n{stdout}\n{seen}{stderr}"
+    assert int(stopped["rank"]) == culprit, told
+    assert job.returncode == 0, told
+    assert stdout.count("lost 0 wakes") == 4, told
+
+
+def notes_of(records: Path) -> dict[int, dict]:
+    """What each rank that raised has noted, by rank."""
+    return {
+        int(path.stem): json.loads(path.read_text()) for path in records.glob("*.json")
+    }

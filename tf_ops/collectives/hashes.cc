@@ -1,0 +1,61 @@
+// See hashes.h.
+#include "tf_ops/collectives/hashes.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace keras_hvd {
+namespace {
+
+// Both steps can be undone, so that two values that differ still do afterwards.
+uint64_t Mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+  return hash ^ (hash >> 32);
+}
+
+}  // namespace
+
+uint64_t Hash(const void* data, int64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  uint64_t hash = Mix(1, bytes);
+  uint64_t word;
+  int64_t done = 0;
+  for (; done + 8 <= bytes; done += 8) {
+    memcpy(&word, from + done, 8);
+    hash = Mix(hash, word);
+  }
+  if (done < bytes) {
+    word = 0;
+    memcpy(&word, from + done, bytes - done);
+    hash = Mix(hash, word);
+  }
+  return hash == kNoResult ? 1 : hash;
+}
+
+bool ExchangeHashes(const std::vector<uint64_t>& own, Communicator* communicator,
+                    std::vector<std::vector<uint64_t>>* hashes) {
+  hashes->assign(communicator->count(), {});
+  // An empty round first: who has published it no longer reads the collective's rounds.
+  if (!communicator->NextRound()) return false;
+  communicator->Publish();
+  if (!communicator->AwaitAllPublished()) return false;
+
+  const int64_t window = communicator->exchange_bytes() / sizeof(uint64_t);
+  const int64_t count = static_cast<int64_t>(own.size());
+  for (int64_t begin = 0; begin < count; begin += window) {
+    if (!communicator->NextRound()) return false;
+    const int64_t part = std::min(window, count - begin);
+    memcpy(communicator->Exchange(communicator->index()), own.data() + begin,
+           part * sizeof(uint64_t));
+    communicator->Publish();
+    if (!communicator->AwaitAllPublished()) return false;
+    for (int member = 0; member < communicator->count(); ++member) {
+      const uint64_t* from =
+          reinterpret_cast<const uint64_t*>(communicator->Exchange(member));
+      (*hashes)[member].insert((*hashes)[member].end(), from, from + part);
+    }
+  }
+  return true;
+}
+
+}  // namespace keras_hvd

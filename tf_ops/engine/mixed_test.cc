@@ -1,0 +1,222 @@
+// Random collectives through the C API: ranks are processes, and each asks for what all
+// ask for in an order of its own, from several threads.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tf_ops/engine/c_api.h"
+#include "tf_ops/testing/child.h"
+
+namespace {
+
+using keras_hvd::Child;
+
+constexpr int kSteps = 150;
+constexpr int kMostElements = 6000;  // several rounds of the exchange memory
+
+// What every rank can tell of every rank's tensors: small numbers, so that sums are
+// exact.
+float Value(uint64_t seed, int rank, int tensor, int64_t place) {
+  uint64_t mixed = seed * 0x9e3779b97f4a7c15 + rank * 1000003 + tensor * 10007 + place;
+  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9;
+  return static_cast<float>(mixed >> 58) - 20;
+}
+
+// A collective that all ranks ask for, and this rank's part of it.
+class Collective {
+ public:
+  Collective(uint64_t seed, const std::string& name, int rank, int ranks)
+      : seed_(seed), name_(name), rank_(rank), ranks_(ranks) {
+    std::mt19937_64 random(seed);
+    request_.struct_size = sizeof(request_);
+    request_.kind = static_cast<int32_t>(random() % 4);
+    request_.name = name_.c_str();
+    request_.submitter = 1;
+    request_.root = static_cast<int32_t>(random() % ranks);
+    request_.reduce_op =
+        static_cast<int32_t>(KHVD_SUM + random() % 3);  // Sum, Min, Max
+    if (request_.kind == KHVD_ALLREDUCE) request_.count = 1 + random() % 3;
+    if (request_.kind == KHVD_ALLGATHER || request_.kind == KHVD_BROADCAST) {
+      request_.count = 1;
+    }
+    for (int i = 0; i < std::max(ranks, request_.count); ++i) {
+      sizes_.push_back(random() % (1 << random() % 13) % kMostElements);
+    }
+    for (int tensor = 0; tensor < request_.count; ++tensor) AddTensor(tensor);
+    request_.tensors = tensors_.data();
+    request_.context = this;
+    request_.allocate = Allocate;
+    request_.done = Done;
+  }
+  Collective(const Collective&) = delete;
+
+  // Both give the error, or "".
+  std::string Run() { return ErrorOf(khvd_run(&request_)); }
+  std::string SubmitAndWait() {
+    const int code = khvd_submit(&request_);
+    if (code != KHVD_OK) return ErrorOf(code);
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return ended_; });
+    return error_;
+  }
+
+  bool IsRight() const {
+    for (size_t tensor = 0; tensor < outputs_.size(); ++tensor) {
+      if (outputs_[tensor] != Expected(static_cast<int>(tensor))) return false;
+    }
+    return true;
+  }
+
+ private:
+  static std::string ErrorOf(int code) {
+    return code == KHVD_OK ? "" : khvd_last_error();
+  }
+
+  std::vector<float> Input(int rank, int tensor) const {
+    const bool gathers = request_.kind == KHVD_ALLGATHER;
+    std::vector<float> input(sizes_[gathers ? rank : tensor]);
+    for (size_t i = 0; i < input.size(); ++i) input[i] = Value(seed_, rank, tensor, i);
+    return input;
+  }
+
+  std::vector<float> Expected(int tensor) const {
+    if (request_.kind == KHVD_BROADCAST) return Input(request_.root, tensor);
+    std::vector<float> result = Input(0, tensor);
+    for (int rank = 1; rank < ranks_; ++rank) {
+      const std::vector<float> other = Input(rank, tensor);
+      if (request_.kind == KHVD_ALLGATHER) {
+        result.insert(result.end(), other.begin(), other.end());
+        continue;
+      }
+      for (size_t i = 0; i < result.size(); ++i) {
+        result[i] = request_.reduce_op == KHVD_SUM   ? result[i] + other[i]
+                    : request_.reduce_op == KHVD_MIN ? std::fmin(result[i], other[i])
+                                                     : std::fmax(result[i], other[i]);
+      }
+    }
+    return result;
+  }
+
+  void AddTensor(int tensor) {
+    inputs_.push_back(Input(rank_, tensor));
+    outputs_.emplace_back(inputs_.back().size());
+    shapes_.push_back(std::make_unique<int64_t>(inputs_.back().size()));
+    khvd_tensor& added = tensors_.emplace_back();
+    added.dtype = KHVD_FLOAT32;
+    added.rank = 1;
+    added.shape = shapes_.back().get();
+    added.input = inputs_.back().data();
+    added.output = outputs_.back().data();
+  }
+
+  static void* Allocate(void* context, const int64_t* rows, int32_t count) {
+    std::vector<float>& output = static_cast<Collective*>(context)->outputs_.front();
+    int64_t sum = 0;
+    for (int32_t i = 0; i < count; ++i) sum += rows[i];
+    output.resize(sum);
+    return output.data();
+  }
+
+  static void Done(void* context, int, const char* message) {
+    Collective& self = *static_cast<Collective*>(context);
+    std::lock_guard<std::mutex> lock(self.mutex_);
+    self.ended_ = true;
+    self.error_ = message;
+    // Under the lock: who waits may take this away at once.
+    self.changed_.notify_one();
+  }
+
+  const uint64_t seed_;
+  const std::string name_;
+  const int rank_, ranks_;
+  std::vector<int64_t> sizes_;
+  std::vector<std::vector<float>> inputs_, outputs_;
+  std::vector<std::unique_ptr<int64_t>> shapes_;
+  std::vector<khvd_tensor> tensors_;
+  khvd_request request_ = {};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::string error_;
+};
+
+// Asks for a step's collectives, each from a thread of its own.
+std::string RunStep(uint64_t seed, int step, int rank, int ranks) {
+  std::mt19937_64 random(seed * kSteps + step), own(random() + rank);
+  std::vector<int> names(12);
+  for (size_t i = 0; i < names.size(); ++i) names[i] = static_cast<int>(i);
+  std::shuffle(names.begin(), names.end(), random);
+  names.resize(1 + random() % 4);
+  const uint64_t step_seed = random();
+  std::shuffle(names.begin(), names.end(), own);
+
+  std::mutex mutex;
+  std::string wrong;
+  std::vector<std::thread> threads;
+  for (int name : names) {
+    const bool runs = own() % 2 == 0;
+    threads.emplace_back([&, name, runs] {
+      Collective collective(step_seed + name, std::to_string(name), rank, ranks);
+      std::string error = runs ? collective.Run() : collective.SubmitAndWait();
+      if (error.empty() && collective.IsRight()) return;
+      if (error.empty()) error = std::to_string(name) + " has a wrong result";
+      std::lock_guard<std::mutex> lock(mutex);
+      wrong = "step " + std::to_string(step) + ": " + error;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return wrong;
+}
+
+// Gives what went wrong on a rank, or "".
+std::string RunRank(int rank, int ranks, const std::string& job) {
+  khvd_options options = {};
+  options.struct_size = sizeof(options);
+  options.rank = options.local_rank = rank;
+  options.size = options.local_size = ranks;
+  options.cross_size = 1;
+  options.job = job.c_str();
+  options.exchange_bytes = 8 << 10;
+  options.check = ranks % 2;  // the consistency mode as well
+  if (khvd_init(&options) != KHVD_OK) return khvd_last_error();
+  for (int step = 0; step < kSteps; ++step) {
+    const std::string wrong = RunStep(ranks, step, rank, ranks);
+    if (!wrong.empty()) return wrong;
+  }
+  khvd_counters counters = {};
+  counters.struct_size = sizeof(counters);
+  khvd_get_counters(&counters);
+  khvd_shutdown();
+  if (counters.lost_wakes == 0) return "";
+  return std::to_string(counters.lost_wakes) + " wakes were lost";
+}
+
+class MixedTest : public testing::TestWithParam<int> {};
+
+TEST_P(MixedTest, EveryRankGetsWhatItAskedFor) {
+  const std::string job = "mixed-" + std::to_string(std::random_device()());
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < GetParam(); ++rank) {
+    ranks.push_back(std::make_unique<Child>([&, rank](const Child::Link& parent) {
+      const std::string wrong = RunRank(rank, GetParam(), job);
+      if (!wrong.empty()) parent.Tell(wrong);
+      return wrong.empty() ? 0 : 1;
+    }));
+  }
+  for (const auto& rank : ranks) {
+    EXPECT_EQ(rank->Line(), "");
+    EXPECT_EQ(rank->Reap(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedTest, testing::Values(2, 3, 4));
+
+}  // namespace

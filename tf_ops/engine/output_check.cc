@@ -1,0 +1,104 @@
+// See output_check.h.
+#include "tf_ops/engine/output_check.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "tf_ops/collectives/hashes.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr char kAdvice[] =
+    ". A result must have the same bits on all ranks. On a rank that stands alone, "
+    "look for what else writes to that memory meanwhile (an op or library that uses "
+    "the buffer again, two outputs that overlap), and test its memory and processor; "
+    "if it is none of these, this is a bug in keras_hvd: please report it with this "
+    "message";
+
+int64_t OutputBytes(const Operation& operation, size_t tensor) {
+  const Description& description = *operation.description;
+  if (description.kind == Kind::kAllgather) return operation.gathered_bytes;
+  const TensorDescription& output = description.tensors[tensor];
+  return Elements(output) * Bytes(output.dtype);
+}
+
+std::vector<uint64_t> HashOutputs(
+    const std::vector<std::unique_ptr<Operation>>& operations) {
+  std::vector<uint64_t> hashes;
+  for (const auto& operation : operations) {
+    for (size_t i = 0; i < operation->buffers.size(); ++i) {
+      hashes.push_back(operation->out_of_memory ? kNoResult
+                                                : Hash(operation->buffers[i].output,
+                                                       OutputBytes(*operation, i)));
+    }
+  }
+  return hashes;
+}
+
+// "tensor 2 of 3 of allreduce 'grad/w'": the place of the batch's tensor `number`.
+std::string TensorTitle(const std::vector<std::unique_ptr<Operation>>& operations,
+                        size_t number) {
+  for (const auto& operation : operations) {
+    const Description& description = *operation->description;
+    const size_t count = description.tensors.size();
+    if (number >= count) {
+      number -= count;
+      continue;
+    }
+    if (count == 1) return Title(description);
+    return "tensor " + std::to_string(number + 1) + " of " + std::to_string(count) +
+           " of " + Title(description);
+  }
+  return "";
+}
+
+// "ranks 0, 2: 0123456789abcdef; rank 1: fedcba9876543210".
+std::string WhoHasWhat(const std::vector<std::vector<uint64_t>>& hashes,
+                       const std::vector<int>& members, size_t number) {
+  std::vector<std::pair<uint64_t, std::vector<int>>> groups;
+  for (size_t member = 0; member < members.size(); ++member) {
+    const uint64_t hash = hashes[member][number];
+    if (hash == kNoResult) continue;
+    auto same = std::find_if(groups.begin(), groups.end(),
+                             [&](const auto& group) { return group.first == hash; });
+    if (same == groups.end()) same = groups.insert(groups.end(), {hash, {}});
+    same->second.push_back(members[member]);
+  }
+  if (groups.size() < 2) return "";
+  std::string text;
+  for (const auto& [hash, ranks] : groups) {
+    if (!text.empty()) text += "; ";
+    text += ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+    }
+    char digits[20];
+    snprintf(digits, sizeof(digits), "%016" PRIx64, hash);
+    text += ": " + std::string(digits);
+  }
+  return text;
+}
+
+}  // namespace
+
+bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
+                    const std::vector<int>& members, Communicator* communicator,
+                    std::string* difference) {
+  difference->clear();
+  const std::vector<uint64_t> own = HashOutputs(operations);
+  std::vector<std::vector<uint64_t>> hashes;
+  if (!ExchangeHashes(own, communicator, &hashes)) return false;
+  for (size_t number = 0; number < own.size(); ++number) {
+    const std::string who = WhoHasWhat(hashes, members, number);
+    if (who.empty()) continue;
+    *difference = "the result of " + TensorTitle(operations, number) +
+                  " differs between ranks (hashes: " + who + ")" + kAdvice;
+    return true;
+  }
+  return true;
+}
+
+}  // namespace keras_hvd

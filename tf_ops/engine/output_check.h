@@ -1,0 +1,24 @@
+// The consistency mode's look at the outputs of a batch: all ranks must have got the
+// same.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
+#define KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/engine.h"
+
+namespace keras_hvd {
+
+// Compares what the members have got of the operations that `communicator` has just
+// run. `*difference` says which tensor is the first that differs and who has got what,
+// the same on all members, or is "". Returns false if the job failed meanwhile.
+bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
+                    const std::vector<int>& members, Communicator* communicator,
+                    std::string* difference);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
