@@ -4,11 +4,10 @@
 // Only `bazel build --config=faults` compiles them in; anywhere else BeforeStore is
 // nothing. What happens is read once from the environment of the process:
 //
-//   KERAS_HVD_FAULT_DELAY_MICROSECONDS   the longest delay; most are far shorter
-//   KERAS_HVD_FAULT_SEED                 of the delays
-//   KERAS_HVD_FAULT_KILL_AT              the store, counted from 1, before which
-//   SIGKILL KERAS_HVD_FAULT_STOP_AT              the same for SIGSTOP; somebody sends
-//   SIGCONT
+// * KERAS_HVD_FAULT_DELAY_MICROSECONDS: the longest delay; most are far shorter.
+// * KERAS_HVD_FAULT_SEED: of the delays.
+// * KERAS_HVD_FAULT_KILL_AT: the store, counted from 1, before which SIGKILL comes.
+// * KERAS_HVD_FAULT_STOP_AT: the same for SIGSTOP; somebody else sends SIGCONT.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
 
