@@ -291,6 +291,49 @@ def test_one_rank_compiles_again(rank, size):
         np.testing.assert_allclose(result, np.full(3, 2 * np.tanh(1)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("elements", [2, 100_000])
+def test_programs_that_differ(elements, rank, size):
+    """The order of the starts is the program's on all ranks.
+
+    Ordered by TensorFlow alone, the other ranks would start the last three first, and
+    XLA has them wait for the ends of some before it starts the others.
+    """
+
+    @compiled
+    def step(x):
+        sums = []
+        for i in range(6):
+            differs = i >= 3 and rank > 0
+            y = tf.minimum(x, 1.0, name=f"a{i}") if differs else x
+            y = keras_hvd.allreduce(y, keras_hvd.Sum, name=f"differ/{i}")
+            sums.append(tf.reduce_max(tf.sqrt(y)))
+        return sums
+
+    result = step(tf.ones([elements]))
+    np.testing.assert_allclose(result, np.full(6, np.sqrt(size)), rtol=1e-6)
+
+
+def test_collectives_run_though_nobody_wants_their_results(counters):
+    @compiled
+    def step(x):
+        keras_hvd.allreduce(x)
+        keras_hvd.allreduce(tf.zeros([3]), name="constant")
+        keras_hvd.barrier()
+
+        def body(i):
+            keras_hvd.broadcast(x, 0)
+            return (i + 1,)
+
+        tf.while_loop(lambda i: i < 3, body, (0,))
+        tf.cond(x[0] > 0, lambda: keras_hvd.allgather(x), lambda: x)
+        return tf.constant(1)
+
+    step(tf.ones([2]))
+    before = counters().tensors
+    step(tf.ones([2]))
+    assert counters().tensors - before == 7
+
+
 # --- memory and order ----------------------------------------------------------------
 
 
@@ -304,6 +347,26 @@ def test_nothing_is_copied():
     program = hlo(step, tf.ones([1000]))
     assert "keras_hvd_start" in program and "keras_hvd_done" in program
     assert not re.search(r"f32\S* copy\(", program)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
+def test_done_keeps_the_memory_that_start_was_given(collective):
+    """Where XLA may have a tensor in columns, it could give each of the two a copy.
+
+    It cannot with a list of the elements.
+    """
+    arguments = {"broadcast": [0]}.get(collective, [])
+
+    @compiled
+    def step(x):
+        y = tf.matmul(x, x, transpose_b=True)
+        return getattr(keras_hvd, collective)(tf.transpose(y), *arguments)
+
+    program = hlo(step, tf.ones([48, 64]))
+    calls = [line for line in program.splitlines() if " custom-call(" in line]
+    start, done = (line.partition("), custom_call_target")[0] for line in calls)
+    assert start.split("%")[-1] == done.split("%")[-1]
+    assert f", f32[{48 * 48}]{{0}}}}, " in calls[0]
 
 
 def test_gradients_are_reduced_where_they_are():

@@ -46,6 +46,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<double>("prescale"),
     ::xla::ffi::StructMember<double>("postscale"),
     ::xla::ffi::StructMember<int64_t>("mark"),
+    ::xla::ffi::StructMember<int64_t>("rows"),
     ::xla::ffi::StructMember<int32_t>("slot"));
 
 namespace keras_hvd {
@@ -286,13 +287,14 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
                  CompiledRequest compiled) {
   absl::InlinedVector<khvd_tensor, 4> given;
+  absl::InlinedVector<int64_t, 4> gathered;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const ffi::AnyBuffer input = *tensors.get<ffi::AnyBuffer>(i);
     ffi::Result<ffi::AnyBuffer> result = *results.get<ffi::AnyBuffer>(i);
     khvd_tensor tensor = {};
     tensor.dtype = EngineType(input.element_type());
-    tensor.rank = static_cast<int32_t>(input.dimensions().size());
-    tensor.shape = input.dimensions().begin();
+    tensor.rank = static_cast<int32_t>(result->dimensions().size());
+    tensor.shape = result->dimensions().begin();
     tensor.input = input.untyped_data();
     tensor.output = result->untyped_data();
     given.push_back(tensor);
@@ -302,10 +304,12 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
   auto call = std::make_unique<Call>();
   const std::string name(compiled.name);
   if (compiled.kind == KHVD_ALLGATHER) {
+    gathered.assign(given[0].shape, given[0].shape + given[0].rank);
     call->name = name;
-    call->rows = given[0].shape[0];
-    call->all_rows = (*results.get<ffi::AnyBuffer>(0))->dimensions()[0];
+    call->rows = compiled.rows;
+    call->all_rows = std::exchange(gathered[0], compiled.rows);
     call->gathered = std::exchange(given[0].output, nullptr);
+    given[0].shape = gathered.data();
   }
   khvd_request request = {};
   request.struct_size = sizeof(request);
