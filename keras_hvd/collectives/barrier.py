@@ -36,7 +36,10 @@ def barrier(name: str | None = None) -> None:
 def submit(name: submission.Name) -> tf.Operation | None:
     """Runs the op, or adds it to the graph in its place among the side effects."""
     submission.require_compilable(f"barrier {name.tensor!r}")
-    return native.ops().keras_hvd_barrier(tensor_name=name.tensor, name=name.node)
+    op = native.ops().keras_hvd_barrier(tensor_name=name.tensor, name=name.node)
+    if op is not None:
+        submission.keep_order(op)
+    return op
 
 
 tf.no_gradient("KerasHvdBarrier")

@@ -1,6 +1,7 @@
 """Collectives in programs compiled by XLA (`jit_compile=True`) on the CPU."""
 
 import contextlib
+import pathlib
 import re
 import threading
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_hvd
 from keras_hvd.collectives import gradients
@@ -291,6 +293,49 @@ def test_one_rank_compiles_again(rank, size):
         np.testing.assert_allclose(result, np.full(3, 2 * np.tanh(1)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("elements", [2, 100_000])
+def test_programs_that_differ(elements, rank, size):
+    """The order of the starts is the program's on all ranks.
+
+    Ordered by TensorFlow alone, the other ranks would start the last three first, and
+    XLA has them wait for the ends of some before it starts the others.
+    """
+
+    @compiled
+    def step(x):
+        sums = []
+        for i in range(6):
+            differs = i >= 3 and rank > 0
+            y = tf.minimum(x, 1.0, name=f"a{i}") if differs else x
+            y = keras_hvd.allreduce(y, keras_hvd.Sum, name=f"differ/{i}")
+            sums.append(tf.reduce_max(tf.sqrt(y)))
+        return sums
+
+    result = step(tf.ones([elements]))
+    np.testing.assert_allclose(result, np.full(6, np.sqrt(size)), rtol=1e-6)
+
+
+def test_collectives_run_though_nobody_wants_their_results(counters):
+    @compiled
+    def step(x):
+        keras_hvd.allreduce(x)
+        keras_hvd.allreduce(tf.zeros([3]), name="constant")
+        keras_hvd.barrier()
+
+        def body(i):
+            keras_hvd.broadcast(x, 0)
+            return (i + 1,)
+
+        tf.while_loop(lambda i: i < 3, body, (0,))
+        tf.cond(x[0] > 0, lambda: keras_hvd.allgather(x), lambda: x)
+        return tf.constant(1)
+
+    step(tf.ones([2]))
+    before = counters().tensors
+    step(tf.ones([2]))
+    assert counters().tensors - before == 7
+
+
 # --- memory and order ----------------------------------------------------------------
 
 
@@ -304,6 +349,26 @@ def test_nothing_is_copied():
     program = hlo(step, tf.ones([1000]))
     assert "keras_hvd_start" in program and "keras_hvd_done" in program
     assert not re.search(r"f32\S* copy\(", program)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
+def test_done_keeps_the_memory_that_start_was_given(collective):
+    """Where XLA may have a tensor in columns, it could give each of the two a copy.
+
+    It cannot with a list of the elements.
+    """
+    arguments = {"broadcast": [0]}.get(collective, [])
+
+    @compiled
+    def step(x):
+        y = tf.matmul(x, x, transpose_b=True)
+        return getattr(keras_hvd, collective)(tf.transpose(y), *arguments)
+
+    program = hlo(step, tf.ones([48, 64]))
+    calls = [line for line in program.splitlines() if " custom-call(" in line]
+    start, done = (line.partition("), custom_call_target")[0] for line in calls)
+    assert start.split("%")[-1] == done.split("%")[-1]
+    assert f", f32[{48 * 48}]{{0}}}}, " in calls[0]
 
 
 def test_gradients_are_reduced_where_they_are():
@@ -331,50 +396,66 @@ def test_gradients_are_reduced_where_they_are():
         np.testing.assert_array_equal(got, np.full([32, 32], value))
 
 
-def test_gradients_travel_while_backprop_runs(rank, several_ranks):
-    """All buckets but the first layer's arrive before its gradient can be computed.
+def profiled_collectives(folder: pathlib.Path) -> list[str]:
+    """What TensorFlow's profiler saw of collectives, in the order of time."""
+    space = xplane_pb2.XSpace()
+    (file,) = folder.rglob("*.xplane.pb")
+    space.ParseFromString(file.read_bytes())
+    events = [
+        (line.timestamp_ns * 1000 + event.offset_ps, name)
+        for plane in space.planes
+        for line in plane.lines
+        for event in line.events
+        if (name := plane.event_metadata[event.metadata_id].name).startswith(
+            "keras_hvd "
+        )
+    ]
+    return [name for _, name in sorted(events)]
 
-    On the way to the first layer's gradient rank 0's backprop passes a gate, that opens
-    when the other ranks have the gradients of all other layers.
+
+@tf.custom_gradient
+def gate(x):
+    """On its way back the gradient waits here for the other ranks."""
+    return tf.identity(x), lambda upstream: keras_hvd.allreduce(upstream, name="gate")
+
+
+def test_gradients_travel_while_backprop_runs(rank, several_ranks, tmp_path):
+    """In `fit`, all buckets but the last arrive before its gradient can be computed.
+
+    The last bucket is the first layer's. On the way to its gradient rank 0's backprop
+    passes a gate, which opens when the other ranks have all other buckets.
     """
     keras.utils.clear_session()
-    # XLA runs a program one instruction after another where all its tensors are tiny.
-    model = keras.Sequential([keras.Input((64,))])
-    for _ in range(6):
-        model.add(keras.layers.Dense(64, activation="tanh", use_bias=False))
-    kernels = model.trainable_variables
-    buckets = list(reversed(kernels))
-    names = [f"travel/{i}" for i in range(len(buckets))]
-    marks = [_mark_of([kernel.path]) for kernel in buckets]
+    width, rows = 1024, 8
+    layers = [
+        keras.layers.Dense(width, activation="tanh", use_bias=False) for _ in range(5)
+    ]
+    layers.insert(1, keras.layers.Lambda(gate))
+    model = keras.Sequential([keras.Input((width,)), *layers])
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD())
+    model.compile(optimizer, "mse", jit_compile=True)
+    buckets = list(reversed(model.trainable_variables))  # of one variable each
+    names = [f"{optimizer.name}/gradients/{i}" for i in range(len(buckets))]
 
-    @tf.custom_gradient
-    def gate(x):
-        return tf.identity(x), lambda upstream: keras_hvd.allreduce(
-            upstream, keras_hvd.Sum, name="travel/gate"
-        )
-
-    @compiled
-    def step(x):
-        with tf.GradientTape() as tape:
-            first, *others = model.layers
-            x = gate(first(x))
-            for layer in others:
-                x = layer(x)
-            loss = tf.reduce_sum(x)
-        grads = [[each] for each in reversed(tape.gradient(loss, kernels))]
-        return gradients.submit(grads, names, marks, keras_hvd.Sum)
-
-    if rank == 0:
-        step(tf.ones([4, 64]))
+    if rank != 0:
+        for _ in range(2):
+            for name, kernel in zip(names, buckets, strict=True):
+                if name == names[-1]:
+                    keras_hvd.allreduce(tf.zeros([rows, width]), name="gate")
+                mark = tf.zeros([0, _mark_of([kernel.path])], tf.uint8)
+                tensors = [tf.zeros(kernel.shape), mark]
+                keras_hvd.grouped_allreduce(tensors, name=name)
         return
-    for name, kernel, mark in zip(names, buckets, marks, strict=True):
-        if name == names[-1]:
-            keras_hvd.allreduce(tf.zeros([4, 64]), keras_hvd.Sum, name="travel/gate")
-        keras_hvd.grouped_allreduce(
-            [tf.zeros(kernel.shape), tf.zeros([0, mark], tf.uint8)],
-            keras_hvd.Sum,
-            name=name,
-        )
+    x = np.zeros((rows, width))
+    model.fit(x, x, verbose=0)
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        model.fit(x, x, verbose=0)
+    events = profiled_collectives(tmp_path)
+    assert len(events) == 2 * (len(names) + 1)
+    last = events.index(f"keras_hvd starts {names[-1]}")
+    for name in names[:-1]:
+        started = events.index(f"keras_hvd starts {name}")
+        assert started < events.index(f"keras_hvd ended {name}") < last
 
 
 # --- errors --------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 // The attributes of the collective ops; see attributes.h.
 #include "tf_ops/kernels/attributes.h"
 
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/errors.h"
@@ -45,6 +47,25 @@ absl::Status ReadReduction(OpKernelConstruction* ctx, Reduction* reduction) {
   TF_RETURN_IF_ERROR(ReadScale(ctx, "postscale", &reduction->postscale));
   // Two zeros would mean "unscaled" to the engine; one of them is the same number.
   if (reduction->prescale == 0) reduction->postscale = 1;
+  return absl::OkStatus();
+}
+
+absl::Status ReadBuckets(OpKernelConstruction* ctx, std::vector<Bucket>* buckets) {
+  std::vector<std::string> names;
+  std::vector<int64_t> sizes, marks;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("tensor_names", &names));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("bucket_sizes", &sizes));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("marks", &marks));
+  int64_t tensors = 0;
+  for (const int64_t size : sizes) tensors += size;
+  if (names.size() != sizes.size() || marks.size() != sizes.size() ||
+      tensors != ctx->num_inputs()) {
+    return absl::InvalidArgumentError(
+        "each bucket has a name and a mark, and each tensor belongs to one bucket");
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    buckets->push_back({sizes[i], std::move(names[i]), marks[i]});
+  }
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,9 +24,19 @@ struct Reduction {
   double postscale = 1;
 };
 
+// Tensors that follow each other and travel together.
+struct Bucket {
+  int64_t size = 0;  // number of tensors
+  std::string name;
+  int64_t mark = 0;  // tells its variables; see KerasHvdGradients
+};
+
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
 absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);
 absl::Status ReadReduction(tensorflow::OpKernelConstruction* ctx, Reduction* reduction);
+// Of KerasHvdGradients: buckets that have all of its tensors.
+absl::Status ReadBuckets(tensorflow::OpKernelConstruction* ctx,
+                         std::vector<Bucket>* buckets);
 
 }  // namespace keras_hvd
 

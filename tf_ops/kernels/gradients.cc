@@ -1,16 +1,31 @@
-// KerasHvdGradients: the gradients of a step, in a program compiled by XLA.
+// KerasHvdGradients: the gradients of a step that was traced to be compiled by XLA.
 //
 // Outside of XLA an op for each bucket is enough (KerasHvdAllreduce): each runs when
 // its gradients are there. XLA plans memory as if a program ran one instruction after
 // another, and would give a bucket's memory to the next layer as soon as the bucket's
 // result is there: backprop would wait for each bucket. So this op has them all, and no
 // result is asked for before all buckets have left (xla_kernels.cc).
+//
+// The kernel here is for a function that was first traced inside of a compiled one and
+// is then called by itself: TensorFlow uses that trace again.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tf_ops/kernels/attributes.h"
+#include "tf_ops/kernels/submit.h"
+#include "tf_ops/kernels/submitter.h"
 
 namespace keras_hvd {
 namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
 
 REGISTER_OP("KerasHvdGradients")
     .Input("tensors: T")
@@ -42,6 +57,59 @@ prescale: multiplies each rank's elements before the reduction.
 postscale: multiplies the result.
 process_set: the ranks that take part.
 )doc");
+
+class GradientsKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit GradientsKernel(OpKernelConstruction* ctx)
+      : AsyncOpKernel(ctx), submitter_(NextSubmitter()) {
+    OP_REQUIRES_OK(ctx, ReadBuckets(ctx, &buckets_));
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+    OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    ReduceFrom(0, 0, ctx, std::move(done));
+  }
+
+ private:
+  // Reduces the bucket at `place`, whose first tensor is `first`, then those after it,
+  // also after an error: the other ranks may have submitted them all.
+  void ReduceFrom(size_t place, int first, OpKernelContext* ctx, DoneCallback done) {
+    if (place == buckets_.size()) return done();
+    const Bucket& bucket = buckets_[place];
+    const int end = first + static_cast<int>(bucket.size);
+    auto submission = std::make_unique<Submission>(
+        ctx, [this, place, end, ctx, done] { ReduceFrom(place + 1, end, ctx, done); });
+    for (int i = first; i < end; ++i) {
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(
+          ctx,
+          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output),
+          done);
+      submission->Add(ctx->input(i), output);
+    }
+    Tensor mark(tensorflow::DT_UINT8, tensorflow::TensorShape({0, bucket.mark}));
+    submission->Add(mark, &mark);
+    khvd_request request = {};
+    request.struct_size = sizeof(request);
+    request.kind = KHVD_ALLREDUCE;
+    request.name = bucket.name.c_str();
+    request.submitter = submitter_;
+    request.process_set = process_set_;
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    Submission::Submit(std::move(submission), request);
+  }
+
+  const uint64_t submitter_;
+  std::vector<Bucket> buckets_;
+  Reduction reduction_;
+  int32_t process_set_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdGradients").Device(tensorflow::DEVICE_CPU),
+                        GradientsKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -5,6 +5,7 @@
 #include "tensorflow/core/platform/logging.h"
 #include "tf_ops/kernels/completion.h"
 #include "tf_ops/kernels/submitter.h"
+#include "tf_ops/kernels/trace.h"
 
 namespace keras_hvd {
 namespace {
@@ -99,6 +100,8 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   request.done = &Submission::Ended;
   request.allocate = &Submission::AllocateResult;
   request.context = submission.get();
+  submission->name_ = request.name;
+  TraceStart(request.name);
 
   // Once the engine has it, the request may end, and be deleted, before submit returns.
   Submission* const submitted = submission.release();
@@ -130,6 +133,7 @@ void* Submission::AllocateResult(void* context, const int64_t* first_dims,
 
 void Submission::Ended(void* context, int code, const char* message) {
   std::unique_ptr<Submission> submission(static_cast<Submission*>(context));
+  TraceEnd(submission->name_);
   submission->ctx_->SetStatus(submission->allocation_.ok() ? EngineStatus(code, message)
                                                            : submission->allocation_);
   // Our references go first: what follows may then work in the buffers' place, and the

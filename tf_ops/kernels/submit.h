@@ -70,6 +70,7 @@ class Submission {
   tensorflow::AsyncOpKernel::DoneCallback done_;
   std::vector<tensorflow::Tensor> inputs_;
   std::vector<void*> outputs_;
+  const char* name_ = nullptr;  // the kernel's, which outlives its runs
   absl::Status allocation_;
 };
 

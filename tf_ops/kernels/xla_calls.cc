@@ -28,6 +28,7 @@
 #include "absl/types/span.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/completion.h"
+#include "tf_ops/kernels/trace.h"
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -46,6 +47,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<double>("prescale"),
     ::xla::ffi::StructMember<double>("postscale"),
     ::xla::ffi::StructMember<int64_t>("mark"),
+    ::xla::ffi::StructMember<int64_t>("rows"),
     ::xla::ffi::StructMember<int32_t>("slot"));
 
 namespace keras_hvd {
@@ -97,6 +99,7 @@ ffi::ErrorCode ErrorCode(int code) {
 
 // One request, from its start to its done.
 struct Call {
+  std::string name;
   uint64_t number = 0;
   uint64_t run = 0;    // one run of one chain of starts
   bool ended = false;  // the engine has let go of the buffers
@@ -104,7 +107,6 @@ struct Call {
   std::optional<ffi::Promise> done;
 
   // Allgather only, whose result has the shape that it was compiled with.
-  std::string name;
   int64_t rows = 0;      // this rank's
   int64_t all_rows = 0;  // the result's
   void* gathered = nullptr;
@@ -171,6 +173,7 @@ uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request re
   request.done = &Calls::Ended;
   request.allocate = &Calls::Allocate;
   request.context = started;
+  TraceStart(request.name);
   // Once the engine has it, the request may end before this returns.
   const int code = khvd_submit(&request);
   if (code != KHVD_OK) End(started, ffi::Error(ErrorCode(code), khvd_last_error()));
@@ -205,6 +208,7 @@ ffi::Future Calls::Done(uint64_t number) {
 
 void Calls::Ended(void* context, int code, const char* message) {
   auto* const call = static_cast<Call*>(context);
+  TraceEnd(call->name);
   ffi::Error error;
   if (!call->rows_differ.empty()) {
     error = ffi::Error(ffi::ErrorCode::kInvalidArgument, call->rows_differ);
@@ -286,13 +290,14 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
                  CompiledRequest compiled) {
   absl::InlinedVector<khvd_tensor, 4> given;
+  absl::InlinedVector<int64_t, 4> gathered;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const ffi::AnyBuffer input = *tensors.get<ffi::AnyBuffer>(i);
     ffi::Result<ffi::AnyBuffer> result = *results.get<ffi::AnyBuffer>(i);
     khvd_tensor tensor = {};
     tensor.dtype = EngineType(input.element_type());
-    tensor.rank = static_cast<int32_t>(input.dimensions().size());
-    tensor.shape = input.dimensions().begin();
+    tensor.rank = static_cast<int32_t>(result->dimensions().size());
+    tensor.shape = result->dimensions().begin();
     tensor.input = input.untyped_data();
     tensor.output = result->untyped_data();
     given.push_back(tensor);
@@ -301,11 +306,13 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
   if (compiled.mark >= 0) given.push_back({KHVD_UINT8, 2, mark, nullptr, nullptr});
   auto call = std::make_unique<Call>();
   const std::string name(compiled.name);
+  call->name = name;
   if (compiled.kind == KHVD_ALLGATHER) {
-    call->name = name;
-    call->rows = given[0].shape[0];
-    call->all_rows = (*results.get<ffi::AnyBuffer>(0))->dimensions()[0];
+    gathered.assign(given[0].shape, given[0].shape + given[0].rank);
+    call->rows = compiled.rows;
+    call->all_rows = std::exchange(gathered[0], compiled.rows);
     call->gathered = std::exchange(given[0].output, nullptr);
+    given[0].shape = gathered.data();
   }
   khvd_request request = {};
   request.struct_size = sizeof(request);

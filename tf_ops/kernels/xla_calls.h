@@ -8,6 +8,9 @@
 //   start: token, tensors...                 -> token, results (not yet valid)...
 //   done:  token, results..., tensors...     -> results (the same memory)...
 //
+// A tensor is given as a list of its elements, or as its result's memory where it is
+// reduced in place; the result has its shape.
+//
 // A token is a list of numbers, a value like any other to XLA, so that one program can
 // run many times at once and in loops: the run's number (0 before its first start),
 // then those of requests. A start takes the token of the start before it, which is all
@@ -39,6 +42,7 @@ struct CompiledRequest {
   // Not negative: a tensor without elements of this length comes last, whose shape the
   // engine compares between ranks. XLA would copy it here and there.
   int64_t mark = -1;
+  int64_t rows = 0;  // allgather: this rank's
   int32_t slot = 1;  // of the request's number in the token
 };
 

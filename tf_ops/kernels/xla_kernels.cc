@@ -8,8 +8,9 @@
 // wait for another where it gives a buffer to both. In programs that differ between
 // ranks (other shapes, other code on one of them) such waits could close a circle: rank
 // 0's second start waits for its first done, rank 1's first start for its second done.
-// Not with the starts in one order; it is that of compilation, which goes by the names
-// of nodes. A computation of its own (a branch, a loop's body) has a chain of its own.
+// Not with the starts in one order: that of compilation, which the package's
+// submission.py makes that of the program. A computation of its own (a branch, a loop's
+// body) has a chain of its own.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -96,6 +97,19 @@ absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
   return inputs;
 }
 
+// The same values as lists, which have one layout only. Where another layout is wanted
+// than a value has, XLA gives each of its users a copy, and counts on a later pass to
+// make one of them; but start and done must get the same memory.
+Values Flat(const Values& inputs) {
+  Values flat;
+  for (size_t i = 0; i < inputs.values.size(); ++i) {
+    const int64_t elements = xla::ShapeUtil::ElementsIn(inputs.shapes[i]);
+    flat.Add(xla::Reshape(inputs.values[i], {elements}),
+             xla::ShapeUtil::MakeShape(inputs.shapes[i].element_type(), {elements}));
+  }
+  return flat;
+}
+
 // A request as a dictionary of MLIR, which is what attributes of custom calls are.
 std::string Attributes(const CompiledRequest& request) {
   std::string name;
@@ -119,7 +133,7 @@ std::string Attributes(const CompiledRequest& request) {
       " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
       " : i32, prescale = ", bits(request.prescale),
       ", postscale = ", bits(request.postscale), ", mark = ", request.mark,
-      " : i64, slot = ", request.slot, " : i32}");
+      " : i64, rows = ", request.rows, " : i64, slot = ", request.slot, " : i32}");
 }
 
 // Which results are written into the memory of which operands.
@@ -189,7 +203,8 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
 
 // Emits a start, the next one in its computation, with a token of its own.
 absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& request,
-                              Values inputs, absl::Span<const xla::Shape> results) {
+                              const Values& inputs,
+                              absl::Span<const xla::Shape> results) {
   const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
   TF_RETURN_IF_ERROR(chain.status());
   const absl::StatusOr<xla::Shape> last = ctx->builder()->GetShape((*chain)->last);
@@ -198,7 +213,8 @@ absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& re
   started.token_shape = TokenShape(1);
   Values operands;
   operands.Add((*chain)->last, *last);
-  operands.Append(inputs);
+  started.inputs = Flat(inputs);
+  operands.Append(started.inputs);
   std::vector<xla::Shape> shapes = {started.token_shape};
   shapes.insert(shapes.end(), results.begin(), results.end());
   const std::vector<xla::XlaOp> elements =
@@ -207,7 +223,6 @@ absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& re
   for (size_t i = 0; i < results.size(); ++i) {
     started.results.Add(elements[1 + i], results[i]);
   }
-  started.inputs = std::move(inputs);
   return started;
 }
 
@@ -233,11 +248,9 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
 
 // Emits a whole collective whose results have the shapes of its inputs.
 void CompileUnchanged(XlaOpKernelContext* ctx, const CompiledRequest& request) {
-  absl::StatusOr<Values> inputs = InputsOf(ctx);
+  const absl::StatusOr<Values> inputs = InputsOf(ctx);
   OP_REQUIRES_OK(ctx, inputs.status());
-  const std::vector<xla::Shape> shapes = inputs->shapes;
-  const absl::StatusOr<Started> started =
-      Start(ctx, request, *std::move(inputs), shapes);
+  const absl::StatusOr<Started> started = Start(ctx, request, *inputs, inputs->shapes);
   OP_REQUIRES_OK(ctx, started.status());
   const std::vector<xla::XlaOp> results = Done(ctx, *started);
   for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
@@ -292,7 +305,7 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES(ctx, size > 0,
                 absl::FailedPreconditionError(
                     "allgather: call keras_hvd.init() before it is compiled by XLA"));
-    absl::StatusOr<Values> inputs = InputsOf(ctx);
+    const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     xla::Shape gathered = inputs->shapes[0];
     OP_REQUIRES(ctx, !gathered.dimensions().empty(),
@@ -301,8 +314,9 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
                     "has none: give it one, with tf.expand_dims(x, 0)"));
     const int64_t rows = gathered.dimensions(0);
     gathered.set_dimensions(0, rows * size);
-    const absl::StatusOr<Started> started = Start(
-        ctx, Request(KHVD_ALLGATHER, tensor_name_), *std::move(inputs), {gathered});
+    CompiledRequest request = Request(KHVD_ALLGATHER, tensor_name_);
+    request.rows = rows;
+    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, {gathered});
     OP_REQUIRES_OK(ctx, started.status());
     ctx->SetOutput(0, Done(ctx, *started)[0]);
 
@@ -340,17 +354,7 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
 class GradientsXlaKernel : public CollectiveXlaKernel {
  public:
   explicit GradientsXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_names", &tensor_names_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_sizes", &bucket_sizes_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
-    int64_t tensors = 0;
-    for (const int64_t size : bucket_sizes_) tensors += size;
-    OP_REQUIRES(
-        ctx,
-        tensor_names_.size() == bucket_sizes_.size() &&
-            marks_.size() == bucket_sizes_.size() && tensors == ctx->num_inputs(),
-        absl::InvalidArgumentError("each bucket has a name and a mark, and each "
-                                   "tensor belongs to one bucket"));
+    OP_REQUIRES_OK(ctx, ReadBuckets(ctx, &buckets_));
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
@@ -364,22 +368,22 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES_OK(ctx, inputs.status());
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
-    const auto count = static_cast<int64_t>(bucket_sizes_.size());
+    const auto count = static_cast<int64_t>(buckets_.size());
     xla::XlaOp token =
         xla::ConcatInDim(ctx->builder(),
                          {xla::SliceInDim((*chain)->last, 0, 1, 1, 0),
                           xla::ConstantR1<uint64_t>(ctx->builder(), count, 0)},
                          0);
-    std::vector<Started> buckets;
-    size_t first = 0;
+    std::vector<Started> started;
+    int64_t first = 0;
     for (int64_t i = 0; i < count; ++i) {
-      buckets.push_back(StartBucket(ctx, token, *inputs, first, i));
-      token = buckets.back().token;
-      first += static_cast<size_t>(bucket_sizes_[i]);
+      started.push_back(StartBucket(ctx, token, *inputs, first, i));
+      token = started.back().token;
+      first += buckets_[i].size;
     }
     (*chain)->last = token;
     int output = 0;
-    for (Started& bucket : buckets) {
+    for (Started& bucket : started) {
       bucket.token = token;
       for (const xla::XlaOp result : Done(ctx, bucket))
         ctx->SetOutput(output++, result);
@@ -388,21 +392,22 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
 
  private:
   Started StartBucket(XlaOpKernelContext* ctx, xla::XlaOp token, const Values& inputs,
-                      size_t first, int64_t place) const {
-    CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_names_[place]);
+                      int64_t first, int64_t place) const {
+    const Bucket& bucket = buckets_[place];
+    CompiledRequest request = Request(KHVD_ALLREDUCE, bucket.name);
     request.reduce_op = reduction_.op;
     request.prescale = reduction_.prescale;
     request.postscale = reduction_.postscale;
-    request.mark = marks_[place];
+    request.mark = bucket.mark;
     request.slot = static_cast<int32_t>(1 + place);
     Started started;
     started.slot = request.slot;
-    started.token_shape = TokenShape(static_cast<int64_t>(bucket_sizes_.size()));
+    started.token_shape = TokenShape(static_cast<int64_t>(buckets_.size()));
     Values operands;
     operands.Add(token, started.token_shape);
     Aliases in_place;
     AddAlias(0, 0, &in_place);
-    for (int64_t i = 0; i < bucket_sizes_[place]; ++i) {
+    for (int64_t i = 0; i < bucket.size; ++i) {
       operands.Add(inputs.values[first + i], inputs.shapes[first + i]);
       AddAlias(1 + i, 1 + i, &in_place);
     }
@@ -416,9 +421,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     return started;
   }
 
-  std::vector<std::string> tensor_names_;
-  std::vector<int64_t> bucket_sizes_;
-  std::vector<int64_t> marks_;
+  std::vector<Bucket> buckets_;
   Reduction reduction_;
 };
 

@@ -348,6 +348,55 @@ def test_compiled_loop_of_ones_own(rank, size):
     np.testing.assert_allclose(variable.numpy(), [-3 * (size - 1) / 2])
 
 
+@pytest.mark.parametrize("first_traced", ["alone", "inside"])
+def test_a_step_called_alone_and_inside_of_a_compiled_function(
+    first_traced, rank, size, monkeypatch
+):
+    """TensorFlow uses one trace for both; on the last rank it is the other one's."""
+    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 8)
+    variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(x):
+        optimizer.apply([x, 2.0 * x, 3.0 * x], variables)
+
+    compiled = tf.function(lambda x: step(x), jit_compile=True, autograph=False)
+    calls = [step, compiled]
+    if (first_traced == "inside") != (rank == size - 1):
+        calls.reverse()
+    for function in (*calls, *calls):
+        function(tf.fill([2], float(rank)))
+    for factor, variable in enumerate(variables, 1):
+        np.testing.assert_allclose(variable, [-2.0 * factor * (size - 1)] * 2)
+
+
+def test_error_of_a_step_traced_inside_of_a_compiled_function(
+    rank, several_ranks, raises_on_all_ranks, monkeypatch
+):
+    """Of the three buckets the second one differs; the third one travels all the same.
+
+    Else those ranks would wait for it that have submitted all at once.
+    """
+    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 8)
+    names = ["a", "b" if rank == 0 else "other", "c"]
+    variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(x):
+        optimizer.apply([x, x, x], variables)
+
+    compiled = tf.function(lambda x: step(x), jit_compile=True, autograph=False)
+    if rank == 0:
+        compiled.get_concrete_function(tf.ones([2]))
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        step(tf.ones([2]))
+    raises_on_all_ranks(raised.value, "sgd/gradients/1")
+
+
 def test_infinite_gradient_of_one_rank_under_xla(rank, size):
     """All ranks skip the step, as they do without XLA."""
     variable = keras.Variable([0.0], name="v")

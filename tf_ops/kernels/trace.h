@@ -1,0 +1,26 @@
+// What TensorFlow's profiler shows of collectives: an event where one starts, on the
+// thread that submits it, and one where it ends. Between the two it travels, whatever
+// else these threads do. Nothing while no profiler runs.
+#ifndef KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
+#define KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
+
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "tsl/profiler/lib/traceme.h"
+
+namespace keras_hvd {
+
+inline void TraceStart(std::string_view name) {
+  tsl::profiler::TraceMe::InstantActivity(
+      [name] { return absl::StrCat("keras_hvd starts ", name); });
+}
+
+inline void TraceEnd(std::string_view name) {
+  tsl::profiler::TraceMe::InstantActivity(
+      [name] { return absl::StrCat("keras_hvd ended ", name); });
+}
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
