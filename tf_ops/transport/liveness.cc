@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -31,9 +32,43 @@ struct ProcessInfo {
 constexpr uint64_t kInfoExit = 1 << 3;
 constexpr unsigned long kGetInfo = _IOWR(0xFF, 11, ProcessInfo);
 
-// How long to wait for a dead rank's parent to reap it, which is when the kernel can
-// say how it ended. Everybody waits for the failure meanwhile, so not for long.
+// How long to wait for a dead rank's parent to reap it, which is when the kernel says
+// for sure how it ended. Everybody waits for the failure meanwhile, so not for long.
 constexpr int kReapMilliseconds = 5;
+
+// What waitpid gives, in words.
+std::string HowItEndedText(int status) {
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    return "was killed by " + SignalName(signal) +
+           (signal == SIGKILL ? " (by somebody, or by the kernel for want of memory)"
+                              : "");
+  }
+  return "exited with code " + std::to_string(WEXITSTATUS(status)) +
+         " without leaving the job";
+}
+
+// What is in /proc/PID/stat behind the command's name, which is in parentheses and may
+// hold some.
+std::string ProcessFields(int pid) {
+  FILE* file = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
+  if (file == nullptr) return "";
+  char line[1024];
+  const size_t length = fread(line, 1, sizeof(line), file);
+  fclose(file);
+  const std::string text(line, length);
+  const size_t end = text.rfind(')');
+  return end == std::string::npos ? "" : text.substr(end + 1);
+}
+
+// What waitpid will give of a process: shown, in the last field, as soon as it begins
+// to end, and before its memory is taken apart, which may take long. 0 also if that is
+// not shown.
+int StatusOf(int pid) {
+  const std::string fields = ProcessFields(pid);
+  const size_t last = fields.find_last_of(' ');
+  return last == std::string::npos ? 0 : atoi(fields.c_str() + last);
+}
 
 }  // namespace
 
@@ -44,14 +79,8 @@ std::string SignalName(int signal) {
 }
 
 char ProcessState(int pid) {
-  FILE* file = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
-  if (file == nullptr) return 0;
-  char line[512] = {};
-  const size_t length = fread(line, 1, sizeof(line) - 1, file);
-  fclose(file);
-  // The state follows the command's name, which is in parentheses and may hold some.
-  const char* end = static_cast<const char*>(memrchr(line, ')', length));
-  return end == nullptr ? 0 : end[2];
+  const std::string fields = ProcessFields(pid);
+  return fields.size() < 2 ? 0 : fields[1];
 }
 
 std::string DescribeRank(Segment& segment, int rank) {
@@ -192,6 +221,8 @@ std::string Liveness::HowItEnded(int peer) {
   }
   const std::string silent = "died without a word (SIGKILL, out of memory, or _exit)";
   if (processes_[peer] < 0) return silent;
+  const int status = StatusOf(block.pid.load());
+  if (status != 0) return HowItEndedText(status);
   pollfd reaped = {processes_[peer], 0, 0};
   poll(&reaped, 1, kReapMilliseconds);
   ProcessInfo info = {};
@@ -199,14 +230,7 @@ std::string Liveness::HowItEnded(int peer) {
   if (ioctl(processes_[peer], kGetInfo, &info) != 0 || (info.mask & kInfoExit) == 0) {
     return silent;
   }
-  if (WIFSIGNALED(info.exit_code)) {
-    const int signal = WTERMSIG(info.exit_code);
-    return "was killed by " + SignalName(signal) +
-           (signal == SIGKILL ? " (by somebody, or by the kernel for want of memory)"
-                              : "");
-  }
-  return "exited with code " + std::to_string(WEXITSTATUS(info.exit_code)) +
-         " without leaving the job";
+  return HowItEndedText(info.exit_code);
 }
 
 }  // namespace keras_hvd

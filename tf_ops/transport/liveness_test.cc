@@ -147,7 +147,7 @@ class World {
 
 constexpr char kSilent[] = "died without a word (SIGKILL, out of memory, or _exit)";
 
-// Kernels say how a process ended only once its parent has reaped it.
+// Not every kernel says how a process ended before its parent has reaped it.
 void ExpectText(World* world, int rank, const std::string& told) {
   const std::string text = world->AwaitFailure();
   EXPECT_EQ(world->segment().Failure().code, Code::kRankFailed);
@@ -225,6 +225,16 @@ bool KernelTellsHowProcessesEnded() {
   uname(&system);
   sscanf(system.release, "%d.%d", &major, &minor);
   return major > 6 || (major == 6 && minor >= 15);
+}
+
+TEST(LivenessTest, HowAKilledRankEndedIsSaidBeforeItIsReaped) {
+  bool killed = false;
+  for (int round = 0; round < 50 && !killed; ++round) {
+    World world(0, {"", "wait"});
+    world.child(1).Kill(SIGKILL);
+    killed = world.AwaitFailure() == world.Who(1) + kKilled;
+  }
+  EXPECT_TRUE(killed);
 }
 
 TEST(LivenessTest, HowAReapedRankEndedIsSaid) {
