@@ -180,13 +180,19 @@ def test_names_ranks_of_other_jobs(khvdrun):
         "signal.pause()"
     )
     with khvdrun.start("-np", 2, "--no-prefix", sys.executable, "-c", program) as job:
-        ranks = sorted(int(job.stdout.readline()) for _ in range(2))
+        ranks = {int(job.stdout.readline()) for _ in range(2)}
         found = shared_memory.other_ranks()
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=60)
-    assert found.figure == "2 processes are ranks of keras_hvd"
-    assert found.advice.endswith("kill {} {}".format(*ranks))
-    assert str(ranks[0]) not in shared_memory.other_ranks().advice
+    # Jobs of others may run too.
+    assert re.fullmatch(r"\d+ processes are ranks of keras_hvd", found.figure)
+    assert ranks <= named(found.advice)
+    assert not ranks & named(shared_memory.other_ranks().advice)
+
+
+def named(advice: str) -> set[int]:
+    """The processes that an advice names."""
+    return {int(word) for word in advice.split() if word.isdecimal()}
 
 
 def test_ends_with_ctrl_c(khvdrun):

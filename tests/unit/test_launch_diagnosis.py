@@ -275,6 +275,10 @@ def slow(size: int, median: float) -> dict:
     [
         ({"allreduce": slow(4, 90e-6)}, "allreduce 4 B", "--bind-to cores"),
         ({"allreduce": slow(MEBIBYTE, 1e-3)}, "allreduce 1 MiB", "memory node"),
+        (
+            {"allreduce": slow(64 * MEBIBYTE, 50e-3)},
+            *("allreduce 64 MiB", "memory node"),
+        ),
         ({"lost_wakes": 1}, "lost wake-ups", "report"),
         ({"throttled": 7}, "CPU quota", "limits.cpu"),
         (
