@@ -1,6 +1,7 @@
 """The cores of this machine: how many a job gets, where they are, who else has them."""
 
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -130,7 +131,9 @@ def bandwidth_between(core: int, other: int) -> tuple[float, float]:
         far = probes.Copy(_NODE_PROBE_BYTES)
     with _bound_to(core):
         pairs = [(near.seconds(), far.seconds()) for _ in range(7)]
-    return tuple(_NODE_PROBE_BYTES / probes.median(seconds) for seconds in zip(*pairs))
+    return tuple(
+        _NODE_PROBE_BYTES / statistics.median(seconds) for seconds in zip(*pairs)
+    )
 
 
 def other_load() -> Finding:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Figures:
         ranks: How many there were.
         largest: Bytes of the largest tensor, and of what was copied.
         alone: Seconds of rank 0's copy while the others slept.
-        together: Bytes: for every rank the seconds of a copy while all copied.
+        together: Bytes: seconds of a copy by all ranks at once.
         allreduce: Bytes: "median" and "p90" of the seconds on rank 0, and "calls".
         sleeps: How often the engines slept.
         lost_wakes: How many sleeps only a time-out ended.
@@ -54,7 +55,7 @@ class Figures:
     ranks: int
     largest: int
     alone: float
-    together: dict[int, list[float]]
+    together: dict[int, float]
     allreduce: dict[int, dict[str, float]]
     sleeps: int
     lost_wakes: int
@@ -66,7 +67,7 @@ def wake_up() -> Finding:
     """Measures what it costs to wake a sleeping process on the next core."""
     places = cores.shares(2)
     trips = probes.round_trips(places, _ROUND_TRIPS, _WAKE_SECONDS)
-    median, p90 = probes.median(trips), probes.percentile(trips, 0.9)
+    median, p90 = statistics.median(trips), probes.percentile(trips, 0.9)
     where = "two cores" if places[0] != places[1] else "one core"
     figure = (
         f"{probes.duration(median)} for a round trip of two processes on {where} "
@@ -207,10 +208,7 @@ def _figures(largest: int, answers: list[dict], throttled: int) -> Figures:
         ranks=len(answers),
         largest=largest,
         alone=first["alone"],
-        together={
-            int(size): [answer["together"][size] for answer in answers]
-            for size in first["together"]
-        },
+        together={int(size): one for size, one in first["together"].items()},
         allreduce={int(size): one for size, one in first["allreduce"].items()},
         sleeps=sum(answer["sleeps"] for answer in answers),
         lost_wakes=sum(answer["lost_wakes"] for answer in answers),
@@ -232,9 +230,7 @@ def _copies(figures: Figures) -> list[Finding]:
     findings = [Finding("copy, 1 rank", probes.gigabytes(alone))]
     if figures.ranks == 1:
         return findings
-    together = sum(
-        figures.largest / seconds for seconds in figures.together[figures.largest]
-    )
+    together = figures.ranks * figures.largest / figures.together[figures.largest]
     name = f"copy, {figures.ranks} ranks"
     figure = (
         f"{probes.gigabytes(together)} together, {together / alone:.2g} x that of one"
@@ -268,7 +264,7 @@ def _small(figures: Figures, options: Options, size: int, name: str) -> Finding:
 def _large(figures: Figures, size: int) -> Finding:
     name = f"allreduce {size >> 20} MiB"
     seconds = figures.allreduce[size]["median"]
-    copies = seconds / max(figures.together[size])
+    copies = seconds / figures.together[size]
     figure = (
         f"{probes.duration(seconds)}, {probes.gigabytes(size / seconds)}: "
         f"the time of {copies:.2g} copies of as much"

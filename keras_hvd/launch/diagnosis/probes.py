@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import os
 import signal
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -14,8 +13,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # The C library's process-shared semaphores are futexes, and no larger than this.
 _SEMAPHORE_BYTES = 64
 _ANSWER_SECONDS = 2
-
-median = statistics.median
 
 
 class Copy:
