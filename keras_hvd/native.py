@@ -165,19 +165,40 @@ def ops() -> ModuleType:
     True
     """
     tf = _tensorflow()
-    path = _library(_OPS)
-    built_for = build_info()["tensorflow"]
-    if _minor(built_for) != _minor(tf.__version__):
-        raise exceptions.LibraryError(
-            f"{path} was built for TensorFlow {built_for}, and this is TensorFlow "
-            f"{tf.__version__}: an op library serves one minor version. Rebuild it "
-            f"with: {_build_command()}"
-        )
+    path = ops_library(tf.__version__)
     engine()
     try:
         return tf.load_op_library(str(path))
     except (tf.errors.OpError, RuntimeError) as error:
         raise _unusable(path, error) from error
+
+
+def ops_library(tensorflow: str) -> pathlib.Path:
+    """Finds the op library, without opening it.
+
+    Args:
+        tensorflow: the version of TensorFlow that is to open it.
+
+    Returns:
+        Its path.
+
+    Raises:
+        LibraryError: it is missing, or was built for another minor version.
+
+    Example:
+
+    >>> ops_library(build_info()["tensorflow"]).name
+    'libkeras_hvd_ops.so'
+    """
+    path = _library(_OPS)
+    built_for = build_info()["tensorflow"]
+    if _minor(built_for) != _minor(tensorflow):
+        raise exceptions.LibraryError(
+            f"{path} was built for TensorFlow {built_for}, and this is TensorFlow "
+            f"{tensorflow}: an op library serves one minor version. Rebuild it "
+            f"with: {_build_command()}"
+        )
+    return path
 
 
 @functools.cache

@@ -18,6 +18,10 @@ def main() -> int:
         from keras_hvd.launch import check_build
 
         return check_build.run()
+    if options.diagnose:
+        from keras_hvd.launch.diagnosis import report
+
+        return report.run(options)
     return guardian.run(options)
 
 

@@ -2,8 +2,6 @@
 
 import ctypes
 import fcntl
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import socket
@@ -15,14 +13,11 @@ from pathlib import Path
 
 from keras_hvd import native
 from keras_hvd.exceptions import LibraryError
+from keras_hvd.launch import installed
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
 _NOT_USED_YET = "this version does not use it"
-
-
-class _Missing(Exception):
-    """Something is not there; the text says what and why."""
 
 
 def run() -> int:
@@ -51,7 +46,7 @@ def run() -> int:
 def _show(name: str, look: Callable[[], str]) -> bool:
     try:
         answer, reason = "yes", look()
-    except (_Missing, LibraryError, OSError) as error:
+    except (installed.Missing, LibraryError, OSError) as error:
         answer, reason = "no", str(error)
     print(f"  {answer:3}  {name:14}  {reason}", flush=True)
     return answer == "yes"
@@ -63,7 +58,7 @@ def _engine() -> str:
 
 
 def _tensorflow() -> str:
-    return _installed("tensorflow")
+    return installed.describe("tensorflow")
 
 
 def _ops() -> str:
@@ -78,21 +73,12 @@ def _ops() -> str:
     )
     if opened.returncode != 0:
         last_words = opened.stderr.strip().splitlines() or ["no reason given"]
-        raise _Missing(last_words[-1])
+        raise installed.Missing(last_words[-1])
     return f"built for TensorFlow {native.build_info()['tensorflow']}"
 
 
 def _keras() -> str:
-    return _installed("keras")
-
-
-def _installed(module: str) -> str:
-    """Which distribution brings a module, and its version, without importing it."""
-    if importlib.util.find_spec(module) is None:
-        raise _Missing(f"no module named {module!r} in this Python")
-    names = importlib.metadata.packages_distributions().get(module, [])
-    versions = {f"{name} {importlib.metadata.version(name)}" for name in names}
-    return ", ".join(sorted(versions)) or "not from a package: its version is unknown"
+    return installed.describe("keras")
 
 
 def _shared_memory() -> str:
@@ -109,30 +95,16 @@ def _shared_memory() -> str:
 
 
 def _mpi() -> str:
-    # Open MPI's two names, and MPICH's with those who share its ABI.
-    return _opens("libmpi.so.40", "libmpi.so.12", "libmpi.so")
+    return _opens(installed.mpi_library)
 
 
 def _nccl() -> str:
-    paths = []
-    if importlib.util.find_spec("nvidia") is not None:
-        package = importlib.util.find_spec("nvidia.nccl")
-        folders = package.submodule_search_locations if package else []
-        paths = [os.path.join(folder, "lib", "libnccl.so.2") for folder in folders]
-    return _opens(*paths, "libnccl.so.2")
+    return _opens(installed.nccl_library)
 
 
 def _cuda() -> str:
-    return _opens("libcuda.so.1")
+    return _opens(installed.cuda_library)
 
 
-def _opens(*names: str) -> str:
-    reasons = []
-    for name in names:
-        try:
-            ctypes.CDLL(name)
-        except OSError as error:
-            reasons.append(str(error))
-        else:
-            return f"{name} opens; {_NOT_USED_YET}"
-    raise _Missing("; ".join(reasons))
+def _opens(find: Callable[[], ctypes.CDLL]) -> str:
+    return f"{find()._name} opens; {_NOT_USED_YET}"

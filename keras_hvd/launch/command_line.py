@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from keras_hvd.launch import cores
 from keras_hvd.version import __version__
+
+# More say little more about the machine, and take long.
+_MOST_DIAGNOSED_RANKS = 8
 
 _EXAMPLES = """\
 examples:
   khvdrun -np 4 python train.py --epochs 10
   khvdrun -np 2 --bind-to cores --output-filename logs python train.py
   khvdrun --check-build
+  khvdrun --diagnose -np 2
 
 Everything from the command on belongs to the command. khvdrun exits with 0 if every
 rank did, with the code of the rank that failed first (128 + N if signal N killed it),
@@ -30,6 +35,7 @@ class Options:
 
     Args:
         check_build: Print what is built instead of starting anything.
+        diagnose: Measure what the machine gives instead of starting a command.
         ranks: Number of processes to start.
         command: The command and its arguments, as given.
         executable: The file that the command names.
@@ -42,6 +48,7 @@ class Options:
     """
 
     check_build: bool
+    diagnose: bool = False
     ranks: int = 0
     command: tuple[str, ...] = ()
     executable: str = ""
@@ -70,6 +77,8 @@ def parse(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(own)
     if given.check_build:
         return Options(check_build=True)
+    if given.diagnose:
+        return _diagnosis(parser, given, command)
     if given.ranks is None:
         parser.error("how many processes? Say so with -np, as in: khvdrun -np 2 ...")
     if not command:
@@ -88,6 +97,19 @@ def parse(arguments: Sequence[str]) -> Options:
         verbose=given.verbose,
         term_after=given.term_after,
         kill_after=given.kill_after,
+    )
+
+
+def _diagnosis(
+    parser: "_Parser", given: argparse.Namespace, command: Sequence[str]
+) -> Options:
+    if command:
+        parser.error(f"--diagnose takes no command, and {command[0]!r} is one")
+    if given.ranks is None:
+        given.ranks = max(2, min(cores.available(), _MOST_DIAGNOSED_RANKS))
+    _check_hosts(parser, given)
+    return Options(
+        check_build=False, diagnose=True, ranks=given.ranks, bind_to=given.bind_to
     )
 
 
@@ -165,6 +187,12 @@ def _parser() -> _Parser:
         "--check-build",
         action="store_true",
         help="print what is built and what can be opened on this machine",
+    )
+    add(
+        "--diagnose",
+        action="store_true",
+        help="measure what this machine gives -np ranks (default: one a core, at "
+        f"least 2, at most {_MOST_DIAGNOSED_RANKS}), with advice",
     )
     add("-v", "--verbose", action="store_true", help="report each start and end")
     add("--version", action="version", version=f"khvdrun {__version__}")

@@ -15,7 +15,7 @@ _CGROUP_TABLE = Path("/proc/self/cgroup")
 
 def available() -> int:
     """Number of cores that this process may use: its affinity, within its quota."""
-    return max(1, int(min(len(os.sched_getaffinity(0)), _quota())))
+    return max(1, int(min(len(os.sched_getaffinity(0)), quota())))
 
 
 def thread_variables(ranks: int) -> dict[str, str]:
@@ -34,7 +34,7 @@ def shares(ranks: int) -> list[set[int]]:
         For every rank a set of core numbers, none empty. With more ranks than cores
         each gets one, and some share it.
     """
-    cores = sorted(os.sched_getaffinity(0), key=_place)
+    cores = sorted(os.sched_getaffinity(0), key=place)
     if ranks >= len(cores):
         return [{cores[rank * len(cores) // ranks]} for rank in range(ranks)]
     bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
@@ -68,7 +68,7 @@ def cgroup_files(controller: str, name: str) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _quota() -> float:
+def quota() -> float:
     """Cores' worth of time that the control groups allow; infinite without a limit."""
     limits = [path.read_text().split() for path in cgroup_files("cpu", "cpu.max")]
     for path in cgroup_files("cpu", "cpu.cfs_quota_us"):
@@ -77,16 +77,23 @@ def _quota() -> float:
     unlimited = ("max", "-1")
     return min(
         (
-            int(quota) / int(period)
-            for quota, period in limits
-            if quota not in unlimited
+            int(allowed) / int(period)
+            for allowed, period in limits
+            if allowed not in unlimited
         ),
         default=math.inf,
     )
 
 
-def _place(core: int) -> tuple[int, int, int]:
-    """Where a core is; threads of one physical core are neighbours in this order."""
+def place(core: int) -> tuple[int, int, int]:
+    """Where a core is; threads of one physical core are neighbours in this order.
+
+    Args:
+        core: Its number.
+
+    Returns:
+        The numbers of its package, of its physical core there, and its own.
+    """
     topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
     try:
         package = int((topology / "physical_package_id").read_text())

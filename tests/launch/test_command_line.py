@@ -73,6 +73,14 @@ ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
             id="no-hostfile",
         ),
         pytest.param(
+            ["--diagnose", "-np", "2", "true"],
+            "--diagnose takes no command, and 'true' is one",
+            id="command-to-diagnose",
+        ),
+        pytest.param(
+            ["--diagnose", "-H", "node1"], "-H names 'node1'", id="other-host-diagnosed"
+        ),
+        pytest.param(
             ["-np", "2", "--output-filename", "/dev/null/logs", "true"],
             "cannot make '/dev/null/logs': Not a directory",
             id="output-directory",

@@ -1,0 +1,303 @@
+"""What ranks reach on this machine, measured by a real job, and what it means."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_hvd.launch import cores, processes
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.diagnosis import machine, probes
+from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
+from keras_hvd.launch.diagnosis.limits import amount, free_memory
+
+_ROOT = Path(__file__).parents[3]
+_LAUNCHER = "import sys; from keras_hvd.launch.__main__ import main; sys.exit(main())"
+_RANK = "from keras_hvd.launch.diagnosis import rank; rank.main()"
+_PATIENCE_SECONDS = 40
+_INIT_TIMEOUT_SECONDS = 20
+
+_LARGEST = 64 << 20
+_SMALLEST_LARGEST = 2 << 20
+_ROUND_TRIPS = 3000
+_WAKE_SECONDS = 1.0
+
+# Above these the figure is far from what a machine of its kind can give: 38 us for a
+# futex round trip and 4 us for a small allreduce are usual on a virtual machine of two
+# cores. An allreduce moves what one or two copies do; where all fits into caches the
+# copies are faster still.
+_SLOW_ROUND_TRIP = 150e-6
+_SLOW_SMALL_ALLREDUCE = 60e-6
+_SLOW_IN_COPIES = 5.0
+_SLOW_IN_CACHED_COPIES = 15.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a job of measuring ranks found.
+
+    Args:
+        ranks: How many there were.
+        largest: Bytes of the largest tensor, and of what was copied.
+        alone: Seconds of rank 0's copy while the others slept.
+        together: Bytes: seconds of a copy by all ranks at once.
+        allreduce: Bytes: "median" and "p90" of the seconds on rank 0, and "calls".
+        sleeps: How often the engines slept.
+        lost_wakes: How many sleeps only a time-out ended.
+        shared_bytes: What the ranks shared.
+        throttled: How often the CPU quota stopped them.
+    """
+
+    ranks: int
+    largest: int
+    alone: float
+    together: dict[int, float]
+    allreduce: dict[int, dict[str, float]]
+    sleeps: int
+    lost_wakes: int
+    shared_bytes: int
+    throttled: int
+
+
+def wake_up() -> Finding:
+    """Measures what it costs to wake a sleeping process on the next core."""
+    places = cores.shares(2)
+    trips = probes.round_trips(places, _ROUND_TRIPS, _WAKE_SECONDS)
+    median, p90 = statistics.median(trips), probes.percentile(trips, 0.9)
+    where = "two cores" if places[0] != places[1] else "one core"
+    figure = (
+        f"{probes.duration(median)} for a round trip of two processes on {where} "
+        f"(p90 {probes.duration(p90)})"
+    )
+    if median > _SLOW_ROUND_TRIP:
+        return warning(
+            *("wake-up", figure),
+            "small tensors wait for it where ranks do not arrive together: keep the "
+            "cores from sleeping deeply (cpupower idle-set -D 10; in a virtual "
+            "machine: cpuidle_haltpoll) and free of other work",
+        )
+    return Finding("wake-up", figure)
+
+
+def run(options: Options) -> Figures | Finding:
+    """Has khvdrun start measuring ranks.
+
+    Args:
+        options: How many, and whether they are bound.
+
+    Returns:
+        What they found; or, if the job failed, what is to be said of that.
+    """
+    largest = _largest_size(options.ranks)
+    throttled_before = machine.times_throttled()
+    command = [*_python(_LAUNCHER), "-np", str(options.ranks), "--no-prefix"]
+    command += ["--bind-to", options.bind_to, "--term-after", "1"]
+    command += [*_python(_RANK), str(largest)]
+    timeout = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": str(_INIT_TIMEOUT_SECONDS)}
+    try:
+        ended = _end_in_time(command, {**timeout, **os.environ})
+    except subprocess.TimeoutExpired:
+        return failure(
+            count(options.ranks, "rank"),
+            f"not done after {_PATIENCE_SECONDS} s",
+            "the machine is overloaded, or has far fewer cores than ranks: try -np 2",
+        )
+    answers = [
+        json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"
+    ]
+    if ended.returncode != 0 or len(answers) < options.ranks:
+        return _explain(options.ranks, answers, ended)
+    throttled = machine.times_throttled() - throttled_before
+    return _figures(largest, sorted(answers, key=lambda one: one["rank"]), throttled)
+
+
+def judge(figures: Figures, options: Options) -> list[Finding]:
+    """Puts a job's figures into words.
+
+    Args:
+        figures: What was measured.
+        options: How many ranks there were, and whether they were bound.
+
+    Returns:
+        A finding for each.
+    """
+    return [
+        *_shared_memory(figures),
+        *_copies(figures),
+        *(_small(figures, options, size, name) for size, name in _SMALL_SIZES),
+        *(_large(figures, size) for size in figures.allreduce if size >= 1 << 20),
+        _lost_wakes(figures),
+        *_throttling(figures),
+    ]
+
+
+_SMALL_SIZES = ((4, "allreduce 4 B"), (1 << 10, "allreduce 1 KiB"))
+
+
+def _python(program: str) -> list[str]:
+    """A Python that runs a program with this very keras_hvd, wherever it starts."""
+    path = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
+    return [sys.executable, "-c", path + program]
+
+
+def _end_in_time(
+    command: list[str], environment: dict[str, str]
+) -> subprocess.CompletedProcess:
+    """Runs khvdrun; where it is not done in time, or at Ctrl-C, has it end its ranks.
+
+    Unlike subprocess.run, which would kill it and not wait for them.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        processes.die_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    # Ctrl-C while Popen starts a process would leave it to itself.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    job = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        preexec_fn=prepare,
+    )
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        out, err = job.communicate(timeout=_PATIENCE_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        job.terminate()
+        job.communicate()
+        raise
+    return subprocess.CompletedProcess(command, job.returncode, out, err)
+
+
+def _largest_size(ranks: int) -> int:
+    """As much as leaves half of the free memory alone: each rank has two blocks."""
+    size = _LARGEST
+    while size > _SMALLEST_LARGEST and 2 * size * ranks > free_memory() // 2:
+        size //= 2
+    return size
+
+
+def _explain(
+    ranks: int, answers: list[dict], ended: subprocess.CompletedProcess
+) -> Finding:
+    name = count(ranks, "rank")
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    if errors:
+        return failure(name, "do not run", errors[0])
+    words = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return failure(
+        *(name, f"do not run: {words[-1]}"),
+        "run the same by hand to see all it says: khvdrun -np "
+        f"{ranks} {sys.executable} -c 'import keras_hvd; keras_hvd.init()'",
+    )
+
+
+def _figures(largest: int, answers: list[dict], throttled: int) -> Figures:
+    first = answers[0]
+    return Figures(
+        ranks=len(answers),
+        largest=largest,
+        alone=first["alone"],
+        together={int(size): one for size, one in first["together"].items()},
+        allreduce={int(size): one for size, one in first["allreduce"].items()},
+        sleeps=sum(answer["sleeps"] for answer in answers),
+        lost_wakes=sum(answer["lost_wakes"] for answer in answers),
+        shared_bytes=first["shared_bytes"],
+        throttled=throttled,
+    )
+
+
+def _shared_memory(figures: Figures) -> list[Finding]:
+    if figures.ranks == 1:
+        return []
+    size = amount(figures.shared_bytes)
+    figure = f"{size} for {figures.ranks} ranks, in a memory file without a name"
+    return [Finding("shared memory", figure)]
+
+
+def _copies(figures: Figures) -> list[Finding]:
+    alone = figures.largest / figures.alone
+    findings = [Finding("copy, 1 rank", probes.gigabytes(alone))]
+    if figures.ranks == 1:
+        return findings
+    together = figures.ranks * figures.largest / figures.together[figures.largest]
+    name = f"copy, {figures.ranks} ranks"
+    figure = (
+        f"{probes.gigabytes(together)} together, {together / alone:.2g} x that of one"
+    )
+    is_crowded = figures.ranks > cores.available()
+    if together < alone and not is_crowded:
+        return findings + [
+            warning(
+                *(name, figure),
+                "the ranks' cores are in each other's way: other processes, threads of "
+                "one physical core, or a virtual machine with too little of its host; "
+                "try fewer ranks",
+            )
+        ]
+    return [*findings, Finding(name, figure)]
+
+
+def _small(figures: Figures, options: Options, size: int, name: str) -> Finding:
+    one = figures.allreduce[size]
+    figure = f"{probes.duration(one['median'])} (p90 {probes.duration(one['p90'])})"
+    if one["median"] <= _SLOW_SMALL_ALLREDUCE:
+        return Finding(name, figure)
+    advice = "end what else runs here; see also 'wake-up' above"
+    if figures.ranks > cores.available():
+        advice = f"ranks wait for a core: start {cores.available()} with -np"
+    elif options.bind_to == "none":
+        advice = "try --bind-to cores, and end what else runs here"
+    return warning(name, figure, advice)
+
+
+def _large(figures: Figures, size: int) -> Finding:
+    name = f"allreduce {size >> 20} MiB"
+    seconds = figures.allreduce[size]["median"]
+    copies = seconds / figures.together[size]
+    figure = (
+        f"{probes.duration(seconds)}, {probes.gigabytes(size / seconds)}: "
+        f"the time of {copies:.2g} copies of as much"
+    )
+    is_largest = size == figures.largest
+    most = _SLOW_IN_COPIES if is_largest else _SLOW_IN_CACHED_COPIES
+    if figures.ranks > cores.available() or copies <= most:
+        return Finding(name, figure)
+    return warning(
+        *(name, figure),
+        "the ranks' cores are far from each other or busy: try --bind-to cores, cores "
+        "of one memory node (taskset, docker run --cpuset-cpus), and an idle machine",
+    )
+
+
+def _lost_wakes(figures: Figures) -> Finding:
+    figure = f"{figures.lost_wakes} in {figures.sleeps} sleeps"
+    if figures.lost_wakes == 0:
+        return Finding("lost wake-ups", figure)
+    return warning(
+        *("lost wake-ups", figure),
+        "an error of keras_hvd or of this kernel, which costs time but no result: "
+        "please report it with this text and the output of uname -a",
+    )
+
+
+def _throttling(figures: Figures) -> list[Finding]:
+    if figures.throttled == 0:
+        return []
+    return [
+        warning(
+            *("CPU quota", f"stopped the ranks {figures.throttled} times meanwhile"),
+            "raise it (docker run --cpus; Kubernetes: limits.cpu) or start fewer "
+            "ranks: every stop delays all of them",
+        )
+    ]

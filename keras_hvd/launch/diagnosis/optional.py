@@ -1,0 +1,187 @@
+"""MPI, NCCL and GPUs: not needed, but part of the question what runs on a machine."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+
+from keras_hvd.launch import installed
+from keras_hvd.launch.diagnosis.findings import Finding, warning
+
+_PATIENCE_SECONDS = 10
+_FAMILIES = ("Open MPI", "MPICH", "Intel")
+
+
+def mpi() -> Finding:
+    """Looks for MPI's launcher and for mpi4py, and whether they are of one kind."""
+    name = "MPI"
+    path = shutil.which("mpirun") or shutil.which("mpiexec")
+    launcher = f"{path}: {_launcher_version(path)}" if path else "no mpirun"
+    library, error = _mpi4py_library()
+    if library is None and error is None:
+        return Finding(name, f"{launcher}; no mpi4py (neither is needed)")
+    if library is None:
+        return warning(
+            *(name, f"{launcher}; mpi4py cannot be imported: {error}"),
+            "keras_hvd does not need it; if your script does: apt-get install "
+            "libopenmpi-dev, or pip install mpich",
+        )
+    figure = f"{launcher}; mpi4py uses {library}"
+    if path and _family(launcher) != _family(library):
+        return warning(
+            *(name, figure),
+            "under this mpirun every process of mpi4py would be alone: put the mpirun "
+            f"of {_family(library)} first in PATH, or use khvdrun",
+        )
+    return Finding(name, figure)
+
+
+def nccl() -> Finding:
+    """Looks for NCCL's library and its version."""
+    try:
+        library = installed.nccl_library()
+    except installed.Missing:
+        return Finding("NCCL", "not found (this version does not use it)")
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
+    version = nccl_version(number.value)
+    return Finding(
+        "NCCL", f"{version} in {library._name}; this version does not use it"
+    )
+
+
+def gpus() -> Finding:
+    """Asks the driver for the GPUs."""
+    name = "GPUs"
+    try:
+        cuda = installed.cuda_library()
+    except installed.Missing:
+        return Finding(name, "no GPU: no driver's library (libcuda.so.1)")
+    count = ctypes.c_int()
+    code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    if code == 100:  # CUDA_ERROR_NO_DEVICE
+        return Finding(name, "no GPU")
+    if code != 0:
+        return warning(
+            *(name, f"the driver answers with error {code}"),
+            "nvidia-smi may say why; in a container: docker run --gpus all",
+        )
+    names = sorted({_gpu_name(cuda, device) for device in range(count.value)})
+    figure = f"{count.value} ({', '.join(names)}); this version trains on CPUs"
+    return Finding(name, figure)
+
+
+def nccl_version(number: int) -> str:
+    """NCCL's version, from its number.
+
+    Args:
+        number: What `ncclGetVersion` gives.
+
+    Returns:
+        Major, minor and patch.
+
+    Example:
+
+    >>> nccl_version(22307), nccl_version(2708)
+    ('2.23.7', '2.7.8')
+    """
+    # Until 2.8 the major version stood at the thousands.
+    major_unit = 10000 if number >= 10000 else 1000
+    return f"{number // major_unit}.{number % major_unit // 100}.{number % 100}"
+
+
+def _launcher_version(path: str) -> str:
+    """What an `mpirun` says it is."""
+    ended = subprocess.run(
+        [path, "--version"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=_PATIENCE_SECONDS,
+    )
+    return describe_launcher(ended.stdout or ended.stderr)
+
+
+def describe_launcher(text: str) -> str:
+    """Name and version of an MPI, from what its launcher prints for `--version`.
+
+    Args:
+        text: All of it.
+
+    Returns:
+        Such as "Open MPI 5.0.8"; the first line if it is another one.
+
+    Example:
+
+    >>> describe_launcher("mpirun (Open MPI) 4.1.4\\n\\nReport bugs to ...")
+    'Open MPI 4.1.4'
+    >>> describe_launcher("HYDRA build details:\\n    Version:      4.3.2\\n")
+    'MPICH 4.3.2'
+    """
+    open_mpi = re.search(r"Open MPI\)? v?(\d[\w.]*)", text)
+    if open_mpi:
+        return f"Open MPI {open_mpi[1]}"
+    hydra = re.search(r"HYDRA.*?Version:\s+(\d[\w.]*)", text, re.DOTALL)
+    if hydra:
+        return f"MPICH {hydra[1]}"
+    return next(iter(text.strip().splitlines()), "says nothing")
+
+
+def _mpi4py_library() -> tuple[str | None, str | None]:
+    """Which library mpi4py has loaded; else why it could not, if it is there."""
+    try:
+        installed.versions("mpi4py")
+    except installed.Missing:
+        return None, None
+    # In a process of its own: a broken library may abort it.
+    program = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "print(MPI.Get_library_version())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=_PATIENCE_SECONDS,
+    )
+    if ended.returncode != 0:
+        lines = ended.stderr.strip().splitlines() or [f"code {ended.returncode}"]
+        return None, lines[-1]
+    return describe_library(ended.stdout), None
+
+
+def describe_library(text: str) -> str:
+    """Name and version of an MPI, from what `MPI_Get_library_version` gives.
+
+    Args:
+        text: All of it.
+
+    Returns:
+        Such as "MPICH 4.3.2"; the first line if it is another one.
+
+    Example:
+
+    >>> describe_library("MPICH Version:      4.3.2\\nMPICH Release date: ...")
+    'MPICH 4.3.2'
+    >>> describe_library("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4")
+    'Open MPI 4.1.4'
+    """
+    found = re.search(r"(Open MPI|MPICH)(?: Version:)?\s+v?(\d[\w.]*)", text)
+    if found:
+        return f"{found[1]} {found[2]}"
+    return next(iter(text.strip().splitlines()), "an unnamed library")
+
+
+def _family(description: str) -> str:
+    named = [family for family in _FAMILIES if family in description]
+    return named[0] if named else description
+
+
+def _gpu_name(cuda: ctypes.CDLL, device: int) -> str:
+    name = ctypes.create_string_buffer(256)
+    cuda.cuDeviceGetName(name, len(name), device)
+    return name.value.decode(errors="replace")

@@ -1,0 +1,172 @@
+"""What each measuring rank runs: copies and collectives, timed, as one line of JSON."""
+
+import array
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from keras_hvd import basics, native
+from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.launch.diagnosis import probes
+
+# khvd_kind, khvd_dtype and khvd_reduce_op of tf_ops/engine/c_api.h
+_ALLREDUCE = 0
+_BARRIER = 3
+_FLOAT32 = 6
+_SUM = 1
+
+_SECONDS = 0.5
+_LEAST_CALLS = 7
+_MOST_CALLS = 5000
+_LEAST_COPIES = 15
+_COPIED_BYTES = 256 << 20
+
+
+def main() -> None:
+    """Measures, with the largest size as the only argument, and prints the figures."""
+    largest = int(sys.argv[1])
+    try:
+        basics.init()
+        print(json.dumps({"rank": basics.rank(), **_measure(largest)}))
+    except (KerasHvdError, ValueError) as error:
+        print(json.dumps({"error": str(error)}))
+        sys.exit(1)
+
+
+class Allreduce:
+    """An allreduce (Sum) of float32 numbers in place, prepared once.
+
+    Args:
+        name: Of the tensor.
+        memory: An address of so many bytes; they must stay.
+        size: Bytes, a multiple of 4.
+    """
+
+    def __init__(self, name: str, memory: int, size: int):
+        self._shape = (ctypes.c_int64 * 1)(size // 4)
+        self._tensor = native.Tensor(
+            dtype=_FLOAT32, rank=1, shape=self._shape, input=memory, output=memory
+        )
+        self._request = native.Request(
+            struct_size=ctypes.sizeof(native.Request),
+            kind=_ALLREDUCE,
+            name=name.encode(),
+            reduce_op=_SUM,
+            count=1,
+            tensors=ctypes.pointer(self._tensor),
+        )
+        self._pointer = ctypes.byref(self._request)
+        self._run = native.engine().khvd_run
+
+    def seconds(self, calls: int) -> list[float]:
+        """Makes so many calls and times each, from one's end to the next one's.
+
+        Raises:
+            KerasHvdError: The engine could not do it.
+        """
+        times = [time.perf_counter()]
+        for _ in range(calls):
+            code = self._run(self._pointer)
+            times.append(time.perf_counter())
+            if code != 0:
+                basics.check(code)
+        return [after - before for before, after in zip(times, times[1:])]
+
+
+def _measure(largest: int) -> dict[str, object]:
+    copies = {size: probes.Copy(size) for size in (1 << 20, largest)}
+    copy = copies[largest]
+    alone = _repeat(copy, copy.seconds) if basics.rank() == 0 else None
+    _barrier()
+    together = {size: _repeat(one, _together(one)) for size, one in copies.items()}
+    reduced = {}
+    # The copy's own memory, for two of them may be all that there is.
+    memory = probes.address(copy.target)
+    for size in (4, 1 << 10, 1 << 20, largest):
+        reduced[size] = _summary(_reduce(size, memory, copy.target))
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
+    return {
+        "alone": alone,
+        "together": together,
+        "allreduce": reduced,
+        "sleeps": counters.sleeps,
+        "lost_wakes": counters.lost_wakes,
+        "shared_bytes": _shared_bytes(),
+    }
+
+
+def _together(copy: probes.Copy) -> Callable[[], float]:
+    """A copy by all ranks at once, timed until the last has ended.
+
+    With more ranks than cores they copy one after the other, whatever each sees itself.
+    """
+
+    def seconds() -> float:
+        _barrier()
+        before = time.perf_counter()
+        copy.seconds()
+        _barrier()
+        return time.perf_counter() - before
+
+    return seconds
+
+
+def _repeat(copy: probes.Copy, seconds: Callable[[], float]) -> float:
+    """The median of so many copies, after a first one, as any rank would make."""
+    seconds()
+    times = max(_LEAST_COPIES, _COPIED_BYTES // copy.size)
+    return statistics.median(seconds() for _ in range(times))
+
+
+def _reduce(size: int, memory: int, view: memoryview) -> list[float]:
+    """Checks the sum once, finds out how often to repeat, and repeats."""
+    allreduce = Allreduce(f"diagnose/{size}", memory, size)
+    ranks = basics.size()
+    given = array.array("f", [basics.rank() + 1]) * (size // 4)
+    expected = array.array("f", [ranks * (ranks + 1) / 2]) * (size // 4)
+    ctypes.memmove(memory, given.buffer_info()[0], size)
+    allreduce.seconds(1)
+    if view[:size] != expected.tobytes():
+        raise KerasHvdError(f"the sum of {size} bytes over {ranks} ranks is wrong")
+    ctypes.memset(memory, 0, size)
+    once = _mean_of_ranks(statistics.median(allreduce.seconds(5)))
+    calls = int(_SECONDS / once)
+    calls = max(_LEAST_CALLS, min(_MOST_CALLS, calls))
+    allreduce.seconds(calls // 5)
+    return allreduce.seconds(calls)
+
+
+def _mean_of_ranks(value: float) -> float:
+    """A number that is the same on all ranks, so that they make as many calls."""
+    number = (ctypes.c_float * 1)(value)
+    Allreduce("diagnose/agree", ctypes.addressof(number), 4).seconds(1)
+    return number[0] / basics.size()
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median": statistics.median(seconds),
+        "p90": probes.percentile(seconds, 0.9),
+        "calls": len(seconds),
+    }
+
+
+def _barrier() -> None:
+    request = native.Request(
+        struct_size=ctypes.sizeof(native.Request), kind=_BARRIER, name=b"diagnose"
+    )
+    basics.check(native.engine().khvd_run(ctypes.byref(request)))
+
+
+def _shared_bytes() -> int:
+    """The size of the memory that this job's ranks share."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/memfd:keras_hvd" in line:
+            first, last = line.split()[0].split("-")
+            return int(last, 16) - int(first, 16)
+    return 0

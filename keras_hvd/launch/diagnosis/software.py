@@ -1,0 +1,48 @@
+"""Whether keras_hvd's libraries, TensorFlow and Keras are there and fit together."""
+
+import sys
+
+from keras_hvd import native
+from keras_hvd.exceptions import LibraryError
+from keras_hvd.launch import installed
+from keras_hvd.launch.diagnosis.findings import Finding, failure, warning
+
+
+def engine() -> Finding:
+    """Opens the engine's library."""
+    try:
+        version = native.engine().khvd_version().decode()
+    except LibraryError as error:
+        return failure("engine", "cannot be used", str(error))
+    return Finding("engine", f"version {version}, opens")
+
+
+def tensorflow() -> Finding:
+    """Compares TensorFlow's version to the one that the op library was built for."""
+    name = "TensorFlow"
+    try:
+        found = installed.versions("tensorflow")
+    except installed.Missing as missing:
+        advice = f"{sys.executable} -m pip install tensorflow-cpu, then build keras_hvd"
+        return failure(name, str(missing), f"{advice} again")
+    if not found:
+        advice = "khvdrun --check-build imports it to find out"
+        return warning(name, installed.describe("tensorflow"), advice)
+    # All that bring the module have one version, or importing it is broken anyway.
+    version = next(iter(found.values()))
+    figure = installed.describe("tensorflow")
+    try:
+        native.ops_library(version)
+    except LibraryError as error:
+        return failure(name, f"{figure}: no ops for it", str(error))
+    built_for = native.build_info()["tensorflow"]
+    return Finding(name, f"{figure}; the ops are built for {built_for}")
+
+
+def keras() -> Finding:
+    """Looks for Keras."""
+    try:
+        return Finding("Keras", installed.describe("keras"))
+    except installed.Missing as missing:
+        advice = f"{sys.executable} -m pip install 'keras>=3.12'"
+        return failure("Keras", str(missing), advice)

@@ -1,0 +1,88 @@
+"""What this Python and this machine have: versions and libraries, found by looking.
+
+Nothing is imported, so that what is broken or slow to load does no harm here.
+"""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+
+
+class Missing(Exception):
+    """Something is not there; the text says what and why."""
+
+
+def versions(module: str) -> dict[str, str]:
+    """Which distributions bring a module, and their versions.
+
+    Args:
+        module: the name that is imported.
+
+    Returns:
+        Distribution: version. Empty if the module is not from a package.
+
+    Raises:
+        Missing: this Python has no such module.
+
+    Example:
+
+    >>> list(versions("pytest"))
+    ['pytest']
+    """
+    if importlib.util.find_spec(module) is None:
+        raise Missing(f"no module named {module!r} in this Python")
+    names = importlib.metadata.packages_distributions().get(module, [])
+    return {name: importlib.metadata.version(name) for name in sorted({*names})}
+
+
+def describe(module: str) -> str:
+    """The same as `versions`, in words.
+
+    Args:
+        module: the name that is imported.
+
+    Returns:
+        The distributions with their versions.
+
+    Raises:
+        Missing: this Python has no such module.
+
+    Example:
+
+    >>> describe("keras").startswith("keras 3.")
+    True
+    """
+    found = [f"{name} {version}" for name, version in versions(module).items()]
+    return ", ".join(found) or "not from a package: its version is unknown"
+
+
+def mpi_library() -> ctypes.CDLL:
+    """Opens the system's MPI library, or raises `Missing`."""
+    # Open MPI's two names, and MPICH's with those who share its ABI.
+    return _open("libmpi.so.40", "libmpi.so.12", "libmpi.so")
+
+
+def nccl_library() -> ctypes.CDLL:
+    """Opens NCCL, from its package or from the system, or raises `Missing`."""
+    paths = []
+    if importlib.util.find_spec("nvidia") is not None:
+        package = importlib.util.find_spec("nvidia.nccl")
+        folders = package.submodule_search_locations if package else []
+        paths = [os.path.join(folder, "lib", "libnccl.so.2") for folder in folders]
+    return _open(*paths, "libnccl.so.2")
+
+
+def cuda_library() -> ctypes.CDLL:
+    """Opens the driver's library, or raises `Missing`."""
+    return _open("libcuda.so.1")
+
+
+def _open(*names: str) -> ctypes.CDLL:
+    reasons = []
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error))
+    raise Missing("; ".join(reasons))

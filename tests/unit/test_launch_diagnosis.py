@@ -1,0 +1,325 @@
+"""What a diagnosis makes of the kernel's files and of figures good and bad."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from keras_hvd.launch import cores
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.diagnosis import (
+    limits,
+    machine,
+    measurement,
+    optional,
+    probes,
+    shared_memory,
+)
+from keras_hvd.launch.diagnosis.findings import Verdict
+
+UNLIMITED_V1 = "9223372036854771712\n"
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def control_group(tmp_path, monkeypatch):
+    """Makes files that stand for the control groups of this process."""
+
+    def make(table: str, files: dict[str, str]) -> None:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "table").write_text(table)
+        monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
+        monkeypatch.setattr(cores, "_CGROUP_TABLE", tmp_path / "table")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    return make
+
+
+V1_TABLE = "12:cpu,cpuacct:/docker/4f\n4:memory:/docker/4f\n3:pids:/docker/4f\n0::/\n"
+
+
+def v1_memory(limit: str) -> dict[str, str]:
+    return {
+        "memory/memory.limit_in_bytes": limit,
+        "memory/memory.usage_in_bytes": f"{300 * MEBIBYTE}\n",
+        "memory/memory.stat": f"cache 7\ninactive_file 5\n"
+        f"total_inactive_file {100 * MEBIBYTE}\n",
+    }
+
+
+def v2_memory(limit: str, group: str = "") -> dict[str, str]:
+    return {
+        f"{group}memory.max": limit,
+        f"{group}memory.current": f"{300 * MEBIBYTE}\n",
+        f"{group}memory.stat": f"anon 7\ninactive_file {100 * MEBIBYTE}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "limit"),
+    [
+        pytest.param("0::/\n", {}, None, id="none"),
+        pytest.param("0::/\n", v2_memory("max\n"), None, id="v2-max"),
+        pytest.param("0::/\n", v2_memory("1073741824\n"), 1 << 30, id="v2"),
+        pytest.param(
+            "0::/a/b\n",
+            {**v2_memory("max\n", "a/b/"), **v2_memory("536870912\n", "a/")},
+            1 << 29,
+            id="v2-parent",
+        ),
+        pytest.param(V1_TABLE, v1_memory(UNLIMITED_V1), None, id="v1-unlimited"),
+        pytest.param(V1_TABLE, v1_memory("1073741824\n"), 1 << 30, id="v1"),
+    ],
+)
+def test_reads_the_memory_limit(control_group, table, files, limit):
+    control_group("0::/nowhere\n", {})
+    unlimited = limits.free_memory()
+    control_group(table, files)
+    assert limits.memory_limit() == limit
+    if limit is not None:
+        # The files' pages that nobody uses do not count as used.
+        assert limits.free_memory() == limit - 200 * MEBIBYTE
+    else:
+        assert limits.free_memory() == pytest.approx(unlimited, rel=0.2)
+
+
+def test_says_whether_ranks_fit_into_memory(control_group):
+    control_group("0::/\n", v2_memory(f"{8 << 30}\n"))
+    if limits.free_memory() < 7 << 30:
+        pytest.skip("needs 7 GiB of free memory")
+    assert limits.memory(2).verdict is Verdict.OK
+    assert limits.memory(20).verdict is Verdict.WARNING
+    assert limits.memory(2000).verdict is Verdict.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "figure", "verdict"),
+    [
+        pytest.param(
+            "0::/\n", {"cpu.max": "max 100000\n"}, "no CPU quota", Verdict.OK, id="max"
+        ),
+        pytest.param(
+            "0::/\n", {"cpu.max": "400000 100000\n"}, "quota 4", Verdict.OK, id="v2"
+        ),
+        pytest.param(
+            *("0::/\n", {"cpu.max": "150000 100000\n"}),
+            *("the time of 1.5 of them (CPU quota)", Verdict.WARNING),
+            id="v2-too-little",
+        ),
+        pytest.param(
+            V1_TABLE,
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            *("the time of 0.5 of them (CPU quota)", Verdict.WARNING),
+            id="v1-too-little",
+        ),
+        pytest.param(
+            V1_TABLE,
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            *("no CPU quota", Verdict.OK),
+            id="v1-unlimited",
+        ),
+    ],
+)
+def test_compares_the_quota_to_the_ranks(control_group, table, files, figure, verdict):
+    control_group(table, files)
+    found = machine.available(2)
+    assert found.figure.endswith(figure)
+    assert found.verdict is verdict
+    assert ("-np" in found.advice) == (verdict is Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "times"),
+    [
+        ("0::/\n", {}, 0),
+        ("0::/\n", {"cpu.stat": "usage_usec 9\nnr_periods 5\nnr_throttled 3\n"}, 3),
+        # The root of version 2 counts no periods.
+        ("0::/\n", {"cpu.stat": "usage_usec 9\nuser_usec 8\n"}, 0),
+        (V1_TABLE, {"cpu/cpu.stat": "nr_periods 5\nnr_throttled 2\n"}, 2),
+    ],
+)
+def test_reads_how_often_the_quota_ran_out(control_group, table, files, times):
+    control_group(table, files)
+    assert machine.times_throttled() == times
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "left"),
+    [
+        ("0::/\n", {"pids.max": "max\n", "pids.current": "5\n"}, None),
+        ("0::/\n", {"pids.max": "100\n", "pids.current": "40\n"}, 60),
+        (V1_TABLE, {"pids/pids.max": "30\n", "pids/pids.current": "29\n"}, 1),
+    ],
+)
+def test_reads_the_limit_of_processes(control_group, table, files, left):
+    control_group(table, files)
+    found = limits.processes(1)
+    expected = "no limit" if left is None else f"{left} more may be started"
+    assert found.figure.startswith(expected)
+    assert (found.verdict is Verdict.WARNING) == (left == 1)
+
+
+def test_sees_ranks_on_threads_of_one_core(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setattr(cores, "place", lambda core: (0, core % 2, core))
+    alone, shared = machine.threads(2), machine.threads(4)
+    assert alone.figure == shared.figure == "2, of 4 threads (SMT)"
+    assert alone.verdict is Verdict.OK
+    assert shared.verdict is Verdict.WARNING
+    assert shared.advice.endswith("-np 2 gives each a core of its own")
+
+
+def test_measures_between_memory_nodes(monkeypatch, tmp_path):
+    usable = sorted(os.sched_getaffinity(0))
+    for node, core in enumerate((usable[0], usable[-1])):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{core}\n")
+    monkeypatch.setattr(machine, "_NODES", tmp_path)
+    found = machine.memory_nodes("none")
+    assert found.verdict is Verdict.WARNING
+    assert found.figure.startswith("2; copies from its own ")
+    assert found.figure.count("GB/s") == 2
+    assert machine.memory_nodes("cores").verdict is Verdict.OK
+    assert sorted(os.sched_getaffinity(0)) == usable
+
+
+def test_binds_for_a_moment_only():
+    before = os.sched_getaffinity(0)
+    assert machine.binding(len(before) + 1, "cores").verdict is Verdict.OK
+    assert os.sched_getaffinity(0) == before
+
+
+def test_measures_round_trips():
+    before = os.sched_getaffinity(0)
+    trips = probes.round_trips(cores.shares(2), 50, patience=30)
+    assert len(trips) == 50
+    assert all(0 < seconds < 1 for seconds in trips)
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_ends_round_trips_in_time():
+    assert len(probes.round_trips(cores.shares(2), 10**9, patience=0.05)) >= 1
+
+
+def test_finds_what_dead_programs_left(tmp_path):
+    dead = tmp_path / "vader_segment.host.1.0"
+    dead.write_bytes(b"x" * 8192)
+    held = tmp_path / "nccl-Ab12"
+    (tmp_path / "data-set").write_bytes(b"x")
+    with held.open("wb"):
+        found = shared_memory.leftovers(tmp_path)
+    assert found.verdict is Verdict.WARNING
+    assert found.figure.startswith("1 file, ")
+    assert found.advice.endswith(f": rm {dead}")
+
+
+def test_finds_no_leftovers(tmp_path):
+    (tmp_path / "data-set").write_bytes(b"x")
+    assert shared_memory.leftovers(tmp_path).verdict is Verdict.OK
+
+
+def figures(**changed) -> measurement.Figures:
+    """What a good machine with enough cores gives."""
+    usual = {
+        "ranks": 2,
+        "largest": 64 * MEBIBYTE,
+        "alone": 7e-3,
+        "together": {MEBIBYTE: 60e-6, 64 * MEBIBYTE: 9e-3},
+        "allreduce": {
+            size: {"median": median, "p90": 2 * median, "calls": 10}
+            for size, median in (
+                *((4, 4e-6), (1024, 4e-6)),
+                *((MEBIBYTE, 90e-6), (64 * MEBIBYTE, 13e-3)),
+            )
+        },
+        "sleeps": 900,
+        "lost_wakes": 0,
+        "shared_bytes": 9 * MEBIBYTE,
+        "throttled": 0,
+    }
+    return measurement.Figures(**(usual | changed))
+
+
+def judged(found: measurement.Figures, bind_to: str = "none") -> dict:
+    options = Options(check_build=False, ranks=found.ranks, bind_to=bind_to)
+    return {one.name: one for one in measurement.judge(found, options)}
+
+
+@pytest.fixture
+def enough_cores(monkeypatch):
+    monkeypatch.setattr(cores, "available", lambda: 4)
+
+
+def test_approves_of_good_figures(enough_cores):
+    found = judged(figures())
+    assert {one.verdict for one in found.values()} == {Verdict.OK}
+    assert found["copy, 2 ranks"].figure == "14.9 GB/s together, 1.6 x that of one"
+    assert found["allreduce 4 B"].figure == "4 us (p90 8 us)"
+    assert found["allreduce 64 MiB"].figure == (
+        "13 ms, 5.16 GB/s: the time of 1.4 copies of as much"
+    )
+    assert found["shared memory"].figure.startswith("9 MiB for 2 ranks")
+
+
+def slow(size: int, median: float) -> dict:
+    return figures().allreduce | {size: {"median": median, "p90": median, "calls": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "advice"),
+    [
+        ({"allreduce": slow(4, 90e-6)}, "allreduce 4 B", "--bind-to cores"),
+        ({"allreduce": slow(MEBIBYTE, 1e-3)}, "allreduce 1 MiB", "memory node"),
+        (
+            {"allreduce": slow(64 * MEBIBYTE, 50e-3)},
+            *("allreduce 64 MiB", "memory node"),
+        ),
+        ({"lost_wakes": 1}, "lost wake-ups", "report"),
+        ({"throttled": 7}, "CPU quota", "limits.cpu"),
+        (
+            {"together": {MEBIBYTE: 6e-5, 64 * MEBIBYTE: 3e-2}},
+            *("copy, 2 ranks", "fewer ranks"),
+        ),
+    ],
+)
+def test_warns_of_a_bad_figure(enough_cores, changed, name, advice):
+    found = judged(figures(**changed))
+    assert advice in found[name].advice
+    bad = [one.name for one in found.values() if one.verdict is not Verdict.OK]
+    assert bad == [name]
+
+
+def test_blames_too_many_ranks_first(monkeypatch):
+    monkeypatch.setattr(cores, "available", lambda: 1)
+    found = judged(figures(allreduce=slow(4, 90e-6)))
+    assert found["allreduce 4 B"].advice == "ranks wait for a core: start 1 with -np"
+
+
+def launcher(folder: Path, says: str) -> None:
+    program = folder / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o755)
+
+
+def test_compares_mpi4py_to_mpirun(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass\n")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(
+        "def Get_library_version(): return 'MPICH Version:      4.3.2'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher(tmp_path, "mpirun (Open MPI) 4.1.4")
+    other = optional.mpi()
+    launcher(tmp_path, "HYDRA build details:\n    Version:       4.3.2")
+    same = optional.mpi()
+    assert other.verdict is Verdict.WARNING
+    assert "put the mpirun of MPICH first" in other.advice
+    assert same.verdict is Verdict.OK
+    assert same.figure.endswith("MPICH 4.3.2; mpi4py uses MPICH 4.3.2")
