@@ -1,6 +1,5 @@
 """An engine that waits for work uses no CPU time."""
 
-import os
 import pathlib
 import time
 
