@@ -112,6 +112,7 @@ _FUNCTIONS = {
     "khvd_cross_rank": (ctypes.c_int,),
     "khvd_cross_size": (ctypes.c_int,),
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_last_error": (ctypes.c_char_p,),
     "khvd_failure": (ctypes.c_char_p,),
