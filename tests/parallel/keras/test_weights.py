@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd import native
 from keras_hvd.callbacks import BroadcastGlobalVariables
 
 STEPS = 50
@@ -94,7 +95,16 @@ CASES = {
 }
 
 
-compiled_or_not = pytest.mark.parametrize("xla", [False, True], ids=["", "jit_compile"])
+with_xla = pytest.mark.skipif(
+    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
+)
+compiled_or_not = pytest.mark.parametrize(
+    "xla",
+    [
+        pytest.param(False, id=""),
+        pytest.param(True, id="jit_compile", marks=with_xla),
+    ],
+)
 
 
 def train(
