@@ -277,7 +277,9 @@ def test_a_tensor_that_one_rank_never_submits_is_waited_for(khvdrun, tmp_path):
         assert job.poll() is None
         job.terminate()
         ended = outcome(job, ranks, tmp_path)
-    assert ended.survivors == {}
+    # Ranks to which the signal comes later may have seen it end another.
+    for survivor in ended.survivors.values():
+        assert "was killed by SIGTERM" in survivor["text"]
     assert ended.code == 128 + signal.SIGTERM
 
 

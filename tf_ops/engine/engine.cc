@@ -29,8 +29,11 @@ constexpr std::chrono::microseconds kSpin(50);
 constexpr std::chrono::microseconds kSpinForNews(200);
 // What a decision may take, a rank's wake included, for the next one to be spun for.
 constexpr std::chrono::microseconds kPromptWake(150);
-// With fewer cores than ranks: how often it lets others run before it sleeps.
+// With fewer cores than ranks: how often it lets others run before it sleeps, and for
+// how long. Where they take their whole time slices, yielding would go on for long, and
+// they may be what keeps a killed rank from being seen.
 constexpr int kYields = 100;
+constexpr std::chrono::microseconds kLongestYields(1000);
 // Up to here a collective takes less time than to have another thread run it.
 constexpr int64_t kSmallBytes = 64 << 10;
 // How long a rank that shuts down waits for the peers of a batch that runs.
@@ -292,9 +295,11 @@ bool Engine::Wait(const Ready& ready, int awaited) {
 
 bool Engine::SpinUntil(const Ready& ready, Clock::duration spin) const {
   if (options_.cores < segment_->size()) {
+    const Clock::time_point end = Clock::now() + kLongestYields;
     for (int i = 0; i < kYields; ++i) {
       if (ready()) return true;
       sched_yield();
+      if (Clock::now() > end) break;
     }
     return ready();
   }
