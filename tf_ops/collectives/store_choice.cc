@@ -19,7 +19,8 @@ constexpr double kBelief = 0.3;
 }  // namespace
 
 int StoreChoice::ClassOf(int64_t bytes) {
-  return 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
+  const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
+  return std::min(bits, kLargestClass);
 }
 
 Stores StoreChoice::Choose(int64_t bytes) const {

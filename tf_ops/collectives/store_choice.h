@@ -28,8 +28,9 @@ class StoreChoice {
   void Learn(int64_t bytes, Stores stores, double seconds);
 
  private:
-  // Sizes that differ by less than a factor of two share their experience.
-  static constexpr int kClasses = 64;
+  // Sizes that differ by less than a factor of two share their experience, and so do
+  // all from 64 MiB up, which no cache holds.
+  static constexpr int kLargestClass = 26;
 
   struct Experience {
     int64_t trials = 0;
@@ -43,7 +44,7 @@ class StoreChoice {
 
   static int ClassOf(int64_t bytes);
 
-  std::array<Class, kClasses> classes_;
+  std::array<Class, kLargestClass + 1> classes_;
 };
 
 }  // namespace keras_hvd

@@ -63,6 +63,12 @@ TEST(StoreChoice, SizesOfOneClassCompareByTheirBytes) {
   EXPECT_GT(streaming, 90);
 }
 
+TEST(StoreChoice, SizesBeyondAllCachesShareWhatIsKnown) {
+  StoreChoice choice;
+  RunOn(&choice, 64 * kMebibyte, 10, {0.2, 0.1, 0.2});
+  EXPECT_EQ(RunOn(&choice, 256 * kMebibyte, 10, {0.8, 0.4, 0.8})[1], 10);
+}
+
 TEST(StoreChoice, SmallTensorsStayInTheCaches) {
   StoreChoice choice;
   for (int64_t bytes : {0, 1, 16 << 10}) {
