@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import c_api
 import functions
@@ -30,8 +30,10 @@ def main() -> None:
     prepare = {
         "c_api": functools.partial(c_api_call, options.timed_calls),
         "c_api_group": functools.partial(c_api_group_call, options.timed_calls),
-        "grouped": grouped_call,
-        "pass_through": pass_through_call,
+        "grouped": functools.partial(function_call, grouped, 1.0),
+        "pass_through": functools.partial(function_call, pass_through, 1.0),
+        "computed_grouped": functools.partial(function_call, grouped, 2.0),
+        "computed_pass_through": functools.partial(function_call, pass_through, 2.0),
     }
     prepared: dict[str, Callable[[int], list[float]]] = {}
 
@@ -57,23 +59,31 @@ def c_api_group_call(timed_calls: str, workload: str) -> Callable[[int], list[fl
     return c_api.Allreduce(timed_calls, f"{workload}/group", arrays).seconds
 
 
-def grouped_call(workload: str) -> Callable[[int], list[float]]:
+def grouped(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    return keras_hvd.grouped_allreduce(tensors, keras_hvd.Sum, name=name)
+
+
+def pass_through(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    return functions.pass_through(tensors)
+
+
+def function_call(
+    what: Callable[[Sequence[tf.Tensor], str], list[tf.Tensor]],
+    factor: float,
+    workload: str,
+) -> Callable[[int], list[float]]:
+    """A call of a function that gets the tensors, or computes them: times a factor."""
+
     @tf.function
     def step(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return keras_hvd.grouped_allreduce(tensors, keras_hvd.Sum, name=workload)
+        if factor != 1:
+            tensors = [factor * tensor for tensor in tensors]
+        return what(tensors, f"{workload}/{factor}")
 
     given = [tf.ones(shape) for shape in WORKLOADS[workload]]
-    for reduced in step(*given):
-        tf.debugging.assert_equal(reduced, float(keras_hvd.size()))
-    return functools.partial(functions.seconds, lambda: step(*given))
-
-
-def pass_through_call(workload: str) -> Callable[[int], list[float]]:
-    @tf.function
-    def step(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return functions.pass_through(tensors)
-
-    given = [tf.ones(shape) for shape in WORKLOADS[workload]]
+    ranks = keras_hvd.size() if what is grouped else 1
+    for result in step(*given):
+        tf.debugging.assert_equal(result, factor * ranks)
     return functools.partial(functions.seconds, lambda: step(*given))
 
 
