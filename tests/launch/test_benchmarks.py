@@ -65,10 +65,12 @@ def test_gradients(benchmark):
     arguments = ["--workloads", "tiny", "--seconds", 0.01, "--rounds", 1]
     printed, result = benchmark("gradients", *arguments)
     row = result["measured"]["tiny"]
-    assert set(row) == {"grouped", "pass_through", "c_api", "c_api_group"}
+    functions = ("grouped", "pass_through", "computed_grouped", "computed_pass_through")
+    assert set(row) == {*functions, "c_api", "c_api_group"}
     assert all(each["median"] > 0 for each in row.values())
     assert requirements(result) == [
-        "160 tensors of 100 numbers: above the pass-through call"
+        "160 tensors of 100 numbers: above the pass-through call",
+        "160 tensors of 100 numbers, computed: above the pass-through call",
     ]
     assert "| 160 tensors of 100 numbers" in printed
 
