@@ -119,7 +119,6 @@ void Engine::Stop() {
 }
 
 // ---- Driving
-// --------------------------------------------------------------------------
 
 void Engine::Loop() {
   std::unique_lock<std::mutex> driving(driving_);
@@ -266,7 +265,6 @@ bool Engine::HasNews(uint32_t listening) {
 }
 
 // ---- Waiting
-// --------------------------------------------------------------------------
 
 bool Engine::Wait(const Ready& ready, int awaited) {
   if (SpinUntil(ready, kSpin)) return true;
@@ -385,7 +383,6 @@ void Engine::SleepInCollective(const Ready& ready, bool stopping) {
 bool Engine::HasPending() const { return pending_count_.load() > 0; }
 
 // ---- Submissions
-// ----------------------------------------------------------------------
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
   const Status queued = Queue(std::move(operation));
@@ -467,7 +464,6 @@ bool Engine::FlushSubmissions() {
 }
 
 // ---- Decisions
-// ------------------------------------------------------------------------
 
 bool Engine::ReadDecisions() {
   if (!decisions_.Fill()) return false;
@@ -701,7 +697,6 @@ void Engine::Finish(std::unique_ptr<Operation> operation, const Status& status) 
 }
 
 // ---- What goes wrong
-// ------------------------------------------------------------------
 
 // Ends all that waits, and answers all later requests, with `reason`.
 void Engine::EndEverything(Code code, const std::string& reason) {
