@@ -83,7 +83,6 @@ int ProcessValue(Get get) {
 }
 
 // ---- Requests
-// -------------------------------------------------------------------------
 
 Status Wrong(const khvd_request& request, const std::string& text) {
   const char* name = request.name == nullptr ? "" : request.name;
