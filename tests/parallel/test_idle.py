@@ -34,8 +34,8 @@ def test_its_threads_stay_asleep(size):
     used = [nanoseconds(task) for task in engine]
     time.sleep(SECONDS)
     for task, awake_before, used_before in zip(engine, awake, used, strict=True):
-        # They may have been on their way to sleep, and peers may be a little ahead: on a
-        # busy machine they give way to others for up to a millisecond each time.
+        # They may have been on their way to sleep, and peers may be a little ahead: on
+        # a busy machine they give way to others for up to a millisecond each time.
         assert times_awake(task) - awake_before <= 2 * size
         assert nanoseconds(task) - used_before < 5_000_000
 
