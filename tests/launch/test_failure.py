@@ -275,10 +275,12 @@ def test_a_tensor_that_one_rank_never_submits_is_waited_for(khvdrun, tmp_path):
         # Many times the limit for the warning, and still nobody gives up.
         assert select.select([], [], [], 2) == ([], [], [])
         assert job.poll() is None
+        terminated = time.monotonic()
         job.terminate()
         ended = outcome(job, ranks, tmp_path)
     # Ranks to which the signal comes later may have seen it end another.
     for survivor in ended.survivors.values():
+        assert survivor["at"] > terminated
         assert "was killed by SIGTERM" in survivor["text"]
     assert ended.code == 128 + signal.SIGTERM
 
