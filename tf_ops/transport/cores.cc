@@ -4,30 +4,65 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <string>
+#include <limits>
+#include <vector>
 
 namespace keras_hvd {
 namespace {
 
-// Cores that the cgroup's quota amounts to; a large number where there is none.
-int QuotaCores() {
-  constexpr int kUnlimited = 1 << 20;
-  std::ifstream unified("/sys/fs/cgroup/cpu.max");
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+// "max 100000" or "150000 100000" of version 2; files that hold one each of version 1.
+double Limit(const std::string& quota_file, const std::string& period_file) {
+  std::ifstream quota_stream(quota_file);
   std::string quota;
+  if (!(quota_stream >> quota) || quota == "max" || quota == "-1") return kUnlimited;
   double period = 0;
-  if (unified >> quota >> period) {
-    if (quota == "max" || period <= 0) return kUnlimited;
-    return std::max(1, static_cast<int>(std::ceil(std::stod(quota) / period)));
+  if (period_file.empty()) {
+    quota_stream >> period;
+  } else {
+    std::ifstream(period_file) >> period;
   }
-  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double microseconds = 0;
-  if (!(quota_file >> microseconds) || !(period_file >> period)) return kUnlimited;
-  if (microseconds <= 0 || period <= 0) return kUnlimited;
-  return std::max(1, static_cast<int>(std::ceil(microseconds / period)));
+  return period > 0 ? std::stod(quota) / period : kUnlimited;
+}
+
+double LimitOfGroup(const std::string& folder) {
+  return std::min(Limit(folder + "/cpu.max", ""),
+                  Limit(folder + "/cpu.cfs_quota_us", folder + "/cpu.cfs_period_us"));
+}
+
+// The folders of the groups from `group` ("/a/b") up to the root of what is mounted.
+double LimitOfGroupAndParents(const std::string& mount, std::string group) {
+  double limit = LimitOfGroup(mount);
+  while (group.size() > 1) {
+    limit = std::min(limit, LimitOfGroup(mount + group));
+    group.resize(group.rfind('/'));
+  }
+  return limit;
+}
+
+bool Names(const std::string& controllers, const std::string& controller) {
+  return ("," + controllers + ",").find("," + controller + ",") != std::string::npos;
 }
 
 }  // namespace
+
+double QuotaCores(const std::string& groups_file, const std::string& mount) {
+  // Where a container hides its group's own path, the root that it sees is its group.
+  double limit = std::min(LimitOfGroup(mount), LimitOfGroup(mount + "/cpu"));
+  std::ifstream groups(groups_file);
+  std::string number, controllers, group;
+  while (std::getline(groups, number, ':') && std::getline(groups, controllers, ':') &&
+         std::getline(groups, group)) {
+    std::vector<std::string> mounts;
+    if (number == "0") mounts = {mount, mount + "/unified"};
+    if (Names(controllers, "cpu")) mounts = {mount + "/cpu", mount + "/" + controllers};
+    for (const std::string& each : mounts) {
+      limit = std::min(limit, LimitOfGroupAndParents(each, group));
+    }
+  }
+  return limit;
+}
 
 void PublishCores(RankBlock* block) {
   CPU_ZERO(&block->cpus);
@@ -40,7 +75,8 @@ int CountCores(Segment* segment) {
   for (int rank = 0; rank < segment->size(); ++rank) {
     CPU_OR(&all, &all, &segment->block(rank).cpus);
   }
-  return std::min(std::max(1, CPU_COUNT(&all)), QuotaCores());
+  const double quota = std::ceil(QuotaCores("/proc/self/cgroup", "/sys/fs/cgroup"));
+  return static_cast<int>(std::max(1.0, std::min<double>(CPU_COUNT(&all), quota)));
 }
 
 }  // namespace keras_hvd

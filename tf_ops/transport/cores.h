@@ -2,6 +2,8 @@
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_CORES_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_CORES_H_
 
+#include <string>
+
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -10,8 +12,13 @@ namespace keras_hvd {
 void PublishCores(RankBlock* block);
 
 // The number of different cores that the ranks may run on together, and no more than
-// the cgroup's quota pays for. All ranks must have published theirs.
+// the quotas of this process's control groups pay for. All ranks must have published
+// theirs.
 int CountCores(Segment* segment);
+
+// Cores' worth of time that the control groups and those above them allow; infinite
+// without a limit. `groups_file` is /proc/self/cgroup, `mount` where they are mounted.
+double QuotaCores(const std::string& groups_file, const std::string& mount);
 
 }  // namespace keras_hvd
 
