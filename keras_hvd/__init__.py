@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
     from keras_hvd.collectives.barrier import barrier as barrier
     from keras_hvd.collectives.broadcast import broadcast as broadcast
+    from keras_hvd.compression import Compression as Compression
     from keras_hvd.evaluation import evaluate as evaluate
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
     from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
+    from keras_hvd.objects import broadcast_object_fn as broadcast_object_fn
     from keras_hvd.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_hvd.process_sets import ProcessSet as ProcessSet
+    from keras_hvd.process_sets import global_process_set as global_process_set
     from keras_hvd.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
@@ -72,6 +76,7 @@ _DEFINED_IN = {
     "grouped_allreduce": "collectives.allreduce",
     "barrier": "collectives.barrier",
     "broadcast": "collectives.broadcast",
+    "Compression": "compression",
     "evaluate": "evaluation",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
@@ -83,7 +88,10 @@ _DEFINED_IN = {
     "load_model": "loading",
     "allgather_object": "objects",
     "broadcast_object": "objects",
+    "broadcast_object_fn": "objects",
     "DistributedOptimizer": "optimizer",
+    "ProcessSet": "process_sets",
+    "global_process_set": "process_sets",
     "warmup_schedule": "schedules",
     "broadcast_variables": "variables",
 }

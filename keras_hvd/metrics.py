@@ -29,7 +29,7 @@ def results_over_ranks(model: keras.Model) -> Results:
     variables = [each for metric in model.metrics for each in metric.variables]
     if not variables:
         return {}
-    sums = grouped_allreduce(variables, Sum, "keras_hvd/metrics")
+    sums = grouped_allreduce(variables, op=Sum, name="keras_hvd/metrics")
     with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
         return _flat(model.get_metrics_result())
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_hvd import basics, native
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
 _DTYPES = {np.dtype(np.uint8): 0, np.dtype(np.int64): 3}
@@ -20,20 +22,30 @@ _ALLGATHER = 1
 _BROADCAST = 2
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Gives every rank the root's Python object.
 
     Args:
         obj: anything that can be pickled; only the root's counts.
-        root_rank: the rank whose object it is.
+        root_rank: the rank whose object it is, counted in the whole job.
+        session: None, for TensorFlow 2 has no sessions.
         name: matches the call to the other ranks'; needed only where several threads
             of a rank call it at once.
+        process_set: the ranks that take part; by default all of them.
 
     Returns:
         A copy of the root's object; on the root, `obj` itself.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `session` is given.
+        ValueError: the process set is not part of the job.
         MismatchError: the ranks name different roots, or there is no such rank.
         RankFailedError: another rank died or left.
 
@@ -45,30 +57,77 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
     {'epoch': 3}
     """
     basics.require_initialized("broadcast_object")
+    _refuse_session("broadcast_object", session)
+    number = number_of(process_set, "broadcast_object")
     name = name or "unnamed_broadcast_object"
     is_root = basics.rank() == root_rank
     data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     length = np.array(data.size, np.int64)
-    _broadcast(length, root_rank, f"{name}/length")
+    _broadcast(length, root_rank, f"{name}/length", number)
     if not is_root:
         data = np.empty(int(length), np.uint8)
-    _broadcast(data, root_rank, f"{name}/pickle")
+    _broadcast(data, root_rank, f"{name}/pickle", number)
     return obj if is_root else pickle.loads(data)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """A `broadcast_object` with all arguments given but the object.
+
+    Args:
+        root_rank: the rank whose object it is, counted in the whole job.
+        session: None, for TensorFlow 2 has no sessions.
+        name: as for `broadcast_object`.
+        process_set: the ranks that take part; by default all of them.
+
+    Returns:
+        A function that takes this rank's object and returns the root's.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `session` is given.
+        ValueError: the process set is not part of the job.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> from_rank_0 = keras_hvd.broadcast_object_fn()
+    >>> from_rank_0([1, 2])
+    [1, 2]
+    """
+    basics.require_initialized("broadcast_object_fn")
+    _refuse_session("broadcast_object_fn", session)
+    number_of(process_set, "broadcast_object_fn")
+    return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
     """Collects one Python object from each rank.
 
     Args:
         obj: anything that can be pickled.
+        session: None, for TensorFlow 2 has no sessions.
         name: matches the call to the other ranks'; needed only where several threads
             of a rank call it at once.
+        process_set: the ranks that take part; by default all of them.
 
     Returns:
         The objects in the order of the ranks, the same on all of them.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `session` is given.
+        ValueError: the process set is not part of the job.
         RankFailedError: another rank died or left.
 
     Example:
@@ -79,8 +138,10 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     ['from rank 0']
     """
     basics.require_initialized("allgather_object")
+    _refuse_session("allgather_object", session)
+    number = number_of(process_set, "allgather_object")
     name = name or "unnamed_allgather_object"
-    data, lengths = _allgather(_pickled(obj), f"{name}/pickle")
+    data, lengths = _allgather(_pickled(obj), f"{name}/pickle", number)
     ends = np.cumsum(lengths)
     return [
         pickle.loads(data[end - length : end])
@@ -88,18 +149,28 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     ]
 
 
+def _refuse_session(function: str, session: Any) -> None:
+    if session is not None:
+        raise TypeError(
+            f"{function}: session must be None, for TensorFlow 2 has no sessions; got "
+            f"{session!r}"
+        )
+
+
 def _pickled(obj: Any) -> np.ndarray:
     return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
 
 
-def _broadcast(array: np.ndarray, root_rank: int, name: str) -> None:
+def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -> None:
     """Fills `array` with the root's elements; the root's is only read."""
     tensor = _tensor(array)
     tensor.output = array.ctypes.data
-    _run(_BROADCAST, name, tensor, root=root_rank)
+    _run(_BROADCAST, name, tensor, root=root_rank, process_set=process_set)
 
 
-def _allgather(array: np.ndarray, name: str) -> tuple[np.ndarray, list[int]]:
+def _allgather(
+    array: np.ndarray, name: str, process_set: int
+) -> tuple[np.ndarray, list[int]]:
     """All ranks' elements, and how many each gave."""
     gathered = np.empty(0, array.dtype)
     lengths: list[int] = []
@@ -110,7 +181,13 @@ def _allgather(array: np.ndarray, name: str) -> tuple[np.ndarray, list[int]]:
         gathered = np.empty(sum(lengths), array.dtype)
         return gathered.ctypes.data
 
-    _run(_ALLGATHER, name, _tensor(array), allocate=native.Allocate(allocate))
+    _run(
+        _ALLGATHER,
+        name,
+        _tensor(array),
+        allocate=native.Allocate(allocate),
+        process_set=process_set,
+    )
     return gathered, lengths
 
 

@@ -327,9 +327,9 @@ def _reduce_buckets(
     if submission.is_compiled():
         return gradients.submit(buckets, names, marks, reduce_op)
     return [
-        grouped_allreduce([*bucket, tf.zeros([0, mark], tf.uint8)], reduce_op, name)[
-            :-1
-        ]
+        grouped_allreduce(
+            [*bucket, tf.zeros([0, mark], tf.uint8)], op=reduce_op, name=name
+        )[:-1]
         for bucket, name, mark in zip(buckets, names, marks)
     ]
 
@@ -420,7 +420,7 @@ def _reduce_overwriting(
     path = _path(variables[chosen[0]])
     name = _name_in_graph(f"{optimizer.name}/{path}/overwriting")
     for i, result in zip(
-        chosen, grouped_allreduce([grads[i] for i in chosen], Max, name)
+        chosen, grouped_allreduce([grads[i] for i in chosen], op=Max, name=name)
     ):
         grads[i] = result
     return grads
@@ -442,7 +442,7 @@ def _agree_on_finite_gradients() -> None:
         if not is_distributed(self.inner_optimizer) or basics.size() == 1:
             return finite
         name = f"{self.name}/{self.inner_optimizer.name}/finite"
-        return allreduce(finite, Min, _name_in_graph(name))
+        return allreduce(finite, op=Min, name=_name_in_graph(name))
 
     check_finite._keras_hvd = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

@@ -58,7 +58,7 @@ def c_api_call(timed_calls: str, size: int) -> Callable[[int], list[float]]:
 def function_call(size: int) -> Callable[[int], list[float]]:
     @tf.function
     def step(x: tf.Tensor) -> tf.Tensor:
-        return keras_hvd.allreduce(x, keras_hvd.Sum, name=f"function/{size}")
+        return keras_hvd.allreduce(x, op=keras_hvd.Sum, name=f"function/{size}")
 
     given = tf.ones([size // 4])
     tf.debugging.assert_equal(step(given), float(keras_hvd.size()))

@@ -60,7 +60,7 @@ def c_api_group_call(timed_calls: str, workload: str) -> Callable[[int], list[fl
 
 
 def grouped(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    return keras_hvd.grouped_allreduce(tensors, keras_hvd.Sum, name=name)
+    return keras_hvd.grouped_allreduce(tensors, op=keras_hvd.Sum, name=name)
 
 
 def pass_through(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:

@@ -116,7 +116,9 @@ class _BeforeOthers(keras.callbacks.Callback):
         variables = _moving_statistics(self.model)
         if not variables:
             return
-        averages = grouped_allreduce(variables, Average, "keras_hvd/moving_statistics")
+        averages = grouped_allreduce(
+            variables, op=Average, name="keras_hvd/moving_statistics"
+        )
         for variable, average in zip(variables, averages):
             variable.assign(average)
 
@@ -320,7 +322,7 @@ def _enclosing_list(
 
 
 def _any_rank(flag: bool, name: str) -> bool:
-    return bool(allreduce(tf.constant(int(flag)), Max, f"keras_hvd/{name}"))
+    return bool(allreduce(tf.constant(int(flag)), op=Max, name=f"keras_hvd/{name}"))
 
 
 def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:

@@ -8,9 +8,15 @@ import tensorflow as tf
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import allreduce, submission
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
-def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
     """Concatenates the ranks' tensors along their first dimension.
 
     Differentiable: each rank gets its rows of the sum of all ranks' gradients.
@@ -20,14 +26,16 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
             may differ between ranks, and be zero; the others, and the type, may not.
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
+        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The rows of rank 0, then those of rank 1, and so on.
+        The rows of the lowest rank, then those of the next one, and so on.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported.
-        ValueError: `tensor` is a scalar.
+        ValueError: `tensor` is a scalar, or the process set not part of the job.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
@@ -46,14 +54,19 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
             "allgather joins tensors along their first dimension, and a scalar has "
             f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
         )
-    return submit(tensor, submission.name_of("allgather", name))
+    number = number_of(process_set, "allgather")
+    name = submission.name_of("allgather", name, ignore_name_scope)
+    return submit(tensor, name, number)
 
 
-def submit(tensor: tf.Tensor, name: submission.Name) -> tf.Tensor:
+def submit(tensor: tf.Tensor, name: submission.Name, process_set: int = 0) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
     submission.require_compilable(f"allgather {name.tensor!r}")
     gathered, _ = native.ops().keras_hvd_allgather(
-        tensor=tensor, tensor_name=name.tensor, name=name.node
+        tensor=tensor,
+        tensor_name=name.tensor,
+        process_set=process_set,
+        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(gathered.op)

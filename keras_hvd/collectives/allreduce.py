@@ -6,10 +6,13 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_hvd import basics, native
-from keras_hvd.collectives import submission
+from keras_hvd.collectives import allgather, submission
+from keras_hvd.compression import Compression
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
 class ReduceOp(enum.IntEnum):
@@ -31,32 +34,50 @@ Product = ReduceOp.Product
 
 def allreduce(
     tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
     op: ReduceOp | None = None,
-    name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> tf.Tensor:
-    """Reduces a tensor element by element over all ranks.
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> tf.Tensor | tf.IndexedSlices:
+    """Reduces a tensor element by element over the ranks.
 
     Differentiable for Sum and Average: the gradient is reduced in the same way.
 
     Args:
-        tensor: a tensor, variable, array, list or number; `tf.IndexedSlices` become
-            dense. The same shape and type on every rank.
+        tensor: a tensor, variable, array, list or number, of the same shape and type on
+            every rank; or `tf.IndexedSlices`, on every rank, whose values and indices
+            are gathered.
+        average: True is `op=Average`, False is `op=Sum`; give one of the two arguments.
+        device_dense: accepted for scripts that give it; it changes nothing.
+        device_sparse: the same.
+        compression: what travels instead of the tensor: `keras_hvd.Compression.none`,
+            `fp16` or `bf16`.
         op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-            Integers are averaged towards zero; bool takes Min, Max and Product.
-        name: matches the tensor to the other ranks'; by default the op's name in its
-            `tf.function`.
+            Integers are averaged towards zero; bool takes Min, Max and Product;
+            `tf.IndexedSlices` take Average and Sum.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the result.
+        name: matches the tensor to the other ranks'; by default the op's name in its
+            `tf.function`.
+        process_set: the ranks that take part; by default all of them.
+        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
 
     Returns:
-        A tensor of the same shape and type, equal bit for bit on all ranks.
+        A tensor of the same shape and type, equal bit for bit on all ranks. For
+        `tf.IndexedSlices` the slices of all ranks, in the order of the ranks.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported.
-        ValueError: `op` is no reduction.
+        TypeError: the element type is not supported, or `average` is no bool.
+        ValueError: `op` is no reduction, `average` is given as well, or the process
+            set is not part of the job.
+        NotImplementedError: `tf.IndexedSlices` with another `op`.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
@@ -68,35 +89,68 @@ def allreduce(
     array([10., 20.], dtype=float32)
     """
     basics.require_initialized("allreduce")
-    tensor = submission.as_tensor("allreduce", tensor)
-    name = submission.name_of("allreduce", name)
-    return submit([tensor], name, _reduce_op(op), prescale_factor, postscale_factor)[0]
+    reduce_op = _reduce_op("allreduce", average, op)
+    scales = (prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _reduce_slices(
+            "allreduce",
+            tensor,
+            compression,
+            reduce_op,
+            scales,
+            name,
+            process_set,
+            ignore_name_scope,
+        )
+    compressed, context = compression.compress(
+        submission.as_tensor("allreduce", tensor)
+    )
+    number = number_of(process_set, "allreduce")
+    names = submission.name_of("allreduce", name, ignore_name_scope)
+    [reduced] = submit([compressed], names, reduce_op, *scales, number)
+    return compression.decompress(reduced, context)
 
 
 def grouped_allreduce(
     tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
     op: ReduceOp | None = None,
-    name: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[tf.Tensor]:
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduces several tensors as one: all of them together, or none.
 
     Args:
-        tensors: as for `allreduce`; types and shapes may be mixed.
+        tensors: as for `allreduce`; types and shapes may be mixed. `tf.IndexedSlices`
+            among them are reduced each by itself.
+        average: True is `op=Average`, False is `op=Sum`; give one of the two arguments.
+        device_dense: accepted for scripts that give it; it changes nothing.
+        device_sparse: the same.
+        compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
+            `fp16` or `bf16`.
         op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-        name: matches the group to the other ranks'; by default the op's name in its
-            `tf.function`.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the results.
+        process_set: the ranks that take part; by default all of them.
+        ignore_name_scope: leaves `tf.name_scope`s out of the default name.
+        name: matches the group to the other ranks'; by default the op's name in its
+            `tf.function`.
 
     Returns:
         The results, in the order of `tensors`.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported.
-        ValueError: `op` is no reduction.
+        TypeError: an element type is not supported, or `average` is no bool.
+        ValueError: `op` is no reduction, `average` is given as well, or the process
+            set is not part of the job.
+        NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
@@ -104,16 +158,80 @@ def grouped_allreduce(
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> [t.numpy().item() for t in keras_hvd.grouped_allreduce([1.5, 2], keras_hvd.Max)]
+    >>> group = keras_hvd.grouped_allreduce([1.5, 2], op=keras_hvd.Max)
+    >>> [tensor.numpy().item() for tensor in group]
     [1.5, 2]
     """
     basics.require_initialized("grouped_allreduce")
-    tensors = [submission.as_tensor("grouped_allreduce", tensor) for tensor in tensors]
-    reduce_op = _reduce_op(op)
-    if not tensors:
-        return []
-    name = submission.name_of("grouped_allreduce", name)
-    return submit(tensors, name, reduce_op, prescale_factor, postscale_factor)
+    number = number_of(process_set, "grouped_allreduce")
+    reduce_op = _reduce_op("grouped_allreduce", average, op)
+    scales = (prescale_factor, postscale_factor)
+    results = list(tensors)
+    sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i in range(len(results)) if i not in set(sparse)]
+    given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
+    for place, i in enumerate(sparse):
+        results[i] = _reduce_slices(
+            "grouped_allreduce",
+            results[i],
+            compression,
+            reduce_op,
+            scales,
+            None if name is None else f"{name}/{place}",
+            process_set,
+            ignore_name_scope,
+        )
+    if not dense:
+        return results
+    compressed = [compression.compress(tensor) for tensor in given]
+    names = submission.name_of("grouped_allreduce", name, ignore_name_scope)
+    reduced = submit([c for c, _ in compressed], names, reduce_op, *scales, number)
+    for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
+        results[i] = compression.decompress(tensor, context)
+    return results
+
+
+def _reduce_slices(
+    kind: str,
+    slices: tf.IndexedSlices,
+    compression: Any,
+    reduce_op: ReduceOp,
+    scales: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> tf.IndexedSlices:
+    """All ranks' slices: what stands at an index several times counts as the sum."""
+    if reduce_op not in (Average, Sum):
+        raise NotImplementedError(
+            f"{kind} of tf.IndexedSlices takes op=Average or Sum, got {reduce_op.name}:"
+            " make them dense, with tf.convert_to_tensor(), for any other"
+        )
+
+    number = number_of(process_set, kind)
+
+    def gather(part: str, tensor: tf.Tensor) -> tf.Tensor:
+        tensor = submission.as_tensor(kind, tensor)
+        of_part = None if name is None else f"{name}/{part}"
+        names = submission.name_of(f"{kind}_{part}", of_part, ignore_name_scope)
+        return allgather.submit(tensor, names, number)
+
+    compressed, context = compression.compress(slices.values)
+    values = compression.decompress(gather("values", compressed), context)
+    indices = gather("indices", slices.indices)
+    count = process_set.size() if reduce_op == Average else 1
+    values = _scaled(values, scales[0] * scales[1], count)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _scaled(values: tf.Tensor, factor: float, count: int) -> tf.Tensor:
+    """The values times a factor, divided by a count: integers towards zero."""
+    if values.dtype.is_floating:
+        return values if factor == count else values * (factor / count)
+    if factor != 1:
+        scaled = tf.cast(values, tf.float64) * (factor / count)
+        return tf.saturate_cast(scaled, values.dtype)
+    return values if count == 1 else tf.truncatediv(values, count)
 
 
 def submit(
@@ -122,6 +240,7 @@ def submit(
     reduce_op: ReduceOp,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
     submission.require_compilable(f"allreduce {name.tensor!r}")
@@ -131,6 +250,7 @@ def submit(
         reduce_op=int(reduce_op),
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),
+        process_set=process_set,
         name=name.node,
     )
     if not tf.executing_eagerly():
@@ -138,7 +258,20 @@ def submit(
     return reduced
 
 
-def _reduce_op(op: ReduceOp | None) -> ReduceOp:
+def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    # A ReduceOp is a number, and Average is 0: taken for a bool it would mean Sum.
+    if average is not None and not isinstance(average, (bool, np.bool_)):
+        raise TypeError(
+            f"{function}: average must be True or False, got {average!r}; give the "
+            "reduction as op=, such as op=keras_hvd.Sum"
+        )
+    if average is not None and op is not None:
+        raise ValueError(
+            f"{function}: average={average} and op={op!r} are two ways to say the same;"
+            " give op alone"
+        )
+    if average is not None:
+        return Average if average else Sum
     if op is None:
         return Average
     try:
@@ -171,6 +304,7 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
         reduce_op,
         float(op.get_attr("prescale")),
         float(op.get_attr("postscale")),
+        op.get_attr("process_set"),
     )
     by_index = dict(zip(smooth, reduced, strict=True))
     return [by_index.get(i) for i in range(len(op.outputs))]

@@ -6,21 +6,26 @@ import tensorflow as tf
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import submission
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
-def barrier(name: str | None = None) -> None:
-    """Waits until every rank has called it.
+def barrier(
+    process_set: ProcessSet = global_process_set, name: str | None = None
+) -> None:
+    """Waits until every rank of the process set has called it.
 
     In a `tf.function` it always runs, after the ops with side effects before it (such
     as `tf.print`, `tf.py_function` or another barrier) and before those after it. Other
     collectives keep no such order; `tf.control_dependencies` gives them one.
 
     Args:
+        process_set: the ranks that take part; by default all of them.
         name: matches the barrier to the other ranks'; by default the op's name in its
             `tf.function`.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
+        ValueError: the process set is not part of the job.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -30,13 +35,16 @@ def barrier(name: str | None = None) -> None:
     >>> keras_hvd.barrier()
     """
     basics.require_initialized("barrier")
-    submit(submission.name_of("barrier", name))
+    number = number_of(process_set, "barrier")
+    submit(submission.name_of("barrier", name), number)
 
 
-def submit(name: submission.Name) -> tf.Operation | None:
+def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:
     """Runs the op, or adds it to the graph in its place among the side effects."""
     submission.require_compilable(f"barrier {name.tensor!r}")
-    op = native.ops().keras_hvd_barrier(tensor_name=name.tensor, name=name.node)
+    op = native.ops().keras_hvd_barrier(
+        tensor_name=name.tensor, process_set=process_set, name=name.node
+    )
     if op is not None:
         submission.keep_order(op)
     return op

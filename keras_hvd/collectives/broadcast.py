@@ -9,9 +9,16 @@ import tensorflow as tf
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import allreduce, submission
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
     """Gives every rank the tensor of the root rank.
 
     Differentiable: the root gets the sum of all ranks' gradients, the others zeros.
@@ -19,9 +26,11 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     Args:
         tensor: a tensor, variable, array, list or number, of the same shape and type
             on every rank. Any type with elements of a fixed size is taken.
-        root_rank: the rank whose tensor it is.
+        root_rank: the rank whose tensor it is, counted in the whole job.
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
+        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        process_set: the ranks that take part; by default all of them.
 
     Returns:
         The root's tensor.
@@ -29,6 +38,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported.
+        ValueError: the process set is not part of the job.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other, or
             there is no such root.
         tf.errors.AbortedError: another rank died or left.
@@ -42,22 +52,27 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     """
     basics.require_initialized("broadcast")
     root_rank = operator.index(root_rank)
-    name = submission.name_of("broadcast", name)
+    number = number_of(process_set, "broadcast")
+    name = submission.name_of("broadcast", name, ignore_name_scope)
     tensor = tf.convert_to_tensor(tensor)
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
-        return submit(submission.as_tensor("broadcast", tensor), root_rank, name)
+        tensor = submission.as_tensor("broadcast", tensor)
+        return submit(tensor, root_rank, name, number)
     # Seeds are uint32, for one. Only bytes are moved, so any type can travel as uint8.
-    value = submit(tf.bitcast(tensor, tf.uint8), root_rank, name)
+    value = submit(tf.bitcast(tensor, tf.uint8), root_rank, name, number)
     return tf.bitcast(value, tensor.dtype)
 
 
-def submit(tensor: tf.Tensor, root_rank: int, name: submission.Name) -> tf.Tensor:
+def submit(
+    tensor: tf.Tensor, root_rank: int, name: submission.Name, process_set: int = 0
+) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
     submission.require_compilable(f"broadcast {name.tensor!r}")
     value = native.ops().keras_hvd_broadcast(
         tensor=tensor,
         tensor_name=name.tensor,
         root_rank=root_rank,
+        process_set=process_set,
         name=name.node,
     )
     if not tf.executing_eagerly():

@@ -17,6 +17,7 @@ def submit(
     names: Sequence[str],
     marks: Sequence[int],
     reduce_op: ReduceOp,
+    process_set: int = 0,
 ) -> list[list[tf.Tensor]]:
     """Adds the op to the graph: one for all buckets, which XLA lets travel meanwhile.
 
@@ -30,6 +31,7 @@ def submit(
         tensor_names=list(names),
         marks=list(marks),
         reduce_op=int(reduce_op),
+        process_set=process_set,
     )
     submission.run_independently(reduced[0].op)
     results = iter(reduced)

@@ -75,7 +75,7 @@ class Name(NamedTuple):
     node: str
 
 
-def name_of(kind: str, name: str | None) -> Name:
+def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> Name:
     """The names of a collective.
 
     The ranks know an unnamed one by a fixed name when it runs eagerly: they run the
@@ -87,6 +87,8 @@ def name_of(kind: str, name: str | None) -> Name:
     Args:
         kind: the collective.
         name: what the user gave.
+        ignore_name_scope: leaves the `tf.name_scope`s around it out of the name that
+            an unnamed one gets in a graph.
 
     Returns:
         The names; the tensor's is the same on all ranks.
@@ -111,7 +113,12 @@ def name_of(kind: str, name: str | None) -> Name:
     if tf.executing_eagerly():
         return Name(f"unnamed_{kind}", kind)
     graph = tf.compat.v1.get_default_graph()
-    unique = graph.unique_name(kind, mark_as_used=False)
+    if ignore_name_scope:
+        # The node's own name will have the scope, so nothing else would mark it.
+        with graph.name_scope(None):
+            unique = graph.unique_name(kind)
+    else:
+        unique = graph.unique_name(kind, mark_as_used=False)
     return Name("/".join([*_path(graph), unique]), kind)
 
 

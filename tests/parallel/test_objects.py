@@ -47,3 +47,40 @@ def test_roots_that_differ_are_an_error_on_every_rank(rank, size):
     with pytest.raises(keras_hvd.MismatchError, match="root"):
         keras_hvd.broadcast_object("x", root_rank=min(rank, 1))
     assert keras_hvd.allgather_object(1) == [1] * size
+
+
+def test_a_function_that_broadcasts(rank):
+    from_rank_0 = keras_hvd.broadcast_object_fn(0, name="first")
+    assert from_rank_0({"of": rank}) == {"of": 0}
+
+
+def test_a_session_is_refused():
+    for call in (
+        lambda: keras_hvd.broadcast_object(1, session="s"),
+        lambda: keras_hvd.allgather_object(1, "s"),
+        lambda: keras_hvd.broadcast_object_fn(session="s"),
+    ):
+        with pytest.raises(TypeError, match="session must be None.*got 's'"):
+            call()
+
+
+def test_what_is_no_process_set_is_refused():
+    for call in (
+        lambda: keras_hvd.allgather_object(1, process_set=[0]),
+        lambda: keras_hvd.broadcast_object(1, process_set=[0]),
+        lambda: keras_hvd.allreduce(1, process_set=[0]),
+        lambda: keras_hvd.grouped_allreduce([1], process_set=[0]),
+        lambda: keras_hvd.allgather([1], process_set=[0]),
+        lambda: keras_hvd.broadcast(1, 0, process_set=[0]),
+        lambda: keras_hvd.barrier([0]),
+        lambda: keras_hvd.broadcast_variables([], 0, process_set=[0]),
+    ):
+        with pytest.raises(TypeError, match="must be a keras_hvd.ProcessSet, got"):
+            call()
+
+
+def test_a_process_set_of_no_job_is_refused():
+    new = keras_hvd.ProcessSet([0])
+    assert (new.included(), new.size(), new.rank()) == (None, None, None)
+    with pytest.raises(ValueError, match="allreduce: .* is not part of the job"):
+        keras_hvd.allreduce(1.0, process_set=new)

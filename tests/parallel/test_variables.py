@@ -75,14 +75,14 @@ def test_lists_that_differ_are_an_error_on_every_rank(rank, size):
         keras_hvd.broadcast_variables([tf.Variable(1.0)] * (2 + (rank == 0)), 0)
     for text in ("one_element_per_variable", "bool[2]", "bool[3]"):
         assert text in str(error.value)
-    assert keras_hvd.allreduce(1, keras_hvd.Sum) == size
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
 
 
 @pytest.mark.usefixtures("several_ranks")
 def test_shapes_that_differ_are_an_error_on_every_rank(rank, size):
     with pytest.raises(tf.errors.InvalidArgumentError, match="broadcast_variables"):
         keras_hvd.broadcast_variables([tf.Variable(tf.ones([2 + rank]))], 0)
-    assert keras_hvd.allreduce(1, keras_hvd.Sum) == size
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
 
 
 def test_again_and_again_without_a_warning():

@@ -60,8 +60,8 @@ def test_same_bits_as_without_xla(dtype, values, rank):
     x = tf.constant(values(dtype, (3, 5), rank), dtype)
 
     def step(x):
-        reduced = [keras_hvd.allreduce(x, op) for op in ops]
-        group = keras_hvd.grouped_allreduce([x, x[0], x[:0]], ops[-1])
+        reduced = [keras_hvd.allreduce(x, op=op) for op in ops]
+        group = keras_hvd.grouped_allreduce([x, x[0], x[:0]], op=ops[-1])
         last = keras_hvd.size() - 1
         return [
             *reduced,
@@ -80,7 +80,7 @@ def test_scales(rank, size):
     @compiled
     def step(x):
         return keras_hvd.allreduce(
-            x, keras_hvd.Sum, prescale_factor=0.5, postscale_factor=3.0
+            x, op=keras_hvd.Sum, prescale_factor=0.5, postscale_factor=3.0
         )
 
     total = sum(range(size))
@@ -94,7 +94,7 @@ def test_layout_of_operands_is_the_same_on_all_ranks(rank, size):
     @compiled
     def step(x):
         y = tf.transpose(tf.matmul(tf.transpose(x), tf.eye(3))) if rank == 0 else x
-        return keras_hvd.allreduce(y, keras_hvd.Sum)
+        return keras_hvd.allreduce(y, op=keras_hvd.Sum)
 
     np.testing.assert_array_equal(step(x), x * size)
 
@@ -124,7 +124,7 @@ def test_barrier(rank, several_ranks):
 
     @compiled
     def step():
-        keras_hvd.barrier("compiled")
+        keras_hvd.barrier(name="compiled")
         return tf.constant(1)
 
     def run():
@@ -136,10 +136,10 @@ def test_barrier(rank, several_ranks):
         thread.start()
         # The second barrier would be early if the first did not hold.
         assert not arrived.wait(0.3)
-        keras_hvd.barrier("let_rank_0_go")
+        keras_hvd.barrier(name="let_rank_0_go")
         thread.join()
     else:
-        keras_hvd.barrier("let_rank_0_go")
+        keras_hvd.barrier(name="let_rank_0_go")
         run()
     assert arrived.is_set()
 
@@ -147,7 +147,7 @@ def test_barrier(rank, several_ranks):
 def test_gradients_of_collectives(rank, size):
     def losses(x):
         w = tf.cast(rank + 1, tf.float32)
-        yield tf.reduce_sum(keras_hvd.allreduce(x, keras_hvd.Sum) * w)
+        yield tf.reduce_sum(keras_hvd.allreduce(x, op=keras_hvd.Sum) * w)
         yield tf.reduce_sum(keras_hvd.allgather(x) * w)
         yield tf.reduce_sum(keras_hvd.broadcast(x, 0) * w)
 
@@ -181,7 +181,7 @@ def test_while_loop(rank, size):
     @compiled
     def step(x):
         def body(i, total):
-            return i + 1, total + keras_hvd.allreduce(x + total, keras_hvd.Sum)
+            return i + 1, total + keras_hvd.allreduce(x + total, op=keras_hvd.Sum)
 
         zeros = tf.zeros_like(x)
         return tf.while_loop(lambda i, _: i < 3, body, (0, zeros))[1]
@@ -199,7 +199,7 @@ def test_branch(taken, size):
     def step(x, condition):
         return tf.cond(
             condition,
-            lambda: keras_hvd.allreduce(x, keras_hvd.Sum, name="taken"),
+            lambda: keras_hvd.allreduce(x, op=keras_hvd.Sum, name="taken"),
             lambda: keras_hvd.broadcast(x, 0, name="not_taken") * 7.0,
         )
 
@@ -208,18 +208,18 @@ def test_branch(taken, size):
 
 
 def test_function_in_a_function(size):
-    inner = compiled(lambda x: keras_hvd.allreduce(x, keras_hvd.Sum, name="inner"))
+    inner = compiled(lambda x: keras_hvd.allreduce(x, op=keras_hvd.Sum, name="inner"))
 
     @tf.function
     def outer(x):
-        return inner(x) + keras_hvd.allreduce(x, keras_hvd.Sum, name="outer")
+        return inner(x) + keras_hvd.allreduce(x, op=keras_hvd.Sum, name="outer")
 
     np.testing.assert_array_equal(outer(tf.ones([2])), [2 * size] * 2)
 
 
 def test_some_ranks_compile_and_some_do_not(rank, size):
     def step(x):
-        return keras_hvd.allreduce(x, keras_hvd.Sum, name="mixed")
+        return keras_hvd.allreduce(x, op=keras_hvd.Sum, name="mixed")
 
     function = compiled(step) if rank % 2 else step
     np.testing.assert_array_equal(function(tf.ones([2])), [size] * 2)
@@ -230,7 +230,7 @@ def test_one_program_in_two_threads(size):
 
     @compiled
     def step(x):
-        return keras_hvd.allreduce(x, keras_hvd.Sum, name="threads")
+        return keras_hvd.allreduce(x, op=keras_hvd.Sum, name="threads")
 
     results = {}
 
@@ -250,7 +250,9 @@ def test_one_program_in_two_threads(size):
 
 def test_two_functions_in_two_threads(size):
     functions = [
-        compiled(lambda x, i=i: keras_hvd.allreduce(x, keras_hvd.Sum, name=f"two/{i}"))
+        compiled(
+            lambda x, i=i: keras_hvd.allreduce(x, op=keras_hvd.Sum, name=f"two/{i}")
+        )
         for i in range(2)
     ]
     results = [None, None]
@@ -273,7 +275,7 @@ def test_many_steps_of_independent_calls(size):
 
     @compiled
     def step(x):
-        return [keras_hvd.allreduce(x + i, keras_hvd.Sum) for i in range(8)]
+        return [keras_hvd.allreduce(x + i, op=keras_hvd.Sum) for i in range(8)]
 
     x = tf.ones([1024])
     for _ in range(500):
@@ -289,7 +291,7 @@ def test_one_rank_compiles_again(rank, size):
     def step(x):
         hidden = tf.tanh(x)
         mean = keras_hvd.allreduce(tf.reduce_mean(hidden, 0))
-        spread = keras_hvd.allreduce(tf.reduce_max(hidden, 0), keras_hvd.Max)
+        spread = keras_hvd.allreduce(tf.reduce_max(hidden, 0), op=keras_hvd.Max)
         return mean + spread
 
     for rows in (4, 5, 6, 4):
@@ -312,7 +314,7 @@ def test_programs_that_differ(elements, rank, size):
         for i in range(6):
             differs = i >= 3 and rank > 0
             y = tf.minimum(x, 1.0, name=f"a{i}") if differs else x
-            y = keras_hvd.allreduce(y, keras_hvd.Sum, name=f"differ/{i}")
+            y = keras_hvd.allreduce(y, op=keras_hvd.Sum, name=f"differ/{i}")
             sums.append(tf.reduce_max(tf.sqrt(y)))
         return sums
 
@@ -487,7 +489,7 @@ def test_an_error_among_other_collectives(rank, size, several_ranks):
 
     @compiled
     def step(x, y):
-        large = [keras_hvd.allreduce(y + i, keras_hvd.Sum) for i in range(6)]
+        large = [keras_hvd.allreduce(y + i, op=keras_hvd.Sum) for i in range(6)]
         return keras_hvd.allreduce(x, name="among"), large
 
     y = tf.ones([1 << 16])

@@ -32,6 +32,7 @@ calls = {
     "broadcast": lambda: keras_hvd.broadcast(1.0, 0),
     "barrier": keras_hvd.barrier,
     "broadcast_object": lambda: keras_hvd.broadcast_object(1),
+    "broadcast_object_fn": keras_hvd.broadcast_object_fn,
     "allgather_object": lambda: keras_hvd.allgather_object(1),
     "broadcast_variables": lambda: keras_hvd.broadcast_variables([], 0),
 }

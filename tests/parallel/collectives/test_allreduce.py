@@ -63,29 +63,29 @@ def assert_same(result, expected):
 def test_equals_numpy(dtype, op, values, rank, size):
     for shape in SHAPES:
         inputs = [values(dtype, shape, peer) for peer in range(size)]
-        assert_same(keras_hvd.allreduce(inputs[rank], op), reduced(inputs, op))
+        assert_same(keras_hvd.allreduce(inputs[rank], op=op), reduced(inputs, op))
 
 
 @each_number
 def test_larger_than_the_exchange_memory(dtype, values, rank, size):
     inputs = [values(dtype, (1_500_007,), peer) for peer in range(size)]
-    assert_same(keras_hvd.allreduce(inputs[rank], Sum), reduced(inputs, Sum))
+    assert_same(keras_hvd.allreduce(inputs[rank], op=Sum), reduced(inputs, Sum))
 
 
 def test_bool_takes_and_and_or(values, rank, size):
     for shape in SHAPES:
         inputs = [values(tf.bool, shape, peer) for peer in range(size)]
         every, any_ = np.logical_and.reduce(inputs), np.logical_or.reduce(inputs)
-        assert_same(keras_hvd.allreduce(inputs[rank], Min), every)
-        assert_same(keras_hvd.allreduce(inputs[rank], Product), every)
-        assert_same(keras_hvd.allreduce(inputs[rank], Max), any_)
+        assert_same(keras_hvd.allreduce(inputs[rank], op=Min), every)
+        assert_same(keras_hvd.allreduce(inputs[rank], op=Product), every)
+        assert_same(keras_hvd.allreduce(inputs[rank], op=Max), any_)
 
 
 @pytest.mark.parametrize("op", [Sum, Average], ids=lambda op: op.name)
 def test_bool_has_no_sum(op, size):
     with pytest.raises(tf.errors.InvalidArgumentError, match="bool"):
-        keras_hvd.allreduce([True], op, name="sum of bool")
-    assert keras_hvd.allreduce(1, Sum) == size
+        keras_hvd.allreduce([True], op=op, name="sum of bool")
+    assert keras_hvd.allreduce(1, op=Sum) == size
 
 
 @each_op
@@ -93,7 +93,7 @@ def test_bool_has_no_sum(op, size):
 def test_scales(dtype, op, values, rank, size):
     inputs = [values(dtype, (1001,), peer) for peer in range(size)]
     result = keras_hvd.allreduce(
-        inputs[rank], op, prescale_factor=0.5, postscale_factor=1 / 3
+        inputs[rank], op=op, prescale_factor=0.5, postscale_factor=1 / 3
     )
     assert_same(result, reduced(inputs, op, 0.5, 1 / 3))
 
@@ -103,21 +103,21 @@ def test_scales(dtype, op, values, rank, size):
 def test_scaled_integers_are_rounded_towards_zero(dtype, op, rank, size):
     inputs = [np.arange(-4, 4).astype(dtype.as_numpy_dtype) + p for p in range(size)]
     result = keras_hvd.allreduce(
-        inputs[rank], op, prescale_factor=0.5, postscale_factor=0.75
+        inputs[rank], op=op, prescale_factor=0.5, postscale_factor=0.75
     )
     assert_same(result, reduced(inputs, op, 0.5, 0.75))
 
 
 def test_a_scale_keeps_the_precision_of_float64(size):
     result = keras_hvd.allreduce(
-        np.float64(1), Sum, prescale_factor=1 / size, postscale_factor=0.1
+        np.float64(1), op=Sum, prescale_factor=1 / size, postscale_factor=0.1
     )
     assert abs(result.numpy() - 0.1) < 1e-16
 
 
 def test_a_scale_of_zero_gives_zeros(rank):
     result = keras_hvd.allreduce(
-        [1.0, rank], Sum, prescale_factor=0.0, postscale_factor=0.0
+        [1.0, rank], op=Sum, prescale_factor=0.0, postscale_factor=0.0
     )
     np.testing.assert_array_equal(result, [0.0, 0.0])
 
@@ -136,39 +136,156 @@ def test_every_kind_of_input(rank, size):
         tf.Variable([float(rank)]),
         keras.Variable([float(rank)], dtype="float32"),
     ):
-        np.testing.assert_array_equal(keras_hvd.allreduce(given, Sum), [total])
+        np.testing.assert_array_equal(keras_hvd.allreduce(given, op=Sum), [total])
 
 
-@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
-def test_indexed_slices_are_added_where_they_belong(run, rank, size):
-    @run
-    def gradient():
-        slices = tf.IndexedSlices(
-            tf.constant([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0]]),
-            tf.constant([1, rank % 3, 1]),
-            tf.constant([4, 2]),
+RUNS = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+}
+
+
+def slices_of(rank, dtype=tf.float32):
+    return tf.IndexedSlices(
+        tf.constant([[1, 1], [3, 2], [4, 4]], dtype),
+        tf.constant([1, rank % 3, 1]),
+        tf.constant([4, 2]),
+    )
+
+
+@pytest.mark.parametrize("run", ["eager", "graph"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
+def test_indexed_slices_are_gathered(run, dtype, rank, size):
+    @RUNS[run]
+    def reduce():
+        summed = keras_hvd.allreduce(slices_of(rank, dtype), op=Sum)
+        average = keras_hvd.allreduce(slices_of(rank, dtype), name="slices")
+        scaled = keras_hvd.allreduce(
+            slices_of(rank, dtype), op=Sum, prescale_factor=0.5, postscale_factor=3.0
         )
-        return keras_hvd.allreduce(slices, Sum)
+        return summed, average, scaled
 
-    expected = np.zeros([4, 2], np.float32)
-    for peer in range(size):
-        expected[1] += 5
-        expected[peer % 3] += 2
-    np.testing.assert_array_equal(gradient(), expected)
+    summed, average, scaled = reduce()
+    values = np.tile([[1, 1], [3, 2], [4, 4]], [size, 1])
+    indices = np.concatenate([[1, peer % 3, 1] for peer in range(size)])
+    exact = dtype.is_floating
+    for result, expected in (
+        (summed, values),
+        (average, values / size if exact else values // size),
+        (scaled, values * 1.5 if exact else np.floor(values * 1.5)),
+    ):
+        assert isinstance(result, tf.IndexedSlices)
+        assert result.values.dtype == dtype
+        np.testing.assert_array_equal(result.indices, indices)
+        np.testing.assert_allclose(result.values, expected, rtol=1e-6)
+        np.testing.assert_array_equal(result.dense_shape, [4, 2])
+
+
+def test_indexed_slices_compiled_by_xla(rank, size):
+    @tf.function(jit_compile=True)
+    def reduce(values, indices):
+        slices = tf.IndexedSlices(values, indices, tf.constant([4, 2]))
+        return tf.convert_to_tensor(keras_hvd.allreduce(slices, op=Sum))
+
+    given = slices_of(rank)
+    expected = sum(tf.convert_to_tensor(slices_of(peer)) for peer in range(size))
+    np.testing.assert_array_equal(reduce(given.values, given.indices), expected)
+
+
+@pytest.mark.parametrize("run", ["eager", "graph"])
+def test_slices_among_a_group(run, rank, size):
+    @RUNS[run]
+    def reduce():
+        return keras_hvd.grouped_allreduce(
+            [slices_of(rank), tf.ones([2]), slices_of(rank), tf.ones([], tf.int32)],
+            op=Sum,
+            name="mixed group",
+        )
+
+    first, dense, second, number = reduce()
+    np.testing.assert_array_equal(dense, [size, size])
+    assert number == size
+    expected = np.tile([[1, 1], [3, 2], [4, 4]], [size, 1])
+    for slices in (first, second):
+        np.testing.assert_array_equal(slices.values, expected)
+
+
+def test_the_gradient_of_slices(rank, size):
+    values = tf.Variable(tf.ones([2, 2]))
+    with tf.GradientTape() as tape:
+        slices = tf.IndexedSlices(values, tf.constant([0, 1]), tf.constant([2, 2]))
+        reduced = keras_hvd.allreduce(slices)
+        loss = tf.reduce_sum(reduced.values) * (rank + 1.0)
+    gradient = tape.gradient(loss, values)
+    expected = sum(range(1, size + 1)) / size
+    np.testing.assert_allclose(gradient, np.full([2, 2], expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", [Min, Max, Product], ids=str)
+def test_slices_have_no_other_reduction(op, rank, size):
+    with pytest.raises(NotImplementedError, match="IndexedSlices takes op=Average or"):
+        keras_hvd.allreduce(slices_of(rank), op=op)
+    with pytest.raises(NotImplementedError, match="IndexedSlices takes op=Average or"):
+        keras_hvd.grouped_allreduce([slices_of(rank)], op=op)
+    assert keras_hvd.allreduce(1, op=Sum) == size
+
+
+def test_average_is_the_old_name_of_op(rank, size):
+    total = sum(range(size))
+    assert keras_hvd.allreduce(float(rank), average=True) == total / size
+    assert keras_hvd.allreduce(float(rank), False) == total
+    assert keras_hvd.grouped_allreduce([float(rank)], average=False) == [total]
+    assert keras_hvd.grouped_allreduce([float(rank)], np.True_) == [total / size]
+
+
+@pytest.mark.parametrize("average", [*keras_hvd.ReduceOp, 0, 1, "Sum"], ids=str)
+def test_an_operation_is_not_taken_for_average(average):
+    for function, given in (
+        (keras_hvd.allreduce, 1.0),
+        (keras_hvd.grouped_allreduce, [1.0]),
+    ):
+        with pytest.raises(TypeError, match="average must be True or False, got .*op="):
+            function(given, average)
+
+
+def test_average_and_op_exclude_each_other():
+    with pytest.raises(ValueError, match="average=True and op=.* give op alone"):
+        keras_hvd.allreduce(1.0, average=True, op=Average)
+    with pytest.raises(ValueError, match="average=False and op=.* give op alone"):
+        keras_hvd.grouped_allreduce([1.0], average=False, op=Sum)
+
+
+@pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
+def test_compression(name, rank, size):
+    compression = getattr(keras_hvd.Compression, name)
+    x = tf.constant([rank + 0.5, 256.0])
+    expected = np.array([sum(range(size)) + size / 2, 256.0 * size], np.float32)
+    for result in (
+        keras_hvd.allreduce(x, compression=compression, op=Sum),
+        *keras_hvd.grouped_allreduce([x], compression=compression, op=Sum),
+    ):
+        assert result.dtype == tf.float32
+        np.testing.assert_array_equal(result, expected)
+    slices = keras_hvd.allreduce(
+        tf.IndexedSlices(x[None, :], tf.constant([0])), compression=compression, op=Sum
+    )
+    assert slices.values.dtype == tf.float32
+    np.testing.assert_array_equal(tf.reduce_sum(slices.values, 0), expected)
+    assert keras_hvd.allreduce(3, compression=compression, op=Sum) == 3 * size
 
 
 def test_the_input_keeps_its_value(size):
     given = tf.ones([1001])
     variable = tf.Variable(tf.ones([1001]))
-    keras_hvd.allreduce(given, Sum)
-    keras_hvd.allreduce(variable, Sum)
+    keras_hvd.allreduce(given, op=Sum)
+    keras_hvd.allreduce(variable, op=Sum)
     np.testing.assert_array_equal(given, np.ones(1001))
     np.testing.assert_array_equal(variable, np.ones(1001))
 
     @tf.function
     def both(x):
         doubled = x * 2
-        return keras_hvd.allreduce(doubled, Sum), doubled
+        return keras_hvd.allreduce(doubled, op=Sum), doubled
 
     total, doubled = both(given)
     np.testing.assert_array_equal(total, np.full(1001, 2 * size))
@@ -178,7 +295,7 @@ def test_the_input_keeps_its_value(size):
 def test_in_a_function_of_unknown_shapes(values, rank, size):
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def total(x):
-        return keras_hvd.allreduce(x, Sum)
+        return keras_hvd.allreduce(x, op=Sum)
 
     for shape in SHAPES:
         inputs = [values(tf.float32, shape, peer) for peer in range(size)]
@@ -190,12 +307,12 @@ def test_in_branches_and_loops_of_a_function(rank, size):
     def program(x, upper):
         y = tf.cond(
             upper,
-            lambda: keras_hvd.allreduce(x, Max),
-            lambda: keras_hvd.allreduce(x, Min),
+            lambda: keras_hvd.allreduce(x, op=Max),
+            lambda: keras_hvd.allreduce(x, op=Min),
         )
-        z = keras_hvd.allreduce(x, Sum)
+        z = keras_hvd.allreduce(x, op=Sum)
         for _ in tf.range(5):
-            x = keras_hvd.allreduce(x, Sum)
+            x = keras_hvd.allreduce(x, op=Sum)
         return x, y, z
 
     start, total = float(rank), sum(range(size))
@@ -208,7 +325,7 @@ def test_in_branches_and_loops_of_a_function(rank, size):
 def test_a_result_that_nobody_uses_is_reduced_all_the_same(counters):
     @tf.function
     def unused():
-        keras_hvd.allreduce(tf.ones([3]), Sum)
+        keras_hvd.allreduce(tf.ones([3]), op=Sum)
 
     unused()
     before = counters().tensors
@@ -229,7 +346,7 @@ def test_a_group_of_mixed_types_and_shapes(values, rank, size):
 
 def test_a_group_of_thousands(rank, size):
     group = [tf.fill([i % 7], float(i + rank)) for i in range(3000)]
-    for i, result in enumerate(keras_hvd.grouped_allreduce(group, Sum)):
+    for i, result in enumerate(keras_hvd.grouped_allreduce(group, op=Sum)):
         expected = i * size + sum(range(size))
         np.testing.assert_array_equal(result, np.full(i % 7, expected))
 
@@ -245,7 +362,7 @@ def test_gradient_is_the_same_reduction(op, run, rank, size):
     def gradient(x, weights):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = keras_hvd.allreduce(x, op, prescale_factor=0.5, postscale_factor=4.0)
+            y = keras_hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=4.0)
             loss = tf.reduce_sum(y * weights)
         return tape.gradient(loss, x)
 
@@ -260,7 +377,7 @@ def test_gradient_of_a_group(run, rank, size):
     def gradients(x, y, number):
         with tf.GradientTape() as tape:
             tape.watch([x, y])
-            first, _, second = keras_hvd.grouped_allreduce([x, number, y], Sum)
+            first, _, second = keras_hvd.grouped_allreduce([x, number, y], op=Sum)
             # What one rank alone leaves out of its loss has a gradient of zero there.
             loss = tf.reduce_sum(first) * (rank + 1)
             if rank == 0:
@@ -280,7 +397,7 @@ def test_a_gradient_can_be_taken_twice_and_of_itself(size):
             outer.watch(x)
             with tf.GradientTape() as inner:
                 inner.watch(x)
-                y = keras_hvd.allreduce(x, Sum)
+                y = keras_hvd.allreduce(x, op=Sum)
                 loss = tf.reduce_sum(y**3)
             first = inner.gradient(loss, x)
         return first, outer.gradient(loss, x), outer.gradient(first, x)
@@ -296,7 +413,7 @@ def test_no_gradient_but_of_sums(op):
     x = tf.ones([2])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = keras_hvd.allreduce(x, op, name="layer/w")
+        y = keras_hvd.allreduce(x, op=op, name="layer/w")
     with pytest.raises(LookupError, match=f"'layer/w' with op={op.name} has no grad"):
         tape.gradient(y, x)
 
@@ -378,17 +495,17 @@ def test_a_thousand_tensors_in_ever_other_orders(values, rank, size):
 def test_a_mismatch_is_an_error_on_every_rank(given, texts, rank, size):
     tensor, op = given(odd=rank == size - 1)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-        keras_hvd.allreduce(tensor, op, name="mismatched")
+        keras_hvd.allreduce(tensor, op=op, name="mismatched")
     for text in ("mismatched", *texts):
         assert text in str(error.value)
-    assert keras_hvd.allreduce(1, Sum, name="mismatched") == size
+    assert keras_hvd.allreduce(1, op=Sum, name="mismatched") == size
 
 
 @pytest.mark.usefixtures("several_ranks")
 def test_groups_that_differ_are_an_error_on_every_rank(rank, size):
     with pytest.raises(tf.errors.InvalidArgumentError, match="uneven groups"):
         keras_hvd.grouped_allreduce([1.0] * (1 + rank), name="uneven groups")
-    assert keras_hvd.allreduce(1, Sum) == size
+    assert keras_hvd.allreduce(1, op=Sum) == size
 
 
 @pytest.mark.usefixtures("several_ranks")
@@ -400,15 +517,15 @@ def test_another_kind_of_the_same_name_is_an_error_on_every_rank(rank, size):
             keras_hvd.allreduce([1.0], name="of two kinds")
     for text in ("of two kinds", "broadcast", "allreduce"):
         assert text in str(error.value)
-    assert keras_hvd.allreduce(1, Sum) == size
+    assert keras_hvd.allreduce(1, op=Sum) == size
 
 
 @pytest.mark.usefixtures("several_ranks")
 def test_a_mismatch_inside_a_function_leaves_the_rest_working(rank, size):
     @tf.function
     def step(x):
-        bad = keras_hvd.allreduce(x, Sum, name="bad")
-        return [keras_hvd.allreduce(tf.ones([2]), Sum) for _ in range(10)], bad
+        bad = keras_hvd.allreduce(x, op=Sum, name="bad")
+        return [keras_hvd.allreduce(tf.ones([2]), op=Sum) for _ in range(10)], bad
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
         step(tf.ones([2 + rank]))
@@ -448,7 +565,7 @@ def test_a_name_that_another_op_has_under_way_is_an_error_on_every_rank(rank, si
     code, message = results["second"]
     assert code == 1
     assert "'twice'" in message and "second op" in message
-    assert keras_hvd.allreduce(1, Sum, name="twice") == size
+    assert keras_hvd.allreduce(1, op=Sum, name="twice") == size
 
 
 def test_the_same_op_may_queue(rank, size):

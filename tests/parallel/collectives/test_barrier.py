@@ -47,7 +47,7 @@ def test_it_keeps_its_place_among_the_side_effects_of_a_function(arrivals, rank)
 def test_it_runs_in_a_function_that_returns_nothing(arrivals, rank):
     @tf.function
     def wait():
-        keras_hvd.barrier("in a function")
+        keras_hvd.barrier(name="in a function")
 
     for turn in range(1, 101):
         arrivals[rank] = turn

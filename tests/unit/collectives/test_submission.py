@@ -198,7 +198,40 @@ def test_a_name_that_is_none(name, error):
         keras_hvd.allreduce(1.0, name=name)
 
 
-def test_slices_without_a_shape_are_refused():
+def test_slices_without_a_shape_are_refused_where_they_become_dense():
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     with pytest.raises(ValueError, match="dense_shape"):
-        keras_hvd.allreduce(slices)
+        keras_hvd.broadcast(slices, 0)
+
+
+def test_a_name_may_leave_out_the_name_scopes():
+    names = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        for _ in range(2):
+            with tf.name_scope("layer"):
+                for ignore in (False, True):
+                    y = keras_hvd.allreduce(x, ignore_name_scope=ignore)
+                    names.append(y.op.get_attr("tensor_name").decode())
+                    y = keras_hvd.allgather(y, ignore_name_scope=ignore)
+                    names.append(y.op.get_attr("tensor_name").decode())
+                    y = keras_hvd.broadcast(y, 0, ignore_name_scope=ignore)
+                    names.append(y.op.get_attr("tensor_name").decode())
+        return y
+
+    np.testing.assert_array_equal(step(tf.ones([2])), [1, 1])
+    assert names == [
+        "step/layer/allreduce",
+        "step/layer/allgather",
+        "step/layer/broadcast",
+        "step/allreduce",
+        "step/allgather",
+        "step/broadcast",
+        "step/layer_1/allreduce",
+        "step/layer_1/allgather",
+        "step/layer_1/broadcast",
+        "step/allreduce_1",
+        "step/allgather_1",
+        "step/broadcast_1",
+    ]
