@@ -1,4 +1,4 @@
-"""What tensors are turned into for the way between the ranks."""
+"""Compression: what gradients are turned into while they travel."""
 
 from __future__ import annotations
 
@@ -7,58 +7,150 @@ from typing import Any
 import tensorflow as tf
 
 
-class NoneCompressor:
-    """Leaves tensors as they are."""
+class Compressor:
+    """What happens to a tensor before a collective, and to its result after it.
+
+    A compressor of your own extends this class, and its results must be tensors whose
+    elementwise reduction means something.
+    """
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What travels, and what `decompress` has to know."""
-        return tensor, None
+        """Makes a tensor smaller.
+
+        Args:
+            tensor: of any type.
+
+        Returns:
+            What travels, and what `decompress` has to know about the original.
+
+        Raises:
+            NotImplementedError: this class only says what compressors do.
+        """
+        raise NotImplementedError("a compressor has a static method compress")
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """What arrived, as it was given."""
-        return tensor
+    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        """Undoes `compress`.
+
+        Args:
+            tensor: the result of the collective.
+            context: what `compress` returned besides the tensor.
+
+        Returns:
+            A tensor of the type of the original.
+
+        Raises:
+            NotImplementedError: this class only says what compressors do.
+        """
+        raise NotImplementedError("a compressor has a static method decompress")
 
 
-class _CastCompressor:
-    """Floating-point tensors travel as another type; others stay as they are."""
-
-    _dtype: tf.DType
-
-    @classmethod
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """What travels, and what `decompress` has to know."""
-        if not tensor.dtype.is_floating:
-            return tensor, tensor.dtype
-        return tf.cast(tensor, cls._dtype), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
-        """What arrived, as it was given."""
-        return tf.cast(tensor, ctx)
-
-
-class FP16Compressor(_CastCompressor):
-    """Floating-point tensors travel as float16."""
-
-    _dtype = tf.float16
-
-
-class BF16Compressor(_CastCompressor):
-    """Floating-point tensors travel as bfloat16."""
-
-    _dtype = tf.bfloat16
-
-
-class Compression:
-    """What the ranks may exchange instead of a floating-point tensor itself.
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are.
 
     Example:
 
-    >>> compressed, ctx = Compression.fp16.compress(tf.constant([1.0, 2.0]))
-    >>> compressed.dtype, Compression.fp16.decompress(compressed, ctx).dtype
-    (tf.float16, tf.float32)
+    >>> travels, context = NoneCompressor.compress(tf.constant([1.5]))
+    >>> NoneCompressor.decompress(travels, context).numpy()
+    array([1.5], dtype=float32)
+    """
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
+        """Returns the tensor.
+
+        Args:
+            tensor: of any type.
+
+        Returns:
+            The tensor itself, and None.
+        """
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        """Returns the tensor.
+
+        Args:
+            tensor: the result of the collective.
+            context: ignored.
+
+        Returns:
+            The tensor itself.
+        """
+        return tensor
+
+
+class _CastCompressor(Compressor):
+    """Casts floating-point tensors to a smaller type, and back."""
+
+    _travels_as: tf.DType
+
+    @classmethod
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
+        """Casts a tensor of wider floating-point numbers; others stay what they are.
+
+        Args:
+            tensor: of any type.
+
+        Returns:
+            What travels, and the type of the original.
+        """
+        if tensor.dtype.is_floating and tensor.dtype.size > cls._travels_as.size:
+            return tf.cast(tensor, cls._travels_as), tensor.dtype
+        return tensor, tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: tf.Tensor, context: tf.DType) -> tf.Tensor:
+        """Casts a tensor back.
+
+        Args:
+            tensor: the result of the collective.
+            context: the type of the original.
+
+        Returns:
+            A tensor of the type of the original.
+        """
+        return tf.cast(tensor, context)
+
+
+class FP16Compressor(_CastCompressor):
+    """Casts floating-point tensors to float16, which overflows beyond 65504.
+
+    Example:
+
+    >>> travels, context = FP16Compressor.compress(tf.constant([1.5, 1e6]))
+    >>> travels.numpy()
+    array([1.5, inf], dtype=float16)
+    >>> FP16Compressor.decompress(travels, context).numpy()
+    array([1.5, inf], dtype=float32)
+    """
+
+    _travels_as = tf.float16
+
+
+class BF16Compressor(_CastCompressor):
+    """Casts floating-point tensors to bfloat16: float32's range, 8 bits of precision.
+
+    Example:
+
+    >>> travels, context = BF16Compressor.compress(tf.constant([1.5, 256.5]))
+    >>> BF16Compressor.decompress(travels, context).numpy()
+    array([  1.5, 256. ], dtype=float32)
+    """
+
+    _travels_as = tf.bfloat16
+
+
+class Compression:
+    """The compressors that collectives and optimizers can be given.
+
+    Example:
+
+    >>> travels, _ = Compression.fp16.compress(tf.constant([1.5]))
+    >>> travels.dtype
+    tf.float16
     """
 
     none = NoneCompressor
