@@ -25,7 +25,7 @@ constexpr int64_t kSmallBytes = 16 << 10;
 // of the core that read them; larger ones no longer fit into the own one.
 constexpr int64_t kWindowBytes = 1 << 20;
 // The unit in which a reduced slice goes on to its second place while it is in the
-// first-level cache.
+// first-level cache, where it cannot be written to both in one pass.
 constexpr int64_t kPieceBytes = 4 << 10;
 
 int64_t RoundUpToLine(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -206,15 +206,28 @@ class Reducer {
     line_.ForEach(part.begin, part.end,
                   [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                       int64_t bytes) {
+                    const int64_t place = position - window.begin;
+                    own_input_ = Input(tensor, offset);
+                    if (ReduceInOnePass(tensor, place, bytes, exchange + place,
+                                        Output(tensor, offset))) {
+                      return;
+                    }
                     for (int64_t done = 0; done < bytes; done += kPieceBytes) {
                       const int64_t piece = std::min(kPieceBytes, bytes - done);
-                      const int64_t place = position + done - window.begin;
                       own_input_ = Input(tensor, offset + done);
-                      ReducePiece(tensor, place, piece, exchange + place,
+                      ReducePiece(tensor, place + done, piece, exchange + place + done,
                                   Output(tensor, offset + done));
                     }
                   });
     own_input_ = nullptr;
+  }
+
+  bool ReduceInOnePass(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
+                       char* exchange, char* output) {
+    FindInputs(place);
+    return ReduceToBoth(options_.reduction, tensor.dtype, inputs_.data(),
+                        communicator_.count(), bytes / Bytes(tensor.dtype),
+                        options_.stores, exchange, output);
   }
 
   void ReducePiece(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
@@ -229,14 +242,18 @@ class Reducer {
     CopyStreaming(output, reduced, bytes);
   }
 
-  // Reduces what lies at `place` of the members' exchange memories; this rank's own
-  // part is there as well, or at `own_input_`.
-  void ReduceStretch(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
-                     char* result) {
+  // What lies at `place` of the members' exchange memories; this rank's own part is
+  // there as well, or at `own_input_`.
+  void FindInputs(int64_t place) {
     for (int member = 0; member < communicator_.count(); ++member) {
       inputs_[member] = communicator_.Exchange(member) + place;
     }
     if (own_input_ != nullptr) inputs_[communicator_.index()] = own_input_;
+  }
+
+  void ReduceStretch(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
+                     char* result) {
+    FindInputs(place);
     Reduce(options_.reduction, tensor.dtype, inputs_.data(), communicator_.count(),
            bytes / Bytes(tensor.dtype), result);
   }

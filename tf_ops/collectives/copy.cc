@@ -10,11 +10,6 @@
 #include <immintrin.h>
 #endif
 
-// ThreadSanitizer does not see streaming stores, so there are none under it.
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-#define KHVD_STREAMING_STORES
-#endif
-
 namespace keras_hvd {
 
 void CopyOrdinary(char* to, const char* from, int64_t bytes) {

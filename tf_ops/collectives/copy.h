@@ -10,6 +10,13 @@
 
 namespace keras_hvd {
 
+enum class Stores {
+  kOrdinary,
+  kStreamingResult,  // what goes into the output
+  kStreaming,        // that, and what goes into the exchange memory
+};
+inline constexpr int kStoresKinds = 3;
+
 void CopyOrdinary(char* to, const char* from, int64_t bytes);
 
 // What it has written may be published only after StoreFence(): a store-release does

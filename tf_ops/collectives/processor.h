@@ -25,6 +25,10 @@ std::vector<InstructionSet> InstructionSets();
 // them, since a function of another target cannot be.
 #define KHVD_INLINE inline __attribute__((always_inline))
 #if defined(__x86_64__)
+// ThreadSanitizer does not see streaming stores, so there are none under it.
+#if !defined(__SANITIZE_THREAD__)
+#define KHVD_STREAMING_STORES
+#endif
 #define KHVD_TARGET_AVX2 __attribute__((target("avx2,f16c")))
 #define KHVD_TARGET_AVX512                                                 \
   __attribute__((                                                          \

@@ -2,6 +2,7 @@
 #include "tf_ops/collectives/reduce.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "tf_ops/collectives/number.h"
@@ -22,6 +23,15 @@ struct Job {
   double postscale;
 };
 
+constexpr int64_t kLine = 64;
+
+// A job whose result goes to two places.
+struct TwofoldJob {
+  Job job;  // `result` is the output
+  void* exchange;
+  Stores stores;
+};
+
 // The average is taken of the exact sum, which may not fit into the type.
 template <typename T>
 void AverageIntegers(const Job& job) {
@@ -38,24 +48,42 @@ void AverageIntegers(const Job& job) {
 
 #define KHVD_NAMESPACE baseline
 #define KHVD_TARGET
+#define KHVD_VECTOR_BYTES 16
+#define KHVD_VECTOR __m128i
+#define KHVD_STREAM _mm_stream_si128
 #include "tf_ops/collectives/reduce_loops.h"
 #undef KHVD_NAMESPACE
 #undef KHVD_TARGET
+#undef KHVD_VECTOR_BYTES
+#undef KHVD_VECTOR
+#undef KHVD_STREAM
 
 #if defined(__x86_64__)
 #define KHVD_F16C
 
 #define KHVD_NAMESPACE avx2
 #define KHVD_TARGET KHVD_TARGET_AVX2
+#define KHVD_VECTOR_BYTES 32
+#define KHVD_VECTOR __m256i
+#define KHVD_STREAM _mm256_stream_si256
 #include "tf_ops/collectives/reduce_loops.h"
 #undef KHVD_NAMESPACE
 #undef KHVD_TARGET
+#undef KHVD_VECTOR_BYTES
+#undef KHVD_VECTOR
+#undef KHVD_STREAM
 
 #define KHVD_NAMESPACE avx512
 #define KHVD_TARGET KHVD_TARGET_AVX512
+#define KHVD_VECTOR_BYTES 64
+#define KHVD_VECTOR __m512i
+#define KHVD_STREAM _mm512_stream_si512
 #include "tf_ops/collectives/reduce_loops.h"
 #undef KHVD_NAMESPACE
 #undef KHVD_TARGET
+#undef KHVD_VECTOR_BYTES
+#undef KHVD_VECTOR
+#undef KHVD_STREAM
 #endif
 
 namespace keras_hvd {
@@ -74,6 +102,40 @@ void Reduce(const Reduction& reduction, DataType dtype, const void* const* input
     default:
       return baseline::Reduce(reduction.op, dtype, job);
   }
+}
+
+bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const* inputs,
+                  int count, int64_t elements, Stores stores, void* exchange,
+                  void* output, InstructionSet instructions) {
+  const bool adds =
+      reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;
+  if (!adds || (dtype != DataType::kFloat32 && dtype != DataType::kFloat64)) {
+    return false;
+  }
+  const auto past_line = [](void* place) {
+    return reinterpret_cast<uintptr_t>(place) % kLine;
+  };
+  if (stores != Stores::kOrdinary && past_line(output) != 0) return false;
+  if (stores == Stores::kStreaming && past_line(exchange) != 0) return false;
+  TwofoldJob twofold = {
+      {inputs, count, elements, output, reduction.prescale, reduction.postscale},
+      exchange,
+      stores};
+  if (reduction.op == ReduceOp::kAverage) twofold.job.postscale /= count;
+  switch (instructions) {
+#if defined(__x86_64__)
+    case InstructionSet::kAvx512:
+      avx512::AddToBoth(dtype, twofold);
+      break;
+    case InstructionSet::kAvx2:
+      avx2::AddToBoth(dtype, twofold);
+      break;
+#endif
+    default:
+      baseline::AddToBoth(dtype, twofold);
+      break;
+  }
+  return true;
 }
 
 bool Supports(const Reduction& reduction, DataType dtype) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "tf_ops/collectives/copy.h"
 #include "tf_ops/collectives/dtype.h"
 #include "tf_ops/collectives/processor.h"
 
@@ -29,6 +30,14 @@ struct Reduction {
 void Reduce(const Reduction& reduction, DataType dtype, const void* const* inputs,
             int count, int64_t elements, void* result,
             InstructionSet instructions = BestInstructionSet());
+
+// The same bits in two places, in one pass over the inputs; `stores` says how each is
+// written, and StoreFence() has to follow streaming ones. Returns false, with nothing
+// done, where there is no such loop: it takes sums and averages of float32 and float64,
+// and streams to multiples of a cache line. `output` may be one of the inputs.
+bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const* inputs,
+                  int count, int64_t elements, Stores stores, void* exchange,
+                  void* output, InstructionSet instructions = BestInstructionSet());
 
 // Whether `op` with these scales has a meaning for the type; bool has no sums.
 bool Supports(const Reduction& reduction, DataType dtype);

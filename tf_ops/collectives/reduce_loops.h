@@ -1,5 +1,6 @@
 // The loops of a reduction. Included by reduce.cc once for each instruction set, with
-// KHVD_TARGET and KHVD_NAMESPACE defined; hence no include guard.
+// KHVD_TARGET, KHVD_NAMESPACE, and its vectors' KHVD_VECTOR_BYTES, KHVD_VECTOR and
+// KHVD_STREAM defined; hence no include guard.
 
 namespace keras_hvd {
 namespace KHVD_NAMESPACE {
@@ -180,6 +181,88 @@ inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
     case DataType::kFloat64:
       return ReduceFloats<double>(op, job);
   }
+}
+
+// Written with vectors, since compilers make no streaming stores of plain loops.
+template <typename T, bool kScaled, bool kStreamOutput, bool kStreamExchange>
+KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
+  typedef T Vector __attribute__((vector_size(KHVD_VECTOR_BYTES)));
+  constexpr int64_t kLanes = KHVD_VECTOR_BYTES / sizeof(T);
+  const Job& job = twofold.job;
+  const int count = job.count;
+  const auto* const* inputs = reinterpret_cast<const T* const*>(job.inputs);
+  const T* const first = inputs[0];
+  const T* const second = inputs[count > 1 ? 1 : 0];
+  T* const output = static_cast<T*>(job.result);
+  T* const exchange = static_cast<T*>(twofold.exchange);
+  const T pre = static_cast<T>(job.prescale);
+  const T post = static_cast<T>(job.postscale);
+  // An unaligned vector is read and written by memcpy.
+  Vector sum, next;
+  int64_t i = 0;
+  for (; i + kLanes <= job.elements; i += kLanes) {
+    memcpy(&sum, first + i, sizeof(sum));
+    if constexpr (kScaled) sum *= pre;
+    if (count > 1) {
+      memcpy(&next, second + i, sizeof(next));
+      if constexpr (kScaled) next *= pre;
+      sum += next;
+    }
+    for (int input = 2; input < count; ++input) {
+      memcpy(&next, inputs[input] + i, sizeof(next));
+      if constexpr (kScaled) next *= pre;
+      sum += next;
+    }
+    if constexpr (kScaled) sum *= post;
+#ifdef KHVD_STREAMING_STORES
+    KHVD_VECTOR bits;
+    memcpy(&bits, &sum, sizeof(bits));
+    if constexpr (kStreamOutput) {
+      KHVD_STREAM(reinterpret_cast<KHVD_VECTOR*>(output + i), bits);
+    }
+    if constexpr (kStreamExchange) {
+      KHVD_STREAM(reinterpret_cast<KHVD_VECTOR*>(exchange + i), bits);
+    }
+    if constexpr (!kStreamOutput) memcpy(output + i, &sum, sizeof(sum));
+    if constexpr (!kStreamExchange) memcpy(exchange + i, &sum, sizeof(sum));
+#else
+    memcpy(output + i, &sum, sizeof(sum));
+    memcpy(exchange + i, &sum, sizeof(sum));
+#endif
+  }
+  for (; i < job.elements; ++i) {
+    T value = Element<T, kScaled>(first[i], pre);
+    for (int input = 1; input < count; ++input) {
+      value += Element<T, kScaled>(inputs[input][i], pre);
+    }
+    Store<kScaled>(value, post, exchange + i);
+    output[i] = exchange[i];
+  }
+}
+
+template <typename T, bool kScaled>
+void AddWithStores(const TwofoldJob& twofold) {
+  switch (twofold.stores) {
+    case Stores::kOrdinary:
+      return AddVectors<T, kScaled, false, false>(twofold);
+    case Stores::kStreamingResult:
+      return AddVectors<T, kScaled, true, false>(twofold);
+    case Stores::kStreaming:
+      return AddVectors<T, kScaled, true, true>(twofold);
+  }
+}
+
+template <typename T>
+void AddFloats(const TwofoldJob& twofold) {
+  if (twofold.job.prescale == 1 && twofold.job.postscale == 1) {
+    return AddWithStores<T, false>(twofold);
+  }
+  AddWithStores<T, true>(twofold);
+}
+
+inline void AddToBoth(DataType dtype, const TwofoldJob& twofold) {
+  if (dtype == DataType::kFloat32) return AddFloats<float>(twofold);
+  AddFloats<double>(twofold);
 }
 
 }  // namespace KHVD_NAMESPACE

@@ -294,5 +294,84 @@ TEST(Reduce, TheResultMayBeAnyOfTheInputs) {
   }
 }
 
+// Ranks, elements, and how far the output lies behind a cache line, in elements.
+template <typename T>
+void CheckBothPlaces(DataType dtype, const Reduction& reduction, int count,
+                     int64_t elements, int64_t shift) {
+  std::mt19937 random(count * 7 + elements);
+  std::vector<std::vector<T>> inputs(count, std::vector<T>(elements));
+  std::vector<const void*> pointers;
+  for (std::vector<T>& input : inputs) {
+    for (T& value : input) value = static_cast<T>(random()) / 3 - static_cast<T>(5e8);
+    pointers.push_back(input.data());
+  }
+  std::vector<T> expected(elements);
+  Reduce(reduction, dtype, pointers.data(), count, elements, expected.data(),
+         InstructionSet::kBaseline);
+  for (InstructionSet instructions : InstructionSets()) {
+    for (int kind = 0; kind < kStoresKinds; ++kind) {
+      alignas(64) T exchange[600] = {};
+      alignas(64) T output[600] = {};
+      const bool done = ReduceToBoth(reduction, dtype, pointers.data(), count, elements,
+                                     static_cast<Stores>(kind), exchange,
+                                     output + shift, instructions);
+      StoreFence();
+      const bool possible = shift == 0 || kind == static_cast<int>(Stores::kOrdinary);
+      ASSERT_EQ(done, possible);
+      if (!done) continue;
+      const size_t bytes = elements * sizeof(T);
+      ASSERT_EQ(memcmp(exchange, expected.data(), bytes), 0);
+      ASSERT_EQ(memcmp(output + shift, expected.data(), bytes), 0);
+      ASSERT_EQ(exchange[elements], 0);
+      ASSERT_EQ(output[shift + elements], 0);
+    }
+  }
+}
+
+TEST(ReduceToBoth, GivesTheBitsOfReduceTwice) {
+  const std::vector<Reduction> reductions = {Op(ReduceOp::kSum), Op(ReduceOp::kAverage),
+                                             Op(ReduceOp::kSum, 0.3, 7)};
+  for (const Reduction& reduction : reductions) {
+    for (int count = 1; count <= 5; ++count) {
+      for (int64_t elements : {0, 1, 3, 15, 16, 17, 64, 500}) {
+        for (int64_t shift : {0, 1}) {
+          CheckBothPlaces<float>(DataType::kFloat32, reduction, count, elements, shift);
+          CheckBothPlaces<double>(DataType::kFloat64, reduction, count, elements,
+                                  shift);
+        }
+      }
+    }
+  }
+}
+
+TEST(ReduceToBoth, TheOutputMayBeAnInput) {
+  alignas(64) float output[100], exchange[100];
+  std::vector<float> other(100, 2);
+  for (int kind = 0; kind < kStoresKinds; ++kind) {
+    std::fill(output, output + 100, 1.0f);
+    const void* inputs[] = {other.data(), output};
+    ASSERT_TRUE(ReduceToBoth(Op(ReduceOp::kSum), DataType::kFloat32, inputs, 2, 100,
+                             static_cast<Stores>(kind), exchange, output));
+    StoreFence();
+    for (int i = 0; i < 100; ++i) ASSERT_EQ(output[i] + exchange[i], 6);
+  }
+}
+
+TEST(ReduceToBoth, LeavesTheRestToReduce) {
+  char bytes[64] = {};
+  const void* inputs[] = {bytes};
+  for (int dtype = 0; dtype < kDataTypes; ++dtype) {
+    for (int op = 0; op < kReduceOps; ++op) {
+      const auto type = static_cast<DataType>(dtype);
+      const auto operation = static_cast<ReduceOp>(op);
+      const bool adds = operation == ReduceOp::kSum || operation == ReduceOp::kAverage;
+      const bool is_float = type == DataType::kFloat32 || type == DataType::kFloat64;
+      EXPECT_EQ(ReduceToBoth(Op(operation), type, inputs, 1, 0, Stores::kOrdinary,
+                             bytes, bytes),
+                adds && is_float);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace keras_hvd

@@ -8,54 +8,85 @@ namespace {
 
 // What is smaller stays in the caches, where ordinary stores belong.
 constexpr int64_t kLeastBytes = 32 << 10;
-// So often each kind is tried at first: once may have met page faults.
-constexpr int64_t kFirstTrials = 2;
-// A kind that was as fast as the best one is tried again after so many others; one that
+// So many calls in a row make a trial.
+constexpr int kTrialCalls = 2;
+// Choices may be made long before the first of them runs. Of so many, only the first
+// few are the trial's.
+constexpr int64_t kChoicesPerTrial = 16;
+constexpr int64_t kTrialChoices = 4;
+// A kind that was as fast as the best one is tried again after so many calls; one that
 // took twice as long after four times as many, which costs less than 2 % of the time.
-constexpr double kRetryAfter = 20;
-// How much of a worse time than known is believed: peers that come late make one, too.
-constexpr double kBelief = 0.3;
+constexpr double kRetryAfter = 40;
+// If the best kind's time grows by this factor, the machine has changed, and the other
+// kinds are tried at once.
+constexpr double kChanged = 1.4;
+// What is faster by less is not worth a change.
+constexpr double kBetter = 0.98;
 
 }  // namespace
 
-int StoreChoice::ClassOf(int64_t bytes) {
+StoreChoice::Class& StoreChoice::ClassOf(int64_t bytes, bool in_place) {
   const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
-  return std::min(bits, kLargestClass);
+  return classes_[in_place ? 1 : 0][std::min(bits, kLargestClass)];
 }
 
-Stores StoreChoice::Choose(int64_t bytes) const {
+Stores StoreChoice::Choose(int64_t bytes, bool in_place) {
   if (bytes < kLeastBytes) return Stores::kOrdinary;
-  const Class& known = classes_[ClassOf(bytes)];
-  int best = 0;
-  for (int kind = 0; kind < kStoresKinds; ++kind) {
-    if (known.kinds[kind].trials < kFirstTrials) return static_cast<Stores>(kind);
-    if (known.kinds[kind].seconds_per_byte < known.kinds[best].seconds_per_byte) {
-      best = kind;
-    }
-  }
-  for (int kind = 0; kind < kStoresKinds; ++kind) {
-    const double ratio = known.kinds[kind].seconds_per_byte /
-                         std::max(known.kinds[best].seconds_per_byte, 1e-15);
-    const auto since = static_cast<double>(known.count - known.kinds[kind].last_trial);
-    if (since > kRetryAfter * ratio * ratio) return static_cast<Stores>(kind);
-  }
-  return static_cast<Stores>(best);
+  Class& known = ClassOf(bytes, in_place);
+  if (known.trial == known.best) return static_cast<Stores>(known.best);
+  const bool tries = known.choices_in_trial++ % kChoicesPerTrial < kTrialChoices;
+  return static_cast<Stores>(tries ? known.trial : known.best);
 }
 
-void StoreChoice::Learn(int64_t bytes, Stores stores, double seconds) {
+void StoreChoice::Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
   if (bytes < kLeastBytes) return;
-  Class& known = classes_[ClassOf(bytes)];
-  Experience& kind = known.kinds[static_cast<int>(stores)];
+  Class& known = ClassOf(bytes, in_place);
+  const int kind = static_cast<int>(stores);
   const double time = seconds / static_cast<double>(bytes);
-  const double worse = time - kind.seconds_per_byte;
-  if (kind.trials == 0 || worse < 0) {
-    kind.seconds_per_byte = time;
-  } else if (kind.trials >= kFirstTrials) {
-    kind.seconds_per_byte += kBelief * worse;
-  }
-  kind.trials += 1;
   known.count += 1;
-  kind.last_trial = known.count;
+  if (kind == known.best) {
+    LearnBest(&known, time);
+  } else if (kind == known.trial) {
+    LearnTrial(&known, time);
+  }
+  StartTrial(&known);
+}
+
+void StoreChoice::LearnBest(Class* known, double time) {
+  known->best_time = std::min(known->last_best_time, time);
+  known->last_best_time = time;
+  known->best_calls += 1;
+  if (known->best_time > kChanged * known->compared_time) known->next_trial.fill(0);
+}
+
+void StoreChoice::LearnTrial(Class* known, double time) {
+  known->trial_time = std::min(known->trial_time, time);
+  known->trial_calls += 1;
+  if (known->trial_calls < kTrialCalls) return;
+  const double ratio = known->trial_time / std::max(known->best_time, 1e-15);
+  const int loser = ratio < kBetter ? known->best : known->trial;
+  // Whether the one that was the best is so again shows soon.
+  const double again = ratio < kBetter ? 1 : ratio * ratio;
+  if (ratio < kBetter) {
+    known->best = known->trial;
+    known->best_time = known->last_best_time = known->trial_time;
+  }
+  known->next_trial[loser] =
+      known->count + static_cast<int64_t>(kRetryAfter * std::min(again, 1e6));
+  known->compared_time = known->best_time;
+  known->trial = known->best;
+}
+
+void StoreChoice::StartTrial(Class* known) {
+  if (known->trial != known->best || known->best_calls < kTrialCalls) return;
+  for (int kind = 0; kind < kStoresKinds; ++kind) {
+    if (kind == known->best || known->count < known->next_trial[kind]) continue;
+    known->trial = kind;
+    known->trial_time = kNever;
+    known->trial_calls = 0;
+    known->choices_in_trial = 0;
+    return;
+  }
 }
 
 }  // namespace keras_hvd

@@ -11,12 +11,13 @@ constexpr int64_t kMebibyte = 1 << 20;
 // Runs allreduces on a machine on which each kind takes so long; returns how often each
 // was used.
 std::array<int, kStoresKinds> RunOn(StoreChoice* choice, int64_t bytes, int times,
-                                    std::array<double, kStoresKinds> seconds) {
+                                    std::array<double, kStoresKinds> seconds,
+                                    bool in_place = true) {
   std::array<int, kStoresKinds> uses{};
   for (int i = 0; i < times; ++i) {
-    const Stores stores = choice->Choose(bytes);
+    const Stores stores = choice->Choose(bytes, in_place);
     uses[static_cast<int>(stores)] += 1;
-    choice->Learn(bytes, stores, seconds[static_cast<int>(stores)]);
+    choice->Learn(bytes, in_place, stores, seconds[static_cast<int>(stores)]);
   }
   return uses;
 }
@@ -45,8 +46,55 @@ TEST(StoreChoice, FollowsAMachineThatChanges) {
 TEST(StoreChoice, OneLatePeerChangesNothing) {
   StoreChoice choice;
   RunOn(&choice, kMebibyte, 100, {0.1, 0.2, 0.3});
-  choice.Learn(kMebibyte, Stores::kOrdinary, 0.3);
+  choice.Learn(kMebibyte, true, Stores::kOrdinary, 0.3);
   EXPECT_GT(RunOn(&choice, kMebibyte, 100, {0.1, 0.2, 0.3})[0], 90);
+}
+
+TEST(StoreChoice, AMomentInWhichEverythingIsSlowChangesNothing) {
+  StoreChoice choice;
+  RunOn(&choice, kMebibyte, 100, {0.1, 0.2, 0.3});
+  RunOn(&choice, kMebibyte, 10, {1, 2, 3});
+  EXPECT_GT(RunOn(&choice, kMebibyte, 100, {0.1, 0.2, 0.3})[0], 90);
+}
+
+TEST(StoreChoice, ATrialThatBeginsWithCachesOfOtherStoresCountsByWhatFollows) {
+  StoreChoice choice;
+  int ordinary = 0;
+  Stores last = Stores::kStreaming;
+  // Ordinary stores are faster, but only after each other.
+  for (int i = 0; i < 200; ++i) {
+    const Stores stores = choice.Choose(kMebibyte, true);
+    const bool warm = last == Stores::kOrdinary;
+    const double seconds = stores == Stores::kOrdinary && warm ? 0.1 : 0.2;
+    choice.Learn(kMebibyte, true, stores, seconds);
+    ordinary += stores == Stores::kOrdinary;
+    last = stores;
+  }
+  EXPECT_GT(ordinary, 180);
+}
+
+TEST(StoreChoice, ResultsBesideTheInputHaveTheirOwnExperience) {
+  StoreChoice choice;
+  std::array<int, 2> ordinary{};
+  for (int i = 0; i < 200; ++i) {
+    for (bool in_place : {false, true}) {
+      const std::array<double, kStoresKinds> seconds = {in_place ? 0.1 : 0.4, 0.2, 0.3};
+      ordinary[in_place ? 1 : 0] += RunOn(&choice, kMebibyte, 1, seconds, in_place)[0];
+    }
+  }
+  EXPECT_LT(ordinary[0], 10);
+  EXPECT_GT(ordinary[1], 180);
+}
+
+TEST(StoreChoice, ATrialTakesFewOfManyChoicesMadeAhead) {
+  StoreChoice choice;
+  RunOn(&choice, kMebibyte, 2, {0.1, 0.2, 0.3});
+  int ordinary = 0;
+  for (int i = 0; i < 100; ++i) {
+    ordinary += choice.Choose(kMebibyte, true) == Stores::kOrdinary;
+  }
+  EXPECT_GT(ordinary, 70);
+  EXPECT_LT(ordinary, 100);
 }
 
 TEST(StoreChoice, SizesOfOneClassCompareByTheirBytes) {
@@ -55,10 +103,10 @@ TEST(StoreChoice, SizesOfOneClassCompareByTheirBytes) {
   // A short time for few bytes is not better than a long one for many.
   for (int i = 0; i < 100; ++i) {
     const int64_t bytes = i % 2 == 0 ? kMebibyte : 2 * kMebibyte - 1;
-    const Stores stores = choice.Choose(bytes);
+    const Stores stores = choice.Choose(bytes, true);
     streaming += stores == Stores::kStreaming;
     const double per_byte = stores == Stores::kStreaming ? 1e-9 : 2e-9;
-    choice.Learn(bytes, stores, per_byte * static_cast<double>(bytes));
+    choice.Learn(bytes, true, stores, per_byte * static_cast<double>(bytes));
   }
   EXPECT_GT(streaming, 90);
 }
@@ -72,8 +120,8 @@ TEST(StoreChoice, SizesBeyondAllCachesShareWhatIsKnown) {
 TEST(StoreChoice, SmallTensorsStayInTheCaches) {
   StoreChoice choice;
   for (int64_t bytes : {0, 1, 16 << 10}) {
-    choice.Learn(bytes, Stores::kStreaming, 0);
-    EXPECT_EQ(choice.Choose(bytes), Stores::kOrdinary);
+    choice.Learn(bytes, true, Stores::kStreaming, 0);
+    EXPECT_EQ(choice.Choose(bytes, true), Stores::kOrdinary);
   }
 }
 

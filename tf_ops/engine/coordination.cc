@@ -154,7 +154,10 @@ void Coordination::WriteDecision(const Decision& decision) {
   std::string message;
   if (decision.type == Decision::Type::kRun) {
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), &message);
-    EncodeInteger(static_cast<int64_t>(store_choice_.Choose(decision.bytes)), &message);
+    for (bool in_place : {false, true}) {
+      const Stores stores = store_choice_.Choose(decision.bytes, in_place);
+      EncodeInteger(static_cast<int64_t>(stores), &message);
+    }
     for (int64_t number : numbers) EncodeInteger(number, &message);
   } else {
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kFail), &message);

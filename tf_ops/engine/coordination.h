@@ -52,7 +52,7 @@ enum class SubmissionMessage : int64_t {
 // What begins a message of the decisions.
 enum class DecisionMessage : int64_t {
   kDefine = 0,  // number, process set, name
-  kRun = 1,     // stores, numbers of the tensors
+  kRun = 1,     // stores (out of place, in place), numbers of the tensors
   kFail = 2,    // number, departed, count, ranks, text
 };
 
@@ -61,8 +61,8 @@ class Coordination {
   Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes);
 
   // How long an allreduce of so many bytes took with these stores.
-  void Learn(int64_t bytes, Stores stores, double seconds) {
-    store_choice_.Learn(bytes, stores, seconds);
+  void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
+    store_choice_.Learn(bytes, in_place, stores, seconds);
   }
 
   // Does what there is to do without waiting. Returns true if there was anything.

@@ -82,6 +82,16 @@ int64_t AllreduceBytes(const AllreduceOptions& options) {
   return bytes;
 }
 
+// Whether most of the result replaces its input.
+bool IsInPlace(const AllreduceOptions& options) {
+  int64_t balance = 0;
+  for (const AllreduceTensor& tensor : options.tensors) {
+    const int64_t bytes = tensor.elements * Bytes(tensor.dtype);
+    balance += tensor.output == tensor.input ? bytes : -bytes;
+  }
+  return balance >= 0;
+}
+
 TensorKey KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
@@ -502,9 +512,11 @@ void Engine::HandleDecision(std::string_view message) {
       return;
     }
     case DecisionMessage::kRun: {
-      int64_t stores;
-      DecodeInteger(&message, &stores);
-      stores_ = static_cast<Stores>(stores);
+      for (Stores& choice : stores_) {
+        int64_t stores;
+        DecodeInteger(&message, &stores);
+        choice = static_cast<Stores>(stores);
+      }
       std::vector<TensorKey> keys;
       while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
       return RunBatch(keys);
@@ -630,12 +642,14 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
                                    operation->buffers[i].output});
     }
   }
-  allreduce.stores = stores_;
+  const bool in_place = IsInPlace(allreduce);
+  allreduce.stores = stores_[in_place ? 1 : 0];
   const Clock::time_point start = Clock::now();
   if (!Allreduce(allreduce, &communicator_)) return false;
   if (coordination_ != nullptr) {
     const std::chrono::duration<double> taken = Clock::now() - start;
-    coordination_->Learn(AllreduceBytes(allreduce), stores_, taken.count());
+    coordination_->Learn(AllreduceBytes(allreduce), in_place, allreduce.stores,
+                         taken.count());
   }
   return true;
 }

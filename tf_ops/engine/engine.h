@@ -12,6 +12,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -181,8 +182,8 @@ class Engine : private Waiter {
   std::vector<TensorKey> dictionary_;
   std::deque<std::string> to_do_;  // decisions that are read and not carried out
   uint64_t sequence_ = 0;
-  Stores stores_ = Stores::kOrdinary;  // of the batch that runs
-  std::string running_;                // title of the batch that runs
+  std::array<Stores, 2> stores_{};  // of the batch that runs, out of and in place
+  std::string running_;             // title of the batch that runs
   bool failure_handled_ = false;
   Clock::time_point next_stall_check_;
   Clock::time_point waiting_since_ = Clock::time_point::max();  // for a decision
