@@ -6,9 +6,11 @@ import re
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
 from keras_hvd import native
+from keras_hvd.collectives import compiled_calls
 
 _DTYPES = (
     tf.uint8,
@@ -20,6 +22,11 @@ _DTYPES = (
     tf.float32,
     tf.float64,
     tf.bool,
+)
+
+# From here on, TensorFlow asks it about every op of every `tf.function`.
+auto_control_deps.register_acd_resource_resolver(
+    compiled_calls.keep_compiled_calls_in_order
 )
 
 

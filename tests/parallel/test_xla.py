@@ -217,6 +217,56 @@ def test_function_in_a_function(size):
     np.testing.assert_array_equal(outer(tf.ones([2])), [2 * size] * 2)
 
 
+def test_compiled_functions_in_one_that_is_not(size):
+    """Each holds a thread until it has ended, so that the ranks need one order.
+
+    With as many of them, and no order, the ranks held all their threads for others.
+    """
+    functions = [
+        compiled(lambda x, i=i: keras_hvd.allreduce(x, keras_hvd.Sum, name=f"held/{i}"))
+        for i in range(8)
+    ]
+    between = tf.function(lambda x: functions[2](x) + 1, autograph=False)
+
+    @tf.function
+    def step(x):
+        results = [function(x + i) for i, function in enumerate(functions)]
+        called = between(x)
+        branch = tf.cond(x[0] > 0, lambda: functions[3](x), lambda: x)
+        return [*results, called, branch]
+
+    x = tf.ones([1024])
+    calls = [
+        op
+        for op in step.get_concrete_function(x).graph.get_operations()
+        if op.type in ("StatefulPartitionedCall", "If")
+    ]
+    assert len(calls) == 10
+    for call, following in zip(calls, calls[1:], strict=False):
+        assert call in following.control_inputs
+    for _ in range(100):
+        results = step(x)
+    values = [size * (1 + i) for i in range(8)]
+    for result, value in zip(results, [*values, size + 1, size], strict=True):
+        np.testing.assert_array_equal(result, [value] * 1024)
+
+
+def test_compiled_functions_without_collectives_run_at_once():
+
+    @compiled
+    def draw(x):
+        return x + tf.random.uniform([2])
+
+    @tf.function
+    def step(x):
+        return draw(x), draw(x)
+
+    graph = step.get_concrete_function(tf.ones([2])).graph
+    for call in graph.get_operations():
+        if call.type == "StatefulPartitionedCall":
+            assert call.control_inputs == []
+
+
 def test_some_ranks_compile_and_some_do_not(rank, size):
     def step(x):
         return keras_hvd.allreduce(x, op=keras_hvd.Sum, name="mixed")
