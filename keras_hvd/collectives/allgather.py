@@ -62,11 +62,11 @@ def allgather(
 def submit(tensor: tf.Tensor, name: submission.Name, process_set: int = 0) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
     submission.require_compilable(f"allgather {name.tensor!r}")
-    gathered, _ = native.ops().keras_hvd_allgather(
+    gathered, _ = submission.run(
+        native.ops().keras_hvd_allgather,
+        name,
         tensor=tensor,
-        tensor_name=name.tensor,
         process_set=process_set,
-        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(gathered.op)

@@ -244,14 +244,14 @@ def submit(
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
     submission.require_compilable(f"allreduce {name.tensor!r}")
-    reduced = native.ops().keras_hvd_allreduce(
+    reduced = submission.run(
+        native.ops().keras_hvd_allreduce,
+        name,
         tensors=tensors,
-        tensor_name=name.tensor,
         reduce_op=int(reduce_op),
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),
         process_set=process_set,
-        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(reduced[0].op)

@@ -42,9 +42,7 @@ def barrier(
 def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:
     """Runs the op, or adds it to the graph in its place among the side effects."""
     submission.require_compilable(f"barrier {name.tensor!r}")
-    op = native.ops().keras_hvd_barrier(
-        tensor_name=name.tensor, process_set=process_set, name=name.node
-    )
+    op = submission.run(native.ops().keras_hvd_barrier, name, process_set=process_set)
     if op is not None:
         submission.keep_order(op)
     return op

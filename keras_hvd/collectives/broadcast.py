@@ -68,12 +68,12 @@ def submit(
 ) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
     submission.require_compilable(f"broadcast {name.tensor!r}")
-    value = native.ops().keras_hvd_broadcast(
+    value = submission.run(
+        native.ops().keras_hvd_broadcast,
+        name,
         tensor=tensor,
-        tensor_name=name.tensor,
         root_rank=root_rank,
         process_set=process_set,
-        name=name.node,
     )
     if not tf.executing_eagerly():
         submission.run_independently(value.op)

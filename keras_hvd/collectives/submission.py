@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,7 +11,9 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
 from keras_hvd import native
-from keras_hvd.collectives import compiled_calls
+from keras_hvd.collectives import compiled_calls, unnamed
+
+_UNNAMED = "unnamed_"
 
 _DTYPES = (
     tf.uint8,
@@ -28,6 +31,8 @@ _DTYPES = (
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
 )
+
+_turns = unnamed.Turns()
 
 
 def is_supported(dtype: tf.DType) -> bool:
@@ -118,7 +123,7 @@ def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> Nam
             raise ValueError(f"{kind}: name must not be empty; leave it out instead")
         return Name(name, _node_name(name))
     if tf.executing_eagerly():
-        return Name(f"unnamed_{kind}", kind)
+        return Name(_UNNAMED + kind, kind)
     graph = tf.compat.v1.get_default_graph()
     if ignore_name_scope:
         # The node's own name will have the scope, so nothing else would mark it.
@@ -153,6 +158,33 @@ def name_of_gradient(forward: tf.Operation) -> Name:
         return Name(name, node)
     graph = tf.compat.v1.get_default_graph()
     return Name(graph.unique_name(node, mark_as_used=False), node)
+
+
+def run(op: Callable, name: Name, **attributes: Any) -> Any:
+    """Runs a collective's op, or adds it to the graph.
+
+    Args:
+        op: a function of `native.ops()`.
+        name: the op's names.
+        attributes: its inputs and other attributes, `process_set` among them.
+
+    Returns:
+        What the op returns.
+
+    Raises:
+        MismatchError: without a name, eagerly, and from several threads.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> from keras_hvd import native
+    >>> keras_hvd.init()
+    >>> run(native.ops().keras_hvd_barrier, name_of("barrier", None), process_set=0)
+    """
+    if not tf.executing_eagerly() or not name.tensor.startswith(_UNNAMED):
+        return op(tensor_name=name.tensor, name=name.node, **attributes)
+    with _turns.take(name.tensor, attributes["process_set"]):
+        return op(tensor_name=name.tensor, name=name.node, **attributes)
 
 
 def is_compiled() -> bool:

@@ -586,6 +586,33 @@ def test_the_same_op_may_queue(rank, size):
         )
 
 
+def test_unnamed_ones_of_two_threads_are_an_error_on_every_rank(rank, size):
+    """Their order may differ between ranks; on rank 0 it is another than elsewhere."""
+    started = threading.Barrier(2)
+    first_has_ended = threading.Event()
+    results = {}
+
+    def run(thread):
+        started.wait()
+        is_first = (thread == "a") == (rank == 0)
+        if not is_first:
+            first_has_ended.wait()
+        try:
+            results[is_first] = keras_hvd.allreduce(1.0, Sum).numpy()
+        except keras_hvd.MismatchError as error:
+            results[is_first] = str(error)
+        first_has_ended.set()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[True] == size
+    assert "give each of the two a name" in results[False]
+    assert keras_hvd.allreduce(1.0, Sum).numpy() == size
+
+
 def test_a_type_without_meaning_is_refused():
     with pytest.raises(TypeError, match="got string"):
         keras_hvd.allreduce(["text"])

@@ -1,0 +1,83 @@
+"""Unnamed eager collectives, which have one name for each kind, and one thread.
+
+Two threads may call theirs in another order on each rank, which nobody could tell from
+the tensors. So a thread may go on where another has stopped only if the program leaves
+no choice: it was started afterwards, or it is the main thread and the other has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from keras_hvd.exceptions import MismatchError
+
+_Key = tuple[int, str]  # a process set and a name
+
+
+class Turns:
+    """Which thread called the collectives of a name last, and who else was there.
+
+    Example:
+
+    >>> turns = Turns()
+    >>> with turns.take("unnamed_barrier"):
+    ...     pass
+    >>> def other_thread():
+    ...     with turns.take("unnamed_barrier"):
+    ...         print("started afterwards")
+    >>> thread = threading.Thread(target=other_thread)
+    >>> thread.start(); thread.join()
+    started afterwards
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # All below is guarded by the lock.
+        self._running: dict[_Key, threading.Thread] = {}
+        self._last: dict[_Key, threading.Thread] = {}
+        self._there: dict[_Key, frozenset[threading.Thread]] = {}
+
+    @contextlib.contextmanager
+    def take(self, name: str, process_set: int = 0) -> Iterator[None]:
+        """For as long as this thread runs a collective.
+
+        Args:
+            name: the collective's.
+            process_set: the number of those who take part.
+
+        Raises:
+            MismatchError: another thread may run one of the same name on another rank.
+        """
+        this = threading.current_thread()
+        key = process_set, name
+        with self._lock:
+            other = self._running.get(key) or self._last.get(key, this)
+            if other is not this and not self._follows(this, other, key):
+                raise MismatchError(
+                    f"{name!r}: thread {this.name!r} calls an eager collective without "
+                    f"a name, as thread {other.name!r} does. The ranks may run them in "
+                    "different orders and mix their tensors: give each of the two a "
+                    "name, or call both from one thread"
+                )
+            self._running[key] = self._last[key] = this
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[key]
+                self._there[key] = frozenset(threading.enumerate())
+
+    def _follows(
+        self, this: threading.Thread, other: threading.Thread, key: _Key
+    ) -> bool:
+        """Whether `this` comes after `other` on every rank."""
+        if key in self._running:
+            return False
+        if this not in self._there[key]:
+            return True
+        if this is threading.main_thread() and not other.is_alive():
+            return True
+        # TensorFlow's own, in a tf.py_function, have the order of its graph.
+        return any(isinstance(each, threading._DummyThread) for each in (this, other))
