@@ -223,7 +223,9 @@ def test_compiled_functions_in_one_that_is_not(size):
     With as many of them, and no order, the ranks held all their threads for others.
     """
     functions = [
-        compiled(lambda x, i=i: keras_hvd.allreduce(x, keras_hvd.Sum, name=f"held/{i}"))
+        compiled(
+            lambda x, i=i: keras_hvd.allreduce(x, op=keras_hvd.Sum, name=f"held/{i}")
+        )
         for i in range(8)
     ]
     between = tf.function(lambda x: functions[2](x) + 1, autograph=False)

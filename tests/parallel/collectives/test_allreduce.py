@@ -598,7 +598,7 @@ def test_unnamed_ones_of_two_threads_are_an_error_on_every_rank(rank, size):
         if not is_first:
             first_has_ended.wait()
         try:
-            results[is_first] = keras_hvd.allreduce(1.0, Sum).numpy()
+            results[is_first] = keras_hvd.allreduce(1.0, op=Sum).numpy()
         except keras_hvd.MismatchError as error:
             results[is_first] = str(error)
         first_has_ended.set()
@@ -610,7 +610,7 @@ def test_unnamed_ones_of_two_threads_are_an_error_on_every_rank(rank, size):
         thread.join()
     assert results[True] == size
     assert "give each of the two a name" in results[False]
-    assert keras_hvd.allreduce(1.0, Sum).numpy() == size
+    assert keras_hvd.allreduce(1.0, op=Sum).numpy() == size
 
 
 def test_a_type_without_meaning_is_refused():
