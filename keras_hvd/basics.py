@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
+import dataclasses
+import functools
 
-from keras_hvd import environment, exceptions, native
+from keras_hvd import environment, exceptions, log, native, settings
 
 
 def init() -> None:
@@ -19,8 +20,8 @@ def init() -> None:
         KerasHvdError: another rank did not arrive in time, or the system refused
             something; the text says what.
         ForkedError: this process was forked from a rank.
-        ValueError: an environment variable of keras_hvd is not a number, or is a
-            switch that is neither 0 nor 1.
+        ValueError: an environment variable of keras_hvd or Horovod is malformed; the
+            text names it and its value.
 
     Example:
 
@@ -41,14 +42,11 @@ def init() -> None:
         cross_rank=world.cross_rank,
         cross_size=world.cross_size,
         job=world.job.encode(),
-        init_timeout=_number("KERAS_HVD_INIT_TIMEOUT_SECONDS", float),
-        stall_warning=_number("KERAS_HVD_STALL_WARNING_SECONDS", float),
-        stall_abort=_number("KERAS_HVD_STALL_ABORT_SECONDS", float),
-        exchange_bytes=_number("KERAS_HVD_EXCHANGE_BYTES", int),
-        fusion_bytes=_number("KERAS_HVD_FUSION_BYTES", int),
-        check=_switch("KERAS_HVD_CHECK"),
+        **dataclasses.asdict(settings.read()),
     )
     check(native.engine().khvd_init(ctypes.byref(options)))
+    if world.rank == 0:
+        _explain_settings()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
 
@@ -243,6 +241,14 @@ def require_initialized(function: str) -> None:
         raise _outside(function)
 
 
+# Once in a process, however often it joins.
+@functools.cache
+def _explain_settings() -> None:
+    text = settings.without_effect()
+    if text:
+        log.write("warning", text)
+
+
 def _place(function: str) -> int:
     value = getattr(native.engine(), f"khvd_{function}")()
     if value < 0:
@@ -258,23 +264,3 @@ def _outside(function: str) -> exceptions.KerasHvdError:
     return exceptions.from_code(
         code, f"keras_hvd.{function}(): {engine.khvd_last_error().decode()}"
     )
-
-
-def _number(variable: str, kind: type) -> int | float:
-    """An environment variable's value; 0, the engine's default, when it is not set."""
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return 0
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a whole number of bytes" if kind is int else "a number of seconds"
-        raise ValueError(f"{variable} must be {wanted}, got {text!r}") from None
-
-
-def _switch(variable: str) -> int:
-    """An environment variable that is 1, or 0, which is the same as not set."""
-    text = os.environ.get(variable, "").strip() or "0"
-    if text not in ("0", "1"):
-        raise ValueError(f"{variable} must be 0 or 1, got {text!r}")
-    return int(text)

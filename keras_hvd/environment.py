@@ -1,8 +1,8 @@
 """Which rank this process is, and of how many, from what its launcher left behind.
 
-`khvdrun`, Open MPI's and MPICH's `mpirun` and Slurm's `srun` each describe a process in
-environment variables of their own. A process that none of them started is a world of
-size 1.
+`khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun` and Horovod's `horovodrun`
+(with Gloo) each describe a process in environment variables of their own. A process
+that none of them started is a world of size 1.
 """
 
 import hashlib
@@ -67,8 +67,8 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         environment: The variables to look at; those of this process by default.
 
     Returns:
-        The `World` that `khvdrun` described, else `mpirun`, else `srun`; a world of
-        size 1 with a new job of its own if none did.
+        The `World` that `khvdrun` described, else `mpirun`, else `horovodrun`, else
+        `srun`; a world of size 1 with a new job of its own if none did.
 
     Raises:
         LaunchEnvironmentError: A variable is missing, malformed or contradicts another,
@@ -87,6 +87,7 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         ("KERAS_HVD_RANK", _from_khvdrun),
         ("OMPI_COMM_WORLD_RANK", _from_open_mpi),
         ("MPI_LOCALRANKID", _from_mpich),
+        ("HOROVOD_RANK", _from_horovodrun),
     )
     for variable, read in launched_by:
         if variable in variables:
@@ -135,6 +136,23 @@ def _from_mpich(variables: Mapping[str, str]) -> World:
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
         job=f"mpich-{_hydra_job()}",
+    )
+
+
+def _from_horovodrun(variables: Mapping[str, str]) -> World:
+    hosts = _integer(variables, "HOROVOD_CROSS_SIZE", 1)
+    if hosts > 1:
+        raise _many_hosts(f"HOROVOD_CROSS_SIZE={hosts}")
+    # Its launcher listens there as long as the job runs.
+    address = _text(variables, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = _text(variables, "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return _checked(
+        variables,
+        rank="HOROVOD_RANK",
+        size="HOROVOD_SIZE",
+        local_rank="HOROVOD_LOCAL_RANK",
+        local_size="HOROVOD_LOCAL_SIZE",
+        job=f"horovodrun-{address}-{port}",
     )
 
 

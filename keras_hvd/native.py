@@ -51,6 +51,9 @@ class Options(ctypes.Structure):
         ("fusion_bytes", ctypes.c_int64),
         ("cores", ctypes.c_int32),
         ("check", ctypes.c_int32),
+        ("cache_capacity", ctypes.c_int64),
+        ("log_level", ctypes.c_int32),
+        ("log_timestamp", ctypes.c_int32),
     ]
 
 
@@ -101,7 +104,7 @@ class Counters(ctypes.Structure):
 
 
 # name: (result, arguments...)
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple] = {
     "khvd_init": (ctypes.c_int, ctypes.POINTER(Options)),
     "khvd_shutdown": (ctypes.c_int,),
     "khvd_is_initialized": (ctypes.c_int,),
@@ -117,6 +120,7 @@ _FUNCTIONS = {
     "khvd_last_error": (ctypes.c_char_p,),
     "khvd_failure": (ctypes.c_char_p,),
     "khvd_get_counters": (ctypes.c_int, ctypes.POINTER(Counters)),
+    "khvd_log": (None, ctypes.c_int, ctypes.c_char_p),
     "khvd_version": (ctypes.c_char_p,),
 }
 

@@ -35,6 +35,8 @@ calls = {
     "broadcast_object_fn": keras_hvd.broadcast_object_fn,
     "allgather_object": lambda: keras_hvd.allgather_object(1),
     "broadcast_variables": lambda: keras_hvd.broadcast_variables([], 0),
+    "is_homogeneous": keras_hvd.is_homogeneous,
+    "mpi_threads_supported": keras_hvd.mpi_threads_supported,
 }
 assert keras_hvd.is_initialized() is False
 keras_hvd.shutdown()
@@ -85,7 +87,7 @@ def test_after_shutdown(name):
 @pytest.mark.parametrize(
     "variable, text, wanted",
     [
-        ("KERAS_HVD_STALL_ABORT_SECONDS", "soon", "a number of seconds, got 'soon'"),
+        ("KERAS_HVD_STALL_WARNING_SECONDS", "soon", "a number of seconds, got 'soon'"),
         ("KERAS_HVD_FUSION_BYTES", "1.5", "a whole number of bytes, got '1.5'"),
     ],
 )

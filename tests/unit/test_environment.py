@@ -1,7 +1,7 @@
 """environment.world() on what launchers leave in the environment, right and wrong.
 
 The variables are as recorded from Open MPI 4.1.4, MPICH 5.0.2 and Slurm 22.05, and Open
-MPI 5's from its documentation; tests/launch/test_launchers.py runs the launchers.
+MPI 5's and Horovod's as documented; tests/launch/test_launchers.py runs the launchers.
 """
 
 import re
@@ -46,6 +46,16 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_NUM_TASKS": "2",
 }
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "0",
+    "HOROVOD_CROSS_SIZE": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "42001",
+}
 SBATCH_SHELL = {
     "SLURM_JOB_ID": "2",
     "SLURM_LOCALID": "0",
@@ -78,6 +88,11 @@ SALLOC_INTERACTIVE_STEP = {
             id="open-mpi-5",
         ),
         pytest.param(SRUN, World(1, 2, 1, 2, 0, 1, "slurm-1.0"), id="srun"),
+        pytest.param(
+            {**SRUN, **HOROVODRUN},
+            World(1, 2, 1, 2, 0, 1, "horovodrun-10.0.0.1-42001"),
+            id="horovodrun-inside-srun",
+        ),
         pytest.param(
             {**SRUN, "PMI_RANK": "1", "PMI_SIZE": "2"},
             World(1, 2, 1, 2, 0, 1, "slurm-1.0"),
@@ -129,6 +144,8 @@ def test_reads_this_process_environment_by_default(monkeypatch):
         pytest.param({**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"}, id="open-mpi"),
         pytest.param({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, id="srun"),
         pytest.param({**MPICH, "PMI_SIZE": "4"}, id="mpich"),
+        pytest.param({**HOROVODRUN, "HOROVOD_CROSS_SIZE": "2"}, id="horovodrun"),
+        pytest.param({**HOROVODRUN, "HOROVOD_SIZE": "4"}, id="horovodrun-2"),
     ],
 )
 def test_refuses_more_than_one_host(variables, monkeypatch):

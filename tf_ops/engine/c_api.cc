@@ -3,11 +3,13 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "tf_ops/engine/log.h"
 #include "tf_ops/engine/process.h"
 #include "tf_ops/transport/version.h"
 
@@ -18,6 +20,7 @@ using keras_hvd::DataType;
 using keras_hvd::Description;
 using keras_hvd::Engine;
 using keras_hvd::Kind;
+using keras_hvd::LogLevel;
 using keras_hvd::Operation;
 using keras_hvd::Process;
 using keras_hvd::ReduceOp;
@@ -31,6 +34,7 @@ constexpr int64_t kMostExchangeBytes = 1 << 30;
 constexpr size_t kLongestJobName = 80;
 constexpr int64_t kDefaultFusionBytes = 64 << 20;
 constexpr double kDefaultTimeoutSeconds = 60;
+constexpr int64_t kDefaultCacheCapacity = 16384;
 
 std::mutex g_mutex;
 // Guarded by g_mutex. Allocated for good: threads may still call in while the process
@@ -269,7 +273,29 @@ Status CheckOptions(const khvd_options& options) {
                                    std::to_string(kLeastExchangeBytes) + " to " +
                                    std::to_string(kMostExchangeBytes));
   }
+  if (options.log_level < KHVD_LOG_DEFAULT || options.log_level > KHVD_LOG_FATAL) {
+    return Status::InvalidArgument("there is no log level " +
+                                   std::to_string(options.log_level));
+  }
   return Status::Ok();
+}
+
+int64_t CacheCapacity(const khvd_options& options) {
+  if (options.cache_capacity == 0) return kDefaultCacheCapacity;
+  return std::max<int64_t>(options.cache_capacity, 0);
+}
+
+LogLevel LeastLogLevel(const khvd_options& options) {
+  if (options.log_level == KHVD_LOG_DEFAULT) return LogLevel::kWarning;
+  return static_cast<LogLevel>(options.log_level);
+}
+
+void LogMembership(const Process& process, const std::string& what) {
+  if (!keras_hvd::LogEnabled(LogLevel::kInfo)) return;
+  const keras_hvd::RendezvousOptions& place = process.options().rendezvous;
+  keras_hvd::Log(place.rank, LogLevel::kInfo,
+                 what + " job '" + place.job + "' of " + std::to_string(place.size) +
+                     (place.size == 1 ? " rank" : " ranks"));
 }
 
 Status Init(const khvd_options& options) {
@@ -278,6 +304,7 @@ Status Init(const khvd_options& options) {
   if (!status.ok()) return status;
   std::lock_guard<std::mutex> lock(g_mutex);
   if (Current() != nullptr) return Status::Ok();
+  keras_hvd::SetLog(LeastLogLevel(options), options.log_timestamp != 0);
   keras_hvd::ProcessOptions process;
   process.rendezvous.rank = options.rank;
   process.rendezvous.size = options.size;
@@ -293,6 +320,7 @@ Status Init(const khvd_options& options) {
   process.engine.stall_abort_seconds = options.stall_abort;
   process.engine.cores = options.cores;
   process.engine.check = options.check != 0;
+  process.engine.cache_capacity = CacheCapacity(options);
   process.local_rank = options.local_rank;
   process.local_size = options.local_size;
   process.cross_rank = options.cross_rank;
@@ -300,6 +328,7 @@ Status Init(const khvd_options& options) {
   status = Process::Join(process, &Current());
   if (status.ok()) {
     g_was_initialized = true;
+    LogMembership(*Current(), "joined");
     return status;
   }
   status.message = "rank " + std::to_string(options.rank) + " could not join job '" +
@@ -320,7 +349,9 @@ int khvd_shutdown(void) {
   }
   // Here, not with the last reference: another thread may hold one while it waits for
   // the end of its request.
-  if (process != nullptr) process->engine().Stop();
+  if (process == nullptr) return KHVD_OK;
+  process->engine().Stop();
+  LogMembership(*process, "left");
   return KHVD_OK;
 }
 
@@ -384,6 +415,14 @@ int khvd_get_counters(khvd_counters* counters) {
   counters->sleeps = engine.sleeps;
   counters->lost_wakes = engine.lost_wakes;
   return KHVD_OK;
+}
+
+void khvd_log(int level, const char* text) {
+  if (level < KHVD_LOG_TRACE || level > KHVD_LOG_FATAL) level = KHVD_LOG_FATAL;
+  std::shared_ptr<Process> process;
+  const bool joined = GetProcess(&process).ok();
+  const int rank = joined ? process->options().rendezvous.rank : -1;
+  keras_hvd::Log(rank, static_cast<LogLevel>(level), text);
 }
 
 const char* khvd_version(void) { return keras_hvd::kVersion; }

@@ -56,6 +56,17 @@ typedef enum {
   KHVD_PRODUCT = 4,
 } khvd_reduce_op;
 
+// What a line on standard error is about.
+typedef enum {
+  KHVD_LOG_DEFAULT = 0,  // the same as KHVD_LOG_WARNING
+  KHVD_LOG_TRACE = 1,    // each tensor
+  KHVD_LOG_DEBUG = 2,    // each batch
+  KHVD_LOG_INFO = 3,     // joining and leaving
+  KHVD_LOG_WARNING = 4,  // what goes on, but not as it should
+  KHVD_LOG_ERROR = 5,    // what ends the job
+  KHVD_LOG_FATAL = 6,    // what ends the process
+} khvd_log_level;
+
 typedef struct {
   size_t struct_size;
   int32_t rank, size;
@@ -69,6 +80,9 @@ typedef struct {
   int64_t fusion_bytes;    // largest fused batch; 0: 64 MiB
   int32_t cores;           // cores this job may use; 0: asks the system
   int32_t check;           // 1: compare all results between ranks; as rank 0 says
+  int64_t cache_capacity;  // names that travel as numbers; 0: 16384, < 0: none
+  int32_t log_level;       // khvd_log_level: what is less is not written
+  int32_t log_timestamp;   // 1: lines start with the time
 } khvd_options;
 
 // One tensor of a request, contiguous, in host memory, row-major.
@@ -152,6 +166,9 @@ typedef struct {
   int64_t lost_wakes;  // sleeps that only a time-out ended though work was due
 } khvd_counters;
 KHVD_EXPORT int khvd_get_counters(khvd_counters* counters);
+
+// Writes a line to standard error, as the engine does its own, if the level is enabled.
+KHVD_EXPORT void khvd_log(int level, const char* text);
 
 KHVD_EXPORT const char* khvd_version(void);
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "tf_ops/engine/log.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
@@ -33,17 +34,14 @@ std::string RankList(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void Log(int rank, const char* level, const std::string& text) {
-  fprintf(stderr, "keras_hvd [rank %d] %s: %s\n", rank, level, text.c_str());
-  fflush(stderr);
-}
-
-Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes)
+Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
+                           size_t cache_capacity)
     : segment_(std::move(segment)),
       coordinator_(segment_->size(), fusion_bytes),
       departed_(segment_->size()),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
-                 &segment_->header().decisions_written) {
+                 &segment_->header().decisions_written),
+      numbers_(cache_capacity) {
   for (int rank = 0; rank < segment_->size(); ++rank) {
     RankBlock& block = segment_->block(rank);
     readers_.push_back(
@@ -229,7 +227,7 @@ void Coordination::CheckStalls(double warning, double abort) {
     const auto [it, unseen] = warned_.try_emplace(stall.key, stall.since);
     if (!unseen && it->second == stall.since) continue;
     it->second = stall.since;
-    Log(0, "warning", StallText(stall, seconds));
+    Log(0, LogLevel::kWarning, StallText(stall, seconds));
   }
 }
 

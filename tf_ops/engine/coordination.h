@@ -25,10 +25,14 @@ namespace keras_hvd {
 template <typename Key, typename Hash = std::hash<Key>>
 class NumberTable {
  public:
+  // `most` keys have numbers at a time, or as many as one message has, if those are
+  // more.
+  explicit NumberTable(size_t most) : most_(most) {}
+
   // Makes room for the keys of one message, which must not change meaning before it is
   // read: starts again if they might not fit.
   void Reserve(size_t keys) {
-    if (numbers_.size() + keys > kMost) numbers_.clear();
+    if (numbers_.size() + keys > most_) numbers_.clear();
   }
   // Returns the key's number; `*is_new` says that the reader does not know it yet.
   int64_t Number(const Key& key, bool* is_new) {
@@ -38,7 +42,7 @@ class NumberTable {
   }
 
  private:
-  static constexpr size_t kMost = 16384;
+  const size_t most_;
   std::unordered_map<Key, int64_t, Hash> numbers_;
 };
 
@@ -58,7 +62,8 @@ enum class DecisionMessage : int64_t {
 
 class Coordination {
  public:
-  Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes);
+  Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
+               size_t cache_capacity);
 
   // How long an allreduce of so many bytes took with these stores.
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
@@ -102,9 +107,6 @@ class Coordination {
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
   bool anything_waits_ = false;
 };
-
-// Writes a line for people to standard error.
-void Log(int rank, const char* level, const std::string& text);
 
 }  // namespace keras_hvd
 

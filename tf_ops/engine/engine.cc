@@ -13,6 +13,7 @@
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/barrier.h"
 #include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/engine/log.h"
 #include "tf_ops/engine/output_check.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
@@ -74,6 +75,18 @@ int64_t InputBytes(const Operation& operation) {
   return operation.rows * RowBytes(description.tensors.front());
 }
 
+void LogBatch(int rank, uint64_t number,
+              const std::vector<std::unique_ptr<Operation>>& operations) {
+  int64_t bytes = 0;
+  for (const auto& operation : operations) bytes += InputBytes(*operation);
+  std::string text = "runs batch " + std::to_string(number) + ": " +
+                     Title(*operations.front()->description);
+  if (operations.size() > 1) {
+    text += " and " + std::to_string(operations.size() - 1) + " more";
+  }
+  Log(rank, LogLevel::kDebug, text + ", " + std::to_string(bytes) + " bytes");
+}
+
 int64_t AllreduceBytes(const AllreduceOptions& options) {
   int64_t bytes = 0;
   for (const AllreduceTensor& tensor : options.tensors) {
@@ -106,12 +119,14 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
       communicator_(segment_, rank_, this),
       submissions_(segment_->submissions(rank_), Segment::kSubmissionBytes,
                    &block_.submissions_written),
+      submission_numbers_(options.cache_capacity),
       log_(&block_),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
                  &segment_->header().decisions_written, &block_.decisions_read) {
   process_sets_[0] = AllRanks(segment_->size());
   if (rank_ == 0) {
-    coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes);
+    coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes,
+                                                   options_.cache_capacity);
     // Before the first decision, which is what the others read first.
     segment_->header().check.store(options_.check);
   }
@@ -413,6 +428,9 @@ void Engine::RingForSubmission() {
 
 Status Engine::Queue(std::unique_ptr<Operation> operation) {
   const std::shared_ptr<const Description> description = operation->description;
+  if (LogEnabled(LogLevel::kTrace)) {
+    Log(rank_, LogLevel::kTrace, "submits " + Title(*description));
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (!refusal_.ok()) {
     return {refusal_.code, Title(*description) + " failed on rank " +
@@ -568,6 +586,7 @@ void Engine::RunBatch(const std::vector<TensorKey>& keys) {
   }
   running_ = Title(*operations.front()->description);
   counters_.batches += 1;
+  if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, operations);
   const bool ok = RunCollective(operations, members);
   running_.clear();
   for (auto& operation : operations) {
@@ -738,7 +757,7 @@ void Engine::ReportFailure() {
   // A rank that is crashing itself may not live to finish the report.
   const bool crashing = block_.departure.load() != 0;
   if (!crashing && segment_->header().report_claimed.exchange(1) == 0) {
-    Log(rank_, "error",
+    Log(rank_, LogLevel::kError,
         failure.message +
             "\nWhat each rank did last:" + ReportOperations(segment_.get()));
   }
@@ -809,7 +828,7 @@ void Engine::CheckStalledPeer(int awaited, Clock::time_point since) {
   // One warning for all ranks and for each batch; batch numbers agree between ranks.
   const uint64_t stalled = sequence_ + 1;
   if (segment_->header().stall_reported.exchange(stalled) == stalled) return;
-  Log(rank_, "warning", text());
+  Log(rank_, LogLevel::kWarning, text());
 }
 
 }  // namespace keras_hvd

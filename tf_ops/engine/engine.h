@@ -41,6 +41,7 @@ struct EngineOptions {
   double stall_abort_seconds = 0;     // 0: never
   int cores = 1;                      // that all ranks of this host share
   bool check = false;                 // compare all outputs; rank 0's word counts
+  size_t cache_capacity = 16384;      // names that travel as numbers
 };
 
 // The end of a request whose caller drives for a while, and of which one of the two,

@@ -440,6 +440,7 @@ TEST_P(RanksTest, MixedCollectivesInAnotherOrderOnEachRank) {
     options.cores = run == 0 ? size : 1;  // with spinning and without
     options.fusion_bytes = run == 1 ? 4000 : 64 << 20;
     options.check = run == 2;
+    options.cache_capacity = run == 0 ? 16384 : 4 * (run - 1);
     Job job(size, options);
     job.ForEach([&](Rank& self, int rank) {
       std::vector<size_t> order(plans.size());

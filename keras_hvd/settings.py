@@ -1,0 +1,306 @@
+"""The variables that set keras_hvd up: their names, Horovod's, and what they may hold.
+
+Horovod's variables are accepted as they are and with KERAS_HVD_ in place of HOROVOD_.
+Where several that mean the same are set, ours comes before Horovod's. `khvdrun` uses
+this too, so that nothing here imports TensorFlow or the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
+
+_OURS = "KERAS_HVD_"
+_HOROVODS = "HOROVOD_"
+
+# The engine counts in 64 bits.
+_MOST = 2**63 - 1
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+"""What `KERAS_HVD_LOG_LEVEL` may be, as khvd_log_level in c_api.h, from 1 on."""
+
+_NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
+_NO_AUTOTUNE = "this version does not tune itself"
+_NO_TIMELINE = "this version writes no timeline"
+_NO_NCCL = "this version uses no NCCL and no GPU"
+_NO_MPI = "MPI is not used"
+_NO_CCL = "oneCCL is not used"
+_ONE_HOST = "all ranks are on one host and share memory"
+_OWN_ENGINE = "there is one engine, keras_hvd's own"
+_NOT_ELASTIC = "this version has no elastic jobs"
+_ALWAYS_XLA = "collectives are always compiled with what XLA compiles"
+_ALWAYS_DYNAMIC = "process sets can always be added"
+
+WITHOUT_EFFECT = {
+    "ADASUM_MPI_CHUNK_SIZE": _NO_MPI,
+    "AUTOTUNE": _NO_AUTOTUNE,
+    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_AUTOTUNE,
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_AUTOTUNE,
+    "AUTOTUNE_LOG": _NO_AUTOTUNE,
+    "AUTOTUNE_STEPS_PER_SAMPLE": _NO_AUTOTUNE,
+    "AUTOTUNE_WARMUP_SAMPLES": _NO_AUTOTUNE,
+    "BATCH_D2D_MEMCOPIES": _NO_NCCL,
+    "CCL_BGT_AFFINITY": _NO_CCL,
+    "CCL_CACHE": _NO_CCL,
+    "CONTROLLER": _OWN_ENGINE,
+    "CPU_OPERATIONS": _OWN_ENGINE,
+    "CYCLE_TIME": _NO_CYCLES,
+    "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",
+    "DISABLE_NVTX_RANGES": _NO_NCCL,
+    "DYNAMIC_PROCESS_SETS": _ALWAYS_DYNAMIC,
+    "ELASTIC_TIMEOUT": _NOT_ELASTIC,
+    "ENABLE_ASYNC_COMPLETION": _NO_NCCL,
+    "ENABLE_XLA_OPS": _ALWAYS_XLA,
+    "GLOO_IFACE": _ONE_HOST,
+    "GPU_OPERATIONS": _NO_NCCL,
+    "HIERARCHICAL_ALLGATHER": _ONE_HOST,
+    "HIERARCHICAL_ALLREDUCE": _ONE_HOST,
+    "MLSL_BGT_AFFINITY": _NO_CCL,
+    "MPI_THREADS_DISABLE": _NO_MPI,
+    "NUM_NCCL_STREAMS": _NO_NCCL,
+    "NUM_STREAMS": _NO_NCCL,
+    "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
+    "TIMELINE": _NO_TIMELINE,
+    "TIMELINE_MARK_CYCLES": _NO_CYCLES,
+    "TORUS_ALLREDUCE": _ONE_HOST,
+}
+"""Horovod's variables without HOROVOD_ that mean nothing here, and why."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the variables ask for, in the units of khvd_options (c_api.h).
+
+    Args:
+        init_timeout: Seconds that ranks wait for each other at the start; 0: default.
+        stall_warning: Seconds until a stall is reported; 0: default, negative: never.
+        stall_abort: Seconds until a stall ends the job; 0: never.
+        exchange_bytes: Memory of a rank that others read; 0: default.
+        fusion_bytes: The most that travels as one batch; 0: default.
+        cache_capacity: Names that travel as numbers; 0: default, negative: none.
+        check: Whether all results are compared between the ranks.
+        log_level: The least that is written, from 1 (trace) to 6 (fatal).
+        log_timestamp: Whether lines start with the time.
+    """
+
+    init_timeout: float
+    stall_warning: float
+    stall_abort: float
+    exchange_bytes: int
+    fusion_bytes: int
+    cache_capacity: int
+    check: bool
+    log_level: int
+    log_timestamp: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A variable that is set."""
+
+    name: str
+    text: str
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith(_OURS)
+
+    def parse(self, parse: Callable[[str], _Value], wanted: str) -> _Value:
+        try:
+            return parse(self.text)
+        except ValueError:
+            text = f"{self.name} must be {wanted}, got {self.text!r}"
+            raise ValueError(text) from None
+
+
+def read(environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads what the environment asks of keras_hvd.
+
+    Args:
+        environment: The variables to look at; those of this process by default. Empty
+            ones count as not set.
+
+    Returns:
+        The settings, with the engine's defaults for what is not set.
+
+    Raises:
+        ValueError: A variable is malformed; the text names it and its value.
+
+    Example:
+
+    >>> read({"HOROVOD_FUSION_THRESHOLD": "1000000"}).fusion_bytes
+    1000000
+    >>> read({"KERAS_HVD_LOG_LEVEL": "loud"})
+    Traceback (most recent call last):
+    ValueError: KERAS_HVD_LOG_LEVEL must be trace, debug, info, ... or fatal, got 'loud'
+    """
+    variables = os.environ if environment is None else environment
+    stall_warning, stall_abort = _stall_seconds(variables)
+    return Settings(
+        init_timeout=_duration(
+            _find(
+                variables,
+                "INIT_TIMEOUT_SECONDS",
+                "START_TIMEOUT",
+                "GLOO_TIMEOUT_SECONDS",
+            )
+        ),
+        stall_warning=stall_warning,
+        stall_abort=stall_abort,
+        exchange_bytes=_bytes(_find_ours(variables, "EXCHANGE_BYTES")) or 0,
+        fusion_bytes=_fusion_bytes(variables),
+        cache_capacity=_cache_capacity(variables),
+        check=_switch(_find_ours(variables, "CHECK")),
+        log_level=_log_level(variables),
+        log_timestamp=_log_timestamp(variables),
+    )
+
+
+def without_effect(environment: Mapping[str, str] | None = None) -> str:
+    """Explains the variables of Horovod's that are set and mean nothing here.
+
+    Args:
+        environment: The variables to look at; those of this process by default.
+
+    Returns:
+        One line, or "" if there is none of them.
+
+    Example:
+
+    >>> without_effect({"HOROVOD_NUM_NCCL_STREAMS": "2"})
+    'without effect here: HOROVOD_NUM_NCCL_STREAMS (this version uses no NCCL and ...)'
+    """
+    variables = os.environ if environment is None else environment
+    found = {}
+    for suffix, reason in WITHOUT_EFFECT.items():
+        one = _find(variables, suffix)
+        if one is not None:
+            found[one.name] = reason
+    return explain(found)
+
+
+def explain(ignored: Mapping[str, str]) -> str:
+    """One line about names that are accepted without effect.
+
+    Args:
+        ignored: For each name the reason.
+
+    Returns:
+        The line, with names of the same reason together; "" for none.
+
+    Example:
+
+    >>> explain({"--mpi": "MPI is not used", "--tcp": "MPI is not used"})
+    'without effect here: --mpi, --tcp (MPI is not used)'
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in ignored.items():
+        names.setdefault(reason, []).append(name)
+    parts = [f"{', '.join(same)} ({reason})" for reason, same in names.items()]
+    return "without effect here: " + "; ".join(parts) if parts else ""
+
+
+def _find(variables: Mapping[str, str], *suffixes: str) -> _Found | None:
+    """The first of the variables that is set: all of ours, then Horovod's."""
+    for prefix in (_OURS, _HOROVODS):
+        for suffix in suffixes:
+            text = variables.get(prefix + suffix, "").strip()
+            if text:
+                return _Found(prefix + suffix, text)
+    return None
+
+
+def _find_ours(variables: Mapping[str, str], suffix: str) -> _Found | None:
+    """A variable that Horovod does not have."""
+    text = variables.get(_OURS + suffix, "").strip()
+    return _Found(_OURS + suffix, text) if text else None
+
+
+def _stall_seconds(variables: Mapping[str, str]) -> tuple[float, float]:
+    """When a stall is reported, and when it ends the job."""
+    warning = _find(variables, "STALL_WARNING_SECONDS", "STALL_CHECK_TIME_SECONDS")
+    abort = _find(variables, "STALL_ABORT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS")
+    disable = _find(variables, "STALL_CHECK_DISABLE")
+    # All are parsed, so that a malformed one is an error whatever the others say.
+    seconds = _number(warning), _duration(abort)
+    if not _switch(disable):
+        return seconds
+    kept = [
+        found is not None and found.is_ours and not disable.is_ours
+        for found in (warning, abort)
+    ]
+    return seconds[0] if kept[0] else -1, seconds[1] if kept[1] else 0
+
+
+def _fusion_bytes(variables: Mapping[str, str]) -> int:
+    given = _bytes(_find(variables, "FUSION_BYTES", "FUSION_THRESHOLD"))
+    # 0 is the engine's default. A tensor larger than a batch may be travels alone.
+    return 1 if given == 0 else given or 0
+
+
+def _cache_capacity(variables: Mapping[str, str]) -> int:
+    found = _find(variables, "CACHE_CAPACITY")
+    if found is None:
+        return 0
+    return found.parse(_whole, "a whole number of names from 0") or -1
+
+
+def _log_level(variables: Mapping[str, str]) -> int:
+    found = _find(variables, "LOG_LEVEL")
+    if found is None:
+        return LOG_LEVELS.index("warning") + 1
+    wanted = f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}"
+    return found.parse(lambda text: LOG_LEVELS.index(text.lower()), wanted) + 1
+
+
+def _log_timestamp(variables: Mapping[str, str]) -> bool:
+    shown = _find(variables, "LOG_TIMESTAMP")
+    hidden = _find(variables, "LOG_HIDE_TIME")
+    is_shown, is_hidden = _switch(shown), _switch(hidden)
+    return is_shown if shown is not None or hidden is None else not is_hidden
+
+
+def _bytes(found: _Found | None) -> int | None:
+    return None if found is None else found.parse(_whole, "a whole number of bytes")
+
+
+def _duration(found: _Found | None) -> float:
+    """Seconds from 0; 0 is the engine's default."""
+    return 0 if found is None else found.parse(_from_0, "a number of seconds from 0")
+
+
+def _number(found: _Found | None) -> float:
+    """Seconds; negative ones mean never."""
+    return 0 if found is None else found.parse(_finite, "a number of seconds")
+
+
+def _switch(found: _Found | None) -> bool:
+    if found is None:
+        return False
+    return bool(found.parse(("0", "1").index, "0 or 1"))
+
+
+def _whole(text: str) -> int:
+    # int() also takes "1_0" and digits of other scripts.
+    if not (text.isascii() and text.isdecimal()) or int(text) > _MOST:
+        raise ValueError
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    seconds = float(text)
+    if not math.isfinite(seconds):
+        raise ValueError
+    return seconds
+
+
+def _from_0(text: str) -> float:
+    seconds = _finite(text)
+    if seconds < 0:
+        raise ValueError
+    return seconds

@@ -1,0 +1,206 @@
+"""settings.read() on Horovod's variables and ours: which counts, what it says."""
+
+import pathlib
+import re
+
+import pytest
+
+from keras_hvd import settings
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+DEFAULTS = vars(settings.read({}))
+
+
+def changed(environment: dict[str, str]) -> dict[str, object]:
+    """The settings that differ from the defaults."""
+    found = vars(settings.read(environment))
+    return {name: value for name, value in found.items() if value != DEFAULTS[name]}
+
+
+def test_nothing_set_leaves_the_engine_its_defaults():
+    assert changed({}) == {}
+    assert settings.LOG_LEVELS[DEFAULTS["log_level"] - 1] == "warning"
+    assert not DEFAULTS["log_timestamp"]
+    # 0 is the default of khvd_options.
+    others = {n: v for n, v in DEFAULTS.items() if not n.startswith("log_")}
+    assert set(others.values()) == {0}
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD_", "KERAS_HVD_"])
+@pytest.mark.parametrize(
+    ("suffix", "text", "expected"),
+    [
+        ("FUSION_THRESHOLD", "1048576", {"fusion_bytes": 1 << 20}),
+        ("FUSION_THRESHOLD", "0", {"fusion_bytes": 1}),
+        ("CACHE_CAPACITY", "2048", {"cache_capacity": 2048}),
+        ("CACHE_CAPACITY", "0", {"cache_capacity": -1}),
+        ("STALL_CHECK_TIME_SECONDS", "30", {"stall_warning": 30}),
+        ("STALL_SHUTDOWN_TIME_SECONDS", "90", {"stall_abort": 90}),
+        ("STALL_CHECK_DISABLE", "1", {"stall_warning": -1}),
+        ("STALL_CHECK_DISABLE", "0", {}),
+        ("START_TIMEOUT", "120", {"init_timeout": 120}),
+        ("GLOO_TIMEOUT_SECONDS", "45", {"init_timeout": 45}),
+        ("LOG_LEVEL", "trace", {"log_level": 1}),
+        ("LOG_LEVEL", "FATAL", {"log_level": 6}),
+        ("LOG_TIMESTAMP", "1", {"log_timestamp": True}),
+        ("LOG_HIDE_TIME", "1", {}),
+        ("LOG_HIDE_TIME", "0", {"log_timestamp": True}),
+        ("LOG_LEVEL", "", {}),
+    ],
+)
+def test_horovods_variables_under_both_prefixes(prefix, suffix, text, expected):
+    assert changed({prefix + suffix: text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "expected"),
+    [
+        ("INIT_TIMEOUT_SECONDS", "1.5", {"init_timeout": 1.5}),
+        ("STALL_WARNING_SECONDS", "-1", {"stall_warning": -1}),
+        ("STALL_ABORT_SECONDS", "0.5", {"stall_abort": 0.5}),
+        ("EXCHANGE_BYTES", "65536", {"exchange_bytes": 65536}),
+        ("FUSION_BYTES", "4096", {"fusion_bytes": 4096}),
+        ("CHECK", "1", {"check": True}),
+        ("CHECK", "0", {}),
+    ],
+)
+def test_our_own_variables_are_not_horovods(suffix, text, expected):
+    assert changed({"KERAS_HVD_" + suffix: text}) == expected
+    if suffix in ("EXCHANGE_BYTES", "CHECK"):
+        assert changed({"HOROVOD_" + suffix: text}) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        pytest.param(
+            {"HOROVOD_LOG_LEVEL": "info", "KERAS_HVD_LOG_LEVEL": "error"},
+            {"log_level": 5},
+            id="same-name",
+        ),
+        pytest.param(
+            {"HOROVOD_FUSION_THRESHOLD": "1", "KERAS_HVD_FUSION_BYTES": "2"},
+            {"fusion_bytes": 2},
+            id="own-name",
+        ),
+        pytest.param(
+            {"KERAS_HVD_FUSION_THRESHOLD": "1", "KERAS_HVD_FUSION_BYTES": "2"},
+            {"fusion_bytes": 2},
+            id="own-name-before-alias",
+        ),
+        pytest.param(
+            {"HOROVOD_START_TIMEOUT": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "2"},
+            {"init_timeout": 1},
+            id="start-before-gloo",
+        ),
+        pytest.param(
+            {"HOROVOD_LOG_HIDE_TIME": "1", "KERAS_HVD_LOG_TIMESTAMP": "1"},
+            {"log_timestamp": True},
+            id="timestamp",
+        ),
+        pytest.param(
+            {
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
+            },
+            {"stall_warning": -1},
+            id="horovods-stall-check-disabled",
+        ),
+        pytest.param(
+            {
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+                "KERAS_HVD_STALL_WARNING_SECONDS": "30",
+                "KERAS_HVD_STALL_ABORT_SECONDS": "60",
+            },
+            {"stall_warning": 30, "stall_abort": 60},
+            id="ours-before-horovods-disabled",
+        ),
+        pytest.param(
+            {
+                "KERAS_HVD_STALL_CHECK_DISABLE": "1",
+                "KERAS_HVD_STALL_WARNING_SECONDS": "30",
+                "KERAS_HVD_STALL_ABORT_SECONDS": "60",
+            },
+            {"stall_warning": -1},
+            id="ours-disabled",
+        ),
+        pytest.param(
+            {
+                "KERAS_HVD_STALL_CHECK_DISABLE": "0",
+                "HOROVOD_STALL_CHECK_DISABLE": "1",
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+            },
+            {"stall_warning": 30},
+            id="ours-enables",
+        ),
+    ],
+)
+def test_which_of_several_counts(environment, expected):
+    assert changed(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "64MB", "a whole number of bytes"),
+        ("HOROVOD_FUSION_THRESHOLD", "-1", "a whole number of bytes"),
+        ("KERAS_HVD_FUSION_BYTES", str(2**63), "a whole number of bytes"),
+        ("KERAS_HVD_CACHE_CAPACITY", "1.5", "a whole number of names from 0"),
+        ("HOROVOD_STALL_CHECK_DISABLE", "yes", "0 or 1"),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "1m", "a number of seconds"),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "nan", "a number of seconds from 0"),
+        ("HOROVOD_START_TIMEOUT", "-3", "a number of seconds from 0"),
+        ("KERAS_HVD_STALL_ABORT_SECONDS", "inf", "a number of seconds from 0"),
+        ("HOROVOD_LOG_LEVEL", "loud", "trace, debug, info, warning, error or fatal"),
+        ("HOROVOD_LOG_HIDE_TIME", "2", "0 or 1"),
+        ("KERAS_HVD_CHECK", "10", "0 or 1"),
+    ],
+)
+def test_names_a_malformed_variable_and_its_value(name, text, wanted):
+    with pytest.raises(ValueError, match=re.escape(f"{name} must be {wanted}, got ")):
+        settings.read({name: text})
+
+
+def test_a_malformed_time_is_an_error_also_where_the_stall_check_is_disabled():
+    with pytest.raises(ValueError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be"):
+        settings.read(
+            {
+                "KERAS_HVD_STALL_CHECK_DISABLE": "1",
+                "HOROVOD_STALL_CHECK_TIME_SECONDS": "soon",
+            }
+        )
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD_", "KERAS_HVD_"])
+@pytest.mark.parametrize("suffix", sorted(settings.WITHOUT_EFFECT))
+def test_explains_what_means_nothing_here(prefix, suffix):
+    environment = {prefix + suffix: "1"}
+    assert changed(environment) == {}
+    reason = settings.WITHOUT_EFFECT[suffix]
+    expected = f"without effect here: {prefix}{suffix} ({reason})"
+    assert settings.without_effect(environment) == expected
+
+
+def test_explains_all_at_once_and_nothing_else():
+    environment = {
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_NUM_NCCL_STREAMS": "2",
+        "HOROVOD_BATCH_D2D_MEMCOPIES": "1",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "",
+        "HOROVOD_FUSION_THRESHOLD": "1",
+    }
+    nccl = settings.WITHOUT_EFFECT["NUM_NCCL_STREAMS"]
+    cycles = settings.WITHOUT_EFFECT["CYCLE_TIME"]
+    assert settings.without_effect(environment) == (
+        f"without effect here: HOROVOD_BATCH_D2D_MEMCOPIES, HOROVOD_NUM_NCCL_STREAMS "
+        f"({nccl}); HOROVOD_CYCLE_TIME ({cycles})"
+    )
+    assert settings.without_effect({}) == ""
+
+
+def test_the_documentation_lists_what_means_nothing_here():
+    page = (CHECKOUT / "docs" / "environment.md").read_text()
+    section = page.partition("## Without effect")[2]
+    listed = re.findall(r"`HOROVOD_(\w+)`", section)
+    assert sorted(listed) == sorted(settings.WITHOUT_EFFECT)
