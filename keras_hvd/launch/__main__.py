@@ -2,18 +2,23 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
+from keras_hvd import settings
 from keras_hvd.launch import command_line, guardian
 
 
-def main() -> int:
-    """Runs `khvdrun` with this process' arguments.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `khvdrun`.
+
+    Args:
+        arguments: What follows its name; by default those of this process.
 
     Returns:
         What to exit with.
     """
     _open_standard_files()
-    options = command_line.parse(sys.argv[1:])
+    options = command_line.parse(sys.argv[1:] if arguments is None else arguments)
     if options.check_build:
         from keras_hvd.launch import check_build
 
@@ -22,6 +27,9 @@ def main() -> int:
         from keras_hvd.launch.diagnosis import report
 
         return report.run(options)
+    ignored = settings.explain(options.without_effect)
+    if ignored:
+        print(f"khvdrun: warning: {ignored}", file=sys.stderr)
     return guardian.run(options)
 
 

@@ -5,12 +5,15 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from keras_hvd.launch import cores
+from keras_hvd import settings
+from keras_hvd.launch import config_file, cores, horovod_options
+from keras_hvd.launch.usage import UsageError
 from keras_hvd.version import __version__
 
 # More say little more about the machine, and take long.
@@ -25,7 +28,8 @@ examples:
 
 Everything from the command on belongs to the command. khvdrun exits with 0 if every
 rank did, with the code of the rank that failed first (128 + N if signal N killed it),
-or with 2 if nothing could be started.
+or with 2 if nothing could be started. Other options of horovodrun are accepted and
+explained, or refused with what to do instead.
 """
 
 
@@ -42,6 +46,9 @@ class Options:
         bind_to: "none" or "cores".
         output_directory: Where to keep every rank's output as well, if anywhere.
         prefix: Whether lines start with the rank that wrote them.
+        timestamps: Whether lines start with the time at which they came.
+        variables: Environment variables of the ranks that options stand for.
+        without_effect: Options that were given and mean nothing here, with the reason.
         verbose: Whether to report each start and end.
         term_after: Seconds from the first failure until the others get SIGTERM.
         kill_after: Seconds from SIGTERM until SIGKILL.
@@ -55,6 +62,9 @@ class Options:
     bind_to: str = "none"
     output_directory: Path | None = None
     prefix: bool = True
+    timestamps: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    without_effect: Mapping[str, str] = field(default_factory=dict)
     verbose: bool = False
     term_after: float = 5.0
     kill_after: float = 5.0
@@ -72,9 +82,29 @@ def parse(arguments: Sequence[str]) -> Options:
     Raises:
         SystemExit: With code 2 after an error message, or 0 after `--help`.
     """
+    try:
+        return read(arguments)
+    except UsageError as error:
+        sys.stderr.write(f"khvdrun: error: {error}\nSee khvdrun --help.\n")
+        raise SystemExit(2) from None
+
+
+def read(arguments: Sequence[str]) -> Options:
+    """The same as `parse`, for callers that are no command.
+
+    Args:
+        arguments: What would follow the program's name.
+
+    Returns:
+        The options, with a command that exists and can be executed.
+
+    Raises:
+        UsageError: They are wrong; the text says what is.
+        SystemExit: With code 0 after `--help` or `--version`.
+    """
     parser = _parser()
     own, command = _split(parser, arguments)
-    given = parser.parse_args(own)
+    given = _parse_with_config_file(parser, own)
     if given.check_build:
         return Options(check_build=True)
     if given.diagnose:
@@ -94,6 +124,9 @@ def parse(arguments: Sequence[str]) -> Options:
         bind_to=given.bind_to,
         output_directory=given.output_directory,
         prefix=given.prefix,
+        timestamps=given.timestamps,
+        variables=given.variables,
+        without_effect=given.without_effect or {},
         verbose=given.verbose,
         term_after=given.term_after,
         kill_after=given.kill_after,
@@ -113,17 +146,47 @@ def _diagnosis(
     )
 
 
+def _parse_with_config_file(
+    parser: "_Parser", own: Sequence[str]
+) -> argparse.Namespace:
+    given = parser.parse_args(own)
+    path = given.config_file
+    if path is None:
+        return given
+    from_file = config_file.arguments(path, parser.values())
+    try:
+        parser.parse_args(from_file)
+    except UsageError as error:
+        raise UsageError(f"--config-file: {str(path)!r}: {error}") from None
+    # The last one wins: what is on the command line.
+    return parser.parse_args([*from_file, *own])
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"khvdrun: error: {message}\nSee khvdrun --help.\n")
+        raise UsageError(message)
 
-    def options_with_value(self) -> set[str]:
+    def values(self) -> dict[str, int]:
+        """For each option how many values follow it."""
         return {
-            option
+            option: 1 if action.nargs is None else action.nargs
             for action in self._actions
-            if action.nargs is None
             for option in action.option_strings
         }
+
+
+class _SetVariable(argparse.Action):
+    """An option that stands for an environment variable of the ranks."""
+
+    def __init__(self, *arguments, variable: str, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.variable = variable
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        value = self.const if self.nargs == 0 else values
+        # A new dict: the parser's default must not change.
+        changed = {**namespace.variables, self.variable: value}
+        namespace.variables = changed
 
 
 def _parser() -> _Parser:
@@ -134,8 +197,24 @@ def _parser() -> _Parser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    add = parser.add_argument
+    parser.set_defaults(variables={})
+    _add_job(parser.add_argument_group("the job"))
+    _add_output(parser.add_argument_group("its output"))
+    _add_end(parser.add_argument_group("its end"))
+    _add_settings(
+        parser.add_argument_group(
+            "settings of the engine", "each instead of an environment variable"
+        )
+    )
+    _add_questions(parser.add_argument_group("instead of a job"))
+    horovod_options.add(parser.add_argument)
+    return parser
+
+
+def _add_job(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         *("-np", "-n", "--num-proc"),
         dest="ranks",
@@ -155,7 +234,30 @@ def _parser() -> _Parser:
         metavar="HOST[:SLOTS]",
         help="only this machine, for now",
     )
-    add("--hostfile", metavar="FILE", type=Path, help="only this machine, for now")
+    add(
+        *("-hostfile", "--hostfile"),
+        metavar="FILE",
+        type=Path,
+        help="only this machine, for now",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds_text,
+        action=_SetVariable,
+        variable="KERAS_HVD_INIT_TIMEOUT_SECONDS",
+        help="how long the ranks wait for each other in keras_hvd.init (default: 60)",
+    )
+    add(
+        "--config-file",
+        metavar="FILE",
+        type=Path,
+        help="take options from a YAML file; those given here win",
+    )
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--output-filename",
         dest="output_directory",
@@ -170,6 +272,17 @@ def _parser() -> _Parser:
         help="do not start lines with the rank that wrote them",
     )
     add(
+        *("-prefix-timestamp", "--prefix-output-with-timestamp"),
+        dest="timestamps",
+        action="store_true",
+        help="start lines with the time at which they came",
+    )
+    add("--verbose", action="store_true", help="report each start and end")
+
+
+def _add_end(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--term-after",
         metavar="SECONDS",
         type=_seconds,
@@ -183,8 +296,87 @@ def _parser() -> _Parser:
         default=5.0,
         help="SIGKILL so long after SIGTERM (default: 5)",
     )
+
+
+def _add_settings(group: argparse._ArgumentGroup) -> None:
+    def add(*options: str, **keywords) -> None:
+        group.add_argument(*options, action=_SetVariable, **keywords)
+
+    def add_switch(*options: str, value: str, **keywords) -> None:
+        add(*options, nargs=0, const=value, **keywords)
+
     add(
-        "--check-build",
+        "--fusion-threshold-mb",
+        metavar="MIB",
+        type=_mebibytes,
+        variable="KERAS_HVD_FUSION_BYTES",
+        help="the most that travels as one batch (default: 64)",
+    )
+    add(
+        "--cache-capacity",
+        metavar="N",
+        type=_count,
+        variable="KERAS_HVD_CACHE_CAPACITY",
+        help="names of tensors that travel as numbers (default: 16384)",
+    )
+    add_switch(
+        "--no-stall-check",
+        value="1",
+        variable="KERAS_HVD_STALL_CHECK_DISABLE",
+        help="neither report nor end a job over a tensor that some ranks never reach",
+    )
+    add_switch(
+        "--stall-check",
+        value="0",
+        variable="KERAS_HVD_STALL_CHECK_DISABLE",
+        help=argparse.SUPPRESS,
+    )
+    add(
+        "--stall-check-warning-time-seconds",
+        metavar="SECONDS",
+        type=_seconds_text,
+        variable="KERAS_HVD_STALL_WARNING_SECONDS",
+        help="when such a tensor is reported (default: 60)",
+    )
+    add(
+        "--stall-check-shutdown-time-seconds",
+        metavar="SECONDS",
+        type=_seconds_text,
+        variable="KERAS_HVD_STALL_ABORT_SECONDS",
+        help="when such a tensor ends the job (default: 0, never)",
+    )
+    add(
+        "--gloo-timeout-seconds",
+        metavar="SECONDS",
+        type=_seconds_text,
+        variable="KERAS_HVD_GLOO_TIMEOUT_SECONDS",
+        help=argparse.SUPPRESS,
+    )
+    add(
+        "--log-level",
+        metavar="LEVEL",
+        type=_log_level,
+        variable="KERAS_HVD_LOG_LEVEL",
+        help=f"{', '.join(settings.LOG_LEVELS)} (default: warning)",
+    )
+    add_switch(
+        "--log-with-timestamp",
+        value="1",
+        variable="KERAS_HVD_LOG_TIMESTAMP",
+        help="start keras_hvd's own lines with the time",
+    )
+    add_switch(
+        *("--log-without-timestamp", "--log-hide-timestamp"),
+        value="0",
+        variable="KERAS_HVD_LOG_TIMESTAMP",
+        help=argparse.SUPPRESS,
+    )
+
+
+def _add_questions(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        *("-cb", "--check-build"),
         action="store_true",
         help="print what is built and what can be opened on this machine",
     )
@@ -194,14 +386,13 @@ def _parser() -> _Parser:
         help="measure what this machine gives -np ranks (default: one a core, at "
         f"least 2, at most {_MOST_DIAGNOSED_RANKS}), with advice",
     )
-    add("-v", "--verbose", action="store_true", help="report each start and end")
-    add("--version", action="version", version=f"khvdrun {__version__}")
-    return parser
+    add("-v", "--version", action="version", version=f"khvdrun {__version__}")
+    add("-h", "--help", action="help", help="show this and exit")
 
 
 def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Khvdrun's own arguments, and the command with all that belongs to it."""
-    takes_value = parser.options_with_value()
+    values = parser.values()
     at = 0
     while at < len(arguments):
         argument = arguments[at]
@@ -209,7 +400,7 @@ def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[str], list[s
             return list(arguments[:at]), list(arguments[at + 1 :])
         if not argument.startswith("-"):
             break
-        at += 2 if argument in takes_value else 1
+        at += 1 + values.get(argument, 0)
     return list(arguments[:at]), list(arguments[at:])
 
 
@@ -230,6 +421,35 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _seconds_text(text: str) -> str:
+    """A number of seconds, as the variable is to hold it."""
+    _seconds(text)
+    return text.strip()
+
+
+def _mebibytes(text: str) -> str:
+    try:
+        size = float(text)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB")
+    return str(int(size * 2**20))
+
+
+def _count(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return text
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in settings.LOG_LEVELS:
+        known = ", ".join(settings.LOG_LEVELS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}")
+    return text.lower()
 
 
 def _executable(parser: argparse.ArgumentParser, name: str) -> str:

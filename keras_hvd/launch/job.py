@@ -109,6 +109,7 @@ class Job:
                 **cores.thread_variables(options.ranks),
                 "PYTHONUNBUFFERED": "1",
                 **os.environ,
+                **options.variables,
                 **_place(number, options.ranks, job),
             }
             started = rank.start(

@@ -6,6 +6,7 @@ its line and ends it late, stays usable. The others' lines are shown when comple
 """
 
 import collections
+import datetime
 import os
 import re
 import select
@@ -100,6 +101,26 @@ class Screen:
         self.flush()
 
 
+class Prefix:
+    """What lines start with.
+
+    Args:
+        rank: The rank that wrote them, or None if that is not to be seen.
+        timestamps: Whether they start with the time at which they came.
+    """
+
+    def __init__(self, rank: int | None, timestamps: bool):
+        self._rank = "" if rank is None else f"[{rank}] "
+        self._timestamps = timestamps
+
+    def now(self) -> bytes:
+        """The prefix of a line that has just come."""
+        if not self._timestamps:
+            return self._rank.encode()
+        time = datetime.datetime.now().isoformat(" ", "milliseconds")
+        return f"{time} {self._rank}".encode()
+
+
 class WholeLines:
     """Formats a stream of which only complete lines are shown.
 
@@ -110,7 +131,7 @@ class WholeLines:
         prefix: What each line starts with.
     """
 
-    def __init__(self, screen: Screen, prefix: bytes):
+    def __init__(self, screen: Screen, prefix: Prefix):
         self._screen = screen
         self._prefix = prefix
         self._rest = b""
@@ -134,8 +155,9 @@ class WholeLines:
             self._rest = b""
 
     def _show(self, lines: list[bytes]) -> None:
+        prefix = self._prefix.now()
         self._screen.write_lines(
-            b"".join(self._prefix + last_state(line) + b"\n" for line in lines)
+            b"".join(prefix + last_state(line) + b"\n" for line in lines)
         )
 
 
@@ -147,7 +169,7 @@ class LiveLines:
         prefix: What each line starts with, and starts with again when rewritten.
     """
 
-    def __init__(self, screen: Screen, prefix: bytes):
+    def __init__(self, screen: Screen, prefix: Prefix):
         self._screen = screen
         self._prefix = prefix
         self._held = b""
@@ -211,7 +233,7 @@ class LiveLines:
         if self.shown and not self._is_rewinding:
             self.shown = (self.shown + text)[-_LINE_BYTES:]
             return text
-        self.shown = self._prefix + text
+        self.shown = self._prefix.now() + text
         self._is_rewinding = False
         return self.shown
 

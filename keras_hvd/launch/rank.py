@@ -14,7 +14,14 @@ from pathlib import Path
 
 from keras_hvd.launch import processes
 from keras_hvd.launch.command_line import Options
-from keras_hvd.launch.output import LiveLines, Screen, Stream, Tail, WholeLines
+from keras_hvd.launch.output import (
+    LiveLines,
+    Prefix,
+    Screen,
+    Stream,
+    Tail,
+    WholeLines,
+)
 
 _TAIL_LINES = 20
 
@@ -122,19 +129,19 @@ def fit_terminals(rank: Rank, options: Options) -> None:
         _fit(stream.descriptor, stream.screen, _prefix(rank.number, options))
 
 
-def _fit(descriptor: int, screen: Screen, prefix: bytes) -> None:
+def _fit(descriptor: int, screen: Screen, prefix: Prefix) -> None:
     if not os.isatty(descriptor):
         return
     columns, rows = os.get_terminal_size(screen.descriptor)
-    size = struct.pack("HHHH", rows, max(columns - len(prefix), 0), 0, 0)
+    size = struct.pack("HHHH", rows, max(columns - len(prefix.now()), 0), 0, 0)
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
 
 
-def _prefix(number: int, options: Options) -> bytes:
-    return f"[{number}] ".encode() if options.prefix else b""
+def _prefix(number: int, options: Options) -> Prefix:
+    return Prefix(number if options.prefix else None, options.timestamps)
 
 
-def _connection(screen: Screen, is_live: bool, prefix: bytes) -> tuple[int, int]:
+def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int]:
     """Ends to read from and to write to: of a terminal if that is what users see."""
     if not (is_live and screen.is_terminal):
         return os.pipe2(os.O_CLOEXEC)

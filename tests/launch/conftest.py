@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -160,6 +161,15 @@ class Launcher:
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     found.append(f"{entry.name}: {command.decode()}")
         return found
+
+    def wait_until_gone(self) -> None:
+        """Waits for every process of the test to end."""
+        for line in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(int(line.partition(":")[0]))
+                ended, _, _ = select.select([descriptor], [], [], 20)
+                os.close(descriptor)
+                assert ended, f"still runs: {line}"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_blames_the_killed_rank_of_those_that_end_together(khvdrun):
     gate = Path(f"/tmp/khvdrun-test-{khvdrun.mark}")
     os.mkfifo(gate)
     try:
-        with khvdrun.start("-v", "-np", 4, "sh", "-c", script, gate) as job:
+        with khvdrun.start("--verbose", "-np", 4, "sh", "-c", script, gate) as job:
             ranks = _started_processes(job, 4)
             launcher = _parent(ranks[0])
             watched = [os.pidfd_open(rank) for rank in ranks]
@@ -250,20 +250,11 @@ def _parent(process: int) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def _wait_until_gone(khvdrun) -> None:
-    """Waits for every process of the test to end."""
-    for line in khvdrun.processes():
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(int(line.partition(":")[0]))
-            ended, _, _ = select.select([descriptor], [], [], 20)
-            os.close(descriptor)
-            assert ended, f"still runs: {line}"
-
-
 @pytest.mark.parametrize("victims", [["guardian"], ["job"], ["group"]])
 def test_leaves_nothing_when_khvdrun_is_killed(khvdrun, victims):
     script = LEFTOVERS + "echo ready; sleep 1000"
-    with khvdrun.start("-v", "-np", 2, *sh(script), start_new_session=True) as job:
+    command = ("--verbose", "-np", 2, *sh(script))
+    with khvdrun.start(*command, start_new_session=True) as job:
         ranks = _started_processes(job, 2)
         for _ in range(2):
             job.stdout.readline()
@@ -274,7 +265,7 @@ def test_leaves_nothing_when_khvdrun_is_killed(khvdrun, victims):
         else:
             os.killpg(job.pid, signal.SIGKILL)
         with within(10):
-            _wait_until_gone(khvdrun)
+            khvdrun.wait_until_gone()
     assert khvdrun.processes() == []
     if victims == ["job"]:
         assert job.returncode == 128 + signal.SIGKILL
@@ -283,13 +274,13 @@ def test_leaves_nothing_when_khvdrun_is_killed(khvdrun, victims):
 
 
 def test_ranks_die_even_if_both_of_khvdruns_processes_are_killed(khvdrun):
-    with khvdrun.start("-v", "-np", 2, "sleep", "1000") as job:
+    with khvdrun.start("--verbose", "-np", 2, "sleep", "1000") as job:
         ranks = _started_processes(job, 2)
         launcher = _parent(ranks[0])
         os.kill(job.pid, signal.SIGSTOP)
         os.kill(launcher, signal.SIGKILL)
         job.kill()
-        _wait_until_gone(khvdrun)
+        khvdrun.wait_until_gone()
     assert khvdrun.processes() == []
 
 

@@ -1,0 +1,164 @@
+"""`khvdrun --config-file`: options in a YAML file, laid out as Horovod's.
+
+A file becomes the options that it stands for, so that each is checked as on the command
+line, where it can be given again and then wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_hvd.launch.usage import UsageError
+
+# Outside of a section keys are the names of options.
+_TOP_LEVEL = (
+    *("verbose", "num-proc", "hosts", "hostfile", "start-timeout", "output-filename"),
+    *("prefix-output-with-timestamp", "bind-to", "term-after", "kill-after"),
+)
+
+_CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
+
+# section: key: option
+_SECTIONS = {
+    "params": {
+        key: f"--{key}"
+        for key in (
+            *("fusion-threshold-mb", "cycle-time-ms", "cache-capacity"),
+            *("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"),
+        )
+    },
+    "autotune": {
+        "enabled": "--autotune",
+        **{
+            key: f"--autotune-{key}"
+            for key in (
+                *("log-file", "warmup-samples", "steps-per-sample"),
+                *("bayes-opt-max-samples", "gaussian-process-noise"),
+            )
+        },
+    },
+    "timeline": {
+        "filename": "--timeline-filename",
+        "mark-cycles": "--timeline-mark-cycles",
+    },
+    "stall-check": {
+        "enabled": "--stall-check",
+        "warning-time-seconds": "--stall-check-warning-time-seconds",
+        "shutdown-time-seconds": "--stall-check-shutdown-time-seconds",
+    },
+    "library-options": {
+        key: f"--{key}"
+        for key in (
+            *("mpi-threads-disable", "num-nccl-streams", "thread-affinity"),
+            *("ccl-bgt-affinity", "mlsl-bgt-affinity", "gloo-timeout-seconds"),
+        )
+    },
+    "logging": {
+        "level": "--log-level",
+        "with-timestamp": "--log-with-timestamp",
+        "hide-timestamp": "--log-hide-timestamp",
+    },
+}
+
+# What says no, where the default or the environment might say yes.
+_OPPOSITES = {
+    "--stall-check": "--no-stall-check",
+    "--log-with-timestamp": "--log-without-timestamp",
+    "--log-hide-timestamp": "--log-with-timestamp",
+}
+
+
+def arguments(path: Path, values: Mapping[str, int]) -> list[str]:
+    """The options that a configuration file stands for.
+
+    Args:
+        path: The file.
+        values: For each option of `khvdrun` how many values follow it.
+
+    Returns:
+        Arguments as of a command line.
+
+    Raises:
+        UsageError: The file cannot be read, is no YAML, has a key that is none or a
+            value that is no value of its key; the text names the file and the key.
+    """
+    found = []
+    for key, option, value in _entries(path):
+        if option not in values:
+            raise _wrong(path, f"{key}: this version of khvdrun has no {option}")
+        found += _as_arguments(path, key, option, value, values[option] > 0)
+    return found
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """For each value in the file its key, as users write it, and its option."""
+    top_level = {key: f"--{key}" for key in _TOP_LEVEL}
+    for key, value in _mapping(path, "", _load(path)).items():
+        name = _name(key)
+        if name in _SECTIONS:
+            for inner, inner_value in _mapping(path, str(key), value).items():
+                option = _option(path, _SECTIONS[name], inner, f"{key}.")
+                yield f"{key}.{inner}", option, inner_value
+        elif name == "controller":
+            if value not in _CONTROLLERS:
+                raise _wrong(path, f"{key} must be gloo or mpi, not {value!r}")
+            yield str(key), _CONTROLLERS[value], True
+        else:
+            others = {**top_level, **dict.fromkeys((*_SECTIONS, "controller"), "")}
+            yield str(key), _option(path, others, key, ""), value
+
+
+def _load(path: Path) -> Any:
+    # Only who has such a file pays for it.
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise _wrong(path, f"cannot be read: {reason}") from None
+    except yaml.YAMLError as error:
+        raise _wrong(path, f"is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _mapping(path: Path, key: str, value: Any) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        where = f"{key} must hold" if key else "must hold"
+        raise _wrong(path, f"{where} keys with values, not {value!r}")
+    return value
+
+
+def _option(path: Path, options: Mapping[str, str], key: Any, section: str) -> str:
+    name = _name(key)
+    if name not in options:
+        known = ", ".join(sorted(options))
+        where = f"in {section.removesuffix('.')} are" if section else "are"
+        raise _wrong(path, f"unknown key {section}{key}; keys {where}: {known}")
+    return options[name]
+
+
+def _name(key: Any) -> str:
+    """A key with the hyphens of options, however it is written."""
+    return str(key).replace("_", "-")
+
+
+def _as_arguments(
+    path: Path, key: str, option: str, value: Any, takes_value: bool
+) -> list[str]:
+    if takes_value:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise _wrong(path, f"{key} must be a number or text, not {value!r}")
+        return [f"{option}={value}"]
+    if not isinstance(value, bool):
+        raise _wrong(path, f"{key} must be true or false, not {value!r}")
+    if value:
+        return [option]
+    return [_OPPOSITES[option]] if option in _OPPOSITES else []
+
+
+def _wrong(path: Path, text: str) -> UsageError:
+    return UsageError(f"--config-file: {str(path)!r}: {text}")
