@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from keras_hvd.basics import rank as rank
     from keras_hvd.basics import shutdown as shutdown
     from keras_hvd.basics import size as size
+    from keras_hvd.capabilities import ccl_built as ccl_built
+    from keras_hvd.capabilities import cuda_built as cuda_built
+    from keras_hvd.capabilities import ddl_built as ddl_built
+    from keras_hvd.capabilities import gloo_built as gloo_built
+    from keras_hvd.capabilities import gloo_enabled as gloo_enabled
+    from keras_hvd.capabilities import is_homogeneous as is_homogeneous
+    from keras_hvd.capabilities import mpi_built as mpi_built
+    from keras_hvd.capabilities import mpi_enabled as mpi_enabled
+    from keras_hvd.capabilities import mpi_threads_supported as mpi_threads_supported
+    from keras_hvd.capabilities import nccl_built as nccl_built
+    from keras_hvd.capabilities import rocm_built as rocm_built
     from keras_hvd.collectives.allgather import allgather as allgather
     from keras_hvd.collectives.allreduce import Average as Average
     from keras_hvd.collectives.allreduce import Max as Max
@@ -42,6 +53,7 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
+    from keras_hvd.interactive import run as run
     from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
@@ -65,6 +77,17 @@ _DEFINED_IN = {
     "rank": "basics",
     "shutdown": "basics",
     "size": "basics",
+    "ccl_built": "capabilities",
+    "cuda_built": "capabilities",
+    "ddl_built": "capabilities",
+    "gloo_built": "capabilities",
+    "gloo_enabled": "capabilities",
+    "is_homogeneous": "capabilities",
+    "mpi_built": "capabilities",
+    "mpi_enabled": "capabilities",
+    "mpi_threads_supported": "capabilities",
+    "nccl_built": "capabilities",
+    "rocm_built": "capabilities",
     "allgather": "collectives.allgather",
     "Average": "collectives.allreduce",
     "Max": "collectives.allreduce",
@@ -85,6 +108,7 @@ _DEFINED_IN = {
     "NotInitializedError": "exceptions",
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
+    "run": "interactive",
     "load_model": "loading",
     "allgather_object": "objects",
     "broadcast_object": "objects",

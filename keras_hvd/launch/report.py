@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.rank import Rank
@@ -37,6 +37,11 @@ def first_failure(ranks: Sequence[Rank]) -> Rank | None:
     """
     failed = [rank for rank in ranks if rank.status != 0]
     return min(failed, key=_order, default=None)
+
+
+def blames_a_peer(lines: Iterable[str]) -> bool:
+    """Whether a rank that ended with these lines did so because another one did."""
+    return any(_BLAMES_A_PEER.search(line) for line in lines)
 
 
 def exit_code(rank: Rank) -> int:
@@ -124,7 +129,7 @@ def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:
 
 
 def _blames_a_peer(rank: Rank) -> bool:
-    return any(_BLAMES_A_PEER.search(line) for line in rank.stderr.lines())
+    return blames_a_peer(rank.stderr.lines())
 
 
 def _name(number: int) -> str:

@@ -1,0 +1,305 @@
+"""keras_hvd.run: what comes back from the ranks, and that nothing stays behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import keras_hvd
+from keras_hvd.interactive import RankTraceback
+
+# Functions here are nested: those of a module go to the ranks by its name, and a test's
+# module has none that they could import.
+
+
+def python(khvdrun, *arguments: object, **popen) -> subprocess.Popen:
+    """Starts a program that the `khvdrun` fixture looks after."""
+    environment = {**os.environ, "KERAS_HVD_TEST_MARK": khvdrun.mark}
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **popen,
+    )
+
+
+def script(folder, text: str):
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_returns_what_each_rank_returned_in_their_order(capfd):
+    def place(first, second=0):
+        keras_hvd.init()
+        print("at work")
+        return keras_hvd.rank(), keras_hvd.size(), first, second
+
+    results = keras_hvd.run(place, ("a",), {"second": [1]}, num_proc=3)
+    assert results == [(rank, 3, "a", [1]) for rank in range(3)]
+    written = capfd.readouterr()
+    lines = sorted(written.out.splitlines())
+    assert lines == [f"[{rank}] at work" for rank in range(3)]
+    assert written.err == ""
+
+
+def test_one_rank_unless_told():
+    assert keras_hvd.run(os.getpid) != [os.getpid()]
+    assert len(keras_hvd.run(os.getpid)) == 1
+    assert len(keras_hvd.run(os.getpid, np=2)) == 2
+
+
+def test_large_results():
+    def fill(count):
+        return np.full(count, 7, np.uint8)
+
+    (result,) = keras_hvd.run(fill, (100 << 20,))
+    assert result.nbytes == 100 << 20
+    assert (result == 7).all()
+
+
+def test_raises_what_a_rank_raised():
+    def fail_on_rank_1(kind):
+        keras_hvd.init()
+        if keras_hvd.rank() == 1:
+            raise kind("no data")
+        keras_hvd.allgather_object("never")
+
+    with pytest.raises(FileNotFoundError, match="no data") as raised:
+        keras_hvd.run(fail_on_rank_1, (FileNotFoundError,), np=2)
+    cause = raised.value.__cause__
+    assert isinstance(cause, RankTraceback)
+    assert cause.rank == 1
+    assert str(cause).startswith("on rank 1:\nTraceback (most recent call last):\n")
+    assert 'raise kind("no data")' in str(cause)
+    assert str(cause).endswith("FileNotFoundError: no data")
+
+
+def test_describes_an_exception_that_cannot_be_pickled():
+    class Stubborn(Exception):
+        def __init__(self, code, text):
+            super().__init__(f"{text} ({code})")
+
+    def fail():
+        raise Stubborn(3, "no way")
+
+    with pytest.raises(RuntimeError, match=r"Stubborn: no way \(3\)") as raised:
+        keras_hvd.run(fail)
+    assert raised.value.__cause__.rank == 0
+
+
+def test_says_so_if_a_result_cannot_be_pickled():
+    def generate():
+        return (number for number in range(3))
+
+    with pytest.raises(TypeError, match="the result cannot be pickled: .*generator"):
+        keras_hvd.run(generate)
+
+
+def test_an_exit_is_an_error_too():
+    with pytest.raises(RuntimeError, match=r"the function exited: SystemExit\(3\)"):
+        keras_hvd.run(sys.exit, (3,))
+
+
+def test_names_the_ranks_that_ended_without_a_word():
+    def leave():
+        keras_hvd.init()
+        if keras_hvd.rank() == 1:
+            os._exit(0)
+
+    with pytest.raises(keras_hvd.RankFailedError, match="rank 1 ended before the func"):
+        keras_hvd.run(leave, np=2)
+
+
+def test_says_which_rank_was_killed():
+    def die():
+        keras_hvd.init()
+        if keras_hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        keras_hvd.allgather_object("never")
+
+    with pytest.raises(keras_hvd.RankFailedError, match="rank 1 .*killed by SIGKILL"):
+        keras_hvd.run(die, np=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_proc": 0}, "'0' is not a number of processes"),
+        ({"np": 2, "num_proc": 2}, "num_proc and np mean the same"),
+        ({"hosts": "node1:2"}, "names 'node1': this version of keras_hvd runs on one"),
+        ({"np": 2, "hosts": "localhost:1"}, "more processes than the 1 slots"),
+        ({"min_np": 1}, "no elastic jobs"),
+        ({"cooldown_range": (1, 2)}, "no elastic jobs"),
+        ({"mpi_args": "-x A"}, "no mpirun runs underneath"),
+        ({"executable": "/no/python"}, "no such file: '/no/python'"),
+    ],
+)
+def test_refuses_wrong_arguments_before_anything_starts(arguments, message, capfd):
+    with pytest.raises(ValueError, match=message):
+        keras_hvd.run(print, ("never",), **arguments)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_passes_options_on(tmp_path, capfd):
+    def greet():
+        print("hello")
+
+    keras_hvd.run(
+        greet,
+        np=2,
+        hosts="localhost:2",
+        use_gloo=True,
+        verbose=True,
+        output_filename=str(tmp_path),
+        prefix_output_with_timestamp=True,
+    )
+    written = capfd.readouterr()
+    lines = written.out.splitlines()
+    assert [line.rpartition("] ")[2] for line in lines] == ["hello", "hello"]
+    assert all(line[:2] == "20" for line in lines)
+    assert "without effect here: --gloo" in written.err
+    assert "rank 1 ended with exit code 0" in written.err
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "hello\n"
+
+
+SCRIPT = """
+    import dataclasses, os, sys
+    import keras_hvd
+
+    @dataclasses.dataclass
+    class Place:
+        rank: int
+
+    class OwnError(Exception):
+        pass
+
+    FACTOR = 10
+
+    def place():
+        return Place(FACTOR * int(os.environ["KERAS_HVD_RANK"]))
+
+    def fail():
+        raise OwnError("own")
+
+    print(keras_hvd.run(place, np=2) == [Place(0), Place(10)])
+    try:
+        keras_hvd.run(fail, np=2)
+    except OwnError as error:
+        print(error)
+    """
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_takes_functions_and_classes_of_a_script_or_a_session(
+    khvdrun, tmp_path, is_file
+):
+    # Read from standard input, it has no source to import, like a notebook's cells.
+    source = textwrap.dedent(SCRIPT)
+    arguments = [script(tmp_path, SCRIPT)] if is_file else ["-"]
+    with python(khvdrun, *arguments, stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(None if is_file else source)
+    assert process.returncode == 0, err
+    assert out == "True\nown\n"
+
+
+def test_shows_output_where_a_notebook_shows_its_own(khvdrun, tmp_path):
+    program = """
+        import io, sys
+        import keras_hvd
+
+        def speak():
+            print("out")
+            print("err", file=sys.stderr)
+
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+        keras_hvd.run(speak, np=2)
+        shown = sys.stdout.getvalue(), sys.stderr.getvalue()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        print([sorted(text.splitlines()) for text in shown])
+        """
+    with python(khvdrun, script(tmp_path, program)) as process:
+        out, err = process.communicate()
+    assert out == "[['[0] out', '[1] out'], ['[0] err', '[1] err']]\n"
+    assert err == ""
+
+
+def test_finds_the_modules_that_the_caller_finds(khvdrun, tmp_path):
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    program = f"""
+        import sys
+        sys.path.append({str(tmp_path)!r})
+        import beside, keras_hvd
+        print(keras_hvd.run(beside.answer, np=2))
+        """
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    with python(khvdrun, script(folder, program)) as process:
+        out, err = process.communicate()
+    assert (out, err) == ("[42, 42]\n", "")
+
+
+WAITING = """
+    import os, signal, sys
+    import keras_hvd, keras_hvd.interactive
+
+    def wait(ignores):
+        if ignores:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print(os.getpid())
+        while True:
+            signal.pause()
+
+    keras_hvd.interactive._PATIENCE_SECONDS = 0.5
+    try:
+        keras_hvd.run(wait, (sys.argv[1] == "ignores",), np=2)
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+
+
+@pytest.fixture
+def waiting(khvdrun, tmp_path):
+    """Starts a script whose ranks wait for ever; gives it, and what becomes readable
+    when each rank has ended.
+    """
+
+    def start(ranks: str):
+        process = python(khvdrun, script(tmp_path, WAITING), ranks)
+        lines = [process.stdout.readline() for _ in range(2)]
+        ends = [os.pidfd_open(int(line.partition("] ")[2])) for line in lines]
+        opened.extend(ends)
+        return process, ends
+
+    opened: list[int] = []
+    yield start
+    for end in opened:
+        os.close(end)
+
+
+@pytest.mark.parametrize("ranks", ["listen", "ignores"])
+def test_ctrl_c_ends_all(waiting, ranks):
+    process, ends = waiting(ranks)
+    with process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        # No rank is left by the time that `run` has raised.
+        assert select.select(ends, [], [], 0)[0] == ends
+        stderr = process.stderr.read()
+    assert process.returncode == 0
+    assert stderr == "khvdrun: the job was ended by SIGINT\n"
+
+
+def test_the_job_dies_with_its_caller(khvdrun, waiting):
+    process, ends = waiting("ignores")
+    with process:
+        process.kill()
+        khvdrun.wait_until_gone()
+        assert select.select(ends, [], [], 0)[0] == ends
