@@ -14,16 +14,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, BinaryIO, TextIO
 
-from keras_hvd import call
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
-from keras_hvd.launch import command_line, report
+from keras_hvd.launch import call, command_line, report
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
 # The same copy of keras_hvd as this process', wherever that has it from.
 _IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
 _KHVDRUN = _IMPORT + "from keras_hvd.launch.for_parent import main as run; "
-_RANK = _IMPORT + "from keras_hvd import call; sys.exit(call.serve(*sys.argv[1:]))"
+_RANK = (
+    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
+)
 
 # How long ranks have to end by themselves after an interrupt.
 _PATIENCE_SECONDS = 5

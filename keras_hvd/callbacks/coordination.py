@@ -9,14 +9,13 @@ callbacks (moving statistics, verbosity) and what must see what all of them did
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics
+from keras_hvd import basics, log
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer import is_distributed, leaf_optimizers
@@ -358,7 +357,7 @@ def _warn_of_unsynchronized(model: keras.Model) -> None:
         and getattr(layer, "synchronized", False)
     ]
     if names and basics.rank() == 0:
-        warnings.warn(
+        log.warn(
             f"{', '.join(names)}: BatchNormalization(synchronized=True) synchronizes "
             "under a tf.distribute strategy only. Here each rank normalizes by its own "
             "batch; moving statistics are averaged over ranks after each epoch.",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 
-from keras_hvd import basics
+from keras_hvd import basics, log
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
 from keras_hvd.objects import allgather_object
@@ -69,7 +67,7 @@ class MetricAverage(DistributedCallback):
                 f"{name} reads the logs of this rank alone"
             )
         for name in (type(each).__name__ for each in others[:place] if _may_read(each)):
-            warnings.warn(
+            log.warn(
                 f"{name} comes before MetricAverage in the list of callbacks: its "
                 "on_epoch_end gets the logs of this rank alone",
                 stacklevel=2,

@@ -2,10 +2,11 @@
 
 import pathlib
 import re
+import warnings
 
 import pytest
 
-from keras_hvd import settings
+from keras_hvd import log, settings
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 DEFAULTS = vars(settings.read({}))
@@ -204,3 +205,14 @@ def test_the_documentation_lists_what_means_nothing_here():
     section = page.partition("## Without effect")[2]
     listed = re.findall(r"`HOROVOD_(\w+)`", section)
     assert sorted(listed) == sorted(settings.WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize(
+    ("level", "count"), [("trace", 1), ("warning", 1), ("error", 0), ("fatal", 0)]
+)
+def test_warnings_of_python_obey_the_level_too(monkeypatch, level, count):
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", level)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        log.warn("it goes on, but not as it should")
+    assert [warning.filename for warning in caught] == [__file__] * count
