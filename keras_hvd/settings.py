@@ -26,7 +26,6 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_AUTOTUNE = "this version does not tune itself"
-_NO_TIMELINE = "this version writes no timeline"
 _NO_NCCL = "this version uses no NCCL and no GPU"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
@@ -65,8 +64,6 @@ WITHOUT_EFFECT = {
     "NUM_NCCL_STREAMS": _NO_NCCL,
     "NUM_STREAMS": _NO_NCCL,
     "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
-    "TIMELINE": _NO_TIMELINE,
-    "TIMELINE_MARK_CYCLES": _NO_CYCLES,
     "TORUS_ALLREDUCE": _ONE_HOST,
 }
 """Horovod's variables without HOROVOD_ that mean nothing here, and why."""
