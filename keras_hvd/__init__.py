@@ -54,14 +54,26 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
     from keras_hvd.interactive import run as run
+    from keras_hvd.gradient_tape import (
+        DistributedGradientTape as DistributedGradientTape,
+    )
+    from keras_hvd.gradient_tape import (
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
+    )
     from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
     from keras_hvd.objects import broadcast_object_fn as broadcast_object_fn
     from keras_hvd.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_hvd.optimizer import (
+        PartialDistributedOptimizer as PartialDistributedOptimizer,
+    )
     from keras_hvd.process_sets import ProcessSet as ProcessSet
     from keras_hvd.process_sets import global_process_set as global_process_set
     from keras_hvd.schedules import warmup_schedule as warmup_schedule
+    from keras_hvd.sync_batch_normalization import (
+        SyncBatchNormalization as SyncBatchNormalization,
+    )
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
 _SUBMODULES = ("callbacks", "environment", "exceptions")
@@ -109,14 +121,18 @@ _DEFINED_IN = {
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
     "run": "interactive",
+    "DistributedGradientTape": "gradient_tape",
+    "PartialDistributedGradientTape": "gradient_tape",
     "load_model": "loading",
     "allgather_object": "objects",
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",
     "DistributedOptimizer": "optimizer",
+    "PartialDistributedOptimizer": "optimizer",
     "ProcessSet": "process_sets",
     "global_process_set": "process_sets",
     "warmup_schedule": "schedules",
+    "SyncBatchNormalization": "sync_batch_normalization",
     "broadcast_variables": "variables",
 }
 

@@ -9,55 +9,108 @@ accumulation, before clipping.
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import functools
-import math
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics
-from keras_hvd.collectives import gradients, submission
 from keras_hvd.collectives.allreduce import (
     Average,
     Max,
     Min,
     ReduceOp,
-    Sum,
     allreduce,
     grouped_allreduce,
 )
+from keras_hvd.compression import Compression, Compressor
+from keras_hvd.gradient_reduction import (
+    GradientReduction,
+    name_in_graph,
+    path,
+    require_not_reduced,
+)
+from keras_hvd.local_variables import LocalVariables, local_layers_of
 
-# Gradients leave in groups of about this size: large enough to be worth a collective,
-# small enough that the last layers' travel while backprop works on the first.
-_BUCKET_BYTES = 4 << 20
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What `DistributedOptimizer` was asked for."""
+
+    reduction: GradientReduction
+    # What begins the names of collectives; None: the optimizer's own name.
+    name: str | None = None
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
 
 
 def DistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer, *, op: ReduceOp | None = None
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    *,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp | None = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer reduce its gradients over all ranks, before clipping them.
 
     It works under `fit`, `train_on_batch`, a custom `train_step` and a `GradientTape`
     with `apply` or `apply_gradients`. Configuration, state and saved files stay those
-    of the plain optimizer; a saved model loads without keras_hvd. Wrapping twice does
-    nothing. Sparse gradients (of `Embedding`) become dense.
+    of the plain optimizer; a saved model loads without keras_hvd. Wrapping twice in
+    the same way does nothing.
+
+    The optimizer gets a method `register_local_var(variable)`: the gradients of such a
+    variable stay on their rank, and each rank trains its own.
 
     Args:
         optimizer: a Keras 3 optimizer; it is changed in place and keeps its state. Of
             a `MultiOptimizer` or `LossScaleOptimizer` the inner ones reduce.
-        op: `keras_hvd.Average` (the default) or `keras_hvd.Sum`.
+        name: begins the names that match gradients between ranks; by default the
+            optimizer's own name.
+        use_locking: without meaning; as in Horovod.
+        device_dense: without meaning; as in Horovod.
+        device_sparse: without meaning; as in Horovod.
+        compression: what gradients travel as: `keras_hvd.Compression.none`, `.fp16` or
+            `.bf16`.
+        sparse_as_dense: whether sparse gradients (`tf.IndexedSlices`, of `Embedding`)
+            become dense and are reduced with the others. By default the ranks gather
+            each other's slices, as one process would get them for all the data.
+        backward_passes_per_step: number of gradients that are added up on each rank
+            before one reduction and one update. They are Keras' accumulated gradients:
+            this sets `gradient_accumulation_steps`.
+        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        gradient_predivide_factor: gradients are divided by it before they are summed,
+            and by `size() / gradient_predivide_factor` afterwards.
+        average_aggregated_gradients: whether the gradients of
+            `backward_passes_per_step` are averaged instead of added up.
+        num_groups: the old name of a number of `groups`.
+        groups: what travels together: a number of groups of about as many gradients
+            each, or lists of variables, besides which others go by size. By default
+            all go by size.
+        scale_local_gradients: whether gradients of local variables are divided by the
+            number of ranks, as those of the others are by averaging.
 
     Returns:
         The same object.
 
     Raises:
-        TypeError: `optimizer` is not a Keras 3 optimizer.
-        ValueError: `op` is another reduction, or differs from the one that the
-            optimizer already has.
+        TypeError: `optimizer` is not a Keras 3 optimizer, or `compression` not a
+            compressor.
+        ValueError: a value is wrong, does not go with another, or differs from what the
+            optimizer was distributed with before; `backward_passes_per_step` differs
+            from the optimizer's own `gradient_accumulation_steps`.
         RuntimeError: inside the scope of a `tf.distribute` strategy, which reduces
             gradients itself; or Keras does not run on TensorFlow.
 
@@ -69,18 +122,66 @@ def DistributedOptimizer(
     >>> optimizer.name
     'adam'
     """
+    del use_locking, device_dense, device_sparse
     _require_keras_optimizer(optimizer)
     _require_no_strategy(optimizer)
-    reduce_op = _gradient_op(op)
-    if _is_distributing(optimizer):
-        _require_same_op(optimizer, reduce_op)
-        return optimizer
-    _agree_on_finite_gradients()
-    inner = inner_optimizers(optimizer)
-    for each in inner or ():
-        DistributedOptimizer(each, op=reduce_op)
-    mixin = _ReducesGradients if inner is None else _DistributesInner
-    optimizer.__class__ = _distributed_class(type(optimizer), mixin, reduce_op)
+    reduction = GradientReduction.of_arguments(
+        "DistributedOptimizer",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        scale_local_gradients=scale_local_gradients,
+    )
+    settings = _Settings(
+        reduction,
+        name,
+        _passes(backward_passes_per_step),
+        bool(average_aggregated_gradients),
+    )
+    return _distribute(optimizer, settings)
+
+
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    *,
+    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    **arguments: Any,
+) -> keras.optimizers.Optimizer:
+    """A distributed optimizer that leaves the gradients of some layers on their rank.
+
+    Each rank trains its own weights of these layers. `BroadcastGlobalVariables` gives
+    all ranks the same ones to begin with, unless it is told of them too.
+
+    Args:
+        optimizer: as for `DistributedOptimizer`.
+        name: as for `DistributedOptimizer`.
+        local_layers: a Keras layer, or several; they may be built later.
+        **arguments: as for `DistributedOptimizer`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: as for `DistributedOptimizer`.
+        ValueError: something in `local_layers` is not a layer; what
+            `DistributedOptimizer` raises.
+        RuntimeError: as for `DistributedOptimizer`.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> head = keras.layers.Dense(2)
+    >>> optimizer = keras_hvd.PartialDistributedOptimizer(
+    ...     keras.optimizers.SGD(0.1), local_layers=[head])
+    """
+    local = local_layers_of("PartialDistributedOptimizer", local_layers)
+    optimizer = DistributedOptimizer(optimizer, name, **arguments)
+    optimizer._keep_local(local)
     return optimizer
 
 
@@ -177,13 +278,37 @@ class _Distributed:
     """An optimizer whose class `DistributedOptimizer` has changed."""
 
     _plain_class: type
-    _reduce_op: ReduceOp
+
+    @property
+    def _settings(self) -> _Settings:
+        return vars(self)["_keras_hvd_settings"]
+
+    @property
+    def _local(self) -> list[LocalVariables]:
+        return vars(self)["_keras_hvd_local"]
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradients of a variable on their rank.
+
+        Args:
+            var: a Keras variable or a `tf.Variable`.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        self._keep_local(LocalVariables.of(var))
+
+    def _keep_local(self, local: LocalVariables) -> None:
+        self._local.append(local)
+        for each in inner_optimizers(self) or ():
+            each._keep_local(local)
 
     def __reduce__(self):
         # Keras pickles (and copies) a reference to the class, which here has no name of
         # its own, next to the saved optimizer.
         _, saved = super().__reduce__()
-        return _unpickle, (self._plain_class, self._reduce_op, *saved)
+        paths = frozenset(each for local in self._local for each in local.paths())
+        return _unpickle, (self._plain_class, self._settings, paths, *saved)
 
 
 class _ReducesGradients(_Distributed):
@@ -193,17 +318,18 @@ class _ReducesGradients(_Distributed):
         state = vars(self)
         before = state.get("_applied", 0)
         iterations = super().apply_gradients(list(grads_and_vars))
-        if basics.size() > 1 and state.get("_applied", 0) == before:
+        if not self._is_alone() and state.get("_applied", 0) == before:
             raise _not_reduced(self, "apply_gradients() updated without apply()")
         return iterations
 
     def apply(self, grads, trainable_variables=None):
-        if basics.size() == 1 or not len(grads):
+        if self._is_alone() or not len(grads):
             _count_apply(self)
             return super().apply(grads, trainable_variables)
         if trainable_variables is None and not self.built:
             return super().apply(grads)  # which says what is missing
         _require_no_strategy(self)
+        require_not_reduced(self, grads)
         variables = list(trainable_variables or self._trainable_variables)
         _run_before_first_update(self, variables)
         grads = _reduce_overwriting(self, list(grads), variables)
@@ -230,8 +356,13 @@ class _ReducesGradients(_Distributed):
         return super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads):
-        if basics.size() > 1:
+        if not self._is_alone():
             grads = self._reduce(list(grads))
+        settings = self._settings
+        if not settings.average_aggregated_gradients:
+            # Keras averages what it accumulates.
+            passes = settings.backward_passes_per_step
+            grads = [grad * passes for grad in grads] if passes > 1 else grads
         return super()._clip_gradients(grads)
 
     def _reduce(self, grads):
@@ -243,16 +374,28 @@ class _ReducesGradients(_Distributed):
                 "cannot be known",
             )
         update.reduced += len(grads)
-        return _reduce_gradients(self.name, self._reduce_op, grads, update.variables)
+        variables = update.variables
+        local = {each for local in self._local for each in local.among(variables)}
+        prefix = self._settings.name or self.name
+        return self._settings.reduction.reduce(prefix, grads, variables, local)
+
+    def _is_alone(self):
+        return self._settings.reduction.size() == 1
 
 
 class _DistributesInner(_Distributed):
     """An optimizer that leaves the updates to inner ones, chosen at build at last."""
 
+    def apply(self, grads, trainable_variables=None):
+        if self._settings.reduction.size() > 1:
+            require_not_reduced(self, grads)
+        return super().apply(grads, trainable_variables)
+
     def build(self, variables):
         super().build(variables)
         for each in inner_optimizers(self):
-            DistributedOptimizer(each, op=self._reduce_op)
+            if not _is_distributing(each):
+                _distribute(each, self._settings, self._local)
         action = vars(self).pop("_before_first_update", None)
         if action is not None:
             before_first_update(self, action)
@@ -271,8 +414,27 @@ class _Update:
         self.reduced = 0
 
 
+def _distribute(
+    optimizer: Any, settings: _Settings, local: Sequence[LocalVariables] = ()
+) -> Any:
+    if _is_distributing(optimizer):
+        _require_same_settings(optimizer, settings)
+        return optimizer
+    _agree_on_finite_gradients()
+    inner = inner_optimizers(optimizer)
+    for each in inner or ():
+        _distribute(each, settings, local)
+    if inner is None:
+        _accumulate(optimizer, settings.backward_passes_per_step)
+    # Past Keras, which would track what an attribute holds.
+    vars(optimizer).update(_keras_hvd_settings=settings, _keras_hvd_local=list(local))
+    mixin = _ReducesGradients if inner is None else _DistributesInner
+    optimizer.__class__ = _distributed_class(type(optimizer), mixin)
+    return optimizer
+
+
 @functools.cache
-def _distributed_class(plain: type, mixin: type, reduce_op: ReduceOp) -> type:
+def _distributed_class(plain: type, mixin: type) -> type:
     """A subclass that Keras, and who saves or prints the optimizer, takes for `plain`.
 
     Keras serializes `obj.__class__`: with a class that was neither exported by Keras
@@ -287,118 +449,45 @@ def _distributed_class(plain: type, mixin: type, reduce_op: ReduceOp) -> type:
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
             "_plain_class": plain,
-            "_reduce_op": reduce_op,
         },
     )
 
 
-def _unpickle(plain: type, reduce_op: ReduceOp, saved: Any):
-    return DistributedOptimizer(plain._unpickle_model(saved), op=reduce_op)
+def _unpickle(plain: type, settings: _Settings, local_paths: frozenset, saved: Any):
+    local = LocalVariables(local_paths=local_paths)
+    return _distribute(plain._unpickle_model(saved), settings, [local])
 
 
-def _reduce_gradients(
-    prefix: str, reduce_op: ReduceOp, grads: list[Any], variables: Sequence[Any]
-) -> list[tf.Tensor]:
-    paths = _distinct_paths(variables)
-    reduced = [tf.convert_to_tensor(grad) for grad in grads]
-    buckets = list(_buckets([_bytes(variable) for variable in variables]))
-    names = [
-        _name_in_graph(f"{prefix}/gradients/{place}") for place in range(len(buckets))
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Has Keras accumulate the gradients of several passes."""
+    steps = optimizer.gradient_accumulation_steps or 1
+    if passes in (1, steps):
+        return
+    if steps > 1:
+        raise ValueError(
+            f"optimizer {optimizer.name!r} has gradient_accumulation_steps={steps}, "
+            f"and DistributedOptimizer was given backward_passes_per_step={passes}: "
+            "they are the same thing, so give one of them"
+        )
+    optimizer.gradient_accumulation_steps = passes
+    # What counted updates counts passes from now on.
+    optimizer._iterations.assign(optimizer._iterations * passes)
+    if optimizer.built:
+        _add_accumulators(optimizer)
+
+
+def _add_accumulators(optimizer: Any) -> None:
+    """Adds what `build` would have, in its place: files number an optimizer's state."""
+    tracked = optimizer._variables
+    first_slot = len(optimizer._trainable_variables) if optimizer.use_ema else 0
+    first_slot += 1 + isinstance(optimizer._learning_rate, keras.Variable)
+    slots = tracked[first_slot:]
+    del tracked[first_slot:]
+    vars(optimizer)["_accumulated_gradients"] = [
+        optimizer.add_variable_from_reference(each, name="gradient_accumulator")
+        for each in optimizer._trainable_variables
     ]
-    results = _reduce_buckets(
-        [[reduced[i] for i in bucket] for bucket in buckets],
-        names,
-        [_mark_of([paths[i] for i in bucket]) for bucket in buckets],
-        reduce_op,
-    )
-    for bucket, bucket_results in zip(buckets, results):
-        for i, result in zip(bucket, bucket_results):
-            reduced[i] = result
-    return reduced
-
-
-def _reduce_buckets(
-    buckets: list[list[tf.Tensor]],
-    names: list[str],
-    marks: list[int],
-    reduce_op: ReduceOp,
-) -> list[list[tf.Tensor]]:
-    """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
-    if submission.is_compiled():
-        return gradients.submit(buckets, names, marks, reduce_op)
-    return [
-        grouped_allreduce(
-            [*bucket, tf.zeros([0, mark], tf.uint8)], op=reduce_op, name=name
-        )[:-1]
-        for bucket, name, mark in zip(buckets, names, marks)
-    ]
-
-
-def _mark_of(paths: Sequence[str]) -> int:
-    """The length of a tensor without elements that tells the variables of a bucket.
-
-    Where a variable has a gradient on some ranks only, the buckets of the ranks hold
-    different variables, perhaps of equal shapes. Shapes are compared between ranks, so
-    this makes it an error, and costs nothing: there is nothing to reduce.
-    """
-    return zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
-
-
-def _buckets(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Groups of indices, from the last to the first: the order backprop ends them in.
-
-    >>> list(_buckets([1 << 20, 3 << 20, 9 << 20, 1 << 10]))
-    [[3], [2], [1, 0]]
-    """
-    bucket, filled = [], 0
-    for i in reversed(range(len(sizes))):
-        if bucket and filled + sizes[i] > _BUCKET_BYTES:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(i)
-        filled += sizes[i]
-    if bucket:
-        yield bucket
-
-
-def _bytes(variable: Any) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
-
-
-def _distinct_paths(variables: Sequence[Any]) -> list[str]:
-    """The variables' paths; those that several share get their place in the list."""
-    paths = [_path(variable) for variable in variables]
-    times = collections.Counter(paths)
-    return [path if times[path] == 1 else f"{path}#{i}" for i, path in enumerate(paths)]
-
-
-def _path(variable: Any) -> str:
-    return getattr(variable, "path", None) or variable.name
-
-
-def _name_in_graph(name: str) -> str:
-    """The name, numbered where the graph that is being built has it already.
-
-    Optimizers and variables of the same names in one `tf.function` (twins, copies) may
-    reduce at the same time, in another order on each rank. Ranks that trace the program
-    more often than others count the same, since each trace has a graph of its own.
-
-    >>> @tf.function
-    ... def step():
-    ...     print(_name_in_graph("adam/w"), _name_in_graph("adam/w"))
-    >>> step()
-    adam/w adam/w#1
-    """
-    if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    if not hasattr(graph, "_keras_hvd_names"):
-        graph._keras_hvd_names = collections.Counter()
-    names = graph._keras_hvd_names
-    names[name] += 1
-    return name if names[name] == 1 else f"{name}#{names[name] - 1}"
+    tracked.extend(slots)
 
 
 def _is_overwritten(variable: Any) -> bool:
@@ -417,8 +506,8 @@ def _reduce_overwriting(
     ]
     if not chosen:
         return grads
-    path = _path(variables[chosen[0]])
-    name = _name_in_graph(f"{optimizer.name}/{path}/overwriting")
+    first = path(variables[chosen[0]])
+    name = name_in_graph(f"{optimizer.name}/{first}/overwriting")
     for i, result in zip(
         chosen, grouped_allreduce([grads[i] for i in chosen], op=Max, name=name)
     ):
@@ -439,10 +528,12 @@ def _agree_on_finite_gradients() -> None:
     @functools.wraps(plain)
     def check_finite(self, grads):
         finite = plain(self, grads)
-        if not is_distributed(self.inner_optimizer) or basics.size() == 1:
+        if not is_distributed(self.inner_optimizer):
+            return finite
+        if self.inner_optimizer._settings.reduction.size() == 1:
             return finite
         name = f"{self.name}/{self.inner_optimizer.name}/finite"
-        return allreduce(finite, op=Min, name=_name_in_graph(name))
+        return allreduce(finite, op=Min, name=name_in_graph(name))
 
     check_finite._keras_hvd = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite
@@ -486,24 +577,32 @@ def _multi_optimizer() -> tuple[type, ...]:
     return (found,) if found else ()
 
 
-def _gradient_op(op: ReduceOp | None) -> ReduceOp:
-    if op is None:
-        return Average
-    if op not in (Average, Sum):
+def _passes(backward_passes_per_step: int) -> int:
+    passes = operator.index(backward_passes_per_step)
+    if passes < 1:
         raise ValueError(
-            "DistributedOptimizer reduces gradients by keras_hvd.Average or "
-            f"keras_hvd.Sum; got op={op!r}"
+            "DistributedOptimizer: backward_passes_per_step must be at least 1; got "
+            f"{backward_passes_per_step!r}"
         )
-    return ReduceOp(op)
+    return passes
 
 
-def _require_same_op(optimizer: Any, reduce_op: ReduceOp) -> None:
-    if optimizer._reduce_op != reduce_op:
-        raise ValueError(
-            f"optimizer {optimizer.name!r} is already distributed, with op="
-            f"{optimizer._reduce_op.name}; it cannot be distributed again with op="
-            f"{reduce_op.name}"
+def _require_same_settings(optimizer: Any, settings: _Settings) -> None:
+    has = optimizer._settings
+    if has == settings:
+        return
+    differing = has.reduction.differences(settings.reduction) or " and ".join(
+        ", ".join(
+            f"{field.name}={getattr(each, field.name)!r}"
+            for field in dataclasses.fields(_Settings)
+            if getattr(has, field.name) != getattr(settings, field.name)
         )
+        for each in (has, settings)
+    )
+    raise ValueError(
+        f"optimizer {optimizer.name!r} is already distributed, in another way than "
+        f"asked for now: {differing}"
+    )
 
 
 def _require_keras_optimizer(optimizer: Any) -> None:

@@ -123,7 +123,7 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
         calls.append(arguments)
         return reduce(*arguments)
 
-    monkeypatch.setattr("keras_hvd.optimizer.grouped_allreduce", counting)
+    monkeypatch.setattr("keras_hvd.gradient_reduction.grouped_allreduce", counting)
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -137,7 +137,7 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
 def test_buckets_leave_last_layer_first_and_free_of_each_other(
     several_ranks, monkeypatch
 ):
-    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 4 * 6)
+    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 4 * 6)
     names = ["first", "second", "third", "fourth"]
     variables = [keras.Variable(np.zeros(3, "float32"), name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, name="sgd"))
@@ -361,7 +361,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
     first_traced, rank, size, monkeypatch
 ):
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
-    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
@@ -388,7 +388,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
 
     Else those ranks would wait for it that have submitted all at once.
     """
-    monkeypatch.setattr("keras_hvd.optimizer._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]
     variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

@@ -1,0 +1,238 @@
+"""DistributedGradientTape: a tape whose gradients are reduced over all ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd import basics
+from keras_hvd.collectives.allreduce import Average, ReduceOp
+from keras_hvd.compression import Compression, Compressor
+from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
+from keras_hvd.local_variables import LocalVariables, local_layers_of
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp | None = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Makes a tape whose `gradient` is reduced over all ranks.
+
+    Every rank must call `gradient`, for the same sources. Hand the result to a plain
+    optimizer: a distributed one would reduce it again, and refuses it. The tape given
+    here is left as it is; both have recorded the same.
+
+    The tape gets a method `register_local_source(variable)`: the gradients of such a
+    variable stay on their rank. `jacobian` and `batch_jacobian` are refused: no
+    gradients are what they return.
+
+    Args:
+        gradtape: a tape, before, while or after it records.
+        device_dense: without meaning; as in Horovod.
+        device_sparse: without meaning; as in Horovod.
+        compression: what gradients travel as: `keras_hvd.Compression.none`, `.fp16` or
+            `.bf16`.
+        sparse_as_dense: whether sparse gradients become dense; by default the ranks
+            gather each other's slices.
+        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        gradient_predivide_factor: gradients are divided by it before they are summed,
+            and by `size() / gradient_predivide_factor` afterwards.
+        num_groups: the old name of a number of `groups`.
+        groups: what travels together: a number of groups, or lists of variables. By
+            default gradients go by size.
+        scale_local_gradients: whether gradients of local sources are divided by the
+            number of ranks, as those of the others are by averaging.
+
+    Returns:
+        A tape.
+
+    Raises:
+        TypeError: `gradtape` is not a `tf.GradientTape`, or `compression` not a
+            compressor.
+        ValueError: a value is wrong, or does not go with another.
+
+    Example:
+
+    >>> import keras_hvd, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> weight = tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = weight**2
+    >>> keras_hvd.DistributedGradientTape(tape).gradient(loss, weight).numpy().item()
+    6.0
+    """
+    del device_dense, device_sparse
+    reduction = GradientReduction.of_arguments(
+        "DistributedGradientTape",
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return _distributed(gradtape, reduction)
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp | None = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    *,
+    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """A distributed tape that leaves the gradients of some layers on their rank.
+
+    Args:
+        gradtape: as for `DistributedGradientTape`.
+        device_dense: without meaning; as in Horovod.
+        device_sparse: without meaning; as in Horovod.
+        compression: as for `DistributedGradientTape`.
+        sparse_as_dense: as for `DistributedGradientTape`.
+        op: as for `DistributedGradientTape`.
+        gradient_predivide_factor: as for `DistributedGradientTape`.
+        num_groups: as for `DistributedGradientTape`.
+        groups: as for `DistributedGradientTape`.
+        local_layers: a Keras layer, or several.
+        scale_local_gradients: as for `DistributedGradientTape`.
+
+    Returns:
+        A tape.
+
+    Raises:
+        TypeError: as for `DistributedGradientTape`.
+        ValueError: something in `local_layers` is not a layer; what
+            `DistributedGradientTape` raises.
+
+    Example:
+
+    >>> import keras, keras_hvd, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> layer = keras.layers.Dense(1, kernel_initializer="ones")
+    >>> with tf.GradientTape() as tape:
+    ...     loss = layer(tf.constant([[2.0]]))
+    >>> tape = keras_hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+    >>> tape.gradient(loss, layer.kernel).numpy()
+    array([[2.]], dtype=float32)
+    """
+    local = local_layers_of("PartialDistributedGradientTape", local_layers)
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        scale_local_gradients=scale_local_gradients,
+    )
+    tape._own.local.append(local)
+    return tape
+
+
+class _Own:
+    """What a distributed tape has that the tape it was made of has not."""
+
+    def __init__(self, reduction: GradientReduction):
+        self.reduction = reduction
+        self.local: list[LocalVariables] = []
+
+
+class _ReducesGradients:
+    """A tape that shares the state of the one that it was made of."""
+
+    __slots__ = ("_own",)
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves the gradients of a variable on their rank.
+
+        Args:
+            source: a Keras variable or a `tf.Variable`.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        self._own.local.append(LocalVariables.of(source))
+
+    def gradient(self, target, sources, output_gradients=None, **arguments):
+        grads = super().gradient(target, sources, output_gradients, **arguments)
+        own = self._own
+        basics.require_initialized("DistributedGradientTape")
+        if own.reduction.size() == 1:
+            return grads
+        return _reduce(own, grads, sources)
+
+    def jacobian(self, *arguments, **named):
+        raise _no_gradients("jacobian")
+
+    def batch_jacobian(self, *arguments, **named):
+        raise _no_gradients("batch_jacobian")
+
+
+def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
+    flat = tf.nest.flatten(grads)
+    variables = tf.nest.flatten(sources)
+    present = [i for i, grad in enumerate(flat) if grad is not None]
+    if not present:
+        return grads
+    mine = [variables[i] for i in present]
+    local = {each for local in own.local for each in local.among(mine)}
+    reduced = own.reduction.reduce(
+        "DistributedGradientTape", [flat[i] for i in present], mine, local
+    )
+    mark_reduced(reduced, "DistributedGradientTape")
+    for i, result in zip(present, reduced, strict=True):
+        flat[i] = result
+    return tf.nest.pack_sequence_as(sources, flat)
+
+
+def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
+    if isinstance(gradtape, _ReducesGradients):
+        raise TypeError(
+            "DistributedGradientTape: this tape is distributed already, and would "
+            "reduce its gradients twice"
+        )
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(
+            "DistributedGradientTape takes a tf.GradientTape; got "
+            f"{type(gradtape).__module__}.{type(gradtape).__qualname__}"
+        )
+    tape = object.__new__(_distributed_class(type(gradtape)))
+    # One state for both: which of them the `with` statement ends makes no difference.
+    tape.__dict__ = gradtape.__dict__
+    tape._own = _Own(reduction)
+    return tape
+
+
+@functools.cache
+def _distributed_class(plain: type) -> type:
+    return type(plain.__name__, (_ReducesGradients, plain), {"__doc__": plain.__doc__})
+
+
+def _no_gradients(method: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"DistributedGradientTape reduces gradients, and has no {method}(): use the "
+        "tape that it was made of, and keras_hvd.allreduce"
+    )

@@ -1,0 +1,114 @@
+"""Variables of one rank alone: each rank trains its own, on its own data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd.gradient_reduction import identity, path
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalVariables:
+    """Those whose gradients stay on their rank.
+
+    Variables themselves, all of some layers (which may get them later), and those of
+    some paths, where the variables are others than those that were named.
+    """
+
+    variables: tuple[Any, ...] = ()
+    layers: tuple[keras.layers.Layer, ...] = ()
+    local_paths: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, variable: Any) -> LocalVariables:
+        """One variable.
+
+        Args:
+            variable: a Keras variable or a `tf.Variable`.
+
+        Returns:
+            It alone.
+
+        Raises:
+            TypeError: it is something else.
+
+        Example:
+
+        >>> LocalVariables.of(keras.Variable(1.0, name="bias")).paths()
+        {'bias'}
+        """
+        if not isinstance(variable, (keras.Variable, tf.Variable)):
+            raise TypeError(f"a local variable must be a variable; got {variable!r}")
+        return cls(variables=(variable,))
+
+    def among(self, variables: Iterable[Any]) -> set[int]:
+        """The `identity` of those variables that are local.
+
+        Args:
+            variables: those to look at.
+
+        Returns:
+            A set, empty if all are shared.
+
+        Example:
+
+        >>> local, shared = keras.Variable(1.0), keras.Variable(1.0)
+        >>> LocalVariables.of(local).among([shared, local]) == {identity(local)}
+        True
+        """
+        mine = set(map(identity, self._all()))
+        return {
+            identity(each)
+            for each in variables
+            if identity(each) in mine or path(each) in self.local_paths
+        }
+
+    def paths(self) -> set[str]:
+        """What they are known by after a copy, which is of other variables.
+
+        Returns:
+            Their paths.
+        """
+        return {*self.local_paths, *map(path, self._all())}
+
+    def _all(self) -> list[Any]:
+        of_layers = [each for layer in self.layers for each in layer.trainable_weights]
+        return [*self.variables, *of_layers]
+
+
+def local_layers_of(kind: str, local_layers: Any) -> LocalVariables:
+    """The variables of the layers that a `Partial...` function was given.
+
+    Args:
+        kind: the function, for the message.
+        local_layers: a layer, several, or None.
+
+    Returns:
+        All of the layers' variables.
+
+    Raises:
+        ValueError: something is not a Keras layer.
+
+    Example:
+
+    >>> layer = keras.layers.Dense(1, name="head")
+    >>> variables = local_layers_of("PartialDistributedOptimizer", layer)
+    >>> layer.build((None, 1))
+    >>> sorted(variables.paths())
+    ['head/bias', 'head/kernel']
+    """
+    if local_layers is None:
+        local_layers = ()
+    if not isinstance(local_layers, (list, tuple, set)):
+        local_layers = (local_layers,)
+    for each in local_layers:
+        if not isinstance(each, keras.layers.Layer):
+            raise ValueError(
+                f"{kind}: local_layers must be Keras layers; got {type(each).__name__}"
+            )
+    return LocalVariables(layers=tuple(local_layers))

@@ -1,0 +1,90 @@
+"""SyncBatchNormalization: batch normalization by the statistics of all ranks' data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd import basics
+from keras_hvd.collectives.allgather import allgather
+from keras_hvd.gradient_reduction import name_in_graph
+
+
+@keras.saving.register_keras_serializable(package="keras_hvd")
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """Batch normalization whose mean and variance are those of all ranks' batches.
+
+    Exactly as if one process had them all, forward and backward, also where the ranks'
+    batches are of different sizes or have masks. Costs one collective of three numbers
+    for each channel forward, and one backward. Every rank must run it in each training
+    step; what runs without training (`evaluate`, `predict`) needs no other rank.
+
+    Args:
+        fused: must be False or left out, as in Horovod.
+        **arguments: those of `keras.layers.BatchNormalization`.
+
+    Raises:
+        ValueError: `fused`, `renorm` or `synchronized` is asked for.
+
+    Example:
+
+    >>> import keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> layer = keras_hvd.SyncBatchNormalization()
+    >>> layer(np.array([[1.0], [3.0]]), training=True).numpy().round(2)
+    array([[-1.],
+           [ 1.]], dtype=float32)
+    """
+
+    def __init__(self, fused: bool = False, **arguments: Any):
+        for name, given in {"fused": fused, **arguments}.items():
+            if name in ("fused", "renorm", "synchronized") and given:
+                raise ValueError(
+                    f"SyncBatchNormalization does not support {name}={given!r}"
+                )
+        super().__init__(**arguments)
+
+    def _moments(self, inputs, mask):
+        if not basics.is_initialized() or basics.size() == 1:
+            return super()._moments(inputs, mask)
+        name = name_in_graph(f"{self.path}/moments")
+        return _moments_over_ranks(inputs, mask, self._reduction_axes, name)
+
+
+def _moments_over_ranks(
+    inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int], name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of each channel over the rows of all ranks.
+
+    Each rank contributes the number of its elements, their mean, and the sum of their
+    squared deviations from it; these add up without cancelling each other, unlike sums
+    of squares.
+    """
+    if mask is not None:
+        mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+    of_channel = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
+    count = _count(inputs, mask, axes)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(_masked(inputs, mask), axes), count)
+    deviations = _masked(inputs - tf.reshape(mean, of_channel), mask)
+    squares = tf.reduce_sum(tf.square(deviations), axes)
+    of_ranks = allgather(tf.stack([count, mean, squares])[None], name=name)
+    counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
+    count = tf.reduce_sum(counts, axis=0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), count)
+    between = counts * tf.square(means - mean)
+    variance = tf.math.divide_no_nan(tf.reduce_sum(squares + between, axis=0), count)
+    return mean, variance
+
+
+def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> tf.Tensor:
+    """How many elements each channel has."""
+    if mask is not None:
+        return tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
+    [channels] = [n for axis, n in enumerate(inputs.shape) if axis not in axes]
+    return tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype))
+
+
+def _masked(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
