@@ -54,6 +54,12 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
     from keras_hvd.interactive import run as run
+    from keras_hvd.global_variables import (
+        BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    )
+    from keras_hvd.global_variables import (
+        broadcast_global_variables as broadcast_global_variables,
+    )
     from keras_hvd.gradient_tape import (
         DistributedGradientTape as DistributedGradientTape,
     )
@@ -121,6 +127,8 @@ _DEFINED_IN = {
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
     "run": "interactive",
+    "BroadcastGlobalVariablesHook": "global_variables",
+    "broadcast_global_variables": "global_variables",
     "DistributedGradientTape": "gradient_tape",
     "PartialDistributedGradientTape": "gradient_tape",
     "load_model": "loading",

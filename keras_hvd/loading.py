@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_hvd.collectives.allreduce import ReduceOp
+from keras_hvd.compression import Compression, Compressor
 from keras_hvd.optimizer import DistributedOptimizer
 
 
@@ -16,10 +16,12 @@ def load_model(
     filepath: str | os.PathLike,
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+    legacy_opts: bool = False,
+    *,
     compile: bool = True,
     safe_mode: bool = True,
-    *,
-    op: ReduceOp | None = None,
+    **arguments: Any,
 ) -> keras.Model:
     """Loads a model with `keras.models.load_model` and distributes its optimizer.
 
@@ -30,15 +32,20 @@ def load_model(
         filepath: where the model was saved.
         custom_optimizers: optimizer classes that the file refers to by their name.
         custom_objects: other classes and functions by name, as for Keras.
+        compression: as for `DistributedOptimizer`.
+        legacy_opts: must be False: Keras 3 has no legacy optimizers.
         compile: whether to compile the model; without it there is no optimizer.
         safe_mode: whether to refuse files that hold Python code.
-        op: as for `DistributedOptimizer`.
+        **arguments: the other ones of `DistributedOptimizer`. A model that was saved
+            with `backward_passes_per_step` accumulates as many again; to add gradients
+            up as before, and not to average them as Keras does, give the same number.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the file is no model; what else `keras.models.load_model` raises.
+        ValueError: the file is no model, or `legacy_opts` is asked for; what else
+            `keras.models.load_model` and `DistributedOptimizer` raise.
 
     Example:
 
@@ -52,6 +59,11 @@ def load_model(
     >>> again.optimizer.name
     'adam'
     """
+    if legacy_opts:
+        raise ValueError(
+            "load_model: Keras 3 has no legacy optimizers, so legacy_opts=True "
+            "cannot be had"
+        )
     named = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(
         filepath,
@@ -60,5 +72,5 @@ def load_model(
         safe_mode=safe_mode,
     )
     if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, op=op)
+        DistributedOptimizer(model.optimizer, compression=compression, **arguments)
     return model

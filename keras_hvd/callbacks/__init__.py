@@ -3,6 +3,7 @@
 The names with `Callback` are Horovod's.
 """
 
+from keras_hvd.callbacks.best_model_checkpoint import BestModelCheckpoint
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.learning_rate_schedule import LearningRateSchedule
 from keras_hvd.callbacks.learning_rate_warmup import LearningRateWarmup
@@ -14,6 +15,7 @@ LearningRateWarmupCallback = LearningRateWarmup
 MetricAverageCallback = MetricAverage
 
 __all__ = [
+    "BestModelCheckpoint",
     "BroadcastGlobalVariables",
     "BroadcastGlobalVariablesCallback",
     "LearningRateSchedule",

@@ -1,0 +1,77 @@
+"""BestModelCheckpoint: the best model so far, in one file."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+
+from keras_hvd.callbacks.coordination import DistributedCallback
+
+# Keras asks for a file name at once, and checks how it ends.
+_NOT_GIVEN = "not given.keras"
+
+
+class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
+    """Saves the model whenever it is better than ever before; rank 0 does.
+
+    It is `keras.callbacks.ModelCheckpoint` with `save_best_only=True`. Where it saves
+    to is its `filepath`, an argument here and an attribute that may be set until
+    training begins. Put `MetricAverage` before it, or it goes by rank 0's data alone.
+
+    Args:
+        monitor: the name in the logs that tells which model is better.
+        verbose: 1: a line whenever the model is saved or not.
+        mode: `"min"`, `"max"`, or `"auto"`: by the name.
+        save_freq: `"epoch"`, or a number of batches.
+        filepath: the file, which ends with `.keras`.
+
+    Raises:
+        ValueError: there is no `filepath` (when training begins), it ends otherwise, or
+            `save_freq` is something else.
+
+    Example:
+
+    >>> import tempfile, keras, keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> best = keras_hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     best.filepath = f"{folder}/best.keras"
+    ...     history = model.fit(np.ones((4, 1)), np.zeros(4), verbose=0,
+    ...         callbacks=[keras_hvd.callbacks.MetricAverage(), best])
+    ...     model = keras_hvd.load_model(best.filepath)
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | os.PathLike | None = None,
+    ):
+        super().__init__(
+            filepath=_NOT_GIVEN if filepath is None else filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=False,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def check_order(self, others, place):
+        self._require_filepath()
+
+    def on_train_begin(self, logs=None):
+        self._require_filepath()
+        super().on_train_begin(logs)
+
+    def _require_filepath(self):
+        if self.filepath in (None, _NOT_GIVEN):
+            raise ValueError(
+                "BestModelCheckpoint does not know where to save: give it filepath=, "
+                "or set its attribute filepath before fit()"
+            )
