@@ -18,9 +18,15 @@ import tensorflow as tf
 
 from keras_hvd import basics
 from keras_hvd.collectives import gradients, submission
-from keras_hvd.collectives.allgather import allgather
-from keras_hvd.collectives.allreduce import Average, ReduceOp, Sum, grouped_allreduce
+from keras_hvd.collectives.allreduce import (
+    Average,
+    ReduceOp,
+    Sum,
+    allreduce,
+    grouped_allreduce,
+)
 from keras_hvd.compression import Compression, Compressor
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # Gradients leave in groups of about this size: large enough to be worth a collective,
 # small enough that the last layers' travel while backprop works on the first.
@@ -42,6 +48,7 @@ class GradientReduction:
     gradient_predivide_factor: float = 1.0
     # A number of groups, or the paths of the variables of each; None: by size.
     groups: int | tuple[tuple[str, ...], ...] | None = None
+    process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
 
     @classmethod
@@ -55,6 +62,7 @@ class GradientReduction:
         gradient_predivide_factor: float,
         num_groups: int,
         groups: int | Sequence[Sequence[Any]] | None,
+        process_set: ProcessSet,
         scale_local_gradients: bool,
     ) -> GradientReduction:
         """Checks what the user gave.
@@ -67,6 +75,7 @@ class GradientReduction:
             gradient_predivide_factor: divides before the sum, and multiplies after it.
             num_groups: Horovod's old name for a number of `groups`.
             groups: a number of groups, or lists of variables; None: by size.
+            process_set: the ranks that reduce together.
             scale_local_gradients: whether gradients of local variables are divided by
                 the number of ranks.
 
@@ -79,6 +88,7 @@ class GradientReduction:
         """
         reduce_op = _gradient_op(kind, op)
         _require_compressor(kind, compression)
+        number_of(process_set, kind)
         return cls(
             op=reduce_op,
             compression=compression,
@@ -87,6 +97,7 @@ class GradientReduction:
                 kind, gradient_predivide_factor, reduce_op
             ),
             groups=_groups(kind, num_groups, groups),
+            process_set=process_set,
             scale_local_gradients=bool(scale_local_gradients),
         )
 
@@ -112,8 +123,22 @@ class GradientReduction:
         )
 
     def size(self) -> int:
-        """The number of ranks that reduce together."""
-        return basics.size()
+        """The number of ranks that reduce together.
+
+        Returns:
+            At least 1.
+
+        Raises:
+            NotInitializedError: `keras_hvd.init` was not called.
+            ValueError: the process set is not part of the job any more.
+        """
+        basics.require_initialized("the reduction of gradients")
+        number_of(self.process_set, "the reduction of gradients")
+        return self.process_set.size()
+
+    def __deepcopy__(self, memo: Any) -> GradientReduction:
+        # The process set is part of the job, and a copy of it would not be.
+        return self
 
     def reduce(
         self,
@@ -167,6 +192,7 @@ class GradientReduction:
             names,
             [_mark_of([paths[i] for i in bucket]) for bucket in buckets],
             self.op,
+            self.process_set,
         )
         reduced = list(grads)
         for bucket, bucket_results in zip(buckets, results, strict=True):
@@ -189,13 +215,13 @@ class GradientReduction:
                 f"{prefix} has a sparse gradient, which op={self.op.name} cannot "
                 "reduce: pass sparse_as_dense=True"
             )
-        travels, context = self.compression.compress(grad.values)
-        values = allgather(travels, name=name_in_graph(f"{prefix}/values"))
-        indices = allgather(grad.indices, name=name_in_graph(f"{prefix}/indices"))
-        values = self.compression.decompress(values, context)
-        if self.op == Average:
-            values = values / tf.cast(self.size(), values.dtype)
-        return tf.IndexedSlices(values, indices, grad.dense_shape)
+        return allreduce(
+            grad,
+            compression=self.compression,
+            op=self.op,
+            name=name_in_graph(prefix),
+            process_set=self.process_set,
+        )
 
     def _scale_local(self, grad: Gradient) -> Gradient:
         """A local gradient in the scale of the others: of the mean over all ranks."""
@@ -309,16 +335,23 @@ def _reduce_buckets(
     names: list[str],
     marks: list[int],
     reduce_op: ReduceOp,
+    process_set: ProcessSet = global_process_set,
 ) -> list[list[tf.Tensor]]:
     """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
-    if buckets and submission.is_compiled():
-        return gradients.submit(buckets, names, marks, reduce_op)
-    return [
-        grouped_allreduce(
-            [*bucket, tf.zeros([0, mark], tf.uint8)], op=reduce_op, name=name
-        )[:-1]
-        for bucket, name, mark in zip(buckets, names, marks)
-    ]
+    sums = reduce_op in (Average, Sum)
+    if buckets and sums and submission.is_compiled():
+        number = number_of(process_set, "the reduction of gradients")
+        return gradients.submit(buckets, names, marks, reduce_op, number)
+    results = []
+    for bucket, name, mark in zip(buckets, names, marks, strict=True):
+        # What is no sum is not one of integers either.
+        end = tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)
+        group = [*bucket, end]
+        reduced = grouped_allreduce(
+            group, op=reduce_op, name=name, process_set=process_set
+        )
+        results.append(reduced[:-1])
+    return results
 
 
 def _mark_of(paths: Sequence[str]) -> int:
@@ -414,7 +447,7 @@ def _gradient_op(kind: str, op: ReduceOp | None) -> ReduceOp:
     return ReduceOp(op)
 
 
-_GRADIENT_OPS = (Average, Sum)
+_GRADIENT_OPS = tuple(op for op in ReduceOp if op.name in ("Average", "Sum", "Adasum"))
 
 
 def _require_compressor(kind: str, compression: Any) -> None:

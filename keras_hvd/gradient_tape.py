@@ -9,11 +9,27 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics
 from keras_hvd.collectives.allreduce import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
 from keras_hvd.local_variables import LocalVariables, local_layers_of
+from keras_hvd.process_sets import ProcessSet, global_process_set
+
+_times_reduced = 0
+
+
+def times_reduced() -> int:
+    """How often gradients of distributed tapes were reduced, or traced to be.
+
+    Returns:
+        A number that only grows; a traced step counts once, however often it runs.
+
+    Example:
+
+    >>> times_reduced() >= 0
+    True
+    """
+    return _times_reduced
 
 
 def DistributedGradientTape(
@@ -26,6 +42,7 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """Makes a tape whose `gradient` is reduced over all ranks.
@@ -52,6 +69,7 @@ def DistributedGradientTape(
         num_groups: the old name of a number of `groups`.
         groups: what travels together: a number of groups, or lists of variables. By
             default gradients go by size.
+        process_set: the ranks that reduce together; by default all of them.
         scale_local_gradients: whether gradients of local sources are divided by the
             number of ranks, as those of the others are by averaging.
 
@@ -82,6 +100,7 @@ def DistributedGradientTape(
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
     return _distributed(gradtape, reduction)
@@ -97,7 +116,7 @@ def PartialDistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
-    *,
+    process_set: ProcessSet = global_process_set,
     local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
@@ -113,6 +132,7 @@ def PartialDistributedGradientTape(
         gradient_predivide_factor: as for `DistributedGradientTape`.
         num_groups: as for `DistributedGradientTape`.
         groups: as for `DistributedGradientTape`.
+        process_set: as for `DistributedGradientTape`.
         local_layers: a Keras layer, or several.
         scale_local_gradients: as for `DistributedGradientTape`.
 
@@ -146,7 +166,8 @@ def PartialDistributedGradientTape(
         gradient_predivide_factor,
         num_groups,
         groups,
-        scale_local_gradients=scale_local_gradients,
+        process_set,
+        scale_local_gradients,
     )
     tape._own.local.append(local)
     return tape
@@ -179,7 +200,6 @@ class _ReducesGradients:
     def gradient(self, target, sources, output_gradients=None, **arguments):
         grads = super().gradient(target, sources, output_gradients, **arguments)
         own = self._own
-        basics.require_initialized("DistributedGradientTape")
         if own.reduction.size() == 1:
             return grads
         return _reduce(own, grads, sources)
@@ -194,6 +214,8 @@ class _ReducesGradients:
 def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
     flat = tf.nest.flatten(grads)
     variables = tf.nest.flatten(sources)
+    global _times_reduced
+    _times_reduced += 1
     present = [i for i, grad in enumerate(flat) if grad is not None]
     if not present:
         return grads

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_hvd.gradient_reduction import identity, path
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LocalVariables:
     """Those whose gradients stay on their rank.
 

@@ -13,15 +13,19 @@ import numpy as np
 
 from keras_hvd.collectives.allreduce import Sum, grouped_allreduce
 from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set
 
 Results = dict[str, Any]
 
 
-def results_over_ranks(model: keras.Model) -> Results:
+def results_over_ranks(
+    model: keras.Model, process_set: ProcessSet = global_process_set
+) -> Results:
     """What the model's metrics would show had one process seen all ranks' data.
 
     Args:
         model: a compiled model; its metrics' variables are left as they are.
+        process_set: the ranks whose data count.
 
     Returns:
         A result for each metric's name, the same on all ranks.
@@ -29,21 +33,26 @@ def results_over_ranks(model: keras.Model) -> Results:
     variables = [each for metric in model.metrics for each in metric.variables]
     if not variables:
         return {}
-    sums = grouped_allreduce(variables, op=Sum, name="keras_hvd/metrics")
+    sums = grouped_allreduce(
+        variables, op=Sum, name="keras_hvd/metrics", process_set=process_set
+    )
     with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
         return _flat(model.get_metrics_result())
 
 
-def means_over_ranks(logs: Results) -> Results:
+def means_over_ranks(
+    logs: Results, process_set: ProcessSet = global_process_set
+) -> Results:
     """Plain means of what is no metric, such as the logs of a custom `train_step`.
 
     Args:
         logs: values by name.
+        process_set: the ranks whose logs count.
 
     Returns:
         For each name the mean over those ranks that have it as a number.
     """
-    of_ranks = allgather_object(logs, name="keras_hvd/logs")
+    of_ranks = allgather_object(logs, name="keras_hvd/logs", process_set=process_set)
     means = {}
     for name in logs:
         values = [each[name] for each in of_ranks if name in each]

@@ -34,6 +34,7 @@ from keras_hvd.gradient_reduction import (
     require_not_reduced,
 )
 from keras_hvd.local_variables import LocalVariables, local_layers_of
+from keras_hvd.process_sets import ProcessSet, global_process_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer reduce its gradients over all ranks, before clipping them.
@@ -99,6 +101,7 @@ def DistributedOptimizer(
         groups: what travels together: a number of groups of about as many gradients
             each, or lists of variables, besides which others go by size. By default
             all go by size.
+        process_set: the ranks that train together; by default all of them.
         scale_local_gradients: whether gradients of local variables are divided by the
             number of ranks, as those of the others are by averaging.
 
@@ -133,8 +136,14 @@ def DistributedOptimizer(
         gradient_predivide_factor=gradient_predivide_factor,
         num_groups=num_groups,
         groups=groups,
+        process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
+    if reduction.op.name == "Adasum" and average_aggregated_gradients:
+        raise ValueError(
+            "DistributedOptimizer: average_aggregated_gradients does not go with "
+            "op=keras_hvd.Adasum, which decides on the scale of what it adds"
+        )
     settings = _Settings(
         reduction,
         name,
@@ -256,6 +265,36 @@ def leaf_optimizers(
     return [leaf for each in inner for leaf in leaf_optimizers(each)]
 
 
+def local_variables(
+    optimizers: Sequence[keras.optimizers.Optimizer], variables: Sequence[Any]
+) -> set[int]:
+    """Which variables' gradients stay on their rank.
+
+    Args:
+        optimizers: distributed ones, or others, which know of none.
+        variables: those to look at.
+
+    Returns:
+        The `gradient_reduction.identity` of each.
+
+    Example:
+
+    >>> import keras
+    >>> optimizer = DistributedOptimizer(keras.optimizers.SGD())
+    >>> variable = keras.Variable(1.0)
+    >>> optimizer.register_local_var(variable)
+    >>> len(local_variables([optimizer], [variable, keras.Variable(1.0)]))
+    1
+    """
+    return {
+        each
+        for optimizer in optimizers
+        if _is_distributing(optimizer)
+        for local in optimizer._local
+        for each in local.among(variables)
+    }
+
+
 def before_first_update(
     optimizer: keras.optimizers.Optimizer, action: Callable[[], bool]
 ) -> None:
@@ -375,7 +414,7 @@ class _ReducesGradients(_Distributed):
             )
         update.reduced += len(grads)
         variables = update.variables
-        local = {each for local in self._local for each in local.among(variables)}
+        local = local_variables([self], variables)
         prefix = self._settings.name or self.name
         return self._settings.reduction.reduce(prefix, grads, variables, local)
 
@@ -470,8 +509,10 @@ def _accumulate(optimizer: Any, passes: int) -> None:
             "they are the same thing, so give one of them"
         )
     optimizer.gradient_accumulation_steps = passes
-    # What counted updates counts passes from now on.
-    optimizer._iterations.assign(optimizer._iterations * passes)
+    if tf.executing_eagerly():
+        # What counted updates counts passes from now on. While a step is traced, the
+        # optimizer is a new one, and this would be done again in each step.
+        optimizer._iterations.assign(optimizer._iterations * passes)
     if optimizer.built:
         _add_accumulators(optimizer)
 
@@ -508,9 +549,13 @@ def _reduce_overwriting(
         return grads
     first = path(variables[chosen[0]])
     name = name_in_graph(f"{optimizer.name}/{first}/overwriting")
-    for i, result in zip(
-        chosen, grouped_allreduce([grads[i] for i in chosen], op=Max, name=name)
-    ):
+    maxima = grouped_allreduce(
+        [grads[i] for i in chosen],
+        op=Max,
+        name=name,
+        process_set=optimizer._settings.reduction.process_set,
+    )
+    for i, result in zip(chosen, maxima, strict=True):
         grads[i] = result
     return grads
 
@@ -528,12 +573,14 @@ def _agree_on_finite_gradients() -> None:
     @functools.wraps(plain)
     def check_finite(self, grads):
         finite = plain(self, grads)
-        if not is_distributed(self.inner_optimizer):
+        inner = self.inner_optimizer
+        if not is_distributed(inner):
             return finite
-        if self.inner_optimizer._settings.reduction.size() == 1:
+        reduction = (leaf_optimizers(inner) or [inner])[0]._settings.reduction
+        if reduction.size() == 1:
             return finite
-        name = f"{self.name}/{self.inner_optimizer.name}/finite"
-        return allreduce(finite, op=Min, name=name_in_graph(name))
+        name = name_in_graph(f"{self.name}/{inner.name}/finite")
+        return allreduce(finite, op=Min, name=name, process_set=reduction.process_set)
 
     check_finite._keras_hvd = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

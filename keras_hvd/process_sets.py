@@ -66,6 +66,10 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self._ranks = None
 
+    def __reduce__(self) -> str:
+        # There is one in each process: that is what a copy is.
+        return "global_process_set"
+
     @property
     def ranks(self) -> list[int] | None:
         if not basics.is_initialized():

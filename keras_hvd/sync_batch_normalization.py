@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_hvd import basics
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
 @keras.saving.register_keras_serializable(package="keras_hvd")
@@ -23,10 +24,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
         fused: must be False or left out, as in Horovod.
+        process_set: the ranks whose batches count; by default all of them. It is not
+            saved with the layer.
         **arguments: those of `keras.layers.BatchNormalization`.
 
     Raises:
-        ValueError: `fused`, `renorm` or `synchronized` is asked for.
+        ValueError: `fused`, `renorm` or `synchronized` is asked for, or the process set
+            is not part of the job.
 
     Example:
 
@@ -38,23 +42,36 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
            [ 1.]], dtype=float32)
     """
 
-    def __init__(self, fused: bool = False, **arguments: Any):
+    def __init__(
+        self,
+        fused: bool = False,
+        process_set: ProcessSet = global_process_set,
+        **arguments: Any,
+    ):
         for name, given in {"fused": fused, **arguments}.items():
             if name in ("fused", "renorm", "synchronized") and given:
                 raise ValueError(
                     f"SyncBatchNormalization does not support {name}={given!r}"
                 )
+        number_of(process_set, "SyncBatchNormalization")
         super().__init__(**arguments)
+        self.process_set = process_set
 
     def _moments(self, inputs, mask):
-        if not basics.is_initialized() or basics.size() == 1:
+        basics.require_initialized("SyncBatchNormalization")
+        if self.process_set.size() == 1:
             return super()._moments(inputs, mask)
         name = name_in_graph(f"{self.path}/moments")
-        return _moments_over_ranks(inputs, mask, self._reduction_axes, name)
+        axes = self._reduction_axes
+        return _moments_over_ranks(inputs, mask, axes, name, self.process_set)
 
 
 def _moments_over_ranks(
-    inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int], name: str
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+    axes: list[int],
+    name: str,
+    process_set: ProcessSet,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of each channel over the rows of all ranks.
 
@@ -69,7 +86,9 @@ def _moments_over_ranks(
     mean = tf.math.divide_no_nan(tf.reduce_sum(_masked(inputs, mask), axes), count)
     deviations = _masked(inputs - tf.reshape(mean, of_channel), mask)
     squares = tf.reduce_sum(tf.square(deviations), axes)
-    of_ranks = allgather(tf.stack([count, mean, squares])[None], name=name)
+    of_ranks = allgather(
+        tf.stack([count, mean, squares])[None], name=name, process_set=process_set
+    )
     counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), count)

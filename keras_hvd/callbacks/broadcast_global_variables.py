@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from keras_hvd.callbacks.coordination import (
     layers_of,
     model_optimizers,
 )
+from keras_hvd.gradient_reduction import identity
+from keras_hvd.local_variables import LocalVariables
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer import before_first_update, is_distributed
 from keras_hvd.variables import broadcast_variables
@@ -36,8 +39,13 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     Args:
         root_rank: the rank whose state all get.
+        device: without meaning; as in Horovod.
+        local_variables: variables that each rank keeps its own of, with the optimizer's
+            state of theirs; they may be of other shapes on each rank.
+            `register_local_var` takes more of them.
 
     Raises:
+        TypeError: something in `local_variables` is not a variable.
         ValueError: `root_rank` is no rank of the job (when training begins).
         RuntimeError: the optimizer is not distributed, the ranks' models differ, or
             the model has no variables yet and runs eagerly (when training begins).
@@ -52,18 +60,40 @@ class BroadcastGlobalVariables(DistributedCallback):
     ...     callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0)])
     """
 
-    def __init__(self, root_rank: int = 0):
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Iterable[Any] | None = None,
+    ):
         super().__init__()
         self.root_rank = root_rank
+        self.device = device
+        self._local: list[LocalVariables] = []
+        for variable in local_variables or ():
+            self.register_local_var(variable)
         self._sent: set[int] = set()
         self._waits = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Has each rank keep its own values of a variable.
+
+        Args:
+            var: a Keras variable or a `tf.Variable`.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        self._local.append(LocalVariables.of(var))
 
     def on_ranks_ready(self) -> None:
         self._require_root()
         self._sent = set()
         self._waits = False
         model = self.model
-        states = allgather_object(_state(model), name="keras_hvd/model_state")
+        shared = self._shared(model.weights)
+        state = _state(model, shared)
+        states = allgather_object(state, name="keras_hvd/model_state")
         _require_alike(states)
         root = states[self.root_rank]
         model._initial_epoch = root["initial_epoch"]
@@ -97,8 +127,11 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     def _broadcast_when_created(self):
         model = self.model
-        for optimizer in model_optimizers(model):
-            if optimizer.built or not is_distributed(optimizer):
+        optimizers = [each for each in model_optimizers(model) if is_distributed(each)]
+        # Nothing tells when the step of a plain one, with a tape, creates them.
+        self._waits = not optimizers and not _is_built(model)
+        for optimizer in optimizers:
+            if optimizer.built:
                 continue
             if model.run_eagerly and not model.weights:
                 raise RuntimeError(
@@ -111,17 +144,39 @@ class BroadcastGlobalVariables(DistributedCallback):
             before_first_update(optimizer, self._broadcast_created)
 
     def _broadcast_created(self) -> bool:
-        known = all(id(each) in self._sent for each in self.model.weights)
+        weights = self._shared(self.model.weights)
+        known = all(id(each) in self._sent for each in weights)
         if self.model.run_eagerly and not known:
             # The gradients that are about to be applied come from these.
             raise self._too_late()
         return self._broadcast()
 
+    def _shared(self, variables: list[keras.Variable]) -> list[keras.Variable]:
+        local = {each for local in self._local for each in local.among(variables)}
+        return [each for each in variables if identity(each) not in local]
+
+    def _shared_state(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> list[keras.Variable]:
+        """An optimizer's variables, without its state of local ones."""
+        weights = self.model.trainable_weights
+        shared = set(map(identity, self._shared(weights)))
+        if len(shared) == len(weights):
+            return list(optimizer.variables)
+        found = []
+        for each in optimizer.variables:
+            # The longest: "dense_kernel_" is also how "dense_kernel_scale_" begins.
+            of = [w for w in weights if each.name.startswith(_slot_prefix(w))]
+            of.sort(key=lambda weight: len(weight.path))
+            if not of or identity(of[-1]) in shared:
+                found.append(each)
+        return found
+
     def _broadcast(self) -> bool:
         """Broadcasts what was not broadcast before, once all of it has its values."""
-        variables = list(self.model.weights)
+        variables = self._shared(self.model.weights)
         for optimizer in model_optimizers(self.model):
-            variables.extend(optimizer.variables)
+            variables.extend(self._shared_state(optimizer))
         if not all(map(_is_initialized, variables)):
             return False
         new = [each for each in variables if id(each) not in self._sent]
@@ -132,16 +187,21 @@ class BroadcastGlobalVariables(DistributedCallback):
         return True
 
 
+def _slot_prefix(variable: keras.Variable) -> str:
+    """What Keras begins the names of an optimizer's state of a variable with."""
+    return variable.path.replace("/", "_") + "_"
+
+
 def _is_initialized(variable: keras.Variable) -> bool:
     """Whether it has its value: not in the trace of the `tf.function` that made it."""
     return bool(variable.value.is_initialized())
 
 
-def _state(model: keras.Model) -> dict[str, Any]:
+def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
     """What has to be known of a rank before variables can be broadcast."""
     return {
         "built": _is_built(model),
-        "variables": [_describe(each) for each in model.weights],
+        "variables": [_describe(each) for each in shared],
         "optimizers": [
             {"name": each.name, "built": bool(each.built)}
             for each in model_optimizers(model)

@@ -15,10 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics, log
+from keras_hvd import basics, gradient_tape, log
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
 from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer import is_distributed, leaf_optimizers
+from keras_hvd.optimizer import is_distributed, leaf_optimizers, local_variables
+from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that write files, or to a server.
 _WRITERS = tuple(
@@ -82,6 +83,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         super().__init__()
         self._others = others
         self._statistics_differ = False
+        self._tapes_before: int | None = None
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         # The same dict goes to all callbacks, the progress bar among them.
@@ -90,11 +92,24 @@ class _BeforeOthers(keras.callbacks.Callback):
         super().set_params(params)
 
     def on_train_begin(self, logs=None):
-        require_distributed(self.model)
+        self._tapes_before = None
+        if _may_use_tape(self.model):
+            self._tapes_before = gradient_tape.times_reduced()
+        else:
+            require_distributed(self.model)
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
                 callback.check_order(self._others, place)
         _warn_of_unsynchronized(self.model)
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Which is when the step has been traced, or run.
+        if self._tapes_before is None:
+            return
+        if gradient_tape.times_reduced() == self._tapes_before:
+            require_distributed(self.model)
+        self._tapes_before = None
+        vars(self.model)["_keras_hvd_uses_tape"] = True
 
     def on_epoch_begin(self, epoch, logs=None):
         self._statistics_differ = True
@@ -159,6 +174,8 @@ def require_distributed(model: keras.Model) -> None:
     Raises:
         RuntimeError: an optimizer is not distributed, or there is none.
     """
+    if vars(model).get("_keras_hvd_uses_tape", False):
+        return
     optimizers = model_optimizers(model)
     plain = [each for each in optimizers if not is_distributed(each)]
     if optimizers and not plain:
@@ -172,9 +189,24 @@ def require_distributed(model: keras.Model) -> None:
         f"model {model.name!r} would train without reducing gradients over the "
         f"{basics.size()} ranks: "
         + (f"its optimizer {what} is not distributed" if plain else "no optimizer")
-        + ". Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(); a model "
-        "that was copied or loaded needs it again (or keras_hvd.load_model)."
+        + ". Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(), or use "
+        "keras_hvd.DistributedGradientTape in a train_step of your own; a model that "
+        "was copied or loaded needs its optimizer distributed again (or "
+        "keras_hvd.load_model)."
     )
+
+
+def _may_use_tape(model: keras.Model) -> bool:
+    """Whether a plain optimizer may get its gradients from a `DistributedGradientTape`.
+
+    Only a `train_step` of the user's can do that, and whether it does is seen when it
+    is first traced.
+    """
+    if type(model).train_step is keras.Model.train_step:
+        return False
+    if any(is_distributed(each) for each in model_optimizers(model)):
+        return False
+    return not vars(model).get("_keras_hvd_uses_tape", False)
 
 
 def _require_same_decisions(
@@ -339,12 +371,16 @@ def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Those that differ between the ranks, and should not."""
+    optimizers = model_optimizers(model)
     return [
         variable
         for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
+        and not isinstance(layer, SyncBatchNormalization)
         and layer.built
         and layer.trainable
+        and not local_variables(optimizers, layer.trainable_weights)
         for variable in (layer.moving_mean, layer.moving_variance)
     ]
 
@@ -360,6 +396,7 @@ def _warn_of_unsynchronized(model: keras.Model) -> None:
         log.warn(
             f"{', '.join(names)}: BatchNormalization(synchronized=True) synchronizes "
             "under a tf.distribute strategy only. Here each rank normalizes by its own "
-            "batch; moving statistics are averaged over ranks after each epoch.",
+            "batch; moving statistics are averaged over ranks after each epoch. "
+            "keras_hvd.SyncBatchNormalization normalizes by all ranks' batches.",
             stacklevel=2,
         )

@@ -8,6 +8,7 @@ from keras_hvd import basics, log
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
 from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # Callbacks of Keras that read an epoch's logs.
 _READERS = tuple(
@@ -37,8 +38,13 @@ class MetricAverage(DistributedCallback):
     of the model, those of a custom `train_step`, are averaged. Put it before callbacks
     that read logs.
 
+    Args:
+        device: without meaning; as in Horovod.
+        process_set: the ranks whose data count; by default all of them.
+
     Raises:
-        ValueError: a callback before it in the list reads logs (when training begins).
+        ValueError: the process set is not part of the job; or a callback before it in
+            the list reads logs (when training begins).
         RuntimeError: only some ranks have validation data (at the end of an epoch).
 
     Example:
@@ -51,8 +57,11 @@ class MetricAverage(DistributedCallback):
     ...     callbacks=[keras_hvd.callbacks.MetricAverage()])
     """
 
-    def __init__(self):
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set):
+        number_of(process_set, "MetricAverage")
         super().__init__()
+        self.device = device
+        self.process_set = process_set
         self.evaluated: Results = {}
         self._in_epoch = False
         self._trained: Results | None = None
@@ -83,30 +92,40 @@ class MetricAverage(DistributedCallback):
     def on_test_begin(self, logs=None):
         # The metrics still hold training's values: Keras resets them after this.
         if basics.size() > 1 and self._in_epoch and self._trained is None:
-            self._trained = results_over_ranks(self.model)
+            self._trained = results_over_ranks(self.model, self.process_set)
 
     def on_test_end(self, logs=None):
         if basics.size() == 1 or self._in_epoch or logs is None:
             return
-        _replace(logs, means_over_ranks(logs), results_over_ranks(self.model))
+        _replace(
+            logs,
+            means_over_ranks(logs, self.process_set),
+            results_over_ranks(self.model, self.process_set),
+        )
         self.evaluated = dict(logs)
 
     def on_epoch_over(self):
         # Before another callback evaluates the model, and so resets its metrics.
         validated = self._trained is not None
         # The same collectives in the same order, with validation and without it.
-        trained = self._trained if validated else results_over_ranks(self.model)
-        _require_same_validation(
-            allgather_object(validated, name="keras_hvd/validated")
+        trained = (
+            self._trained
+            if validated
+            else results_over_ranks(self.model, self.process_set)
         )
-        results = results_over_ranks(self.model) if validated else {}
+        _require_same_validation(
+            allgather_object(
+                validated, name="keras_hvd/validated", process_set=self.process_set
+            )
+        )
+        results = results_over_ranks(self.model, self.process_set) if validated else {}
         validation = {f"val_{name}": value for name, value in results.items()}
         self._results = {**trained, **validation}
 
     def on_epoch_end(self, epoch, logs=None):
         self._in_epoch = False
         if basics.size() > 1 and logs is not None:
-            _replace(logs, means_over_ranks(logs), self._results)
+            _replace(logs, means_over_ranks(logs, self.process_set), self._results)
 
 
 def _replace(logs: Results, means: Results, results: Results) -> None:

@@ -150,3 +150,41 @@ def test_layers_of_tapes(rank, size):
     shared, local = tape.gradient(loss, [each.kernel for each in layers])
     np.testing.assert_allclose(shared, [[(size + 1) / 2]], rtol=1e-6)
     np.testing.assert_allclose(local, [[(rank + 1) / size]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_local_variables_are_not_broadcast(registered, rank, size, points):
+    """Nor the optimizer's state of theirs; they may have other shapes on each rank."""
+    keras.utils.set_random_seed(rank)
+    body = keras.layers.Dense(3, name="body")
+    heads = [keras.layers.Dense(1 + rank, name="head"), keras.layers.Dense(2, name="h")]
+    model = keras.Sequential([keras.Input((3,)), body, *heads], name="model")
+    local = [each for head in heads for each in head.trainable_weights]
+    optimizer = keras_hvd.PartialDistributedOptimizer(
+        keras.optimizers.Adam(0.1), local_layers=heads
+    )
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    for each in optimizer.variables[2:]:
+        each.assign(each + rank)
+    callback = keras_hvd.callbacks.BroadcastGlobalVariables(
+        size - 1, local_variables=() if registered else local
+    )
+    for each in local if registered else ():
+        callback.register_local_var(each)
+
+    class Seen(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.slots = [each.numpy() for each in optimizer.variables[2:]]
+            self.weights = [each.numpy() for each in model.trainable_variables]
+
+    seen, before = Seen(), model.get_weights()
+    model.fit(*points, verbose=0, callbacks=[callback, seen])
+    owners = [size - 1] * 2 + [rank] * 4
+    for slot, weight in zip(seen.slots[::2], owners, strict=True):
+        np.testing.assert_array_equal(slot, np.full_like(slot, weight))
+    for weight, other in zip(seen.weights[2:], before[2:], strict=True):
+        np.testing.assert_array_equal(weight, other)
+    of_root = keras_hvd.broadcast_object(before[:2], size - 1)
+    for weight, other in zip(seen.weights[:2], of_root, strict=True):
+        np.testing.assert_array_equal(weight, other)

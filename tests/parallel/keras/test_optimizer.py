@@ -119,9 +119,9 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     calls = []
     reduce = keras_hvd.grouped_allreduce
 
-    def counting(*arguments):
+    def counting(*arguments, **named):
         calls.append(arguments)
-        return reduce(*arguments)
+        return reduce(*arguments, **named)
 
     monkeypatch.setattr("keras_hvd.gradient_reduction.grouped_allreduce", counting)
     variable = keras.Variable([0.0], name="v")

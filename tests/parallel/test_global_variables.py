@@ -1,0 +1,38 @@
+"""Global variables of TensorFlow 1 graphs, in a session and by a hook."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("root", ["first", "last"])
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_in_a_session(root, use_resource, rank, size):
+    root = 0 if root == "first" else size - 1
+    with tf.Graph().as_default(), v1.Session() as session:
+        values = [float(rank), [rank, 2 * rank]]
+        variables = [
+            v1.get_variable(name, initializer=value, use_resource=use_resource)
+            for name, value in zip("ab", values, strict=True)
+        ]
+        broadcast = keras_hvd.broadcast_global_variables(root)
+        session.run(v1.global_variables_initializer())
+        session.run(broadcast)
+        a, b = session.run(variables)
+    assert a == root
+    np.testing.assert_array_equal(b, [root, 2 * root])
+
+
+def test_hook(rank, size):
+    """The first thing that the session does after its initializers."""
+    hook = keras_hvd.BroadcastGlobalVariablesHook(size - 1, device="/cpu:0")
+    for _ in range(2):  # it may serve several graphs
+        with tf.Graph().as_default():
+            v1.train.get_or_create_global_step()
+            variable = v1.get_variable("a", initializer=float(rank))
+            with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                assert session.run(variable) == size - 1
