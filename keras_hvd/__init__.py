@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
     from keras_hvd.collectives.barrier import barrier as barrier
     from keras_hvd.collectives.broadcast import broadcast as broadcast
+    from keras_hvd.collectives.join import join as join
     from keras_hvd.compression import Compression as Compression
     from keras_hvd.evaluation import evaluate as evaluate
     from keras_hvd.exceptions import ForkedError as ForkedError
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
-    from keras_hvd.interactive import run as run
     from keras_hvd.global_variables import (
         BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
     )
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from keras_hvd.gradient_tape import (
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
+    from keras_hvd.interactive import run as run
     from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
@@ -74,8 +75,15 @@ if TYPE_CHECKING:
     from keras_hvd.optimizer import (
         PartialDistributedOptimizer as PartialDistributedOptimizer,
     )
+    from keras_hvd.place import local_rank_op as local_rank_op
+    from keras_hvd.place import local_size_op as local_size_op
+    from keras_hvd.place import process_set_included_op as process_set_included_op
+    from keras_hvd.place import rank_op as rank_op
+    from keras_hvd.place import size_op as size_op
     from keras_hvd.process_sets import ProcessSet as ProcessSet
+    from keras_hvd.process_sets import add_process_set as add_process_set
     from keras_hvd.process_sets import global_process_set as global_process_set
+    from keras_hvd.process_sets import remove_process_set as remove_process_set
     from keras_hvd.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.sync_batch_normalization import (
         SyncBatchNormalization as SyncBatchNormalization,
@@ -117,6 +125,7 @@ _DEFINED_IN = {
     "grouped_allreduce": "collectives.allreduce",
     "barrier": "collectives.barrier",
     "broadcast": "collectives.broadcast",
+    "join": "collectives.join",
     "Compression": "compression",
     "evaluate": "evaluation",
     "ForkedError": "exceptions",
@@ -137,8 +146,15 @@ _DEFINED_IN = {
     "broadcast_object_fn": "objects",
     "DistributedOptimizer": "optimizer",
     "PartialDistributedOptimizer": "optimizer",
+    "local_rank_op": "place",
+    "local_size_op": "place",
+    "process_set_included_op": "place",
+    "rank_op": "place",
+    "size_op": "place",
     "ProcessSet": "process_sets",
+    "add_process_set": "process_sets",
     "global_process_set": "process_sets",
+    "remove_process_set": "process_sets",
     "warmup_schedule": "schedules",
     "SyncBatchNormalization": "sync_batch_normalization",
     "broadcast_variables": "variables",

@@ -6,22 +6,40 @@ import atexit
 import ctypes
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keras_hvd import environment, exceptions, log, native, settings
 
+if TYPE_CHECKING:
+    from keras_hvd.process_sets import ProcessSet
 
-def init() -> None:
+_jobs_joined = 0
+
+
+def init(
+    comm: None = None, process_sets: Sequence[ProcessSet] | str | None = None
+) -> None:
     """Joins the job that `khvdrun`, `mpirun` or `srun` started; returns with all ranks.
 
     A process that none of them started is a job of its own, of size 1. Calling it
     again does nothing.
 
+    Args:
+        comm: None: all processes that were started are the job.
+        process_sets: sets to add at once, as `add_process_set` does, the same on all
+            ranks; or "dynamic", which changes nothing: sets can always be added later.
+
     Raises:
+        NotImplementedError: `comm` is given.
+        TypeError: `process_sets` is something else.
+        MismatchError: the ranks gave different process sets.
         KerasHvdError: another rank did not arrive in time, or the system refused
             something; the text says what.
         ForkedError: this process was forked from a rank.
         ValueError: an environment variable of keras_hvd or Horovod is malformed; the
-            text names it and its value.
+            text names it and its value. Or two process sets have the same ranks, or
+            one is given to a second call that the first one was not.
 
     Example:
 
@@ -30,7 +48,20 @@ def init() -> None:
     >>> keras_hvd.rank(), keras_hvd.size()
     (0, 1)
     """
+    global _jobs_joined
+    if comm is not None:
+        raise NotImplementedError(
+            "init: comm must be None: the processes that khvdrun, mpirun or srun "
+            f"started are the job; got {comm!r}"
+        )
+    sets = _sets_to_add(process_sets)
     if is_initialized():
+        missing = [each for each in sets if each.process_set_id is None]
+        if missing:
+            raise ValueError(
+                f"init: keras_hvd is initialized already, without {missing[0]}: give "
+                "it to keras_hvd.add_process_set()"
+            )
         return
     world = environment.world()
     options = native.Options(
@@ -45,10 +76,12 @@ def init() -> None:
         **dataclasses.asdict(settings.read()),
     )
     check(native.engine().khvd_init(ctypes.byref(options)))
+    _jobs_joined += 1
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
+    _add(sets)
 
 
 def shutdown() -> None:
@@ -247,6 +280,43 @@ def _explain_settings() -> None:
     text = settings.without_effect()
     if text:
         log.write("warning", text)
+
+
+def jobs_joined() -> int:
+    """How often this process has joined a job: what belonged to an earlier is void.
+
+    Returns:
+        How many times `init` did so.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> jobs_joined() > 0
+    True
+    """
+    return _jobs_joined
+
+
+def _sets_to_add(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    if process_sets is None:
+        return []
+    from keras_hvd.process_sets import check_for_init
+
+    return check_for_init(process_sets)
+
+
+def _add(sets: list[ProcessSet]) -> None:
+    if not sets:
+        return
+    from keras_hvd.process_sets import add_process_set
+
+    try:
+        for each in sets:
+            add_process_set(each)
+    except BaseException:
+        shutdown()
+        raise
 
 
 def _place(function: str) -> int:

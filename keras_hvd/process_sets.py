@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_hvd import basics
+from keras_hvd import basics, native
 
 
 class ProcessSet:
     """Some of the job's ranks, that run collectives among themselves.
 
-    It can be used once it is part of the job, on all ranks alike.
+    It can be used once it is part of the job: given to `init`, or to
+    `add_process_set`, on all ranks alike. Until then, after `remove_process_set` and
+    after `shutdown`, its `process_set_id` is None.
 
     Args:
         ranks: the ranks of its members, in any order.
@@ -28,10 +31,17 @@ class ProcessSet:
     ProcessSet(process_set_id=None, ranks=[0, 2])
     """
 
-    process_set_id: int | None = None
-
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks: list[int] | None = _ascending(ranks)
+        self._number: int | None = None
+        self._job = 0  # that it was added to
+
+    @property
+    def process_set_id(self) -> int | None:
+        """Its number, the same on all ranks; None while it is in no job."""
+        if self._number is None or self._job != basics.jobs_joined():
+            return None
+        return self._number if basics.is_initialized() else None
 
     @property
     def ranks(self) -> list[int] | None:
@@ -61,10 +71,12 @@ class ProcessSet:
 class _GlobalProcessSet(ProcessSet):
     """All ranks, of whatever job this process is in."""
 
-    process_set_id = 0
-
     def __init__(self) -> None:
-        self._ranks = None
+        pass
+
+    @property
+    def process_set_id(self) -> int:
+        return 0
 
     def __reduce__(self) -> str:
         # There is one in each process: that is what a copy is.
@@ -87,6 +99,124 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Makes a process set part of the job.
+
+    Every rank calls it, also those outside of the set, with the same ranks and in the
+    same order as `remove_process_set` and other calls of it. It returns when all have.
+
+    Args:
+        process_set: the set, or its ranks.
+
+    Returns:
+        The set, which collectives can be given from now on.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: it is neither a `ProcessSet` nor ranks.
+        ValueError: the set is part of the job already.
+        MismatchError: the ranks' calls differ, or another set has the same ranks, or
+            the job has no such rank.
+        RankFailedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.add_process_set([0])
+    Traceback (most recent call last):
+    keras_hvd.exceptions.MismatchError: ... rank 0 are process set 0 already. No two ...
+    """
+    basics.require_initialized("add_process_set")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"add_process_set: {process_set} is part of the job already")
+    ranks = process_set.ranks
+    number = ctypes.c_int32()
+    basics.check(
+        native.engine().khvd_add_process_set(
+            (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(number)
+        )
+    )
+    process_set._number = number.value
+    process_set._job = basics.jobs_joined()
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Takes a process set out of the job again.
+
+    Every rank calls it, also those outside of the set, in the same order as
+    `add_process_set` and other calls of it. It returns when all have.
+
+    Args:
+        process_set: a set that was added.
+
+    Returns:
+        Whether it was removed: False, at once, for a set that is not part of the job
+        and for `global_process_set`.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: it is not a `ProcessSet`.
+        MismatchError: the ranks' calls differ, or a collective of the set waits for a
+            rank.
+        RankFailedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.remove_process_set(keras_hvd.ProcessSet([0]))
+    False
+    """
+    basics.require_initialized("remove_process_set")
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"remove_process_set takes a keras_hvd.ProcessSet, got {process_set!r}"
+        )
+    number = process_set.process_set_id
+    if not number:
+        return False
+    basics.check(native.engine().khvd_remove_process_set(number))
+    process_set._number = None
+    return True
+
+
+def check_for_init(process_sets: Any) -> list[ProcessSet]:
+    """The process sets that `init` was given, once they are known to make sense.
+
+    Args:
+        process_sets: what the user gave: None, "dynamic", or a sequence of sets.
+
+    Returns:
+        The sets that are to be added.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: two sets have the same ranks.
+
+    Example:
+
+    >>> check_for_init("dynamic")
+    []
+    """
+    if process_sets is None or isinstance(process_sets, str):
+        sets = [] if process_sets in (None, "dynamic") else [process_sets]
+    else:
+        sets = list(process_sets)
+    if not all(isinstance(each, ProcessSet) for each in sets):
+        raise TypeError(
+            "init: process_sets must be a list of keras_hvd.ProcessSet, or 'dynamic'; "
+            f"got {process_sets!r}"
+        )
+    for i, each in enumerate(sets):
+        if any(each.ranks == other.ranks for other in sets[:i]):
+            raise ValueError(f"init: process_sets has {each} twice")
+    return sets
 
 
 def number_of(process_set: ProcessSet, function: str) -> int:

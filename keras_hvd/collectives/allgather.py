@@ -55,7 +55,7 @@ def allgather(
             f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
         )
     number = number_of(process_set, "allgather")
-    name = submission.name_of("allgather", name, ignore_name_scope)
+    name = submission.name_of("allgather", name, ignore_name_scope, number)
     return submit(tensor, name, number)
 
 
@@ -77,8 +77,14 @@ def submit(tensor: tf.Tensor, name: submission.Name, process_set: int = 0) -> tf
 def _gradient(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None) -> tf.Tensor:
     """This rank's rows of the gradients' sum."""
     first_dims = op.outputs[1]
-    rank = basics.rank()
-    name = submission.name_of_gradient(op)
-    [summed] = allreduce.submit([tf.convert_to_tensor(gradient)], name, allreduce.Sum)
+    process_set = op.get_attr("process_set")
+    # A branch that is never taken is differentiated on ranks outside of the set too.
+    rank = max(native.engine().khvd_process_set_rank(process_set), 0)
+    [summed] = allreduce.submit(
+        [tf.convert_to_tensor(gradient)],
+        submission.name_of_gradient(op),
+        allreduce.Sum,
+        process_set=process_set,
+    )
     start = tf.reduce_sum(first_dims[:rank])
     return tf.ensure_shape(summed[start : start + first_dims[rank]], op.inputs[0].shape)

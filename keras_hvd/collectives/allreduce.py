@@ -106,7 +106,7 @@ def allreduce(
         submission.as_tensor("allreduce", tensor)
     )
     number = number_of(process_set, "allreduce")
-    names = submission.name_of("allreduce", name, ignore_name_scope)
+    names = submission.name_of("allreduce", name, ignore_name_scope, number)
     [reduced] = submit([compressed], names, reduce_op, *scales, number)
     return compression.decompress(reduced, context)
 
@@ -184,7 +184,7 @@ def grouped_allreduce(
     if not dense:
         return results
     compressed = [compression.compress(tensor) for tensor in given]
-    names = submission.name_of("grouped_allreduce", name, ignore_name_scope)
+    names = submission.name_of("grouped_allreduce", name, ignore_name_scope, number)
     reduced = submit([c for c, _ in compressed], names, reduce_op, *scales, number)
     for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
         results[i] = compression.decompress(tensor, context)
@@ -213,7 +213,7 @@ def _reduce_slices(
     def gather(part: str, tensor: tf.Tensor) -> tf.Tensor:
         tensor = submission.as_tensor(kind, tensor)
         of_part = None if name is None else f"{name}/{part}"
-        names = submission.name_of(f"{kind}_{part}", of_part, ignore_name_scope)
+        names = submission.name_of(f"{kind}_{part}", of_part, ignore_name_scope, number)
         return allgather.submit(tensor, names, number)
 
     compressed, context = compression.compress(slices.values)

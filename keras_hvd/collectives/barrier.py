@@ -36,7 +36,7 @@ def barrier(
     """
     basics.require_initialized("barrier")
     number = number_of(process_set, "barrier")
-    submit(submission.name_of("barrier", name), number)
+    submit(submission.name_of("barrier", name, process_set=number), number)
 
 
 def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:

@@ -53,7 +53,7 @@ def broadcast(
     basics.require_initialized("broadcast")
     root_rank = operator.index(root_rank)
     number = number_of(process_set, "broadcast")
-    name = submission.name_of("broadcast", name, ignore_name_scope)
+    name = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = tf.convert_to_tensor(tensor)
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
         tensor = submission.as_tensor("broadcast", tensor)
@@ -83,8 +83,12 @@ def submit(
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients' sum on the root, which all values came from; zeros elsewhere."""
-    name = submission.name_of_gradient(op)
-    [summed] = allreduce.submit([tf.convert_to_tensor(gradient)], name, allreduce.Sum)
+    [summed] = allreduce.submit(
+        [tf.convert_to_tensor(gradient)],
+        submission.name_of_gradient(op),
+        allreduce.Sum,
+        process_set=op.get_attr("process_set"),
+    )
     if basics.rank() == op.get_attr("root_rank"):
         return summed
     return tf.zeros_like(summed)

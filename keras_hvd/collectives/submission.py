@@ -87,7 +87,12 @@ class Name(NamedTuple):
     node: str
 
 
-def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> Name:
+def name_of(
+    kind: str,
+    name: str | None,
+    ignore_name_scope: bool = False,
+    process_set: int = 0,
+) -> Name:
     """The names of a collective.
 
     The ranks know an unnamed one by a fixed name when it runs eagerly: they run the
@@ -101,6 +106,8 @@ def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> Nam
         name: what the user gave.
         ignore_name_scope: leaves the `tf.name_scope`s around it out of the name that
             an unnamed one gets in a graph.
+        process_set: whose ranks know it by the name. Those of a set are numbered by
+            themselves, for other ranks may not have them in their graphs.
 
     Returns:
         The names; the tensor's is the same on all ranks.
@@ -124,6 +131,8 @@ def name_of(kind: str, name: str | None, ignore_name_scope: bool = False) -> Nam
         return Name(name, _node_name(name))
     if tf.executing_eagerly():
         return Name(_UNNAMED + kind, kind)
+    if process_set != 0:
+        kind = f"{kind}_in_set_{process_set}"
     graph = tf.compat.v1.get_default_graph()
     if ignore_name_scope:
         # The node's own name will have the scope, so nothing else would mark it.

@@ -6,8 +6,11 @@ something only when a test fails.
 
 import ctypes
 import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,3 +102,30 @@ def equal_on_all_ranks() -> Callable[[list[np.ndarray]], bool]:
         return all(other == digest for other in keras_hvd.allgather_object(digest))
 
     return equal
+
+
+@pytest.fixture
+def in_second_job(rank: int, size: int) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs this rank's part of a second job, the same way on every rank."""
+
+    def run(
+        script: Path, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess:
+        job = keras_hvd.broadcast_object(f"second-{os.urandom(8).hex()}", 0)
+        place = {
+            "KERAS_HVD_RANK": str(rank),
+            "KERAS_HVD_SIZE": str(size),
+            "KERAS_HVD_LOCAL_RANK": str(rank),
+            "KERAS_HVD_LOCAL_SIZE": str(size),
+            "KERAS_HVD_JOB": job,
+        }
+        done = subprocess.run(
+            [sys.executable, script, *arguments],
+            env={**os.environ, **place, **environment},
+            capture_output=True,
+            text=True,
+        )
+        keras_hvd.barrier()
+        return done
+
+    return run

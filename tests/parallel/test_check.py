@@ -1,39 +1,21 @@
 """The consistency mode, KERAS_HVD_CHECK=1: results are compared between the ranks."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import keras_hvd
 
 SCRIPT = Path(__file__).parent / "ranks" / "checked.py"
 
 
 @pytest.fixture
-def run(rank, size):
-    """Runs this rank's part of a second job, the same way on every rank."""
+def run(in_second_job):
+    """Runs this rank's part of a second job with the mode on or off."""
 
-    def in_second_job(*arguments: str, check: str) -> subprocess.CompletedProcess:
-        job = keras_hvd.broadcast_object(f"check-{os.urandom(8).hex()}", 0)
-        second = {
-            "KERAS_HVD_RANK": str(rank),
-            "KERAS_HVD_SIZE": str(size),
-            "KERAS_HVD_LOCAL_RANK": str(rank),
-            "KERAS_HVD_LOCAL_SIZE": str(size),
-            "KERAS_HVD_JOB": job,
-            "KERAS_HVD_CHECK": check,
-        }
-        command = [sys.executable, SCRIPT, *arguments]
-        done = subprocess.run(
-            command, env={**os.environ, **second}, capture_output=True, text=True
-        )
-        keras_hvd.barrier()
-        return done
+    def run(*arguments: str, check: str) -> subprocess.CompletedProcess:
+        return in_second_job(SCRIPT, *arguments, KERAS_HVD_CHECK=check)
 
-    return in_second_job
+    return run
 
 
 def test_equal_results_pass(run):

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/process.h"
@@ -86,6 +87,13 @@ int ProcessValue(Get get) {
   return get(process->options());
 }
 
+bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
+  std::shared_ptr<Process> process;
+  Status status = GetProcess(&process);
+  if (status.ok()) status = process->engine().MembersOf(process_set, ranks);
+  return Report(status) == KHVD_OK;
+}
+
 // ---- Requests
 
 Status Wrong(const khvd_request& request, const std::string& text) {
@@ -102,10 +110,6 @@ Status CheckRequest(const khvd_request& request, int size) {
   }
   if (request.kind < 0 || request.kind >= keras_hvd::kKinds) {
     return Wrong(request, "there is no collective " + std::to_string(request.kind));
-  }
-  if (request.process_set != 0) {
-    return Wrong(request,
-                 "there is no process set " + std::to_string(request.process_set));
   }
   if (request.kind == KHVD_BARRIER) {
     return request.count == 0 ? Status::Ok()
@@ -378,6 +382,39 @@ int khvd_cross_rank(void) {
 }
 int khvd_cross_size(void) {
   return ProcessValue([](const auto& options) { return options.cross_size; });
+}
+
+int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (!status.ok()) return Report(status);
+  return Report(process->engine().AddProcessSet({ranks, ranks + count}, id));
+}
+
+int khvd_remove_process_set(int32_t id) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (!status.ok()) return Report(status);
+  return Report(process->engine().RemoveProcessSet(id));
+}
+
+int khvd_process_set_size(int32_t id) {
+  std::vector<int> ranks;
+  return GetMembers(id, &ranks) ? static_cast<int>(ranks.size()) : -1;
+}
+
+int khvd_process_set_rank(int32_t id) {
+  std::vector<int> ranks;
+  if (!GetMembers(id, &ranks)) return -1;
+  const auto found = std::find(ranks.begin(), ranks.end(), khvd_rank());
+  return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+}
+
+int khvd_join(int32_t* last) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (!status.ok()) return Report(status);
+  return Report(process->engine().Join(last));
 }
 
 int khvd_submit(const khvd_request* request) {

@@ -113,7 +113,7 @@ typedef struct {
   uint64_t submitter;          // which op asks: the same op may queue, two may not
   int32_t process_set;         // 0: all ranks
   int32_t reduce_op;           // khvd_reduce_op; allreduce
-  int32_t root;                // broadcast
+  int32_t root;                // broadcast; a rank of the job
   double prescale, postscale;  // allreduce; both 0 means both 1
   int32_t count;               // number of tensors; barrier: 0, else at least 1
   const khvd_tensor* tensors;  // copied, shapes included; the data is not
@@ -137,6 +137,23 @@ KHVD_EXPORT int khvd_local_rank(void);
 KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
+
+// Makes a process set of `ranks[0..count)`, ascending, and gives its number, which
+// requests name it by; or removes one. Every rank calls these, with the same ranks and
+// in the same order, also those outside of the set; they return when all have. It is an
+// error to add a set twice, and to remove one whose requests wait for a rank.
+KHVD_EXPORT int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);
+KHVD_EXPORT int khvd_remove_process_set(int32_t id);
+// The number of a set's ranks, and this rank's place among them, from 0. -1 if there is
+// no such set, or this rank is not in it.
+KHVD_EXPORT int khvd_process_set_size(int32_t id);
+KHVD_EXPORT int khvd_process_set_rank(int32_t id);
+
+// Waits until every rank has called it, and gives the last one. Meanwhile this rank
+// takes part in allreduces of all ranks with Sum or Average: with zeros, counting as
+// any other for the average. Whatever else would wait for it is an error on those that
+// do.
+KHVD_EXPORT int khvd_join(int32_t* last);
 
 // Hands a request to the engine and returns without waiting for the peers. On KHVD_OK
 // `done` is called exactly once, and the tensors' data stays the engine's until then;

@@ -24,14 +24,6 @@ std::string Seconds(double seconds) {
   return text;
 }
 
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 }  // namespace
 
 Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
@@ -149,6 +141,7 @@ void Coordination::WriteDecision(const Decision& decision) {
   numbers_.Reserve(decision.tensors.size());
   std::vector<int64_t> numbers;
   for (const TensorKey& key : decision.tensors) numbers.push_back(NumberFor(key));
+  for (const Decision::Zeros& zeros : decision.zeros) WriteZeros(zeros);
   std::string message;
   if (decision.type == Decision::Type::kRun) {
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), &message);
@@ -157,6 +150,12 @@ void Coordination::WriteDecision(const Decision& decision) {
       EncodeInteger(static_cast<int64_t>(stores), &message);
     }
     for (int64_t number : numbers) EncodeInteger(number, &message);
+  } else if (decision.type == Decision::Type::kAgree) {
+    EncodeInteger(static_cast<int64_t>(DecisionMessage::kAgree), &message);
+    EncodeInteger(numbers.front(), &message);
+    EncodeInteger(static_cast<int64_t>(decision.agreed), &message);
+    EncodeInteger(decision.answer, &message);
+    for (int member : decision.members) EncodeInteger(member, &message);
   } else {
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kFail), &message);
     EncodeInteger(numbers.front(), &message);
@@ -165,6 +164,15 @@ void Coordination::WriteDecision(const Decision& decision) {
     for (int rank : decision.ranks) EncodeInteger(rank, &message);
     EncodeText(decision.text, &message);
   }
+  decisions_.Append(message);
+}
+
+void Coordination::WriteZeros(const Decision::Zeros& zeros) {
+  std::string message;
+  EncodeInteger(static_cast<int64_t>(DecisionMessage::kZeros), &message);
+  EncodeInteger(static_cast<int64_t>(zeros.ranks.size()), &message);
+  for (int rank : zeros.ranks) EncodeInteger(rank, &message);
+  Encode(*zeros.description, &message);
   decisions_.Append(message);
 }
 
@@ -196,9 +204,11 @@ bool Coordination::Flush() {
 }
 
 std::string Coordination::StallText(const Stall& stall, double seconds) {
-  const std::string title = std::string(Name(stall.kind)) + " '" + stall.key.name + "'";
+  const int32_t set = stall.key.process_set;
   std::string text = RankList(stall.waiting) + " waited " + Seconds(seconds) + " for " +
-                     title + ", which not every rank has reached.";
+                     Title(stall.kind, stall.key.name) + ", which not every rank ";
+  if (set != 0) text += "of process set " + std::to_string(set) + " ";
+  text += "has reached.";
   for (int rank : stall.missing) {
     text += "\n  " + DescribeRank(*segment_, rank) + " has not";
     const std::string last = coordinator_.LastSubmission(rank);

@@ -58,6 +58,8 @@ enum class DecisionMessage : int64_t {
   kDefine = 0,  // number, process set, name
   kRun = 1,     // stores (out of place, in place), numbers of the tensors
   kFail = 2,    // number, departed, count, ranks, text
+  kZeros = 3,   // count, ranks, description: they have it, zeros, for the next kRun
+  kAgree = 4,   // number, kind, answer, members
 };
 
 class Coordination {
@@ -92,6 +94,7 @@ class Coordination {
   std::shared_ptr<const Description> Intern(std::string_view encoded);
   bool NoteDepartures();
   void WriteDecision(const Decision& decision);
+  void WriteZeros(const Decision::Zeros& zeros);
   int64_t NumberFor(const TensorKey& key);
   bool Flush();
   std::string StallText(const Stall& stall, double seconds);

@@ -14,14 +14,6 @@ constexpr size_t kMostPassedOver = 64;
 // With fewer names than this, none is forgotten.
 constexpr size_t kEntriesKept = 4096;
 
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 // "ranks 0, 1: allreduce Sum of float32[3]; rank 2: allreduce Sum of float32[4]".
 std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& given) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;
@@ -43,19 +35,58 @@ std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& 
   return text;
 }
 
+bool Contains(const std::vector<int>& ranks, int rank) {
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
+}
+
+size_t PlaceOf(int rank, const std::vector<int>& members) {
+  return std::lower_bound(members.begin(), members.end(), rank) - members.begin();
+}
+
+// Whether a rank that gives zeros leaves the others' result as it is.
+bool TakesZeros(const Description& description) {
+  const ReduceOp op = description.reduction.op;
+  return description.kind == Kind::kAllreduce && description.process_set == 0 &&
+         (op == ReduceOp::kSum || op == ReduceOp::kAverage);
+}
+
+std::string JoinedText(const Description& description, const std::vector<int>& joined) {
+  std::string text = RankList(joined) + (joined.size() == 1 ? " has" : " have");
+  text += " joined, and gives zeros from then on. Only allreduces of all ranks with ";
+  text += "Sum or Average can be completed with those, not " + Details(description);
+  if (description.process_set != 0) {
+    text += " in process set " + std::to_string(description.process_set);
+  }
+  return text;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(int size, int64_t fusion_bytes)
     : fusion_bytes_(fusion_bytes),
+      joined_(size),
       last_submissions_(size),
       most_entries_(kEntriesKept) {
-  std::vector<int> all(size);
+  Members all(size);
   for (int rank = 0; rank < size; ++rank) all[rank] = rank;
-  process_sets_[0] = std::move(all);
+  AddProcessSet(0, std::move(all));
 }
 
 void Coordinator::AddProcessSet(int32_t id, std::vector<int> ranks) {
-  process_sets_[id] = std::move(ranks);
+  process_sets_[id] = std::make_shared<const Members>(std::move(ranks));
+  last_process_set_ = std::max(last_process_set_, id);
+}
+
+const Coordinator::Request* Coordinator::Entry::head() const {
+  for (const auto& queue : waiting) {
+    if (!queue.empty()) return &queue.front();
+  }
+  return nullptr;
+}
+
+size_t Coordinator::Entry::arrived() const {
+  return std::count_if(waiting.begin(), waiting.end(),
+                       [](const auto& queue) { return !queue.empty(); });
 }
 
 Coordinator::Entry& Coordinator::FindEntry(const TensorKey& key,
@@ -84,48 +115,165 @@ void Coordinator::ForgetIdleEntries() {
 void Coordinator::Submit(int rank, std::shared_ptr<const Description> description,
                          double now, bool duplicate) {
   last_submissions_[rank] = description;
+  last_submission_ = now;
   const TensorKey key = {description->process_set, description->name};
   const auto set = process_sets_.find(key.process_set);
-  const bool member = set != process_sets_.end() &&
-                      std::binary_search(set->second.begin(), set->second.end(), rank);
-  if (!member) {
-    return FailOne(key, rank,
-                   Title(*description) + ": rank " + std::to_string(rank) +
-                       " is not in process set " + std::to_string(key.process_set));
+  const std::string id = std::to_string(key.process_set);
+  if (set == process_sets_.end()) {
+    return FailOne(key, rank, "there is no process set " + id + " any more");
   }
-  const std::vector<int>& members = set->second;
-  Entry& entry = FindEntry(key, members);
-  const size_t place =
-      std::lower_bound(members.begin(), members.end(), rank) - members.begin();
+  if (!Contains(*set->second, rank)) {
+    return FailOne(key, rank,
+                   "rank " + std::to_string(rank) + " is not in process set " + id);
+  }
+  const std::shared_ptr<const Members> members = set->second;
+  Entry& entry = FindEntry(key, *members);
+  const size_t place = PlaceOf(rank, *members);
   if (!entry.owed[place].empty()) {
     FailOne(key, rank, entry.owed[place].front());
     entry.owed[place].pop_front();
     return;
   }
+  const bool joins = description->kind == Kind::kJoin;
   entry.waiting[place].push_back(
       {std::move(description), duplicate, now, ++submissions_});
-  if (entry.waiting[place].size() == 1) Settle(key, &entry, members);
+  if (entry.waiting[place].size() > 1) return;
+  if (joins) Join(rank);
+  Settle(key, &entry, members);
+}
+
+// What waits for the rank can go on without it, or never will.
+void Coordinator::Join(int rank) {
+  joined_[rank] = true;
+  joined_count_ += 1;
+  for (auto& [key, entry] : entries_) {
+    const std::shared_ptr<const Members>& members = process_sets_.at(key.process_set);
+    if (!Contains(*members, rank)) continue;
+    // It will not come to these any more, and what it comes to later is another one.
+    entry.owed[PlaceOf(rank, *members)].clear();
+    const Request* const head = entry.head();
+    const bool joins = head != nullptr && head->description->kind == Kind::kJoin;
+    if (!joins) Settle(key, &entry, members);
+  }
 }
 
 // Looks at what the members wait for first: a departure, a mistake, or a match. What
 // waits behind it is looked at in turn.
 void Coordinator::Settle(const TensorKey& key, Entry* entry,
-                         const std::vector<int>& members) {
-  while (true) {
-    const size_t arrived =
-        std::count_if(entry->waiting.begin(), entry->waiting.end(),
-                      [](const auto& queue) { return !queue.empty(); });
-    if (arrived == 0) return;
-    if (FailIfSomebodyLeft(key, entry, members)) continue;
-    const std::string wrong = WhatIsWrong(key, *entry, members);
+                         const std::shared_ptr<const Members>& members) {
+  while (const Request* head = entry->head()) {
+    if (FailIfSomebodyLeft(key, entry, *members)) continue;
+    const std::string wrong = WhatIsWrong(key, *entry, *members);
     if (!wrong.empty()) {
-      FailHeads(key, entry, members, wrong, true);
+      FailHeads(key, entry, *members, wrong, Owe::kYes);
       continue;
     }
-    if (arrived < members.size()) return;
-    settled_.push_back({key, entry->waiting.front().front().description, {}});
-    for (auto& queue : entry->waiting) queue.pop_front();
+    const std::shared_ptr<const Description> description = head->description;
+    std::vector<int> joined = JoinedBefore(*entry, *members, *description);
+    if (!joined.empty() && !TakesZeros(*description)) {
+      FailHeads(key, entry, *members, JoinedText(*description, joined), Owe::kNo);
+      continue;
+    }
+    if (entry->arrived() + joined.size() < members->size()) return;
+    if (IsAgreement(description->kind)) {
+      Agree(key, entry, *members);
+      continue;
+    }
+    settled_.push_back({key, description, members, std::move(joined), {}});
+    for (auto& queue : entry->waiting) {
+      if (!queue.empty()) queue.pop_front();
+    }
   }
+}
+
+// Members that have joined without having submitted what the others wait for first.
+std::vector<int> Coordinator::JoinedBefore(const Entry& entry,
+                                           const std::vector<int>& members,
+                                           const Description& head) const {
+  std::vector<int> joined;
+  if (joined_count_ == 0 || head.kind == Kind::kJoin) return joined;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (entry.waiting[i].empty() && joined_[members[i]]) joined.push_back(members[i]);
+  }
+  return joined;
+}
+
+// All members have asked for the same.
+void Coordinator::Agree(const TensorKey& key, Entry* entry,
+                        const std::vector<int>& members) {
+  const std::shared_ptr<const Description> description = entry->head()->description;
+  Decision decision;
+  decision.type = Decision::Type::kAgree;
+  decision.tensors = {key};
+  decision.ranks = members;
+  decision.agreed = description->kind;
+  decision.members = description->members;
+  std::string refusal;
+  if (description->kind == Kind::kAddProcessSet) {
+    refusal = AgreeOnAdding(*description, &decision);
+  } else if (description->kind == Kind::kRemoveProcessSet) {
+    refusal = AgreeOnRemoving(*description, &decision);
+  } else {
+    const auto last = std::max_element(
+        entry->waiting.begin(), entry->waiting.end(),
+        [](const auto& a, const auto& b) { return a.front().order < b.front().order; });
+    decision.answer = members[last - entry->waiting.begin()];
+    joined_.assign(joined_.size(), false);
+    joined_count_ = 0;
+  }
+  if (!refusal.empty()) return FailHeads(key, entry, members, refusal, Owe::kNo);
+  for (auto& queue : entry->waiting) queue.pop_front();
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(decision)});
+}
+
+// Returns why not, or "".
+std::string Coordinator::AgreeOnAdding(const Description& description,
+                                       Decision* decision) {
+  for (const auto& [id, members] : process_sets_) {
+    if (*members != description.members) continue;
+    return RankList(*members) + " are process set " + std::to_string(id) +
+           " already. No two sets may have the same ranks";
+  }
+  decision->answer = last_process_set_ + 1;
+  AddProcessSet(decision->answer, description.members);
+  return "";
+}
+
+std::string Coordinator::AgreeOnRemoving(const Description& description,
+                                         Decision* decision) {
+  const auto set = std::find_if(
+      process_sets_.begin(), process_sets_.end(),
+      [&](const auto& other) { return *other.second == description.members; });
+  if (set == process_sets_.end() || set->first == 0) {
+    return "there is no process set of " + RankList(description.members) +
+           " that could be removed";
+  }
+  const int32_t id = set->first;
+  const std::string waiting = WhatWaits(id);
+  if (!waiting.empty()) {
+    return "process set " + std::to_string(id) + " is in use: " + waiting;
+  }
+  decision->answer = id;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    it = it->first.process_set == id ? entries_.erase(it) : std::next(it);
+  }
+  process_sets_.erase(set);
+  return "";
+}
+
+// "allreduce 'x' waits on rank 2", of a request of the set, or "".
+std::string Coordinator::WhatWaits(int32_t process_set) const {
+  const std::vector<int>& members = *process_sets_.at(process_set);
+  for (const auto& [key, entry] : entries_) {
+    const Request* const head = entry.head();
+    if (key.process_set != process_set || head == nullptr) continue;
+    std::vector<int> waiting;
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (!entry.waiting[i].empty()) waiting.push_back(members[i]);
+    }
+    return Title(*head->description) + " waits on " + RankList(waiting);
+  }
+  return "";
 }
 
 // What keeps the members' first requests from being one collective, or "".
@@ -140,8 +288,7 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
       return Title(*head.description) + " was submitted on rank " +
              std::to_string(members[i]) +
              " by a second op while the first was under way. Give each op a name of "
-             "its "
-             "own";
+             "its own";
     }
     heads.emplace_back(members[i], head.description.get());
     // Equal descriptions are usually one and the same object.
@@ -150,29 +297,38 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
         agree && (head.description.get() == first || head.description->Matches(*first));
   }
   if (agree) return "";
+  if (IsAgreement(heads.front().second->kind)) {
+    return "the ranks' calls differ (" + WhatEachGave(heads) +
+           "). Every rank must add and remove the same process sets in the same order";
+  }
   return "'" + key.name + "' differs between ranks (" + WhatEachGave(heads) +
          "). Every rank must submit the same under one name";
 }
 
-// Ends what each member waits for first. With `owe`, members that have not come yet get
-// the same failure when they do.
+// Ends what each member waits for first. Members that are owed the failure get it when
+// they come to the name.
 void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
                             const std::vector<int>& members, const std::string& text,
-                            bool owe) {
+                            Owe owe, bool departed) {
   Decision failure;
   failure.type = Decision::Type::kFail;
   failure.tensors = {key};
-  failure.departed = !owe;
+  failure.departed = departed;
   failure.text = text;
   for (size_t i = 0; i < members.size(); ++i) {
-    if (!entry->waiting[i].empty()) {
-      failure.ranks.push_back(members[i]);
-      entry->waiting[i].pop_front();
-    } else if (owe) {
-      entry->owed[i].push_back(text);
+    const int member = members[i];
+    if (entry->waiting[i].empty()) {
+      if (owe == Owe::kYes && !joined_[member]) entry->owed[i].push_back(text);
+      continue;
     }
+    if (entry->waiting[i].front().description->kind == Kind::kJoin && joined_[member]) {
+      joined_[member] = false;
+      joined_count_ -= 1;
+    }
+    failure.ranks.push_back(member);
+    entry->waiting[i].pop_front();
   }
-  settled_.push_back({key, nullptr, std::move(failure)});
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure)});
 }
 
 void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text) {
@@ -181,15 +337,18 @@ void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& tex
   failure.tensors = {key};
   failure.ranks = {rank};
   failure.text = text;
-  settled_.push_back({key, nullptr, std::move(failure)});
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure)});
 }
 
 bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
                                      const std::vector<int>& members) {
   for (const auto& [rank, how] : departures_) {
-    if (!std::binary_search(members.begin(), members.end(), rank)) continue;
-    FailHeads(key, entry, members, "'" + key.name + "' cannot be completed: " + how,
-              false);
+    if (!Contains(members, rank)) continue;
+    const Description& head = *entry->head()->description;
+    const std::string what =
+        IsAgreement(head.kind) ? Title(head) : "'" + key.name + "'";
+    FailHeads(key, entry, members, what + " cannot be completed: " + how, Owe::kNo,
+              true);
     return true;
   }
   return false;
@@ -197,11 +356,12 @@ bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
 
 void Coordinator::Leave(int rank, const std::string& how) {
   departures_.emplace_back(rank, how);
+  if (joined_[rank]) joined_count_ -= 1;
+  joined_[rank] = false;
   for (auto& [key, entry] : entries_) {
-    const std::vector<int>& members = process_sets_[key.process_set];
-    const auto place = std::lower_bound(members.begin(), members.end(), rank);
-    if (place == members.end() || *place != rank) continue;
-    entry.waiting[place - members.begin()].clear();
+    const std::shared_ptr<const Members>& members = process_sets_.at(key.process_set);
+    if (!Contains(*members, rank)) continue;
+    entry.waiting[PlaceOf(rank, *members)].clear();
     Settle(key, &entry, members);
   }
 }
@@ -211,18 +371,24 @@ bool Coordinator::Fusable(const Description& first, const Description& other) {
          first.reduction == other.reduction;
 }
 
+void Coordinator::Take(Settled* settled, Decision* decision) {
+  decision->tensors.push_back(std::move(settled->key));
+  if (settled->joined.empty()) return;
+  decision->zeros.push_back({settled->description, std::move(settled->joined)});
+}
+
 bool Coordinator::Next(Decision* decision) {
   if (settled_.empty()) return false;
   if (settled_.front().description == nullptr) {
-    *decision = std::move(settled_.front().failure);
+    *decision = std::move(settled_.front().decision);
     settled_.pop_front();
     return true;
   }
   const std::shared_ptr<const Description> first = settled_.front().description;
   *decision = Decision();
   decision->type = Decision::Type::kRun;
-  decision->ranks = process_sets_[first->process_set];
-  decision->tensors.push_back(std::move(settled_.front().key));
+  decision->ranks = *settled_.front().members;
+  Take(&settled_.front(), decision);
   settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
   decision->bytes = first->bytes();
@@ -241,7 +407,7 @@ bool Coordinator::Next(Decision* decision) {
       continue;
     }
     decision->bytes += more;
-    decision->tensors.push_back(std::move(next.key));
+    Take(&next, decision);
   }
   settled_.insert(settled_.begin(), std::make_move_iterator(left.begin()),
                   std::make_move_iterator(left.end()));
@@ -255,20 +421,25 @@ std::string Coordinator::LastSubmission(int rank) const {
 std::vector<Stall> Coordinator::Stalls() const {
   std::vector<std::pair<uint64_t, Stall>> found;
   for (const auto& [key, entry] : entries_) {
-    const std::vector<int>& members = process_sets_.at(key.process_set);
+    const std::vector<int>& members = *process_sets_.at(key.process_set);
     // The oldest of the requests that are next in line speaks for the name.
     const Request* oldest = nullptr;
     Stall stall = {key, Kind::kAllreduce, 0, {}, {}};
     for (size_t i = 0; i < members.size(); ++i) {
-      const bool waits = !entry.waiting[i].empty();
-      (waits ? stall.waiting : stall.missing).push_back(members[i]);
-      if (!waits) continue;
+      if (entry.waiting[i].empty()) {
+        if (!joined_[members[i]]) stall.missing.push_back(members[i]);
+        continue;
+      }
+      stall.waiting.push_back(members[i]);
       const Request& head = entry.waiting[i].front();
       if (oldest == nullptr || head.order < oldest->order) oldest = &head;
     }
     if (oldest == nullptr) continue;
     stall.kind = oldest->description->kind;
-    stall.since = oldest->since;
+    // Ranks that have joined wait for as long as the others have data: it is not a
+    // stall while any of these submits something.
+    const bool joins = stall.kind == Kind::kJoin;
+    stall.since = joins ? std::max(oldest->since, last_submission_) : oldest->since;
     found.emplace_back(oldest->order, std::move(stall));
   }
   std::sort(found.begin(), found.end(),

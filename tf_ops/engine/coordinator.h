@@ -41,13 +41,25 @@ struct Decision {
   enum class Type : int32_t {
     kRun = 0,   // all members of the set run these together, as one collective
     kFail = 1,  // `ranks` end the oldest request of this name with `text`
+    // All ranks have asked for the same, and end that request: `members` are process
+    // set `answer` now, or no longer; or all have joined, `answer` last.
+    kAgree = 2,
+  };
+  // Of a tensor that ranks have joined before: they take part with zeros.
+  struct Zeros {
+    std::shared_ptr<const Description> description;
+    std::vector<int> ranks;
   };
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; for kFail exactly one
   std::vector<int> ranks;          // for kRun the members of the set
   int64_t bytes = 0;               // kRun of allreduces: of all their tensors
+  std::vector<Zeros> zeros;        // kRun: of some of its tensors
   bool departed = false;           // kFail because a rank has left, not by a mismatch
   std::string text;
+  Kind agreed = Kind::kJoin;  // kAgree
+  int32_t answer = 0;         // kAgree
+  std::vector<int> members;   // kAgree on a process set
 };
 
 // A request that some ranks wait for and others have not submitted.
@@ -61,7 +73,8 @@ struct Stall {
 
 class Coordinator {
  public:
-  // Batches are fused up to `fusion_bytes`. Process set 0 holds all ranks.
+  // Batches are fused up to `fusion_bytes`. Process set 0 holds all ranks; others come
+  // and go by agreements, which are requests of set 0.
   Coordinator(int size, int64_t fusion_bytes);
 
   // `ranks` ascending. Every rank must have been told of the set before it uses it.
@@ -85,6 +98,10 @@ class Coordinator {
   std::string LastSubmission(int rank) const;
 
  private:
+  using Members = std::vector<int>;
+  // Whether members that have not come yet get a failure as well.
+  enum class Owe { kNo, kYes };
+
   struct Request {
     std::shared_ptr<const Description> description;
     bool duplicate;
@@ -96,29 +113,48 @@ class Coordinator {
     std::vector<std::deque<Request>> waiting;
     // Failures that a member has still to meet when it comes to this name.
     std::vector<std::deque<std::string>> owed;
+
+    // What a member waits for first, or null.
+    const Request* head() const;
+    // How many members wait for something.
+    size_t arrived() const;
   };
-  // What has been settled and not yet been handed out: a failure, or a request that all
-  // members have submitted.
+  // What has been settled and not yet been handed out: a request that all members have
+  // submitted or have joined before, or a decision as it is.
   struct Settled {
     TensorKey key;
-    std::shared_ptr<const Description> description;  // null for a failure
-    Decision failure;
+    std::shared_ptr<const Description> description;  // null for a decision as it is
+    std::shared_ptr<const Members> members;
+    std::vector<int> joined;  // give zeros
+    Decision decision;
   };
 
   Entry& FindEntry(const TensorKey& key, const std::vector<int>& members);
-  void Settle(const TensorKey& key, Entry* entry, const std::vector<int>& members);
+  void Settle(const TensorKey& key, Entry* entry,
+              const std::shared_ptr<const Members>& members);
   void FailHeads(const TensorKey& key, Entry* entry, const std::vector<int>& members,
-                 const std::string& text, bool owe);
+                 const std::string& text, Owe owe, bool departed = false);
   void FailOne(const TensorKey& key, int rank, const std::string& text);
   bool FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
                           const std::vector<int>& members);
   std::string WhatIsWrong(const TensorKey& key, const Entry& entry,
                           const std::vector<int>& members) const;
+  std::vector<int> JoinedBefore(const Entry& entry, const std::vector<int>& members,
+                                const Description& head) const;
+  void Join(int rank);
+  void Agree(const TensorKey& key, Entry* entry, const std::vector<int>& members);
+  std::string AgreeOnAdding(const Description& description, Decision* decision);
+  std::string AgreeOnRemoving(const Description& description, Decision* decision);
+  std::string WhatWaits(int32_t process_set) const;
   void ForgetIdleEntries();
+  static void Take(Settled* settled, Decision* decision);
   static bool Fusable(const Description& first, const Description& other);
 
   const int64_t fusion_bytes_;
-  std::map<int32_t, std::vector<int>> process_sets_;
+  std::map<int32_t, std::shared_ptr<const Members>> process_sets_;
+  int32_t last_process_set_ = 0;
+  std::vector<bool> joined_;
+  int joined_count_ = 0;
   std::unordered_map<TensorKey, Entry, TensorKeyHash> entries_;
   // One queue for both, so that what concerns one name keeps its order.
   std::deque<Settled> settled_;
@@ -127,6 +163,7 @@ class Coordinator {
   std::vector<std::pair<int, std::string>> departures_;
   std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
+  double last_submission_ = 0;  // when it came
   size_t most_entries_;
 };
 

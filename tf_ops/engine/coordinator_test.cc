@@ -365,9 +365,305 @@ TEST(ProcessSetTest, ARankThatIsNoMemberFailsAtOnceAndAlone) {
     ASSERT_EQ(decisions.size(), 1u);
     EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
     EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
-    EXPECT_EQ(decisions[0].text,
-              "allreduce 'x': rank 1 is not in process set " + std::to_string(set));
+    EXPECT_EQ(decisions[0].text, set == 1 ? "rank 1 is not in process set 1"
+                                          : "there is no process set 9 any more");
   }
+}
+
+Description AddSet(std::vector<int> members) {
+  Description description;
+  description.kind = Kind::kAddProcessSet;
+  description.name = "sets";
+  description.members = std::move(members);
+  return description;
+}
+
+Description RemoveSet(std::vector<int> members) {
+  Description description = AddSet(std::move(members));
+  description.kind = Kind::kRemoveProcessSet;
+  return description;
+}
+
+// The only decision that follows from all ranks' asking for something.
+Decision AllAsk(Coordinator* coordinator, int size, const Description& description) {
+  SubmitOnAll(coordinator, size, description);
+  const std::vector<Decision> decisions = TakeAll(coordinator);
+  EXPECT_EQ(decisions.size(), 1u);
+  return decisions.empty() ? Decision() : decisions.back();
+}
+
+TEST(AgreementTest, SetsGetNumbersOnceAllRanksHaveAskedForThem) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.Submit(0, Share(AddSet({0, 2})), 0);
+  coordinator.Submit(2, Share(AddSet({0, 2})), 0);
+  EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
+  coordinator.Submit(1, Share(AddSet({0, 2})), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].type, Decision::Type::kAgree);
+  EXPECT_EQ(decisions[0].agreed, Kind::kAddProcessSet);
+  EXPECT_EQ(decisions[0].answer, 1);
+  EXPECT_THAT(decisions[0].members, ElementsAre(0, 2));
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2));
+  EXPECT_EQ(AllAsk(&coordinator, 3, AddSet({1})).answer, 2);
+  coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, 2)), 0);
+  EXPECT_THAT(TakeAll(&coordinator)[0].ranks, ElementsAre(1));
+}
+
+TEST(AgreementTest, TheNumberOfARemovedSetIsNotGivenAgain) {
+  Coordinator coordinator(2, kFusionBytes);
+  EXPECT_EQ(AllAsk(&coordinator, 2, AddSet({1})).answer, 1);
+  const Decision removed = AllAsk(&coordinator, 2, RemoveSet({1}));
+  EXPECT_EQ(removed.type, Decision::Type::kAgree);
+  EXPECT_EQ(removed.agreed, Kind::kRemoveProcessSet);
+  EXPECT_EQ(removed.answer, 1);
+  coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  EXPECT_EQ(TakeAll(&coordinator)[0].text, "there is no process set 1 any more");
+  EXPECT_EQ(AllAsk(&coordinator, 2, AddSet({1})).answer, 2);
+}
+
+TEST(AgreementTest, DifferentSetsAreAnErrorThatNamesWhatEachRankGave) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.Submit(0, Share(AddSet({0, 1})), 0);
+  coordinator.Submit(1, Share(AddSet({0, 2})), 0);
+  coordinator.Submit(2, Share(RemoveSet({0, 1})), 0);
+  std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 2u);
+  EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1));
+  EXPECT_EQ(decisions[0].text,
+            "the ranks' calls differ (rank 0: add_process_set of ranks 0, 1; rank 1: "
+            "add_process_set of ranks 0, 2). Every rank must add and remove the same "
+            "process sets in the same order");
+  EXPECT_THAT(decisions[1].ranks, ElementsAre(2));
+  EXPECT_EQ(AllAsk(&coordinator, 3, AddSet({0, 1})).answer, 1);
+}
+
+TEST(AgreementTest, NoTwoSetsHaveTheSameRanks) {
+  Coordinator coordinator(2, kFusionBytes);
+  EXPECT_EQ(AllAsk(&coordinator, 2, AddSet({0})).answer, 1);
+  const Decision again = AllAsk(&coordinator, 2, AddSet({0}));
+  EXPECT_EQ(again.type, Decision::Type::kFail);
+  EXPECT_THAT(again.ranks, ElementsAre(0, 1));
+  EXPECT_THAT(again.text, HasSubstr("rank 0 are process set 1 already"));
+  EXPECT_THAT(AllAsk(&coordinator, 2, AddSet({0, 1})).text,
+              HasSubstr("ranks 0, 1 are process set 0 already"));
+}
+
+TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {
+  Coordinator coordinator(2, 0);
+  EXPECT_EQ(AllAsk(&coordinator, 2, RemoveSet({1})).text,
+            "there is no process set of rank 1 that could be removed");
+  EXPECT_EQ(AllAsk(&coordinator, 2, RemoveSet({0, 1})).type, Decision::Type::kFail);
+  coordinator.AddProcessSet(3, {0, 1});
+  coordinator.AddProcessSet(4, {1});
+  const Shared x = Share(Allreduce("x", 1, ReduceOp::kSum, 3));
+  const Shared alone = Share(Allreduce("x", 1, ReduceOp::kSum, 4));
+  coordinator.Submit(1, alone, 0);
+  coordinator.Submit(0, x, 0);
+  SubmitOnAll(&coordinator, 2, RemoveSet({1}));
+  coordinator.Submit(1, x, 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 3u);
+  // What was settled before is handed out before, with its set's ranks.
+  EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
+  EXPECT_EQ(decisions[1].type, Decision::Type::kAgree);
+  EXPECT_EQ(decisions[1].answer, 4);
+  EXPECT_EQ(decisions[2].type, Decision::Type::kRun);
+
+  coordinator.AddProcessSet(5, {1});
+  coordinator.AddProcessSet(6, {0});
+  coordinator.Submit(1, Share(Allreduce("y", 1, ReduceOp::kSum, 3)), 0);
+  const Decision removed = AllAsk(&coordinator, 2, RemoveSet({0}));
+  EXPECT_EQ(removed.answer, 6);
+}
+
+TEST(AgreementTest, ASetInUseIsNotRemoved) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.AddProcessSet(1, {0, 2});
+  coordinator.Submit(2, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  const Decision refused = AllAsk(&coordinator, 3, RemoveSet({0, 2}));
+  EXPECT_EQ(refused.type, Decision::Type::kFail);
+  EXPECT_EQ(refused.text, "process set 1 is in use: allreduce 'x' waits on rank 2");
+  coordinator.Submit(0, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  EXPECT_EQ(TakeAll(&coordinator).at(0).type, Decision::Type::kRun);
+  EXPECT_EQ(AllAsk(&coordinator, 3, RemoveSet({0, 2})).type, Decision::Type::kAgree);
+}
+
+TEST(AgreementTest, FailsWhenARankHasLeft) {
+  Coordinator coordinator(2, kFusionBytes);
+  coordinator.Submit(0, Share(AddSet({0})), 0);
+  coordinator.Leave(1, "rank 1 left");
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_TRUE(decisions[0].departed);
+  EXPECT_EQ(decisions[0].text, "add_process_set() cannot be completed: rank 1 left");
+}
+
+// ---- Joins
+
+Description Join() {
+  Description description;
+  description.kind = Kind::kJoin;
+  description.name = "join";
+  return description;
+}
+
+TEST(JoinTest, EndsWithTheLastRankThatJoined) {
+  Coordinator coordinator(3, kFusionBytes);
+  for (int time = 0; time < 2; ++time) {
+    for (int rank : {2, 0}) coordinator.Submit(rank, Share(Join()), 0);
+    EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
+    coordinator.Submit(1, Share(Join()), 0);
+    const std::vector<Decision> decisions = TakeAll(&coordinator);
+    ASSERT_EQ(decisions.size(), 1u);
+    EXPECT_EQ(decisions[0].type, Decision::Type::kAgree);
+    EXPECT_EQ(decisions[0].agreed, Kind::kJoin);
+    EXPECT_EQ(decisions[0].answer, 1);
+    EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2));
+  }
+}
+
+TEST(JoinTest, SumsAndAveragesGoOnWithZeros) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.Submit(0, Share(Allreduce("before")), 0);
+  coordinator.Submit(1, Share(Allreduce("both")), 0);
+  coordinator.Submit(1, Share(Join()), 0);
+  coordinator.Submit(2, Share(Allreduce("before")), 0);
+  coordinator.Submit(2, Share(Allreduce("both")), 0);
+  coordinator.Submit(0, Share(Allreduce("both")), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2));
+  EXPECT_THAT(Names(decisions[0]), ElementsAre("before", "both"));
+  // Rank 1 had submitted the other one before it joined.
+  ASSERT_EQ(decisions[0].zeros.size(), 1u);
+  EXPECT_THAT(decisions[0].zeros[0].ranks, ElementsAre(1));
+  EXPECT_EQ(decisions[0].zeros[0].description->name, "before");
+  EXPECT_TRUE(decisions[0].zeros[0].description->Matches(Allreduce("before")));
+
+  const Description average = Allreduce("average", 1, ReduceOp::kAverage);
+  for (int rank : {2, 0}) coordinator.Submit(rank, Share(average), 0);
+  ASSERT_EQ(TakeAll(&coordinator).at(0).zeros.size(), 1u);
+}
+
+TEST(JoinTest, WhatWaitsForTheRankRunsWhenItJoins) {
+  Coordinator coordinator(2, 0);
+  coordinator.Submit(0, Share(Allreduce("x")), 0);
+  coordinator.Submit(0, Share(Allreduce("x", 7)), 0);
+  coordinator.Submit(1, Share(Join()), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 2u);
+  EXPECT_EQ(decisions[0].zeros.at(0).description->bytes(), 40);
+  EXPECT_EQ(decisions[1].zeros.at(0).description->bytes(), 28);
+}
+
+TEST(JoinTest, AfterItEveryRankIsWaitedForAgain) {
+  Coordinator coordinator(2, 0);
+  coordinator.Submit(0, Share(Join()), 0);
+  coordinator.Submit(1, Share(Join()), 0);
+  EXPECT_EQ(TakeAll(&coordinator).size(), 1u);
+  coordinator.Submit(0, Share(Allreduce("x")), 0);
+  EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
+  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  EXPECT_THAT(TakeAll(&coordinator).at(0).zeros, IsEmpty());
+}
+
+TEST(JoinTest, WhatZerosWouldMakeWrongFailsOnThoseThatWait) {
+  std::vector<Description> wrong = {Allreduce("x", 1, ReduceOp::kMin),
+                                    Allreduce("x", 1, ReduceOp::kMax),
+                                    Allreduce("x", 1, ReduceOp::kProduct),
+                                    Broadcast("x"),
+                                    Barrier("x"),
+                                    Allreduce("x", 1, ReduceOp::kSum, 1),
+                                    AddSet({0})};
+  Description gather = Allreduce("x");
+  gather.kind = Kind::kAllgather;
+  wrong.push_back(gather);
+  for (const Description& description : wrong) {
+    for (const bool joins_first : {false, true}) {
+      SCOPED_TRACE(Details(description));
+      Coordinator coordinator(3, 0);
+      coordinator.AddProcessSet(1, {0, 2});
+      if (joins_first) coordinator.Submit(2, Share(Join()), 0);
+      coordinator.Submit(0, Share(description), 0);
+      if (!joins_first) coordinator.Submit(2, Share(Join()), 0);
+      std::vector<Decision> decisions = TakeAll(&coordinator);
+      ASSERT_EQ(decisions.size(), 1u);
+      EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
+      EXPECT_FALSE(decisions[0].departed);
+      EXPECT_THAT(decisions[0].ranks, ElementsAre(0));
+      EXPECT_THAT(decisions[0].text, HasSubstr("rank 2 has joined"));
+      EXPECT_THAT(decisions[0].text, HasSubstr(Details(description)));
+      // Nobody is owed anything.
+      coordinator.Submit(1, Share(Join()), 0);
+      coordinator.Submit(0, Share(Join()), 0);
+      EXPECT_EQ(TakeAll(&coordinator).at(0).answer, 0);
+      if (description.process_set == 0) {
+        SubmitOnAll(&coordinator, 3, description);
+        EXPECT_NE(TakeAll(&coordinator).at(0).type, Decision::Type::kFail);
+      }
+    }
+  }
+}
+
+TEST(JoinTest, SetsWithoutTheRankGoOn) {
+  Coordinator coordinator(3, 0);
+  coordinator.AddProcessSet(1, {0, 1});
+  coordinator.Submit(2, Share(Join()), 0);
+  for (int rank : {0, 1}) {
+    coordinator.Submit(rank, Share(Allreduce("x", 1, ReduceOp::kMin, 1)), 0);
+  }
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
+  EXPECT_THAT(decisions[0].zeros, IsEmpty());
+}
+
+TEST(JoinTest, AMistakeOfTheOthersIsTheirs) {
+  Coordinator coordinator(4, 0);
+  coordinator.Submit(3, Share(Join()), 0);
+  coordinator.Submit(0, Share(Allreduce("x", 1)), 0);
+  coordinator.Submit(1, Share(Allreduce("x", 2)), 0);
+  EXPECT_THAT(TakeAll(&coordinator).at(0).ranks, ElementsAre(0, 1));
+  coordinator.Submit(2, Share(Join()), 0);  // it will not come to the name any more
+  for (int rank : {0, 1}) coordinator.Submit(rank, Share(Join()), 0);
+  EXPECT_EQ(TakeAll(&coordinator).at(0).answer, 1);
+  SubmitOnAll(&coordinator, 4, Allreduce("x", 3));
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
+}
+
+TEST(JoinTest, FailsWhenARankLeavesJoinedOrNot) {
+  for (const bool joined : {false, true}) {
+    Coordinator coordinator(3, 0);
+    coordinator.Submit(0, Share(Join()), 0);
+    if (joined) coordinator.Submit(2, Share(Join()), 0);
+    coordinator.Leave(2, "rank 2 left");
+    const std::vector<Decision> decisions = TakeAll(&coordinator);
+    ASSERT_EQ(decisions.size(), 1u);
+    EXPECT_TRUE(decisions[0].departed);
+    EXPECT_THAT(decisions[0].ranks, ElementsAre(0));
+    EXPECT_EQ(decisions[0].text, "join() cannot be completed: rank 2 left");
+    coordinator.Submit(1, Share(Allreduce("x")), 0);
+    EXPECT_TRUE(TakeAll(&coordinator).at(0).departed);
+  }
+}
+
+TEST(JoinTest, IsNoStallWhileOthersGoOnAndJoinedRanksAreNotMissing) {
+  Coordinator coordinator(3, 0);
+  coordinator.Submit(2, Share(Join()), 10);
+  coordinator.Submit(0, Share(Allreduce("x")), 90);
+  const std::vector<Stall> stalls = coordinator.Stalls();
+  ASSERT_EQ(stalls.size(), 2u);
+  EXPECT_EQ(stalls[0].kind, Kind::kJoin);
+  EXPECT_EQ(stalls[0].since, 90);
+  EXPECT_THAT(stalls[0].missing, ElementsAre(0, 1));
+  EXPECT_EQ(stalls[1].since, 90);
+  EXPECT_THAT(stalls[1].waiting, ElementsAre(0));
+  EXPECT_THAT(stalls[1].missing, ElementsAre(1));
 }
 
 // ---- Departures
@@ -913,6 +1209,297 @@ class Simulation {
   bool job_failed_ = false;
   int64_t completed_ = 0, fused_ = 0, failed_ = 0;
 };
+
+// A job without mistakes of its own, whose ranks have uneven data. In each epoch rank
+// r submits the first n_r steps of one list, in an order of its own, without waiting
+// for any; then it joins. Steps are reductions of all ranks or collectives of process
+// sets, which come and go between epochs. What must become of each step follows from
+// n alone: it fails if zeros would make it wrong and somebody lacks it.
+class JoinSimulation {
+ public:
+  explicit JoinSimulation(uint64_t seed) : random_(seed) {
+    size_ = 1 + Random(5);
+    coordinator_ = std::make_unique<Coordinator>(size_, Random(2) * 200);
+    ranks_.resize(size_);
+    const int64_t epochs = 1 + Random(4);
+    for (int64_t epoch = 0; epoch < epochs; ++epoch) AddEpoch();
+    if (Chance(10)) leaver_ = Random(size_);
+  }
+
+  void Run() {
+    size_t before;
+    do {
+      while (!::testing::Test::HasFatalFailure() && Step()) {
+      }
+      before = issued_.size();
+      TakeDecisions();
+    } while (!::testing::Test::HasFatalFailure() && issued_.size() > before);
+    if (!::testing::Test::HasFatalFailure()) CheckEnd();
+  }
+
+  int64_t zeros() const { return zeros_; }
+  int64_t failed() const { return failed_; }
+
+ private:
+  enum class End { kNone, kOk, kFailed };
+  struct Item {
+    Shared description;
+    bool fails = false;
+    int32_t answer = 0;  // of a set that is added or removed
+    End end = End::kNone;
+  };
+  struct Rank {
+    std::vector<Item> program;
+    size_t next = 0;
+    bool waits = false;  // for an agreement
+    bool left = false, known_left = false;
+    std::deque<size_t> to_coordinator;
+    std::deque<size_t> decisions;
+    std::map<std::pair<int32_t, std::string>, std::deque<size_t>> pending;
+    bool in_batch = false;
+  };
+  struct Issued {
+    Decision decision;
+    std::set<int> begun;
+  };
+
+  int64_t Random(int64_t below) { return random_() % below; }
+  bool Chance(int percent) { return Random(100) < percent; }
+
+  void OnAll(const Description& description, bool fails, int32_t answer = 0) {
+    for (Rank& rank : ranks_) {
+      rank.program.push_back({Share(description), fails, answer});
+    }
+  }
+
+  void AddEpoch() {
+    if (Chance(60)) {
+      std::vector<int> members;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (Chance(50)) members.push_back(rank);
+      }
+      if (members.empty()) members.push_back(Random(size_));
+      const bool known = static_cast<int>(members.size()) == size_ ||
+                         std::any_of(sets_.begin(), sets_.end(), [&](const auto& set) {
+                           return set.second == members;
+                         });
+      OnAll(AddSet(members), known, last_set_ + 1);
+      if (!known) sets_[++last_set_] = members;
+    }
+    std::vector<int64_t> counts;
+    const int64_t most = Random(12);
+    for (int rank = 0; rank < size_; ++rank) {
+      counts.push_back(Chance(30) ? most : Random(most + 1));
+    }
+    std::vector<std::vector<Item>> programs(size_);
+    for (int64_t step = 0; step < most; ++step) {
+      AddStep("s" + std::to_string(step), step, counts, &programs);
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      std::shuffle(programs[rank].begin(), programs[rank].end(), random_);
+      for (Item& item : programs[rank]) ranks_[rank].program.push_back(item);
+    }
+    OnAll(Join(), false);
+    if (!sets_.empty() && Chance(40)) {
+      const auto set = std::next(sets_.begin(), Random(sets_.size()));
+      OnAll(RemoveSet(set->second), false, set->first);
+      sets_.erase(set);
+    }
+  }
+
+  void AddStep(const std::string& name, int64_t step,
+               const std::vector<int64_t>& counts,
+               std::vector<std::vector<Item>>* programs) {
+    Description description = Allreduce(name, 1 + Random(30));
+    std::vector<int> members;
+    for (int rank = 0; rank < size_; ++rank) members.push_back(rank);
+    bool wrong = Chance(20);
+    if (wrong) description.reduction.op = ReduceOp::kMax;
+    if (!sets_.empty() && Chance(30)) {
+      const auto set = std::next(sets_.begin(), Random(sets_.size()));
+      description.process_set = set->first;
+      members = set->second;
+      wrong = true;
+    }
+    const bool lacked = std::any_of(members.begin(), members.end(),
+                                    [&](int rank) { return counts[rank] <= step; });
+    const Shared shared = Share(description);
+    for (int rank : members) {
+      if (counts[rank] > step) (*programs)[rank].push_back({shared, wrong && lacked});
+    }
+  }
+
+  bool Step() {
+    std::vector<std::pair<int, int>> possible;
+    for (int r = 0; r < size_; ++r) {
+      const Rank& rank = ranks_[r];
+      const bool leaves = leaver_ == r && !rank.in_batch && Chance(2);
+      if (!rank.left && leaves) possible.emplace_back(3, r);
+      const bool submits = !rank.waits && rank.next < rank.program.size();
+      if (!rank.left && submits) possible.emplace_back(0, r);
+      const bool tells = !rank.to_coordinator.empty() || rank.left != rank.known_left;
+      if (tells) possible.emplace_back(1, r);
+      if (!rank.left && !rank.decisions.empty() && CanExecute(r)) {
+        possible.emplace_back(2, r);
+      }
+    }
+    if (broken_off_ || possible.empty()) return false;
+    const auto [what, r] = possible[Random(possible.size())];
+    if (what == 0) Submit(r);
+    if (what == 1) TellCoordinator(r);
+    if (what == 2) Execute(r);
+    if (what == 3) ranks_[r].left = true;
+    return true;
+  }
+
+  void Submit(int r) {
+    Rank& rank = ranks_[r];
+    const Description& description = *rank.program[rank.next].description;
+    rank.pending[{description.process_set, description.name}].push_back(rank.next);
+    rank.waits = IsAgreement(description.kind);
+    rank.to_coordinator.push_back(rank.next++);
+  }
+
+  void TellCoordinator(int r) {
+    Rank& rank = ranks_[r];
+    now_ += 1;
+    if (rank.to_coordinator.empty()) {
+      rank.known_left = true;
+      coordinator_->Leave(r, "rank " + std::to_string(r) + " left");
+    } else {
+      const Shared description = rank.program[rank.to_coordinator.front()].description;
+      rank.to_coordinator.pop_front();
+      if (description->kind == Kind::kJoin) last_to_join_ = r;
+      coordinator_->Submit(r, description, now_);
+    }
+    if (Chance(50)) TakeDecisions();
+  }
+
+  void TakeDecisions() {
+    Decision decision;
+    while (coordinator_->Next(&decision)) {
+      if (decision.type == Decision::Type::kAgree && decision.agreed == Kind::kJoin) {
+        ASSERT_EQ(decision.answer, last_to_join_);
+      }
+      issued_.push_back({decision, {}});
+      for (Rank& rank : ranks_) rank.decisions.push_back(issued_.size() - 1);
+    }
+  }
+
+  bool CanExecute(int r) {
+    if (!ranks_[r].in_batch) return true;
+    const Issued& issued = issued_[ranks_[r].decisions.front()];
+    return std::all_of(issued.decision.ranks.begin(), issued.decision.ranks.end(),
+                       [&](int member) {
+                         return issued.begun.count(member) == 1 || ranks_[member].left;
+                       });
+  }
+
+  void Execute(int r) {
+    Rank& rank = ranks_[r];
+    Issued& issued = issued_[rank.decisions.front()];
+    const Decision& decision = issued.decision;
+    const auto& concerned = decision.ranks;
+    if (std::find(concerned.begin(), concerned.end(), r) == concerned.end()) {
+      rank.decisions.pop_front();
+      return;
+    }
+    if (decision.type == Decision::Type::kRun && !rank.in_batch) {
+      rank.in_batch = true;
+      issued.begun.insert(r);
+      return;
+    }
+    if (decision.type == Decision::Type::kRun &&
+        issued.begun.size() < concerned.size()) {
+      broken_off_ = true;  // a member has left in the middle
+      return;
+    }
+    rank.in_batch = false;
+    rank.decisions.pop_front();
+    for (const TensorKey& key : decision.tensors) EndOne(r, key, decision);
+  }
+
+  void EndOne(int r, const TensorKey& key, const Decision& decision) {
+    Rank& rank = ranks_[r];
+    std::deque<size_t>& pending = rank.pending[{key.process_set, key.name}];
+    const auto zeros = std::find_if(
+        decision.zeros.begin(), decision.zeros.end(),
+        [&](const auto& zeros) { return zeros.description->name == key.name; });
+    if (zeros != decision.zeros.end() &&
+        std::count(zeros->ranks.begin(), zeros->ranks.end(), r) == 1) {
+      ASSERT_EQ(key.process_set, 0);
+      ASSERT_TRUE(pending.empty()) << "zeros for what the rank has";
+      ASSERT_TRUE(rank.waits) << "zeros of a rank that has not joined";
+      zeros_ += 1;
+      return;
+    }
+    ASSERT_FALSE(pending.empty()) << "rank " << r << " has no '" << key.name << "'";
+    Item& item = rank.program[pending.front()];
+    pending.pop_front();
+    ASSERT_EQ(item.end, End::kNone);
+    const bool ok = decision.type != Decision::Type::kFail;
+    item.end = ok ? End::kOk : End::kFailed;
+    failed_ += ok ? 0 : 1;
+    // After a departure sets that were to come never did.
+    const bool departed = leaver_ >= 0 && ranks_[leaver_].known_left;
+    ASSERT_TRUE(departed || ok != item.fails) << decision.text;
+    ASSERT_TRUE(departed || !decision.departed);
+    if (zeros != decision.zeros.end()) {
+      ASSERT_TRUE(zeros->description->Matches(*item.description));
+    }
+    if (!IsAgreement(item.description->kind)) return;
+    rank.waits = false;
+    if (ok && item.description->kind != Kind::kJoin) {
+      ASSERT_EQ(decision.agreed, item.description->kind);
+      ASSERT_EQ(decision.answer, item.answer);
+      ASSERT_EQ(decision.members, item.description->members);
+    }
+  }
+
+  void CheckEnd() {
+    if (broken_off_) return;
+    for (int r = 0; r < size_; ++r) {
+      const Rank& rank = ranks_[r];
+      if (rank.left) continue;
+      ASSERT_EQ(rank.next, rank.program.size()) << "rank " << r << " hangs";
+      for (const Item& item : rank.program) {
+        // After a departure nobody says any more that he lacks a set's collective.
+        const bool may_wait = leaver_ >= 0 && item.description->process_set != 0;
+        ASSERT_TRUE(may_wait || item.end != End::kNone) << item.description->name;
+      }
+    }
+    if (leaver_ < 0) {
+      ASSERT_THAT(coordinator_->Stalls(), IsEmpty());
+    }
+  }
+
+  std::mt19937_64 random_;
+  int size_ = 0;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::vector<Rank> ranks_;
+  std::vector<Issued> issued_;
+  std::map<int32_t, std::vector<int>> sets_;
+  int32_t last_set_ = 0;
+  int leaver_ = -1;
+  int last_to_join_ = -1;
+  double now_ = 0;
+  bool broken_off_ = false;
+  int64_t zeros_ = 0, failed_ = 0;
+};
+
+TEST(SimulationTest, RandomSchedulesWithSetsAndJoins) {
+  int64_t zeros = 0, failed = 0;
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    JoinSimulation simulation(seed);
+    simulation.Run();
+    if (HasFatalFailure()) return;
+    zeros += simulation.zeros();
+    failed += simulation.failed();
+  }
+  EXPECT_GT(zeros, 20000);
+  EXPECT_GT(failed, 5000);
+}
 
 TEST(SimulationTest, ThousandsOfRandomSchedules) {
   int64_t completed = 0, fused = 0, failed = 0, broken_off = 0;

@@ -31,12 +31,21 @@ std::string TensorText(const TensorDescription& tensor, bool any_rows) {
 const char* Name(Kind kind) {
   static constexpr const char* kNames[kKinds] = {"allreduce", "allgather", "broadcast",
                                                  "barrier"};
-  return kNames[static_cast<int>(kind)];
+  switch (kind) {
+    case Kind::kAddProcessSet:
+      return "add_process_set";
+    case Kind::kRemoveProcessSet:
+      return "remove_process_set";
+    case Kind::kJoin:
+      return "join";
+    default:
+      return kNames[static_cast<uint32_t>(kind) % kKinds];
+  }
 }
 
 bool Description::Matches(const Description& other) const {
   return kind == other.kind && reduction == other.reduction && root == other.root &&
-         tensors == other.tensors;
+         tensors == other.tensors && members == other.members;
 }
 
 int64_t Elements(const TensorDescription& tensor) {
@@ -53,12 +62,28 @@ int64_t Description::bytes() const {
   return sum;
 }
 
+std::string Title(Kind kind, std::string_view name) {
+  if (IsAgreement(kind)) return std::string(Name(kind)) + "()";
+  return std::string(Name(kind)) + " '" + std::string(name) + "'";
+}
+
 std::string Title(const Description& description) {
-  return std::string(Name(description.kind)) + " '" + description.name + "'";
+  return Title(description.kind, description.name);
+}
+
+std::string RankList(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
 }
 
 std::string Details(const Description& description) {
   std::string text = Name(description.kind);
+  if (IsAgreement(description.kind)) {
+    return text + " of " + RankList(description.members);
+  }
   if (description.kind == Kind::kAllreduce) {
     text += " " + std::string(Name(description.reduction.op));
   }
@@ -123,6 +148,8 @@ void Encode(const Description& description, std::string* to) {
     EncodeInteger(static_cast<int64_t>(tensor.shape.size()), to);
     for (int64_t dimension : tensor.shape) EncodeInteger(dimension, to);
   }
+  EncodeInteger(static_cast<int64_t>(description.members.size()), to);
+  for (int member : description.members) EncodeInteger(member, to);
 }
 
 bool Decode(std::string_view* from, Description* description) {
@@ -151,6 +178,13 @@ bool Decode(std::string_view* from, Description* description) {
       if (!DecodeInteger(from, &dimension)) return false;
     }
     description->tensors.push_back(std::move(tensor));
+  }
+  if (!DecodeInteger(from, &count)) return false;
+  description->members.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t member;
+    if (!DecodeInteger(from, &member)) return false;
+    description->members.push_back(static_cast<int>(member));
   }
   return true;
 }

@@ -16,10 +16,16 @@ enum class Kind : int32_t {
   kAllreduce = 0,
   kAllgather = 1,
   kBroadcast = 2,
-  kBarrier = 3
+  kBarrier = 3,
+  // What all ranks agree on without moving data. No request of the C API has these.
+  kAddProcessSet = 100,
+  kRemoveProcessSet = 101,
+  kJoin = 102,
 };
+// Of the C API.
 inline constexpr int kKinds = 4;
 const char* Name(Kind kind);
+inline bool IsAgreement(Kind kind) { return kind >= Kind::kAddProcessSet; }
 
 struct TensorDescription {
   DataType dtype = DataType::kFloat32;
@@ -40,16 +46,21 @@ struct Description {
   Reduction reduction;
   int32_t root = 0;
   std::vector<TensorDescription> tensors;
+  std::vector<int> members;  // of a process set that is added or removed
 
   // Whether the two can be one collective.
   bool Matches(const Description& other) const;
   int64_t bytes() const;
 };
 
-// "allreduce 'grad/w'".
+// "allreduce 'grad/w'"; "join()".
+std::string Title(Kind kind, std::string_view name);
 std::string Title(const Description& description);
 // "allreduce Average of float32[3,4]": what must be equal on all ranks.
 std::string Details(const Description& description);
+
+// "rank 0"; "ranks 0, 2".
+std::string RankList(const std::vector<int>& ranks);
 
 // Encodes a description for a stream of bytes, and decodes it.
 void Encode(const Description& description, std::string* to);

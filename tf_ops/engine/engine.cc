@@ -105,6 +105,10 @@ bool IsInPlace(const AllreduceOptions& options) {
   return balance >= 0;
 }
 
+// The name of agreements that must come in one order on all ranks.
+constexpr char kProcessSets[] = "keras_hvd.process_sets";
+constexpr char kJoin[] = "keras_hvd.join";
+
 TensorKey KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
@@ -388,9 +392,11 @@ void Engine::CheckForLostWake(uint32_t listening, bool has_news) {
 }
 
 // What wakes an engine outside of a collective. Nothing can be decided without rank 0's
-// own submission, so it sleeps through those of others while it has none under way.
+// own submission, so it sleeps through those of others while it has none under way;
+// unless there is a process set without it.
 uint32_t Engine::Listening() const {
-  return Doorbell::kNews | (HasPending() ? Doorbell::kSubmission : 0);
+  const bool decides = decides_for_others_ || HasPending();
+  return Doorbell::kNews | (decides ? Doorbell::kSubmission : 0);
 }
 
 // The same in the middle of a collective, which nobody else may go on with. `stopping`
@@ -436,6 +442,8 @@ Status Engine::Queue(std::unique_ptr<Operation> operation) {
     return {refusal_.code, Title(*description) + " failed on rank " +
                                std::to_string(rank_) + ": " + refusal_.message};
   }
+  const Status wrong = CheckMember(*description);
+  if (!wrong.ok()) return wrong;
   Operations& same_name = pending_[KeyOf(*description)];
   const bool duplicate =
       !same_name.empty() && same_name.back()->submitter != operation->submitter;
@@ -444,6 +452,35 @@ Status Engine::Queue(std::unique_ptr<Operation> operation) {
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
   SendSubmission(*description, duplicate);
+  return Status::Ok();
+}
+
+// What the peers must never wait for. Under mutex_.
+Status Engine::CheckMember(const Description& description) const {
+  const auto set = process_sets_.find(description.process_set);
+  const std::string id = std::to_string(description.process_set);
+  if (set == process_sets_.end()) {
+    return Status::InvalidArgument(
+        Title(description) + " failed on rank " + std::to_string(rank_) +
+        ": there is no process set " + id + ": it was not added, or has been removed");
+  }
+  const std::vector<int>& members = set->second;
+  const std::string where =
+      " is not in process set " + id + " (" + RankList(members) + ")";
+  if (!std::binary_search(members.begin(), members.end(), rank_)) {
+    return Status::InvalidArgument(Title(description) + " failed: rank " +
+                                   std::to_string(rank_) + where);
+  }
+  if (description.kind == Kind::kBroadcast &&
+      !std::binary_search(members.begin(), members.end(), description.root)) {
+    return Status::InvalidArgument(Title(description) + " failed on rank " +
+                                   std::to_string(rank_) + ": root_rank " +
+                                   std::to_string(description.root) + where);
+  }
+  if (description.kind == Kind::kJoin && pending_.count(KeyOf(description)) != 0) {
+    return Status::InvalidArgument("join() failed: rank " + std::to_string(rank_) +
+                                   " has joined already, in another thread");
+  }
   return Status::Ok();
 }
 
@@ -489,6 +526,62 @@ bool Engine::FlushSubmissions() {
   }
   if (flushed) segment_->block(0).bell.Ring();
   return flushed;
+}
+
+// ---- Agreements
+
+Status Engine::AddProcessSet(const std::vector<int>& ranks, int32_t* id) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const bool ascending = i == 0 || ranks[i] > ranks[i - 1];
+    if (ascending && ranks[i] >= 0 && ranks[i] < segment_->size()) continue;
+    return Status::InvalidArgument("a process set has ranks of 0.." +
+                                   std::to_string(segment_->size() - 1) +
+                                   ", ascending; got " + RankList(ranks));
+  }
+  if (ranks.empty()) return Status::InvalidArgument("a process set has a rank");
+  Description description;
+  description.kind = Kind::kAddProcessSet;
+  description.name = kProcessSets;
+  description.members = ranks;
+  return Agree(std::move(description), id);
+}
+
+Status Engine::RemoveProcessSet(int32_t id) {
+  Description description;
+  description.kind = Kind::kRemoveProcessSet;
+  description.name = kProcessSets;
+  const Status known = MembersOf(id, &description.members);
+  if (!known.ok()) return known;
+  if (id == 0) {
+    return Status::InvalidArgument("process set 0, of all ranks, cannot be removed");
+  }
+  return Agree(std::move(description), nullptr);
+}
+
+Status Engine::Join(int32_t* last) {
+  Description description;
+  description.kind = Kind::kJoin;
+  description.name = kJoin;
+  return Agree(std::move(description), last);
+}
+
+Status Engine::MembersOf(int32_t process_set, std::vector<int>* ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto set = process_sets_.find(process_set);
+  if (set == process_sets_.end()) {
+    return Status::InvalidArgument("there is no process set " +
+                                   std::to_string(process_set) +
+                                   ": it was not added, or has been removed");
+  }
+  *ranks = set->second;
+  return Status::Ok();
+}
+
+Status Engine::Agree(Description description, int32_t* answer) {
+  auto operation = std::make_unique<Operation>();
+  operation->description = std::make_shared<Description>(std::move(description));
+  operation->answer = answer;
+  return Run(std::move(operation));
 }
 
 // ---- Decisions
@@ -541,6 +634,10 @@ void Engine::HandleDecision(std::string_view message) {
     }
     case DecisionMessage::kFail:
       return HandleFail(message);
+    case DecisionMessage::kZeros:
+      return HandleZeros(message);
+    case DecisionMessage::kAgree:
+      return HandleAgree(message);
   }
 }
 
@@ -565,6 +662,73 @@ void Engine::HandleFail(std::string_view message) {
          {code, title + " failed on rank " + std::to_string(rank_) + ": " + text});
 }
 
+void Engine::HandleAgree(std::string_view message) {
+  int64_t number, kind, answer, member;
+  DecodeInteger(&message, &number);
+  DecodeInteger(&message, &kind);
+  DecodeInteger(&message, &answer);
+  std::vector<int> members;
+  while (DecodeInteger(&message, &member)) members.push_back(static_cast<int>(member));
+  const auto id = static_cast<int32_t>(answer);
+  if (static_cast<Kind>(kind) != Kind::kJoin) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    process_sets_.erase(id);
+    if (static_cast<Kind>(kind) == Kind::kAddProcessSet) process_sets_[id] = members;
+  }
+  decides_for_others_ =
+      rank_ == 0 &&
+      std::any_of(process_sets_.begin(), process_sets_.end(),
+                  [](const auto& set) { return set.second.front() != 0; });
+  std::unique_ptr<Operation> operation = TakePending(dictionary_[number]);
+  if (operation == nullptr) return;
+  if (operation->answer != nullptr) *operation->answer = id;
+  Finish(std::move(operation), Status::Ok());
+}
+
+// Ranks that have joined take part in the next batch with zeros.
+void Engine::HandleZeros(std::string_view message) {
+  int64_t count, rank;
+  DecodeInteger(&message, &count);
+  bool concerned = false;
+  for (int64_t i = 0; i < count; ++i) {
+    DecodeInteger(&message, &rank);
+    concerned |= rank == rank_;
+  }
+  if (!concerned) return;
+  auto description = std::make_shared<Description>();
+  Decode(&message, description.get());
+  auto operation = std::make_unique<Operation>();
+  const auto lines = [](const TensorDescription& tensor) {
+    const size_t bytes = Elements(tensor) * Bytes(tensor.dtype);
+    return (bytes + sizeof(Operation::Line) - 1) / sizeof(Operation::Line);
+  };
+  size_t needed = 0;
+  for (const TensorDescription& tensor : description->tensors) needed += lines(tensor);
+  operation->zeros.resize(needed);
+  Operation::Line* line = operation->zeros.data();
+  for (const TensorDescription& tensor : description->tensors) {
+    operation->buffers.push_back({line, line});
+    line += lines(tensor);
+  }
+  operation->done = [](const Status&) {};
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    operation->log_number = log_.Add(*description);
+  }
+  TensorKey key = KeyOf(*description);
+  operation->description = std::move(description);
+  zeros_[std::move(key)] = std::move(operation);
+}
+
+// What the rank has submitted under the name, or the zeros that stand for it.
+std::unique_ptr<Operation> Engine::Take(const TensorKey& key) {
+  const auto zeros = zeros_.find(key);
+  if (zeros == zeros_.end()) return TakePending(key);
+  std::unique_ptr<Operation> operation = std::move(zeros->second);
+  zeros_.erase(zeros);
+  return operation;
+}
+
 // All ranks count all batches, so that the numbers agree on those that share one.
 void Engine::RunBatch(const std::vector<TensorKey>& keys) {
   sequence_ += 1;
@@ -572,7 +736,7 @@ void Engine::RunBatch(const std::vector<TensorKey>& keys) {
   if (!std::binary_search(members.begin(), members.end(), rank_)) return;
   std::vector<std::unique_ptr<Operation>> operations;
   for (const TensorKey& key : keys) {
-    operations.push_back(TakePending(key));
+    operations.push_back(Take(key));
     if (operations.back() != nullptr) continue;
     segment_->Fail(rank_, Code::kInternal,
                    "rank " + std::to_string(rank_) + " was told to run '" + key.name +
@@ -631,6 +795,10 @@ bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operat
     case Kind::kBarrier:
       ok = Barrier(&communicator_);
       break;
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+    case Kind::kJoin:
+      break;  // decided as agreements, not as batches
   }
   if (ok && segment_->header().check.load(std::memory_order_relaxed) != 0) {
     ok = CheckOutputs(operations, members);
@@ -826,7 +994,10 @@ void Engine::CheckStalledPeer(int awaited, Clock::time_point since) {
   if (options_.stall_warning_seconds < 0 || waited < options_.stall_warning_seconds)
     return;
   // One warning for all ranks and for each batch; batch numbers agree between ranks.
+  // Disjoint sets may stall in different ones at the same time: hence a rank's own
+  // note.
   const uint64_t stalled = sequence_ + 1;
+  if (std::exchange(stall_reported_, stalled) == stalled) return;
   if (segment_->header().stall_reported.exchange(stalled) == stalled) return;
   Log(rank_, LogLevel::kWarning, text());
 }

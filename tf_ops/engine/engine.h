@@ -65,7 +65,13 @@ struct Operation {
   std::function<void*(const std::vector<int64_t>& rows)> allocate;  // allgather
   std::function<void(const Status&)> done;
 
+  int32_t* answer = nullptr;  // of an agreement: set before `done` is called
+
   // The engine's own notes.
+  struct alignas(64) Line {
+    char bytes[64];
+  };
+  std::vector<Line> zeros;         // what a rank that has joined takes part with
   std::shared_ptr<Ending> ending;  // where a caller may see to `done` itself
   uint64_t log_number = 0;
   Clock::time_point submitted;
@@ -95,6 +101,15 @@ class Engine : private Waiter {
   Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
+
+  // Have all ranks agree on something, and wait for it. `ranks` ascending; `*id` is the
+  // new set's number, from 1, and `*last` the rank that joined last. Until all have
+  // joined, a rank that has takes part in allreduces of all ranks, with zeros.
+  Status AddProcessSet(const std::vector<int>& ranks, int32_t* id);
+  Status RemoveProcessSet(int32_t id);
+  Status Join(int32_t* last);
+  // The ranks of a set that this rank knows.
+  Status MembersOf(int32_t process_set, std::vector<int>* ranks);
 
   // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
   void Stop();
@@ -126,6 +141,8 @@ class Engine : private Waiter {
 
   // Submissions.
   Status Queue(std::unique_ptr<Operation> operation);
+  Status CheckMember(const Description& description) const;
+  Status Agree(Description description, int32_t* answer);
   void RingForSubmission();
   void SendSubmission(const Description& description, bool duplicate);
   bool FlushSubmissions();
@@ -135,6 +152,9 @@ class Engine : private Waiter {
   void NoteDecision();
   void HandleDecision(std::string_view message);
   void HandleFail(std::string_view message);
+  void HandleZeros(std::string_view message);
+  void HandleAgree(std::string_view message);
+  std::unique_ptr<Operation> Take(const TensorKey& key);
   void RunBatch(const std::vector<TensorKey>& keys);
   bool RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
                      const std::vector<int>& members);
@@ -162,6 +182,7 @@ class Engine : private Waiter {
   RankBlock& block_;
   EngineCounters counters_;
   Communicator communicator_;
+  // Changed by who drives, under mutex_.
   std::map<int32_t, std::vector<int>> process_sets_;
 
   // What Submit and whoever drives share.
@@ -181,10 +202,14 @@ class Engine : private Waiter {
   std::unique_ptr<Coordination> coordination_;  // on rank 0
   StreamReader decisions_;
   std::vector<TensorKey> dictionary_;
+  // For the next batch: zeros for what this rank has joined before.
+  std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   std::deque<std::string> to_do_;  // decisions that are read and not carried out
   uint64_t sequence_ = 0;
-  std::array<Stores, 2> stores_{};  // of the batch that runs, out of and in place
-  std::string running_;             // title of the batch that runs
+  bool decides_for_others_ = false;  // rank 0, of a set that it is not in
+  uint64_t stall_reported_ = 0;      // sequence of the batch
+  std::array<Stores, 2> stores_{};   // of the batch that runs, out of and in place
+  std::string running_;              // title of the batch that runs
   bool failure_handled_ = false;
   Clock::time_point next_stall_check_;
   Clock::time_point waiting_since_ = Clock::time_point::max();  // for a decision

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <random>
 #include <set>
+#include <tuple>
 
 namespace keras_hvd {
 namespace {
@@ -206,6 +207,7 @@ class Rank {
     engine_.reset();
   }
 
+  Engine& engine() { return *engine_; }
   const EngineCounters& counters() const { return engine_->counters(); }
 
  private:
@@ -653,9 +655,8 @@ TEST(OverflowTest, DecisionsThatDoNotFitWaitForTheSlowestReader) {
   job.Start(1);
   for (int rank : {0, 1}) {
     for (int i = 0; i < kRequests; ++i) {
-      Ask ask = Meet(LongName(i));
-      ask.description.process_set = 9;  // nobody is in it: failures at once
-      job[rank].Submit(std::move(ask));
+      // They differ, which is a failure at once.
+      job[rank].Submit(Sum(LongName(i), std::vector<float>(1 + rank)));
     }
   }
   ASSERT_TRUE(
@@ -667,7 +668,7 @@ TEST(OverflowTest, DecisionsThatDoNotFitWaitForTheSlowestReader) {
     for (int i = 0; i < kRequests; ++i) {
       const Status status = job[rank].End(i);
       EXPECT_EQ(status.code, Code::kInvalidArgument);
-      EXPECT_TRUE(Contains(status.message, "is not in process set 9"));
+      EXPECT_TRUE(Contains(status.message, "differs between ranks"));
     }
   }
   job.ForEach([](Rank& self, int) { EXPECT_TRUE(self.Run(Meet("end")).ok()); });
@@ -795,6 +796,341 @@ TEST(DepartureTest, InTheMiddleOfACollective) {
   EXPECT_EQ(status.code, Code::kRankFailed);
   EXPECT_TRUE(Contains(status.message, "left the job in the middle of allgather 'x'"))
       << status.message;
+}
+
+// ---- Process sets
+
+Ask In(int32_t process_set, Ask ask) {
+  ask.description.process_set = process_set;
+  return ask;
+}
+
+// All ranks add the sets, in their order; those get the numbers from 1.
+void AddSets(Job* job, const std::vector<std::vector<int>>& sets) {
+  job->ForEach([&](Rank& self, int) {
+    for (size_t i = 0; i < sets.size(); ++i) {
+      int32_t id = 0;
+      EXPECT_EQ(self.engine().AddProcessSet(sets[i], &id).message, "");
+      EXPECT_EQ(id, static_cast<int32_t>(i + 1));
+    }
+  });
+}
+
+TEST(ProcessSetTest, OverlappingOnesInAnotherOrderOnEachRank) {
+  constexpr int kSize = 4;
+  const std::vector<std::vector<int>> sets = {{0, 1}, {2, 3}, {1, 2}, {0, 2, 3}, {3}};
+  std::mt19937_64 random(7);
+  for (const bool spin : {false, true}) {
+    EngineOptions options;
+    options.cores = spin ? kSize : 1;
+    options.check = spin;
+    Job job(kSize, options);
+    AddSets(&job, sets);
+    std::vector<Plan> plans;
+    std::vector<std::vector<int>> members;
+    for (int i = 0; i < 300; ++i) {
+      const size_t set = random() % (sets.size() + 1);
+      members.push_back(set == 0 ? std::vector<int>{0, 1, 2, 3} : sets[set - 1]);
+      plans.push_back(RandomPlan(i, static_cast<int>(members[i].size()), &random));
+      for (Ask& ask : plans[i].asks) {
+        ask.description.process_set = static_cast<int32_t>(set);
+        ask.description.root = members[i][ask.description.root];
+      }
+    }
+    job.ForEach([&](Rank& self, int rank) {
+      std::vector<size_t> order(plans.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
+      std::vector<std::tuple<size_t, size_t, size_t>> submitted;
+      for (size_t i : order) {
+        const auto found = std::find(members[i].begin(), members[i].end(), rank);
+        if (found == members[i].end()) continue;
+        const size_t place = found - members[i].begin();
+        submitted.emplace_back(i, place, self.Submit(plans[i].asks[place]));
+      }
+      self.EndAll();
+      for (const auto& [i, place, number] : submitted) {
+        ASSERT_EQ(self.End(number).message, "");
+        ASSERT_TRUE(self.Output(number) == plans[i].expected[place])
+            << Details(plans[i].asks[place].description) << " on rank " << rank;
+      }
+    });
+  }
+}
+
+// Rank 3 comes to its set's collective only when the other set has run a thousand.
+TEST(ProcessSetTest, DisjointOnesDoNotWaitForEachOther) {
+  for (const bool large : {false, true}) {
+    Job job(4);
+    AddSets(&job, {{0, 1}, {2, 3}});
+    const std::vector<float> values = large ? kManyValues : std::vector<float>{1};
+    std::atomic<int> ended{0};
+    job.ForEach([&](Rank& self, int rank) {
+      if (rank == 3) {
+        EXPECT_TRUE(Eventually([&] { return ended.load() == 2; }));
+      }
+      const int32_t set = rank < 2 ? 1 : 2;
+      const int times = rank >= 2 ? 1 : large ? 100 : 1000;
+      for (int i = 0; i < times; ++i) {
+        ASSERT_TRUE(self.Run(In(set, Sum("x", values))).ok());
+      }
+      ended += 1;
+    });
+  }
+}
+
+// The same while rank 2 is in the middle of its collective, and for sets that rank 0,
+// which decides, is not in.
+TEST(ProcessSetTest, OneThatIsHeldUpInTheMiddleHoldsUpNoOther) {
+  Job job(5);
+  AddSets(&job, {{1, 2}, {3, 4}});
+  std::atomic<bool> held{false}, done{false};
+  job.ForEach([&](Rank& self, int rank) {
+    if (rank == 0) return;
+    if (rank < 3) {
+      Ask ask = In(1, Gather("x", kManyRows));
+      ask.on_allocate = [&] {
+        held = true;
+        EXPECT_TRUE(Eventually([&] { return done.load(); }));
+      };
+      EXPECT_TRUE(self.Run(ask).ok());
+      return;
+    }
+    EXPECT_TRUE(Eventually([&] { return held.load(); }));
+    for (int i = 0; i < 300; ++i) {
+      ASSERT_TRUE(self.Run(In(2, Sum("x", {1}))).ok());
+    }
+    done = true;
+  });
+  EXPECT_EQ(job[0].counters().lost_wakes, 0);
+}
+
+TEST(ProcessSetTest, ARankOutsideOfItFailsAtOnceAndHoldsUpNobody) {
+  Job job(3);
+  AddSets(&job, {{0, 2}});
+  const Status outside = job[1].Run(In(1, Sum("x", {1})));
+  EXPECT_EQ(outside.code, Code::kInvalidArgument);
+  EXPECT_EQ(outside.message,
+            "allreduce 'x' failed: rank 1 is not in process set 1 (ranks 0, 2)");
+  const Status unknown = job[1].Run(In(9, Sum("x", {1})));
+  EXPECT_EQ(unknown.message,
+            "allreduce 'x' failed on rank 1: there is no process set 9: it was not "
+            "added, or has been removed");
+  Ask broadcast = In(1, Sum("b", {1}));
+  broadcast.description.kind = Kind::kBroadcast;
+  broadcast.description.root = 1;
+  EXPECT_EQ(job[0].Run(broadcast).message,
+            "broadcast 'b' failed on rank 0: root_rank 1 is not in process set 1 "
+            "(ranks 0, 2)");
+  job.ForEach([&](Rank& self, int rank) {
+    if (rank != 1) {
+      EXPECT_TRUE(self.Run(In(1, Sum("x", {1}))).ok());
+    }
+    EXPECT_TRUE(self.Run(Sum("x", {1})).ok());
+  });
+}
+
+TEST(ProcessSetTest, MembersThatDisagreeAreNamedByTheirRanksInTheJob) {
+  Job job(4);
+  AddSets(&job, {{1, 3}});
+  job.ForEach([&](Rank& self, int rank) {
+    if (rank % 2 == 0) return;
+    const std::vector<float> values(rank);
+    const Status status = self.Run(In(1, Sum("x", values)));
+    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_TRUE(Contains(status.message,
+                         "rank 1: allreduce Sum of float32[1]; rank 3: "
+                         "allreduce Sum of float32[3]"))
+        << status.message;
+  });
+}
+
+TEST(ProcessSetTest, IsRemovedByAll) {
+  Job job(3);
+  for (int32_t round = 1; round < 4; ++round) {
+    job.ForEach([&](Rank& self, int rank) {
+      int32_t id = 0;
+      EXPECT_TRUE(self.engine().AddProcessSet({1, 2}, &id).ok());
+      EXPECT_EQ(id, round);
+      std::vector<int> members;
+      EXPECT_TRUE(self.engine().MembersOf(id, &members).ok());
+      EXPECT_EQ(members, (std::vector<int>{1, 2}));
+      if (rank > 0) {
+        EXPECT_TRUE(self.Run(In(id, Sum("x", {1}))).ok());
+      }
+      EXPECT_EQ(self.engine().RemoveProcessSet(id).message, "");
+      EXPECT_EQ(self.engine().MembersOf(id, &members).code, Code::kInvalidArgument);
+      EXPECT_EQ(self.Run(In(id, Sum("x", {1}))).code, Code::kInvalidArgument);
+      EXPECT_EQ(self.engine().RemoveProcessSet(id).code, Code::kInvalidArgument);
+      EXPECT_EQ(self.engine().RemoveProcessSet(0).code, Code::kInvalidArgument);
+    });
+  }
+}
+
+TEST(ProcessSetTest, RanksThatAddDifferentOnesHearWhatEachGave) {
+  Job job(2);
+  job.ForEach([&](Rank& self, int rank) {
+    int32_t id = 0;
+    const Status status = self.engine().AddProcessSet({rank}, &id);
+    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_EQ(status.message,
+              "add_process_set() failed on rank " + std::to_string(rank) +
+                  ": the ranks' calls differ (rank 0: add_process_set of rank 0; rank "
+                  "1: add_process_set of rank 1). Every rank must add and remove the "
+                  "same process sets in the same order");
+    for (const std::vector<int>& wrong :
+         std::vector<std::vector<int>>{{}, {0, 0}, {1, 0}, {2}, {-1}}) {
+      EXPECT_EQ(self.engine().AddProcessSet(wrong, &id).code, Code::kInvalidArgument);
+    }
+    EXPECT_TRUE(self.engine().AddProcessSet({1}, &id).ok());
+    EXPECT_EQ(id, 1);
+  });
+}
+
+TEST(ProcessSetTest, GoesOnWhenARankOutsideOfItLeaves) {
+  Job job(3);
+  AddSets(&job, {{0, 2}, {1, 2}});
+  job[1].Leave();
+  job.ForEach([&](Rank& self, int rank) {
+    if (rank == 1) return;
+    EXPECT_TRUE(self.Run(In(1, Sum("x", {1}))).ok());
+    EXPECT_EQ(self.Run(Sum("x", {1})).code, Code::kRankFailed);
+    int32_t id = 0;
+    EXPECT_EQ(self.engine().AddProcessSet({0}, &id).code, Code::kRankFailed);
+  });
+  EXPECT_EQ(job[2].Run(In(2, Sum("x", {1}))).code, Code::kRankFailed);
+}
+
+TEST(ProcessSetTest, AStallNamesItsMembersOnly) {
+  EngineOptions options;
+  options.stall_warning_seconds = 0.01;
+  Job job(4, options);
+  AddSets(&job, {{1, 3}});
+  CapturedErrors errors;
+  job[3].Submit(In(1, Sum("x", {1})));
+  ASSERT_TRUE(errors.AwaitText("which not every rank of process set 1 has reached"));
+  EXPECT_TRUE(job[1].Run(In(1, Sum("x", {1}))).ok());
+  job[3].EndAll();
+  const std::string text = errors.text();
+  EXPECT_TRUE(Contains(text, "rank 3 waited ")) << text;
+  EXPECT_TRUE(Contains(text, "\n  rank 1 (pid ")) << text;
+  EXPECT_FALSE(Contains(text, "\n  rank 0 (pid ")) << text;
+  EXPECT_FALSE(Contains(text, "\n  rank 2 (pid ")) << text;
+}
+
+// ---- Joins
+
+TEST_P(RanksTest, AJoinedRankGivesZerosUntilAllHaveJoined) {
+  const int size = GetParam();
+  for (const bool together : {false, true}) {
+    EngineOptions options;
+    options.check = together;
+    Job job(size, options);
+    std::vector<int32_t> last(size);
+    job.ForEach([&](Rank& self, int rank) {
+      for (int epoch = 0; epoch < 3; ++epoch) {
+        // The rank that has most data is another one in each epoch.
+        const auto steps_of = [&](int r) { return 5 + 7 * ((r + epoch) % size); };
+        std::vector<size_t> numbers;
+        for (int step = 0; step < steps_of(rank); ++step) {
+          const std::string name = "step " + std::to_string(step);
+          const ReduceOp op = step % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
+          const std::vector<float> values(step % 5 == 0 ? 3000 : 3, rank + 1);
+          numbers.push_back(self.Submit(Sum(name, values, op)));
+          if (!together) self.AwaitEnd(numbers.back());
+        }
+        int32_t joined = -1;
+        EXPECT_EQ(self.engine().Join(&joined).message, "");
+        last[rank] = joined;
+        for (size_t step = 0; step < numbers.size(); ++step) {
+          EXPECT_EQ(self.End(numbers[step]).message, "");
+          float sum = 0;
+          for (int r = 0; r < size; ++r) {
+            if (steps_of(r) > static_cast<int>(step)) sum += r + 1;
+          }
+          if (step % 2 == 1) sum /= size;
+          for (float value : FromBytes<float>(self.Output(numbers[step]))) {
+            ASSERT_FLOAT_EQ(value, sum);
+          }
+        }
+        ASSERT_TRUE(self.Run(Meet("epoch")).ok());
+        EXPECT_EQ(last, std::vector<int32_t>(size, last[rank]));
+        const int most = (2 * size - 1 - epoch % size) % size;
+        if (!together) {
+          EXPECT_EQ(joined, most);
+        }
+        ASSERT_TRUE(self.Run(Meet("compared")).ok());
+      }
+    });
+  }
+}
+
+TEST(JoinTest, WhatNeedsTheRankFailsOnThoseThatWaitForIt) {
+  Job job(3);
+  AddSets(&job, {{0, 1}, {0, 2}});
+  job.ForEach([&](Rank& self, int rank) {
+    if (rank != 1) {
+      Ask broadcast = Sum("x", {1});
+      broadcast.description.kind = Kind::kBroadcast;
+      for (const Ask& ask :
+           {Sum("x", {1}, ReduceOp::kMax), Gather("x", {1}), broadcast, Meet("x")}) {
+        const Status status = self.Run(ask);
+        EXPECT_EQ(status.code, Code::kInvalidArgument);
+        EXPECT_TRUE(Contains(status.message, "rank 1 has joined")) << status.message;
+      }
+      // The others' own go on.
+      EXPECT_TRUE(self.Run(In(2, Sum("x", {1}, ReduceOp::kMax))).ok());
+    }
+    if (rank == 0) {
+      const Status status = self.Run(In(1, Sum("x", {1})));
+      EXPECT_TRUE(Contains(status.message, "rank 1 has joined")) << status.message;
+      EXPECT_TRUE(Contains(status.message, "in process set 1")) << status.message;
+    }
+    int32_t last = -1;
+    EXPECT_TRUE(self.engine().Join(&last).ok());
+    EXPECT_TRUE(self.Run(Sum("x", {1}, ReduceOp::kMax)).ok());
+  });
+}
+
+TEST(JoinTest, ASecondThreadCannotJoin) {
+  Job job(2);
+  std::thread first([&] {
+    int32_t last = -1;
+    EXPECT_TRUE(job[1].engine().Join(&last).ok());
+    EXPECT_EQ(last, 0);
+  });
+  // Rank 0's sum ends only once rank 1 has joined.
+  EXPECT_TRUE(job[0].Run(Sum("x", {1})).ok());
+  int32_t last = -1;
+  EXPECT_EQ(job[1].engine().Join(&last).code, Code::kInvalidArgument);
+  EXPECT_TRUE(job[0].engine().Join(&last).ok());
+  first.join();
+}
+
+TEST(JoinTest, EndsWithAnErrorWhenARankLeaves) {
+  for (const int leaver : {0, 2}) {
+    Job job(3);
+    job.ForEach([&](Rank& self, int rank) {
+      if (rank == leaver) return self.Leave();
+      int32_t last = -1;
+      const Status status = self.engine().Join(&last);
+      EXPECT_EQ(status.code, Code::kRankFailed);
+      EXPECT_TRUE(Contains(status.message, "rank " + std::to_string(leaver)))
+          << status.message;
+    });
+  }
+}
+
+TEST(JoinTest, AJoinedRankMayLeave) {
+  Job job(2);
+  std::thread joined([&] {
+    int32_t last = -1;
+    EXPECT_EQ(job[1].engine().Join(&last).code, Code::kShutDown);
+  });
+  EXPECT_TRUE(job[0].Run(Sum("x", {1})).ok());
+  job[1].Stop();
+  joined.join();
+  EXPECT_EQ(job[0].Run(Sum("x", {1})).code, Code::kRankFailed);
 }
 
 // ---- Callers that drive

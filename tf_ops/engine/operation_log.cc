@@ -31,8 +31,8 @@ std::string OperationText(const OperationRecord& record) {
   const uint64_t time = record.time_ns.load(std::memory_order_relaxed);
   char since[32];
   snprintf(since, sizeof(since), "%.1f s ago", (NowNanoseconds() - time) / 1e9);
-  const Kind kind = static_cast<Kind>(record.kind.load() % kKinds);
-  return std::string(Name(kind)) + " '" + reinterpret_cast<const char*>(words) + "' " +
+  const Kind kind = static_cast<Kind>(record.kind.load());
+  return Title(kind, reinterpret_cast<const char*>(words)) + " " +
          kPhases[record.phase.load() % 4] + " (" + since + ")";
 }
 

@@ -29,6 +29,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
+#include "tf_ops/kernels/place.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/xla_calls.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -197,6 +198,8 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
     return request;
   }
 
+  int32_t process_set() const { return process_set_; }
+
  private:
   int32_t process_set_ = 0;
 };
@@ -301,10 +304,10 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const int64_t size = khvd_size();
+    const int64_t size = khvd_process_set_size(process_set());
     OP_REQUIRES(ctx, size > 0,
                 absl::FailedPreconditionError(
-                    "allgather: call keras_hvd.init() before it is compiled by XLA"));
+                    absl::StrCat("allgather is compiled by XLA: ", khvd_last_error())));
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     xla::Shape gathered = inputs->shapes[0];
@@ -425,6 +428,25 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   Reduction reduction_;
 };
 
+// The job does not change while a compiled program lives.
+class PlaceXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  explicit PlaceXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadPlace(ctx, &place_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    const absl::StatusOr<int32_t> value = ValueOf(place_);
+    OP_REQUIRES_OK(ctx, value.status());
+    tensorflow::Tensor constant(tensorflow::DT_INT32, tensorflow::TensorShape({}));
+    constant.scalar<int32_t>()() = *value;
+    ctx->SetConstantOutput(0, constant);
+  }
+
+ private:
+  Place place_;
+};
+
 // Not REGISTER_XLA_OP: it counts only until TensorFlow compiles its first program, and
 // this library is loaded when the first collective is used.
 #define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
@@ -436,6 +458,7 @@ KERAS_HVD_REGISTER_XLA("KerasHvdAllreduce", AllreduceXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBarrier", BarrierXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBroadcast", BroadcastXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdPlace", PlaceXlaKernel);
 
 }  // namespace
 }  // namespace keras_hvd

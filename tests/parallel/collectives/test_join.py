@@ -1,0 +1,95 @@
+"""join: ranks with less data than others."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import Average, Max, Min, Product, Sum
+
+
+def test_alone_or_at_once(size):
+    for _ in range(3):
+        last = keras_hvd.join()
+        assert 0 <= last < size
+        assert keras_hvd.allgather_object(last) == [last] * size
+
+
+@pytest.mark.parametrize("run", ["eager", "graph", "xla"])
+def test_uneven_data(run, rank, size):
+    def step(x):
+        return (
+            keras_hvd.allreduce(x, op=Sum),
+            keras_hvd.allreduce(x, op=Average),
+            *keras_hvd.grouped_allreduce([2 * x, tf.ones([], tf.int64)], op=Sum),
+        )
+
+    if run != "eager":
+        step = tf.function(step, jit_compile=run == "xla")
+    for longest in range(size):
+        # Rank `longest` has most, the ranks after it ever less.
+        steps = [2 + 2 * ((peer - longest - 1) % size) for peer in range(size)]
+        for number in range(steps[rank]):
+            total, average, doubled, count = step(tf.fill([1000], rank + 1.0))
+            there = [peer for peer in range(size) if steps[peer] > number]
+            expected = sum(peer + 1 for peer in there)
+            np.testing.assert_array_equal(total, [expected] * 1000)
+            np.testing.assert_allclose(average, [expected / size] * 1000, rtol=1e-6)
+            np.testing.assert_array_equal(doubled, [2 * expected] * 1000)
+            assert count == len(there)
+        assert keras_hvd.join() == longest
+
+
+def test_gradients_of_uneven_data(rank, size):
+    x = tf.Variable(1.0)
+    for number in range(rank + 1):
+        with tf.GradientTape() as tape:
+            loss = keras_hvd.allreduce(x, op=Sum) * 3.0
+        there = size - number
+        assert tape.gradient(loss, x) == 3.0 * there
+    assert keras_hvd.join() == size - 1
+
+
+WRONG = {
+    "min": lambda: keras_hvd.allreduce(1.0, op=Min),
+    "max": lambda: keras_hvd.grouped_allreduce([1.0], op=Max),
+    "product": lambda: keras_hvd.allreduce(1.0, op=Product),
+    "allgather": lambda: keras_hvd.allgather([1.0]),
+    "broadcast": lambda: keras_hvd.broadcast(1.0, keras_hvd.size() - 1),
+    "barrier": keras_hvd.barrier,
+    "slices": lambda: keras_hvd.allreduce(
+        tf.IndexedSlices(tf.ones([1]), tf.constant([0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_zeros_would_make_wrong(name, several_ranks, rank, size):
+    if rank > 0:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="rank 0 has joined, and gives zeros from then on",
+        ):
+            WRONG[name]()
+        assert keras_hvd.allreduce(1, op=Sum) == size - 1
+    keras_hvd.join()
+    WRONG[name]()
+    assert keras_hvd.allreduce(1, op=Sum) == size
+
+
+def test_sets_and_objects(several_ranks, rank, size):
+    pair = keras_hvd.add_process_set([0, size - 1]) if size > 2 else None
+    others = keras_hvd.add_process_set(range(1, size))
+    if rank > 0:
+        assert keras_hvd.allreduce(1, op=Max, process_set=others) == 1
+        with pytest.raises(keras_hvd.MismatchError, match="rank 0 has joined"):
+            keras_hvd.allgather_object(1)
+        with pytest.raises(keras_hvd.MismatchError, match="rank 0 has joined"):
+            keras_hvd.add_process_set([0])
+    if pair is not None and rank == size - 1:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0 has joined"):
+            keras_hvd.allreduce(1, op=Sum, process_set=pair)
+    keras_hvd.join()
+    assert keras_hvd.remove_process_set(others)
+    if pair is not None:
+        assert keras_hvd.remove_process_set(pair)

@@ -1,0 +1,78 @@
+"""Process sets given to init, and those of a job that is over."""
+
+import subprocess
+import sys
+
+import pytest
+
+import keras_hvd
+
+
+def run(program):
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_before_init_the_global_set_is_of_no_job():
+    run(
+        """
+import keras_hvd
+whole = keras_hvd.global_process_set
+assert whole.process_set_id == 0
+assert whole.ranks is None
+assert (whole.rank(), whole.size(), whole.included()) == (None, None, None)
+for call in (
+    lambda: keras_hvd.add_process_set([0]),
+    lambda: keras_hvd.remove_process_set(whole),
+    keras_hvd.join,
+    keras_hvd.rank_op,
+    keras_hvd.size_op,
+):
+    try:
+        call()
+    except keras_hvd.NotInitializedError:
+        pass
+    else:
+        raise AssertionError(call)
+"""
+    )
+
+
+@pytest.mark.parametrize("sets", [[3], "static", [[0]], keras_hvd.ProcessSet([0])])
+def test_init_refuses_what_are_no_sets(sets):
+    with pytest.raises(TypeError, match="'dynamic'|not iterable"):
+        keras_hvd.init(process_sets=sets)
+
+
+def test_init_refuses_a_set_given_twice():
+    one = keras_hvd.ProcessSet([0])
+    with pytest.raises(ValueError, match="process_sets has .* twice"):
+        keras_hvd.init(process_sets=[one, keras_hvd.ProcessSet([0])])
+
+
+def test_init_takes_no_communicator():
+    with pytest.raises(NotImplementedError, match="comm must be None"):
+        keras_hvd.init([0])
+
+
+def test_init_again_adds_nothing():
+    keras_hvd.init(process_sets="dynamic")
+    keras_hvd.init(process_sets=[])
+    with pytest.raises(ValueError, match="initialized already, without ProcessSet"):
+        keras_hvd.init(process_sets=[keras_hvd.ProcessSet([0])])
+
+
+def test_an_init_whose_sets_cannot_be_added_leaves_the_job():
+    run(
+        """
+import keras_hvd
+only = keras_hvd.ProcessSet([0])
+try:
+    keras_hvd.init(process_sets=[only])
+except keras_hvd.MismatchError as error:
+    assert "process set 0 already" in str(error), error
+else:
+    raise AssertionError("the set has the ranks of the global one")
+assert not keras_hvd.is_initialized()
+assert only.process_set_id is None
+"""
+    )
