@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from keras_hvd.capabilities import nccl_built as nccl_built
     from keras_hvd.capabilities import rocm_built as rocm_built
     from keras_hvd.collectives.allgather import allgather as allgather
+    from keras_hvd.collectives.allgather import grouped_allgather as grouped_allgather
+    from keras_hvd.collectives.allreduce import Adasum as Adasum
     from keras_hvd.collectives.allreduce import Average as Average
     from keras_hvd.collectives.allreduce import Max as Max
     from keras_hvd.collectives.allreduce import Min as Min
@@ -42,9 +44,14 @@ if TYPE_CHECKING:
     from keras_hvd.collectives.allreduce import Sum as Sum
     from keras_hvd.collectives.allreduce import allreduce as allreduce
     from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
+    from keras_hvd.collectives.alltoall import alltoall as alltoall
     from keras_hvd.collectives.barrier import barrier as barrier
     from keras_hvd.collectives.broadcast import broadcast as broadcast
     from keras_hvd.collectives.join import join as join
+    from keras_hvd.collectives.reducescatter import (
+        grouped_reducescatter as grouped_reducescatter,
+    )
+    from keras_hvd.collectives.reducescatter import reducescatter as reducescatter
     from keras_hvd.compression import Compression as Compression
     from keras_hvd.evaluation import evaluate as evaluate
     from keras_hvd.exceptions import ForkedError as ForkedError
@@ -88,6 +95,7 @@ if TYPE_CHECKING:
     from keras_hvd.sync_batch_normalization import (
         SyncBatchNormalization as SyncBatchNormalization,
     )
+    from keras_hvd.variables import broadcast_ as broadcast_
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
 _SUBMODULES = ("callbacks", "environment", "exceptions")
@@ -115,6 +123,8 @@ _DEFINED_IN = {
     "nccl_built": "capabilities",
     "rocm_built": "capabilities",
     "allgather": "collectives.allgather",
+    "grouped_allgather": "collectives.allgather",
+    "Adasum": "collectives.allreduce",
     "Average": "collectives.allreduce",
     "Max": "collectives.allreduce",
     "Min": "collectives.allreduce",
@@ -123,9 +133,12 @@ _DEFINED_IN = {
     "Sum": "collectives.allreduce",
     "allreduce": "collectives.allreduce",
     "grouped_allreduce": "collectives.allreduce",
+    "alltoall": "collectives.alltoall",
     "barrier": "collectives.barrier",
     "broadcast": "collectives.broadcast",
     "join": "collectives.join",
+    "grouped_reducescatter": "collectives.reducescatter",
+    "reducescatter": "collectives.reducescatter",
     "Compression": "compression",
     "evaluate": "evaluation",
     "ForkedError": "exceptions",
@@ -157,6 +170,7 @@ _DEFINED_IN = {
     "remove_process_set": "process_sets",
     "warmup_schedule": "schedules",
     "SyncBatchNormalization": "sync_batch_normalization",
+    "broadcast_": "variables",
     "broadcast_variables": "variables",
 }
 

@@ -28,7 +28,11 @@ _BUILD_INFO = "build_info.json"
 
 Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 Allocate = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int32,
 )
 
 
@@ -87,6 +91,8 @@ class Request(ctypes.Structure):
         ("done", Done),
         ("allocate", Allocate),
         ("context", ctypes.c_void_p),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("split_count", ctypes.c_int32),
     ]
 
 
@@ -124,6 +130,7 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_process_set_size": (ctypes.c_int, ctypes.c_int32),
     "khvd_process_set_rank": (ctypes.c_int, ctypes.c_int32),
     "khvd_join": (ctypes.c_int, ctypes.POINTER(ctypes.c_int32)),
+    "khvd_scattered_rows": (ctypes.c_int64, ctypes.c_int32, ctypes.c_int64),
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),

@@ -175,7 +175,7 @@ def _allgather(
     gathered = np.empty(0, array.dtype)
     lengths: list[int] = []
 
-    def allocate(context: int, first_dims: Any, count: int) -> int | None:
+    def allocate(_: int, tensor: int, first_dims: Any, count: int) -> int | None:
         nonlocal gathered
         lengths.extend(first_dims[:count])
         gathered = np.empty(sum(lengths), array.dtype)

@@ -49,42 +49,99 @@ def broadcast_variables(
     array([1., 2.], dtype=float32)
     """
     basics.require_initialized("broadcast_variables")
-    number_of(process_set, "broadcast_variables")
+    _broadcast("broadcast_variables", variables, root_rank, None, process_set)
+
+
+def broadcast_(
+    variables: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sets every rank's variables to the root's values, and gives these.
+
+    Works eagerly and in a `tf.function`.
+
+    Args:
+        variables: a variable, or several, as for `broadcast_variables`.
+        root_rank: the rank whose values they take, counted in the whole job.
+        name: matches the call to the other ranks'; by default the op's name in its
+            `tf.function`.
+        process_set: the ranks that take part; by default all of them.
+
+    Returns:
+        The root's value of the variable, or the list of them.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: something cannot be assigned, or its element type not be sent.
+        ValueError: the process set is not part of the job.
+        tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> keras_hvd.broadcast_(tf.Variable([1.0, 2.0]), root_rank=0).numpy()
+    array([1., 2.], dtype=float32)
+    """
+    basics.require_initialized("broadcast_")
+    if callable(getattr(variables, "assign", None)):
+        return _broadcast("broadcast_", [variables], root_rank, name, process_set)[0]
+    return _broadcast("broadcast_", variables, root_rank, name, process_set)
+
+
+def _broadcast(
+    function: str,
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    number_of(process_set, function)
     variables = list(variables)
     for variable in variables:
         if not callable(getattr(variable, "assign", None)):
             raise TypeError(
-                "broadcast_variables takes variables, which have an assign method; "
+                f"{function} takes variables, which have an assign method; "
                 f"got {variable!r}"
             )
     if not tf.executing_eagerly():
-        _broadcast(variables, root_rank, process_set)
-        return
+        return _assign(function, variables, root_rank, name, process_set)
 
     # One after another, eager ops would each wait for the slowest rank.
     @tf.function(autograph=False)
-    def eager() -> None:
-        _broadcast(variables, root_rank, process_set)
+    def eager() -> list[tf.Tensor]:
+        return _assign(function, variables, root_rank, name, process_set)
 
     # Called as a function it would count as one that is traced again and again.
-    eager.get_concrete_function()()
+    return eager.get_concrete_function()()
 
 
-def _broadcast(variables: list[Any], root_rank: int, process_set: ProcessSet) -> None:
-    with tf.name_scope("broadcast_variables"):
+def _assign(
+    function: str,
+    variables: list[Any],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    def send(tensor: Any, part: str | None) -> tf.Tensor:
+        of_part = f"{name}/{part}" if name and part else part
+        return broadcast(tensor, root_rank, of_part, process_set=process_set)
+
+    with tf.name_scope(function):
         # A rank with more variables than the others would wait for ever for these. The
         # shape of this tensor is their number, so that the engine's error names it.
-        name = submission.name_of("one_element_per_variable", None).tensor
-        number = broadcast(
-            tf.zeros([len(variables)], tf.bool),
-            root_rank,
-            name,
-            process_set=process_set,
-        )
+        count = "one_element_per_variable"
+        if name is None:
+            count = submission.name_of(count, None).tensor
+        number = send(tf.zeros([len(variables)], tf.bool), count)
         with tf.control_dependencies([number]):
             values = [
-                broadcast(variable, root_rank, process_set=process_set)
-                for variable in variables
+                send(variable, name and str(place))
+                for place, variable in enumerate(variables)
             ]
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,43 +49,105 @@ def allgather(
            [3, 4]], dtype=int32)
     """
     basics.require_initialized("allgather")
-    tensor = submission.as_tensor("allgather", tensor)
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            "allgather joins tensors along their first dimension, and a scalar has "
-            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
-        )
     number = number_of(process_set, "allgather")
+    tensor = _with_rows("allgather", tensor)
     name = submission.name_of("allgather", name, ignore_name_scope, number)
-    return submit(tensor, name, number)
+    return submit([tensor], name, number)[0]
 
 
-def submit(tensor: tf.Tensor, name: submission.Name, process_set: int = 0) -> tf.Tensor:
-    """Runs the op, or adds it to the graph."""
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Concatenates the ranks' tensors, several of them as one: all or none.
+
+    Differentiable: each rank gets its rows of the sums of all ranks' gradients.
+
+    Args:
+        tensors: as for `allgather`; types and shapes may be mixed.
+        name: matches the group to the other ranks'; by default the op's name in its
+            `tf.function`.
+        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        process_set: the ranks that take part; by default all of them.
+
+    Returns:
+        The results, in the order of `tensors`.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: an element type is not supported.
+        ValueError: one of `tensors` is a scalar, or the process set not part of the
+            job.
+        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> [t.numpy().tolist() for t in keras_hvd.grouped_allgather([[1, 2], [[0.5]]])]
+    [[1, 2], [[0.5]]]
+    """
+    basics.require_initialized("grouped_allgather")
+    number = number_of(process_set, "grouped_allgather")
+    tensors = [_with_rows("grouped_allgather", tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    name = submission.name_of("grouped_allgather", name, ignore_name_scope, number)
+    return submit(tensors, name, number)
+
+
+def submit(
+    tensors: list[tf.Tensor], name: submission.Name, process_set: int = 0
+) -> list[tf.Tensor]:
+    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
     submission.require_compilable(f"allgather {name.tensor!r}")
     gathered, _ = submission.run(
         native.ops().keras_hvd_allgather,
         name,
-        tensor=tensor,
+        tensors=tensors,
         process_set=process_set,
     )
     if not tf.executing_eagerly():
-        submission.run_independently(gathered.op)
+        submission.run_independently(gathered[0].op)
     return gathered
 
 
+def _with_rows(kind: str, value: Any) -> tf.Tensor:
+    tensor = submission.as_tensor(kind, value)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            f"{kind} joins tensors along their first dimension, and a scalar has "
+            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    return tensor
+
+
 @tf.RegisterGradient("KerasHvdAllgather")
-def _gradient(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None) -> tf.Tensor:
-    """This rank's rows of the gradients' sum."""
-    first_dims = op.outputs[1]
+def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
+    """This rank's rows of the gradients' sums, of those outputs that have one."""
+    gathered, first_dims = op.outputs[:-1], op.outputs[-1]
     process_set = op.get_attr("process_set")
     # A branch that is never taken is differentiated on ranks outside of the set too.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
-    [summed] = allreduce.submit(
-        [tf.convert_to_tensor(gradient)],
+    # Which ones is a matter of types alone, so that all ranks submit the same group.
+    smooth = [i for i, output in enumerate(gathered) if output.dtype.is_floating]
+    sums = allreduce.submit(
+        [
+            tf.zeros_like(gathered[i])
+            if gradients[i] is None
+            else tf.convert_to_tensor(gradients[i])
+            for i in smooth
+        ],
         submission.name_of_gradient(op),
         allreduce.Sum,
         process_set=process_set,
     )
-    start = tf.reduce_sum(first_dims[:rank])
-    return tf.ensure_shape(summed[start : start + first_dims[rank]], op.inputs[0].shape)
+    by_index = {}
+    for i, summed in zip(smooth, sums, strict=True):
+        start = tf.reduce_sum(first_dims[i, :rank])
+        own = summed[start : start + first_dims[i, rank]]
+        by_index[i] = tf.ensure_shape(own, op.inputs[i].shape)
+    return [by_index.get(i) for i in range(len(gathered))]

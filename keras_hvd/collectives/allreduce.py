@@ -23,6 +23,7 @@ class ReduceOp(enum.IntEnum):
     Min = 2
     Max = 3
     Product = 4
+    Adasum = 5
 
 
 Average = ReduceOp.Average
@@ -30,6 +31,7 @@ Sum = ReduceOp.Sum
 Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
 
 
 def allreduce(
@@ -58,9 +60,10 @@ def allreduce(
         device_sparse: the same.
         compression: what travels instead of the tensor: `keras_hvd.Compression.none`,
             `fp16` or `bf16`.
-        op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-            Integers are averaged towards zero; bool takes Min, Max and Product;
-            `tf.IndexedSlices` take Average and Sum.
+        op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max`, `Product` or
+            `Adasum`. Integers are averaged towards zero; bool takes Min, Max and
+            Product; `tf.IndexedSlices` take Average and Sum; Adasum takes floating
+            types, of 1, 2, 4, 8... ranks.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the result.
         name: matches the tensor to the other ranks'; by default the op's name in its
@@ -74,10 +77,12 @@ def allreduce(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, or `average` is no bool.
+        TypeError: the element type is not supported, or not by `op`, or `average` is
+            no bool.
         ValueError: `op` is no reduction, `average` is given as well, or the process
             set is not part of the job.
-        NotImplementedError: `tf.IndexedSlices` with another `op`.
+        NotImplementedError: `tf.IndexedSlices` with another `op`, or Adasum of a number
+            of ranks that is no power of 2.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
@@ -102,10 +107,10 @@ def allreduce(
             process_set,
             ignore_name_scope,
         )
-    compressed, context = compression.compress(
-        submission.as_tensor("allreduce", tensor)
-    )
     number = number_of(process_set, "allreduce")
+    tensor = submission.as_tensor("allreduce", tensor)
+    _require_supported("allreduce", reduce_op, [tensor], process_set)
+    compressed, context = compression.compress(tensor)
     names = submission.name_of("allreduce", name, ignore_name_scope, number)
     [reduced] = submit([compressed], names, reduce_op, *scales, number)
     return compression.decompress(reduced, context)
@@ -134,7 +139,7 @@ def grouped_allreduce(
         device_sparse: the same.
         compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
             `fp16` or `bf16`.
-        op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        op: as for `allreduce`; Adasum takes each tensor for itself.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part; by default all of them.
@@ -147,10 +152,12 @@ def grouped_allreduce(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported, or `average` is no bool.
+        TypeError: an element type is not supported, or not by `op`, or `average` is no
+            bool.
         ValueError: `op` is no reduction, `average` is given as well, or the process
             set is not part of the job.
-        NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum.
+        NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum,
+            or Adasum of a number of ranks that is no power of 2.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
@@ -170,6 +177,7 @@ def grouped_allreduce(
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
     given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
+    _require_supported("grouped_allreduce", reduce_op, given, process_set)
     for place, i in enumerate(sparse):
         results[i] = _reduce_slices(
             "grouped_allreduce",
@@ -214,7 +222,7 @@ def _reduce_slices(
         tensor = submission.as_tensor(kind, tensor)
         of_part = None if name is None else f"{name}/{part}"
         names = submission.name_of(f"{kind}_{part}", of_part, ignore_name_scope, number)
-        return allgather.submit(tensor, names, number)
+        return allgather.submit([tensor], names, number)[0]
 
     compressed, context = compression.compress(slices.values)
     values = compression.decompress(gather("values", compressed), context)
@@ -279,6 +287,25 @@ def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> Redu
     except ValueError:
         names = ", ".join(f"keras_hvd.{known.name}" for known in ReduceOp)
         raise ValueError(f"op must be one of {names}; got {op!r}") from None
+
+
+def _require_supported(
+    kind: str, op: ReduceOp, tensors: list[tf.Tensor], process_set: ProcessSet
+) -> None:
+    """Adasum halves the ranks again and again, and takes floating types."""
+    if op != Adasum:
+        return
+    size = process_set.size()
+    if size & (size - 1):
+        raise NotImplementedError(
+            f"{kind}: Adasum takes a number of ranks that is a power of 2, not {size}"
+        )
+    for tensor in tensors:
+        if not tensor.dtype.is_floating:
+            raise TypeError(
+                f"{kind}: Adasum takes tensors of floating types; got "
+                f"{tensor.dtype.name} of shape {tensor.shape}"
+            )
 
 
 @tf.RegisterGradient("KerasHvdAllreduce")

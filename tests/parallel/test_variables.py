@@ -34,6 +34,27 @@ def test_every_root(run, rank, size):
             )
 
 
+@pytest.mark.parametrize("name", [None, "by the user"])
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_in_place(run, name, rank, size):
+    for root in range(size):
+        mine = variables(rank)
+        values = run(functools.partial(keras_hvd.broadcast_, mine, root, name))()
+        for got, value, wanted in zip(mine, values, variables(root), strict=True):
+            wanted = tf.convert_to_tensor(wanted)
+            np.testing.assert_array_equal(tf.convert_to_tensor(got), wanted)
+            np.testing.assert_array_equal(value, wanted)
+
+
+def test_one_in_place(rank, size):
+    variable = tf.Variable([rank, rank])
+    value = keras_hvd.broadcast_(variable, size - 1)
+    np.testing.assert_array_equal(value, [size - 1] * 2)
+    np.testing.assert_array_equal(variable, [size - 1] * 2)
+    with pytest.raises(TypeError, match="broadcast_ takes variables"):
+        keras_hvd.broadcast_([tf.ones([2])], 0)
+
+
 def test_a_whole_model_and_its_optimizer(rank, equal_on_all_ranks):
     keras.utils.set_random_seed(rank)
     model = keras.Sequential(

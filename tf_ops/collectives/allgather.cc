@@ -1,58 +1,38 @@
 // See allgather.h.
 #include "tf_ops/collectives/allgather.h"
 
-#include <algorithm>
-#include <cstring>
+#include <utility>
+
+#include "tf_ops/collectives/exchange.h"
+#include "tf_ops/collectives/parts.h"
 
 namespace keras_hvd {
-namespace {
-
-// An empty tensor may have no address, which memcpy does not take even for no bytes.
-void Copy(char* to, const char* from, int64_t bytes) {
-  if (bytes > 0) memcpy(to, from, bytes);
-}
-
-// The members' first dimensions travel in a round of their own: the result cannot be
-// allocated before they are known.
-bool ExchangeRows(int64_t own, Communicator* communicator, std::vector<int64_t>* rows) {
-  memcpy(communicator->Exchange(communicator->index()), &own, sizeof(own));
-  communicator->Publish();
-  if (!communicator->AwaitAllPublished()) return false;
-  rows->resize(communicator->count());
-  for (int member = 0; member < communicator->count(); ++member) {
-    memcpy(&(*rows)[member], communicator->Exchange(member), sizeof(int64_t));
-  }
-  return true;
-}
-
-}  // namespace
 
 bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
-  std::vector<int64_t> rows;
-  if (!ExchangeRows(options.rows, communicator, &rows)) return false;
-  char* result = static_cast<char*>(options.allocate(rows));
+  // The members' first dimensions travel in rounds of their own: the results cannot be
+  // allocated before they are known.
+  std::vector<int64_t> own_rows;
+  for (const AllgatherTensor& tensor : options.tensors) own_rows.push_back(tensor.rows);
+  std::vector<std::vector<int64_t>> all_rows;
+  if (!Exchange(own_rows, communicator, &all_rows)) return false;
 
-  const int self = communicator->index();
-  const int64_t window = communicator->exchange_bytes();
-  const int64_t longest =
-      *std::max_element(rows.begin(), rows.end()) * options.row_bytes;
-  for (int64_t begin = 0; begin < longest; begin += window) {
-    if (!communicator->NextRound()) return false;
-    const auto part = [&](int member) {
-      return std::clamp<int64_t>(rows[member] * options.row_bytes - begin, 0, window);
-    };
-    const char* own = static_cast<const char*>(options.input) + begin;
-    if (communicator->count() > 1) Copy(communicator->Exchange(self), own, part(self));
-    communicator->Publish();
-    int64_t start = 0;
-    for (int member = 0; member < communicator->count(); ++member) {
-      if (!communicator->AwaitPublished(member)) return false;
-      const char* from = member == self ? own : communicator->Exchange(member);
-      if (result != nullptr) Copy(result + start + begin, from, part(member));
-      start += rows[member] * options.row_bytes;
+  std::vector<std::vector<int64_t>> starts;
+  std::vector<const void*> inputs;
+  std::vector<void*> results;
+  for (size_t i = 0; i < options.tensors.size(); ++i) {
+    const AllgatherTensor& tensor = options.tensors[i];
+    std::vector<int64_t> rows;
+    std::vector<int64_t> parts = {0};
+    for (const std::vector<int64_t>& of_member : all_rows) {
+      rows.push_back(of_member[i]);
+      parts.push_back(parts.back() + of_member[i] * tensor.row_bytes);
     }
+    starts.push_back(std::move(parts));
+    inputs.push_back(tensor.input);
+    results.push_back(tensor.allocate(rows));
   }
-  return true;
+  if (!communicator->NextRound()) return false;
+  return Gather(Parts(std::move(starts)), inputs, communicator, results);
 }
 
 }  // namespace keras_hvd

@@ -9,7 +9,8 @@
 
 namespace keras_hvd {
 
-struct AllgatherOptions {
+// One of the tensors that are gathered together.
+struct AllgatherTensor {
   const void* input = nullptr;
   int64_t rows = 0;       // this member's first dimension; the members' may differ
   int64_t row_bytes = 0;  // the same on every member
@@ -17,7 +18,11 @@ struct AllgatherOptions {
   std::function<void*(const std::vector<int64_t>& rows)> allocate;
 };
 
-// Returns false if the job failed meanwhile. Without memory for the result the member
+struct AllgatherOptions {
+  std::vector<AllgatherTensor> tensors;  // in the same order on every member
+};
+
+// Returns false if the job failed meanwhile. Without memory for a result the member
 // still takes part, so that the others get theirs.
 bool Allgather(const AllgatherOptions& options, Communicator* communicator);
 

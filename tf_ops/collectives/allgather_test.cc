@@ -8,31 +8,47 @@ namespace {
 
 class AllgatherTest : public testing::TestWithParam<int> {};
 
-void CheckRows(Ranks* ranks, const std::vector<int64_t>& rows, int64_t row_bytes,
-               int without_memory = -1) {
-  std::vector<std::vector<char>> inputs, outputs(ranks->size());
-  std::vector<char> expected;
+// rows[tensor][rank], row_bytes[tensor]: gathered as one group.
+void CheckGroup(Ranks* ranks, const std::vector<std::vector<int64_t>>& rows,
+                const std::vector<int64_t>& row_bytes, int without_memory = -1) {
+  const size_t count = rows.size();
+  std::vector<std::vector<std::vector<char>>> inputs(ranks->size()),
+      outputs(ranks->size());
+  std::vector<std::vector<char>> expected(count);
   for (int rank = 0; rank < ranks->size(); ++rank) {
-    inputs.push_back(RandomBytes(rows[rank] * row_bytes, rank + 1));
-    expected.insert(expected.end(), inputs[rank].begin(), inputs[rank].end());
+    outputs[rank].resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      inputs[rank].push_back(
+          RandomBytes(rows[i][rank] * row_bytes[i], rank + 1 + 100 * i));
+      expected[i].insert(expected[i].end(), inputs[rank][i].begin(),
+                         inputs[rank][i].end());
+    }
   }
   ranks->Run([&](int rank, Communicator* communicator) {
     AllgatherOptions options;
-    options.input = inputs[rank].data();
-    options.rows = rows[rank];
-    options.row_bytes = row_bytes;
-    options.allocate = [&, rank](const std::vector<int64_t>& all) -> void* {
-      EXPECT_EQ(all, rows);
-      if (rank == without_memory) return nullptr;
-      outputs[rank].resize(std::accumulate(all.begin(), all.end(), 0L) * row_bytes);
-      return outputs[rank].data();
-    };
+    for (size_t i = 0; i < count; ++i) {
+      AllgatherTensor& tensor = options.tensors.emplace_back();
+      tensor.input = inputs[rank][i].data();
+      tensor.rows = rows[i][rank];
+      tensor.row_bytes = row_bytes[i];
+      tensor.allocate = [&, rank, i](const std::vector<int64_t>& all) -> void* {
+        EXPECT_EQ(all, rows[i]);
+        if (rank == without_memory) return nullptr;
+        outputs[rank][i].resize(expected[i].size());
+        return outputs[rank][i].data();
+      };
+    }
     EXPECT_TRUE(Allgather(options, communicator));
   });
   for (int rank = 0; rank < ranks->size(); ++rank) {
     if (rank == without_memory) continue;
     ASSERT_TRUE(outputs[rank] == expected) << "rank " << rank;
   }
+}
+
+void CheckRows(Ranks* ranks, const std::vector<int64_t>& rows, int64_t row_bytes,
+               int without_memory = -1) {
+  CheckGroup(ranks, {rows}, {row_bytes}, without_memory);
 }
 
 TEST_P(AllgatherTest, EvenAndUnevenParts) {
@@ -67,6 +83,28 @@ TEST_P(AllgatherTest, ARankWithoutMemoryDoesNotKeepTheOthersFromTheirs) {
   for (int rank = 0; rank < GetParam(); ++rank) {
     CheckRows(&ranks, std::vector<int64_t>(GetParam(), 3000), 4, rank);
   }
+}
+
+TEST_P(AllgatherTest, GroupsOfUnevenParts) {
+  Ranks ranks(GetParam());
+  std::mt19937 random(GetParam());
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::vector<int64_t>> rows(1 + random() % 40);
+    std::vector<int64_t> row_bytes;
+    for (std::vector<int64_t>& counts : rows) {
+      counts.resize(GetParam());
+      for (int64_t& count : counts) count = random() % 3 == 0 ? 0 : random() % 20;
+      row_bytes.push_back(random() % 5 == 0 ? random() % 1000 : random() % 9);
+    }
+    CheckGroup(&ranks, rows, row_bytes, round % 2 == 0 ? -1 : 0);
+  }
+}
+
+// More first dimensions than a window has room for.
+TEST_P(AllgatherTest, AGroupOfManyTensors) {
+  Ranks ranks(GetParam());
+  const std::vector<std::vector<int64_t>> rows(1100, std::vector(GetParam(), 2L));
+  CheckGroup(&ranks, rows, std::vector<int64_t>(1100, 4));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AllgatherTest, testing::Range(1, 6));

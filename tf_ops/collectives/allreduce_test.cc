@@ -103,7 +103,7 @@ TEST_P(AllreduceTest, SmallTensorsInLargeExchangeMemory) {
 TEST_P(AllreduceTest, AllTypesAndReductions) {
   Ranks ranks(GetParam());
   for (int dtype = 0; dtype < kDataTypes; ++dtype) {
-    for (int op = 0; op < kReduceOps; ++op) {
+    for (int op = 0; op < kElementReduceOps; ++op) {
       for (double scale : {1.0, 0.5}) {
         const Reduction reduction = {static_cast<ReduceOp>(op), scale, 1 / scale};
         if (!Supports(reduction, static_cast<DataType>(dtype))) continue;

@@ -24,16 +24,22 @@ enum class ReduceOp : int32_t {
   kSum = 1,
   kMin = 2,
   kMax = 3,
-  kProduct = 4
+  kProduct = 4,
+  kAdasum = 5,  // not of single elements: see adasum.h
 };
-inline constexpr int kReduceOps = 5;
+inline constexpr int kElementReduceOps = 5;
+inline constexpr int kReduceOps = 6;
 
 inline constexpr const char* kDataTypeNames[kDataTypes] = {
     "uint8",    "int8",    "int32",   "int64", "float16",
     "bfloat16", "float32", "float64", "bool"};
 inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4, 8, 1};
-inline constexpr const char* kReduceOpNames[kReduceOps] = {"Average", "Sum", "Min",
-                                                           "Max", "Product"};
+inline constexpr const char* kReduceOpNames[kReduceOps] = {
+    "Average", "Sum", "Min", "Max", "Product", "Adasum"};
+
+inline bool IsFloating(DataType dtype) {
+  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+}
 
 inline const char* Name(DataType dtype) {
   return kDataTypeNames[static_cast<int>(dtype)];

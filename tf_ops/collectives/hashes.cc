@@ -1,8 +1,9 @@
 // See hashes.h.
 #include "tf_ops/collectives/hashes.h"
 
-#include <algorithm>
 #include <cstring>
+
+#include "tf_ops/collectives/exchange.h"
 
 namespace keras_hvd {
 namespace {
@@ -34,28 +35,11 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool ExchangeHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                     std::vector<std::vector<uint64_t>>* hashes) {
-  hashes->assign(communicator->count(), {});
   // An empty round first: who has published it no longer reads the collective's rounds.
   if (!communicator->NextRound()) return false;
   communicator->Publish();
   if (!communicator->AwaitAllPublished()) return false;
-
-  const int64_t window = communicator->exchange_bytes() / sizeof(uint64_t);
-  const int64_t count = static_cast<int64_t>(own.size());
-  for (int64_t begin = 0; begin < count; begin += window) {
-    if (!communicator->NextRound()) return false;
-    const int64_t part = std::min(window, count - begin);
-    memcpy(communicator->Exchange(communicator->index()), own.data() + begin,
-           part * sizeof(uint64_t));
-    communicator->Publish();
-    if (!communicator->AwaitAllPublished()) return false;
-    for (int member = 0; member < communicator->count(); ++member) {
-      const uint64_t* from =
-          reinterpret_cast<const uint64_t*>(communicator->Exchange(member));
-      (*hashes)[member].insert((*hashes)[member].end(), from, from + part);
-    }
-  }
-  return true;
+  return communicator->NextRound() && Exchange(own, communicator, hashes);
 }
 
 }  // namespace keras_hvd

@@ -139,6 +139,7 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
 }
 
 bool Supports(const Reduction& reduction, DataType dtype) {
+  if (reduction.op == ReduceOp::kAdasum) return IsFloating(dtype);
   if (dtype != DataType::kBool) return true;
   const bool sums =
       reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;

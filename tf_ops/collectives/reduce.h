@@ -20,6 +20,8 @@ struct Reduction {
   }
 };
 
+// `reduction` has an element's result depend on that element alone (not kAdasum).
+//
 // result[i] = postscale * op(prescale * inputs[0][i], ..., prescale * inputs[n-1][i]).
 //
 // Elements are taken in the order of `inputs`, 16-bit floats in float32 with one
@@ -39,7 +41,8 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
                   int count, int64_t elements, Stores stores, void* exchange,
                   void* output, InstructionSet instructions = BestInstructionSet());
 
-// Whether `op` with these scales has a meaning for the type; bool has no sums.
+// Whether `op` with these scales has a meaning for the type; bool has no sums,
+// and only floats have angles between their vectors.
 bool Supports(const Reduction& reduction, DataType dtype);
 
 }  // namespace keras_hvd

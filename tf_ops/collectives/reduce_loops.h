@@ -141,6 +141,8 @@ void CombineWith(ReduceOp op, const Job& job) {
       return Combine<T, A, Larger<A>>(job);
     case ReduceOp::kProduct:
       return Combine<T, A, Multiply<A>>(job);
+    case ReduceOp::kAdasum:
+      return;
   }
 }
 

@@ -250,7 +250,7 @@ TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
   for (int type = 0; type < kDataTypes; ++type) {
     const DataType dtype = static_cast<DataType>(type);
     const int64_t bytes = kElements * Bytes(dtype);
-    for (int op = 0; op < kReduceOps; ++op) {
+    for (int op = 0; op < kElementReduceOps; ++op) {
       for (int count : {1, 2, 3, 4, 7}) {
         for (double scale : {1.0, 0.3}) {
           const Reduction reduction = {static_cast<ReduceOp>(op), scale, 1 / scale};

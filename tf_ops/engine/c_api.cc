@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tf_ops/collectives/adasum.h"
+#include "tf_ops/collectives/parts.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/process.h"
 #include "tf_ops/transport/version.h"
@@ -101,6 +103,38 @@ Status Wrong(const khvd_request& request, const std::string& text) {
   return Status::InvalidArgument("'" + std::string(name) + "': " + text);
 }
 
+const char* KindName(const khvd_request& request) {
+  return keras_hvd::Name(static_cast<Kind>(request.kind));
+}
+
+// This rank's place among the ranks that take part; without members where it takes no
+// part, which the engine refuses in its own words.
+struct Place {
+  int index = 0;
+  int members = 0;
+};
+
+Place PlaceAmong(const std::vector<int>& ranks, int rank) {
+  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  if (found == ranks.end() || *found != rank) return {};
+  return {static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size())};
+}
+
+int64_t ScatteredRows(Place place, int64_t rows) {
+  if (place.members == 0) return 0;
+  return keras_hvd::PartStart(rows, place.index + 1, place.members) -
+         keras_hvd::PartStart(rows, place.index, place.members);
+}
+
+Status WrongSum(const khvd_request& request, const std::vector<int64_t>& splits,
+                int64_t rows) {
+  std::string text;
+  for (int64_t split : splits)
+    text += (text.empty() ? "" : ", ") + std::to_string(split);
+  return Wrong(request, "the splits, " + text + ", do not add up to the tensor's " +
+                            std::to_string(rows) + " rows");
+}
+
 Status CheckRequest(const khvd_request& request, int size) {
   if (request.struct_size < sizeof(khvd_request)) {
     return Wrong(request, "the caller was built for another version of keras_hvd");
@@ -118,21 +152,52 @@ Status CheckRequest(const khvd_request& request, int size) {
   if (request.count < 1 || request.tensors == nullptr) {
     return Wrong(request, "a request needs a tensor");
   }
-  if (request.kind != KHVD_ALLREDUCE && request.count != 1) {
-    return Wrong(request, "only an allreduce takes several tensors");
+  const bool takes_group = request.kind == KHVD_ALLREDUCE ||
+                           request.kind == KHVD_ALLGATHER ||
+                           request.kind == KHVD_REDUCESCATTER;
+  if (!takes_group && request.count != 1) {
+    return Wrong(request, std::string("one ") + KindName(request) +
+                              " takes one tensor, not several");
   }
   if (request.kind == KHVD_BROADCAST && (request.root < 0 || request.root >= size)) {
     return Wrong(request, "root_rank " + std::to_string(request.root) +
                               " is not in 0.." + std::to_string(size - 1));
   }
-  if (request.kind == KHVD_ALLGATHER && request.allocate == nullptr) {
-    return Wrong(request, "an allgather needs `allocate`");
+  if (HasOwnRows(static_cast<Kind>(request.kind)) && request.allocate == nullptr) {
+    return Wrong(request, std::string(KindName(request)) + " needs `allocate`");
   }
   return Status::Ok();
 }
 
+Status CheckReduction(const khvd_request& request, Place place) {
+  if (request.reduce_op < 0 || request.reduce_op >= keras_hvd::kReduceOps) {
+    return Wrong(request, "there is no reduction " + std::to_string(request.reduce_op));
+  }
+  if (request.reduce_op != KHVD_ADASUM) return Status::Ok();
+  if (request.kind != KHVD_ALLREDUCE) {
+    return Wrong(request, std::string(KindName(request)) + " has no Adasum");
+  }
+  if (place.members > 0 && !keras_hvd::CanAdasum(place.members)) {
+    return Wrong(request, "Adasum takes a number of ranks that is a power of 2, not " +
+                              std::to_string(place.members));
+  }
+  return Status::Ok();
+}
+
+Status CheckType(const khvd_request& request, DataType dtype, bool empty,
+                 const keras_hvd::Reduction& reduction) {
+  if (keras_hvd::Supports(reduction, dtype)) return Status::Ok();
+  const std::string name = keras_hvd::Name(dtype);
+  if (reduction.op == ReduceOp::kAdasum) {
+    if (empty) return Status::Ok();
+    return Wrong(request, name + " tensors have no Adasum; it takes floating types");
+  }
+  return Wrong(request, name + " tensors have no " + keras_hvd::Name(reduction.op) +
+                            " and no scales; use Min (and), Max (or), or cast them");
+}
+
 Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
-                   const keras_hvd::Reduction& reduction) {
+                   const keras_hvd::Reduction& reduction, Place place) {
   if (tensor.dtype < 0 || tensor.dtype >= keras_hvd::kDataTypes) {
     return Wrong(request, "there is no type " + std::to_string(tensor.dtype));
   }
@@ -144,27 +209,56 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
     if (tensor.shape[i] < 0) return Wrong(request, "a dimension is negative");
     empty |= tensor.shape[i] == 0;
   }
-  // Only a broadcast's root is asked for its input, and an allgather allocates its
-  // output.
-  if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||
-                 (tensor.output == nullptr && request.kind != KHVD_ALLGATHER))) {
+  const Kind kind = static_cast<Kind>(request.kind);
+  if (tensor.rank == 0 && (HasOwnRows(kind) || kind == Kind::kReducescatter)) {
+    return Wrong(request, std::string(KindName(request)) +
+                              " is along the first dimension; a scalar has none");
+  }
+  // Only a broadcast's root is asked for its input; some allocate their output later,
+  // and a reducescatter may leave this rank without rows.
+  const bool gets_none =
+      kind == Kind::kReducescatter && ScatteredRows(place, tensor.shape[0]) == 0;
+  if (!empty && ((tensor.input == nullptr && kind != Kind::kBroadcast) ||
+                 (tensor.output == nullptr && !HasOwnRows(kind) && !gets_none))) {
     return Wrong(request, "a tensor has elements, but no data");
   }
-  if (request.kind == KHVD_ALLGATHER && tensor.rank == 0) {
-    return Wrong(request,
-                 "an allgather joins tensors along their first dimension; a "
-                 "scalar has none");
-  }
-  const DataType dtype = static_cast<DataType>(tensor.dtype);
-  if (request.kind == KHVD_ALLREDUCE && !keras_hvd::Supports(reduction, dtype)) {
-    return Wrong(request, std::string(keras_hvd::Name(dtype)) + " tensors have no " +
-                              keras_hvd::Name(reduction.op) +
-                              " and no scales; use Min (and), Max (or), or cast them");
-  }
-  return Status::Ok();
+  if (!Reduces(kind)) return Status::Ok();
+  return CheckType(request, static_cast<DataType>(tensor.dtype), empty, reduction);
 }
 
-Status MakeOperation(const khvd_request& request, int size,
+// Of an alltoall of so many rows: what goes to each member.
+Status MakeSplits(const khvd_request& request, int64_t rows, int members,
+                  std::vector<int64_t>* made) {
+  if (members == 0) return Status::Ok();
+  if (request.splits == nullptr) {
+    if (rows % members != 0) {
+      return Wrong(request, "without splits the first dimension, " +
+                                std::to_string(rows) +
+                                ", must be a multiple of the number of ranks, " +
+                                std::to_string(members));
+    }
+    made->assign(members, rows / members);
+    return Status::Ok();
+  }
+  if (request.split_count != members) {
+    return Wrong(request, "splits must have one number for each rank, " +
+                              std::to_string(members) + ", and have " +
+                              std::to_string(request.split_count));
+  }
+  made->assign(request.splits, request.splits + members);
+  int64_t left = rows;
+  for (int64_t split : *made) {
+    if (split < 0) {
+      return Wrong(request, "a split is negative: " + std::to_string(split));
+    }
+    // Not their sum, which may be too large for a number.
+    if (split > left) return WrongSum(request, *made, rows);
+    left -= split;
+  }
+  return left == 0 ? Status::Ok() : WrongSum(request, *made, rows);
+}
+
+Status MakeOperation(const khvd_request& request, int size, Place place,
                      std::unique_ptr<Operation>* made) {
   Status status = CheckRequest(request, size);
   if (!status.ok()) return status;
@@ -172,11 +266,9 @@ Status MakeOperation(const khvd_request& request, int size,
   description->process_set = request.process_set;
   description->name = request.name;
   description->kind = static_cast<Kind>(request.kind);
-  if (request.kind == KHVD_ALLREDUCE) {
-    if (request.reduce_op < 0 || request.reduce_op >= keras_hvd::kReduceOps) {
-      return Wrong(request,
-                   "there is no reduction " + std::to_string(request.reduce_op));
-    }
+  if (Reduces(description->kind)) {
+    status = CheckReduction(request, place);
+    if (!status.ok()) return status;
     description->reduction.op = static_cast<ReduceOp>(request.reduce_op);
     if (request.prescale != 0 || request.postscale != 0) {
       description->reduction.prescale = request.prescale;
@@ -189,21 +281,27 @@ Status MakeOperation(const khvd_request& request, int size,
   operation->submitter = request.submitter;
   for (int32_t i = 0; i < request.count; ++i) {
     const khvd_tensor& tensor = request.tensors[i];
-    status = CheckTensor(request, tensor, description->reduction);
+    status = CheckTensor(request, tensor, description->reduction, place);
     if (!status.ok()) return status;
     std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
-    if (request.kind == KHVD_ALLGATHER) {
-      operation->rows = shape.front();
+    if (HasOwnRows(description->kind)) {
+      operation->rows.push_back(shape.front());
       shape.front() = -1;
     }
     description->tensors.push_back(
         {static_cast<DataType>(tensor.dtype), std::move(shape)});
     operation->buffers.push_back({tensor.input, tensor.output});
   }
+  if (request.kind == KHVD_ALLTOALL) {
+    status =
+        MakeSplits(request, operation->rows.front(), place.members, &operation->splits);
+    if (!status.ok()) return status;
+  }
   if (request.allocate != nullptr) {
     operation->allocate = [allocate = request.allocate, context = request.context](
-                              const std::vector<int64_t>& rows) {
-      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+                              size_t tensor, const std::vector<int64_t>& rows) {
+      return allocate(context, static_cast<int32_t>(tensor), rows.data(),
+                      static_cast<int32_t>(rows.size()));
     };
   }
   operation->description = std::move(description);
@@ -215,7 +313,14 @@ Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
                std::unique_ptr<Operation>* operation) {
   const Status status = GetProcess(process);
   if (!status.ok()) return status;
-  return MakeOperation(request, (*process)->options().rendezvous.size, operation);
+  const keras_hvd::RendezvousOptions& job = (*process)->options().rendezvous;
+  // Asked for only where it counts: small allreduces take microseconds.
+  const bool depends_on_place = request.kind == KHVD_REDUCESCATTER ||
+                                request.kind == KHVD_ALLTOALL ||
+                                request.reduce_op == KHVD_ADASUM;
+  std::vector<int> ranks;
+  if (depends_on_place) (*process)->engine().MembersOf(request.process_set, &ranks);
+  return MakeOperation(request, job.size, PlaceAmong(ranks, job.rank), operation);
 }
 
 Status Submit(const khvd_request& request,
@@ -423,6 +528,12 @@ int khvd_submit(const khvd_request* request) {
 
 int khvd_submit_and_drive(const khvd_request* request) {
   return Report(Submit(*request, &Engine::SubmitAndDrive));
+}
+
+int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
+  std::vector<int> ranks;
+  if (!GetMembers(process_set, &ranks)) return -1;
+  return ScatteredRows(PlaceAmong(ranks, khvd_rank()), rows);
 }
 
 int khvd_run(const khvd_request* request) { return Report(Run(*request)); }

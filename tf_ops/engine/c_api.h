@@ -44,16 +44,20 @@ typedef enum {
   KHVD_ALLGATHER = 1,
   KHVD_BROADCAST = 2,
   KHVD_BARRIER = 3,
+  KHVD_REDUCESCATTER = 4,
+  KHVD_ALLTOALL = 5,
 } khvd_kind;
 
 // Average is Sum, divided by the number of ranks: for integer types towards zero.
-// bool takes Min (and), Max (or) and Product (and).
+// bool takes Min (and), Max (or) and Product (and). Adasum is an allreduce's alone, of
+// floating types, of a number of ranks that is a power of two.
 typedef enum {
   KHVD_AVERAGE = 0,
   KHVD_SUM = 1,
   KHVD_MIN = 2,
   KHVD_MAX = 3,
   KHVD_PRODUCT = 4,
+  KHVD_ADASUM = 5,
 } khvd_reduce_op;
 
 // What a line on standard error is about.
@@ -91,7 +95,9 @@ typedef struct {
   int32_t rank;          // number of dimensions
   const int64_t* shape;  // `rank` sizes
   const void* input;
-  void* output;  // may be `input`; NULL where `allocate` gives it
+  // May be `input`; NULL where `allocate` gives it. A reducescatter's holds this rank's
+  // rows only (khvd_scattered_rows) and is no input.
+  void* output;
 } khvd_tensor;
 
 // Called once when a collective has ended, on the engine's thread or in any thread that
@@ -99,27 +105,33 @@ typedef struct {
 // khvd_run. `message` is "" on KHVD_OK and valid during the call only.
 typedef void (*khvd_done)(void* context, int code, const char* message);
 
-// Called, like `done`, when an allgather knows its result's first dimension: the
-// sum of `first_dims[0..count)`, one for each rank. Returns memory for the result, or
-// NULL if there is none (the collective then fails on this rank alone).
-typedef void* (*khvd_allocate)(void* context, const int64_t* first_dims, int32_t count);
+// Called, like `done`, when an allgather or alltoall knows the first dimension of the
+// result of its tensor number `tensor`: the sum of `first_dims[0..count)`, the rows
+// that come from each rank. Returns memory for the result, or NULL if there is none
+// (the collective then fails on this rank alone).
+typedef void* (*khvd_allocate)(void* context, int32_t tensor, const int64_t* first_dims,
+                               int32_t count);
 
 // A collective that every rank of the process set submits under the same name. A
-// request with several tensors (allreduce) is a group: all of it, or nothing.
+// request with several tensors (allreduce, allgather, reducescatter) is a group: all of
+// it, or nothing.
 typedef struct {
   size_t struct_size;
   int32_t kind;                // khvd_kind
   const char* name;            // what matches it to the peers' requests; not ""
   uint64_t submitter;          // which op asks: the same op may queue, two may not
   int32_t process_set;         // 0: all ranks
-  int32_t reduce_op;           // khvd_reduce_op; allreduce
+  int32_t reduce_op;           // khvd_reduce_op; allreduce, reducescatter
   int32_t root;                // broadcast; a rank of the job
-  double prescale, postscale;  // allreduce; both 0 means both 1
+  double prescale, postscale;  // where there is a reduction; both 0 means both 1
   int32_t count;               // number of tensors; barrier: 0, else at least 1
   const khvd_tensor* tensors;  // copied, shapes included; the data is not
   khvd_done done;
-  khvd_allocate allocate;  // allgather
+  khvd_allocate allocate;  // allgather, alltoall
   void* context;           // handed to `done` and `allocate`
+  // alltoall: how many rows go to each rank, copied; NULL: as many to each
+  const int64_t* splits;
+  int32_t split_count;
 } khvd_request;
 
 // Joins the job and returns when every rank has, or with an error. On an error the
@@ -154,6 +166,10 @@ KHVD_EXPORT int khvd_process_set_rank(int32_t id);
 // any other for the average. Whatever else would wait for it is an error on those that
 // do.
 KHVD_EXPORT int khvd_join(int32_t* last);
+// How many of `rows` rows this rank gets of a reducescatter: as many as the others, and
+// the first ranks one more where it does not divide. 0 for a rank outside of the set,
+// -1 if there is no such set.
+KHVD_EXPORT int64_t khvd_scattered_rows(int32_t process_set, int64_t rows);
 
 // Hands a request to the engine and returns without waiting for the peers. On KHVD_OK
 // `done` is called exactly once, and the tensors' data stays the engine's until then;

@@ -61,6 +61,8 @@ struct Request {
   khvd_request request = {};
 };
 
+void* NoMemory(void*, int32_t, const int64_t*, int32_t) { return nullptr; }
+
 bool LastErrorHas(const std::string& part) {
   return std::string(khvd_last_error()).find(part) != std::string::npos;
 }
@@ -86,6 +88,7 @@ void ExpectInChild(const std::function<int()>& body) {
 TEST(BeforeInitTest, EverythingSaysSo) {
   ExpectInChild([] {
     CHECK_HERE(khvd_is_initialized() == 0);
+    CHECK_HERE(khvd_scattered_rows(0, 7) == -1);
     for (int value : {khvd_rank(), khvd_size(), khvd_local_rank(), khvd_local_size(),
                       khvd_cross_rank(), khvd_cross_size()}) {
       CHECK_HERE(value == -1);
@@ -202,7 +205,7 @@ TEST(RequestTest, RefusesWhatMakesNoSense) {
     CHECK_HERE(fails("needs a tensor", [](Request* r) { r->request.count = 0; }));
     CHECK_HERE(
         fails("needs a tensor", [](Request* r) { r->request.tensors = nullptr; }));
-    CHECK_HERE(fails("only an allreduce takes several", [](Request* r) {
+    CHECK_HERE(fails("one broadcast takes one tensor", [](Request* r) {
       r->request.kind = KHVD_BROADCAST;
       r->request.count = 2;
     }));
@@ -212,23 +215,56 @@ TEST(RequestTest, RefusesWhatMakesNoSense) {
       request.request.root = root;
       CHECK_HERE(refused(&request, "is not in 0..0"));
     }
-    CHECK_HERE(fails("an allgather needs `allocate`",
+    CHECK_HERE(fails("allgather needs `allocate`",
                      [](Request* r) { r->request.kind = KHVD_ALLGATHER; }));
+    CHECK_HERE(fails("alltoall needs `allocate`",
+                     [](Request* r) { r->request.kind = KHVD_ALLTOALL; }));
     CHECK_HERE(
-        fails("there is no reduction 5", [](Request* r) { r->request.reduce_op = 5; }));
+        fails("there is no reduction 6", [](Request* r) { r->request.reduce_op = 6; }));
+    CHECK_HERE(fails("reducescatter has no Adasum", [](Request* r) {
+      r->request.kind = KHVD_REDUCESCATTER;
+      r->request.reduce_op = KHVD_ADASUM;
+    }));
+    CHECK_HERE(fails("int32 tensors have no Adasum", [](Request* r) {
+      r->request.reduce_op = KHVD_ADASUM;
+      r->tensor.dtype = KHVD_INT32;
+    }));
     CHECK_HERE(fails("there is no type 9", [](Request* r) { r->tensor.dtype = 9; }));
     CHECK_HERE(fails("needs a shape", [](Request* r) { r->tensor.shape = nullptr; }));
     CHECK_HERE(fails("a dimension is negative", [](Request* r) { r->shape[0] = -1; }));
     CHECK_HERE(fails("a scalar has none", [](Request* r) {
       r->request.kind = KHVD_ALLGATHER;
-      r->request.allocate = [](void*, const int64_t*, int32_t) -> void* {
-        return nullptr;
-      };
+      r->request.allocate = NoMemory;
+      r->tensor.rank = 0;
+    }));
+    CHECK_HERE(fails("a scalar has none", [](Request* r) {
+      r->request.kind = KHVD_REDUCESCATTER;
       r->tensor.rank = 0;
     }));
     CHECK_HERE(fails("bool tensors have no Sum",
                      [](Request* r) { r->tensor.dtype = KHVD_BOOL; }));
     CHECK_HERE(Request().Run() == KHVD_OK);
+    return 0;
+  });
+}
+
+TEST(RequestTest, SplitsThatMakeNoSenseAreRefused) {
+  ExpectInChild([] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    const auto fails = [](const char* part, const std::vector<int64_t>& splits) {
+      Request request;
+      request.request.kind = KHVD_ALLTOALL;
+      request.request.allocate = NoMemory;
+      request.request.splits = splits.data();
+      request.request.split_count = static_cast<int32_t>(splits.size());
+      return request.Run() == KHVD_INVALID_ARGUMENT && LastErrorHas(part);
+    };
+    CHECK_HERE(fails("one number for each rank, 1, and have 2", {1, 0}));
+    CHECK_HERE(fails("a split is negative: -1", {-1}));
+    CHECK_HERE(fails("the splits, 2, do not add up to the tensor's 1 rows", {2}));
+    CHECK_HERE(fails("the splits, 0, do not add up", {0}));
+    CHECK_HERE(fails("do not add up", {INT64_MAX}));
     return 0;
   });
 }
@@ -444,8 +480,9 @@ TEST(JobTest, RanksReduceGatherBroadcastAndMeet) {
       Request gather;
       gather.request.kind = KHVD_ALLGATHER;
       gather.request.context = &all;
-      gather.request.allocate = [](void* context, const int64_t* rows,
+      gather.request.allocate = [](void* context, int32_t tensor, const int64_t* rows,
                                    int32_t count) -> void* {
+        if (tensor != 0) return nullptr;
         auto* all = static_cast<std::vector<float>*>(context);
         int64_t sum = 0;
         for (int32_t i = 0; i < count; ++i) sum += rows[i];

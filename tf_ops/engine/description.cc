@@ -29,8 +29,8 @@ std::string TensorText(const TensorDescription& tensor, bool any_rows) {
 }  // namespace
 
 const char* Name(Kind kind) {
-  static constexpr const char* kNames[kKinds] = {"allreduce", "allgather", "broadcast",
-                                                 "barrier"};
+  static constexpr const char* kNames[kKinds] = {
+      "allreduce", "allgather", "broadcast", "barrier", "reducescatter", "alltoall"};
   switch (kind) {
     case Kind::kAddProcessSet:
       return "add_process_set";
@@ -84,7 +84,7 @@ std::string Details(const Description& description) {
   if (IsAgreement(description.kind)) {
     return text + " of " + RankList(description.members);
   }
-  if (description.kind == Kind::kAllreduce) {
+  if (Reduces(description.kind)) {
     text += " " + std::string(Name(description.reduction.op));
   }
   const size_t count = description.tensors.size();
@@ -92,7 +92,7 @@ std::string Details(const Description& description) {
   if (count > 1) text += std::to_string(count) + " tensors ";
   for (size_t i = 0; i < std::min(count, kTensorsShown); ++i) {
     if (i > 0) text += ", ";
-    text += TensorText(description.tensors[i], description.kind == Kind::kAllgather);
+    text += TensorText(description.tensors[i], HasOwnRows(description.kind));
   }
   if (count > kTensorsShown) text += ", ...";
   if (description.kind == Kind::kBroadcast) {

@@ -9,10 +9,13 @@
 #include <numeric>
 #include <utility>
 
+#include "tf_ops/collectives/adasum.h"
 #include "tf_ops/collectives/allgather.h"
 #include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/collectives/alltoall.h"
 #include "tf_ops/collectives/barrier.h"
 #include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/collectives/reducescatter.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/output_check.h"
 #include "tf_ops/transport/faults.h"
@@ -71,8 +74,24 @@ int64_t RowBytes(const TensorDescription& tensor) {
 
 int64_t InputBytes(const Operation& operation) {
   const Description& description = *operation.description;
-  if (description.kind != Kind::kAllgather) return description.bytes();
-  return operation.rows * RowBytes(description.tensors.front());
+  if (!HasOwnRows(description.kind)) return description.bytes();
+  int64_t bytes = 0;
+  for (size_t i = 0; i < operation.rows.size(); ++i) {
+    bytes += operation.rows[i] * RowBytes(description.tensors[i]);
+  }
+  return bytes;
+}
+
+// Memory for the result of one of an operation's tensors, which gets `rows`.
+void* AllocateResult(Operation* operation, size_t tensor,
+                     const std::vector<int64_t>& rows) {
+  void* memory = operation->allocate(tensor, rows);
+  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  operation->out_of_memory |= memory == nullptr && sum > 0;
+  operation->buffers[tensor].output = memory;
+  operation->allocated_bytes.push_back(
+      sum * RowBytes(operation->description->tensors[tensor]));
+  return memory;
 }
 
 void LogBatch(int rank, uint64_t number,
@@ -795,6 +814,12 @@ bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operat
     case Kind::kBarrier:
       ok = Barrier(&communicator_);
       break;
+    case Kind::kReducescatter:
+      ok = RunReducescatter(*operations.front());
+      break;
+    case Kind::kAlltoall:
+      ok = RunAlltoall(operations.front().get());
+      break;
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
     case Kind::kJoin:
@@ -811,6 +836,9 @@ bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operat
 bool Engine::CheckOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                           const std::vector<int>& members) {
   if (members.size() == 1 || operations.front()->buffers.empty()) return true;
+  // Of these each member gets something else.
+  const Kind kind = operations.front()->description->kind;
+  if (kind == Kind::kReducescatter || kind == Kind::kAlltoall) return true;
   std::string difference;
   if (!CompareOutputs(operations, members, &communicator_, &difference)) return false;
   if (difference.empty()) return true;
@@ -829,6 +857,7 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
                                    operation->buffers[i].output});
     }
   }
+  if (allreduce.reduction.op == ReduceOp::kAdasum) return RunAdasum(allreduce);
   const bool in_place = IsInPlace(allreduce);
   allreduce.stores = stores_[in_place ? 1 : 0];
   const Clock::time_point start = Clock::now();
@@ -841,24 +870,35 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
   return true;
 }
 
+bool Engine::RunAdasum(const AllreduceOptions& allreduce) {
+  const Reduction& reduction = allreduce.reduction;
+  return Adasum({reduction.prescale, reduction.postscale, allreduce.tensors},
+                &communicator_);
+}
+
 bool Engine::RunAllgather(Operation* operation) {
-  const TensorDescription& tensor = operation->description->tensors.front();
   AllgatherOptions allgather;
-  allgather.input = operation->buffers.front().input;
-  allgather.rows = operation->rows;
-  allgather.row_bytes = RowBytes(tensor);
-  allgather.allocate = [operation, row_bytes = allgather.row_bytes](
-                           const std::vector<int64_t>& rows) {
-    void* memory = operation->allocate(rows);
-    const bool empty =
-        std::all_of(rows.begin(), rows.end(), [](int64_t count) { return count == 0; });
-    operation->out_of_memory = memory == nullptr && !empty;
-    operation->buffers.front().output = memory;
-    operation->gathered_bytes =
-        std::accumulate(rows.begin(), rows.end(), int64_t{0}) * row_bytes;
-    return memory;
-  };
+  for (size_t i = 0; i < operation->buffers.size(); ++i) {
+    AllgatherTensor& tensor = allgather.tensors.emplace_back();
+    tensor.input = operation->buffers[i].input;
+    tensor.rows = operation->rows[i];
+    tensor.row_bytes = RowBytes(operation->description->tensors[i]);
+    tensor.allocate = [operation, i](const std::vector<int64_t>& rows) {
+      return AllocateResult(operation, i, rows);
+    };
+  }
   return Allgather(allgather, &communicator_);
+}
+
+bool Engine::RunAlltoall(Operation* operation) {
+  AlltoallOptions alltoall;
+  alltoall.input = operation->buffers.front().input;
+  alltoall.splits = operation->splits;
+  alltoall.row_bytes = RowBytes(operation->description->tensors.front());
+  alltoall.allocate = [operation](const std::vector<int64_t>& rows) {
+    return AllocateResult(operation, 0, rows);
+  };
+  return Alltoall(alltoall, &communicator_);
 }
 
 bool Engine::RunBroadcast(const Operation& operation, const std::vector<int>& members) {
@@ -870,6 +910,18 @@ bool Engine::RunBroadcast(const Operation& operation, const std::vector<int>& me
   broadcast.input = operation.buffers.front().input;
   broadcast.output = operation.buffers.front().output;
   return Broadcast(broadcast, &communicator_);
+}
+
+bool Engine::RunReducescatter(const Operation& operation) {
+  ReducescatterOptions reducescatter;
+  reducescatter.reduction = operation.description->reduction;
+  for (size_t i = 0; i < operation.buffers.size(); ++i) {
+    const TensorDescription& tensor = operation.description->tensors[i];
+    reducescatter.tensors.push_back(
+        {tensor.dtype, tensor.shape.front(), RowBytes(tensor) / Bytes(tensor.dtype),
+         operation.buffers[i].input, operation.buffers[i].output});
+  }
+  return Reducescatter(reducescatter, &communicator_);
 }
 
 std::unique_ptr<Operation> Engine::TakePending(const TensorKey& key) {

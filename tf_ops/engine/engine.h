@@ -25,6 +25,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/engine/coordination.h"
@@ -61,8 +62,10 @@ struct Operation {
   std::shared_ptr<const Description> description;
   uint64_t submitter = 0;
   std::vector<Buffer> buffers;
-  int64_t rows = 0;  // allgather: this rank's first dimension
-  std::function<void*(const std::vector<int64_t>& rows)> allocate;  // allgather
+  std::vector<int64_t> rows;    // this rank's first dimensions, where they may differ
+  std::vector<int64_t> splits;  // alltoall: how many rows go to each member
+  // Where first dimensions may differ: memory for a tensor's result, or null.
+  std::function<void*(size_t tensor, const std::vector<int64_t>& rows)> allocate;
   std::function<void(const Status&)> done;
 
   int32_t* answer = nullptr;  // of an agreement: set before `done` is called
@@ -76,7 +79,7 @@ struct Operation {
   uint64_t log_number = 0;
   Clock::time_point submitted;
   bool out_of_memory = false;
-  int64_t gathered_bytes = 0;  // of an allgather's output
+  std::vector<int64_t> allocated_bytes;  // of the results
 };
 
 struct EngineCounters {
@@ -159,8 +162,11 @@ class Engine : private Waiter {
   bool RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
                      const std::vector<int>& members);
   bool RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations);
+  bool RunAdasum(const AllreduceOptions& allreduce);
   bool RunAllgather(Operation* operation);
+  bool RunAlltoall(Operation* operation);
   bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
+  bool RunReducescatter(const Operation& operation);
   bool CheckOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                     const std::vector<int>& members);
   std::unique_ptr<Operation> TakePending(const TensorKey& key);

@@ -17,6 +17,8 @@
 #include <set>
 #include <tuple>
 
+#include "tf_ops/collectives/parts.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -59,6 +61,7 @@ struct Ask {
   Description description;
   Buffer input;
   int64_t rows = 0;
+  std::vector<int64_t> splits;
   uint64_t submitter = 1;
   bool has_memory = true;
   char* output = nullptr;  // where the results go, if it matters
@@ -236,8 +239,10 @@ class Rank {
     auto operation = std::make_unique<Operation>();
     operation->description = std::make_shared<Description>(description);
     operation->submitter = request->ask.submitter;
-    operation->rows = request->ask.rows;
-    if (description.kind != Kind::kAllgather) {
+    if (HasOwnRows(description.kind)) {
+      operation->rows = {request->ask.rows};
+      operation->splits = request->ask.splits;
+    } else {
       request->output.resize(description.bytes());
     }
     int64_t offset = 0;
@@ -248,7 +253,7 @@ class Rank {
           {request->ask.input.data() + offset, output + offset});
       offset += Elements(tensor) * Bytes(tensor.dtype);
     }
-    operation->allocate = [request](const std::vector<int64_t>& rows) -> void* {
+    operation->allocate = [request](size_t, const std::vector<int64_t>& rows) -> void* {
       request->ask.on_allocate();
       if (!request->ask.has_memory) return nullptr;
       if (request->ask.output != nullptr) return request->ask.output;
@@ -377,6 +382,41 @@ struct Plan {
   std::vector<Buffer> expected;
 };
 
+std::vector<int64_t> RandomSplits(int64_t rows, int size) {
+  std::vector<int64_t> splits(size, rows / size / 2);
+  splits[rows % size] += rows - size * splits[0];
+  return splits;
+}
+
+// What each rank must get of a reducescatter of int32[rows, 3], at the front of memory
+// for all of it.
+void KeepOwnRows(Plan* plan) {
+  const int size = static_cast<int>(plan->asks.size());
+  const int64_t row_bytes = 3 * sizeof(int32_t);
+  for (int rank = 0; rank < size; ++rank) {
+    Buffer& expected = plan->expected[rank];
+    const int64_t rows = static_cast<int64_t>(expected.size()) / row_bytes;
+    const auto at = [&](int of) {
+      return expected.begin() + PartStart(rows, of, size) * row_bytes;
+    };
+    Buffer own(at(rank), at(rank + 1));
+    own.resize(expected.size());
+    expected = own;
+  }
+}
+
+// What each rank must get of an alltoall of int32[rows].
+void ExchangeRows(Plan* plan) {
+  for (const Ask& ask : plan->asks) {
+    auto from = ask.input.begin();
+    for (size_t peer = 0; peer < plan->asks.size(); ++peer) {
+      const auto end = from + ask.splits[peer] * sizeof(int32_t);
+      plan->expected[peer].insert(plan->expected[peer].end(), from, end);
+      from = end;
+    }
+  }
+}
+
 Plan RandomPlan(int number, int size, std::mt19937_64* random) {
   Plan plan;
   Description description;
@@ -385,7 +425,7 @@ Plan RandomPlan(int number, int size, std::mt19937_64* random) {
   std::vector<int64_t> rows(size);
   if (description.kind == Kind::kAllreduce) {
     const DataType dtype = static_cast<DataType>((*random)() % 8);
-    const ReduceOp op = static_cast<ReduceOp>((*random)() % kReduceOps);
+    const ReduceOp op = static_cast<ReduceOp>((*random)() % kElementReduceOps);
     description.reduction = {op, (*random)() % 2 == 0 ? 1.0 : 0.5, 1};
     const int tensors = 1 + (*random)() % 3;
     for (int i = 0; i < tensors; ++i) {
@@ -400,14 +440,22 @@ Plan RandomPlan(int number, int size, std::mt19937_64* random) {
     description.root = (*random)() % size;
     description.tensors = {
         {DataType::kInt8, {static_cast<int64_t>((*random)() % 20000)}}};
+  } else if (description.kind == Kind::kReducescatter) {
+    description.tensors = {
+        {DataType::kInt32, {static_cast<int64_t>((*random)() % 2000), 3}}};
+  } else if (description.kind == Kind::kAlltoall) {
+    description.tensors = {{DataType::kInt32, {-1}}};
+    for (int64_t& count : rows) count = (*random)() % 3000;
   }
   for (int rank = 0; rank < size; ++rank) {
     Ask ask;
     ask.description = description;
     ask.rows = rows[rank];
-    const bool gathers = description.kind == Kind::kAllgather;
-    ask.input.resize(gathers ? rows[rank] * sizeof(int32_t) : description.bytes());
-    for (char& byte : ask.input) byte = static_cast<char>((*random)());
+    if (description.kind == Kind::kAlltoall) ask.splits = RandomSplits(ask.rows, size);
+    const bool own_rows = HasOwnRows(description.kind);
+    ask.input.resize(own_rows ? rows[rank] * sizeof(int32_t) : description.bytes());
+    // Never NaN, of which a product may keep the one or the other.
+    for (char& byte : ask.input) byte = static_cast<char>((*random)() & 0xBF);
     plan.asks.push_back(std::move(ask));
   }
   Buffer expected;
@@ -417,7 +465,7 @@ Plan RandomPlan(int number, int size, std::mt19937_64* random) {
     }
   } else if (description.kind == Kind::kBroadcast) {
     expected = plan.asks[description.root].input;
-  } else if (description.kind == Kind::kAllreduce) {
+  } else if (Reduces(description.kind)) {
     expected.resize(description.bytes());
     std::vector<const void*> inputs;
     for (const Ask& ask : plan.asks) inputs.push_back(ask.input.data());
@@ -427,6 +475,8 @@ Plan RandomPlan(int number, int size, std::mt19937_64* random) {
            static_cast<int64_t>(expected.size()) / Bytes(dtype), expected.data());
   }
   plan.expected.assign(size, expected);
+  if (description.kind == Kind::kReducescatter) KeepOwnRows(&plan);
+  if (description.kind == Kind::kAlltoall) ExchangeRows(&plan);
   return plan;
 }
 

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -37,20 +38,32 @@ class Collective {
       : seed_(seed), name_(name), rank_(rank), ranks_(ranks) {
     std::mt19937_64 random(seed);
     request_.struct_size = sizeof(request_);
-    request_.kind = static_cast<int32_t>(random() % 4);
+    request_.kind = static_cast<int32_t>(random() % 6);
     request_.name = name_.c_str();
     request_.submitter = 1;
     request_.root = static_cast<int32_t>(random() % ranks);
     request_.reduce_op =
         static_cast<int32_t>(KHVD_SUM + random() % 3);  // Sum, Min, Max
-    if (request_.kind == KHVD_ALLREDUCE) request_.count = 1 + random() % 3;
-    if (request_.kind == KHVD_ALLGATHER || request_.kind == KHVD_BROADCAST) {
+    if (request_.kind == KHVD_ALLREDUCE && (ranks & (ranks - 1)) == 0 &&
+        random() % 4 == 0) {
+      request_.reduce_op = KHVD_ADASUM;
+    }
+    const bool takes_group = request_.kind == KHVD_ALLREDUCE ||
+                             request_.kind == KHVD_ALLGATHER ||
+                             request_.kind == KHVD_REDUCESCATTER;
+    if (takes_group) request_.count = 1 + random() % 3;
+    if (request_.kind == KHVD_ALLTOALL || request_.kind == KHVD_BROADCAST) {
       request_.count = 1;
     }
-    for (int i = 0; i < std::max(ranks, request_.count); ++i) {
+    // Of an allgather one for each tensor and rank, of an alltoall for each two ranks.
+    for (int i = 0; i < ranks * std::max(ranks, request_.count); ++i) {
       sizes_.push_back(random() % (1 << random() % 13) % kMostElements);
     }
     for (int tensor = 0; tensor < request_.count; ++tensor) AddTensor(tensor);
+    if (request_.kind == KHVD_ALLTOALL) {
+      request_.splits = SplitsOf(rank);
+      request_.split_count = ranks;
+    }
     request_.tensors = tensors_.data();
     request_.context = this;
     request_.allocate = Allocate;
@@ -71,7 +84,13 @@ class Collective {
 
   bool IsRight() const {
     for (size_t tensor = 0; tensor < outputs_.size(); ++tensor) {
-      if (outputs_[tensor] != Expected(static_cast<int>(tensor))) return false;
+      const std::vector<float> expected = Expected(static_cast<int>(tensor));
+      if (outputs_[tensor].size() != expected.size()) return false;
+      const bool rounds = request_.reduce_op == KHVD_ADASUM;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const float error = std::fabs(outputs_[tensor][i] - expected[i]);
+        if (error > (rounds ? 1e-5F * (1 + std::fabs(expected[i])) : 0)) return false;
+      }
     }
     return true;
   }
@@ -81,34 +100,102 @@ class Collective {
     return code == KHVD_OK ? "" : khvd_last_error();
   }
 
+  int64_t Rows(int rank, int tensor) const {
+    if (request_.kind == KHVD_ALLGATHER) return sizes_[tensor * ranks_ + rank];
+    if (request_.kind == KHVD_ALLTOALL) {
+      return std::accumulate(SplitsOf(rank), SplitsOf(rank) + ranks_, int64_t{0});
+    }
+    return sizes_[tensor];
+  }
+
+  const int64_t* SplitsOf(int rank) const { return sizes_.data() + rank * ranks_; }
+
   std::vector<float> Input(int rank, int tensor) const {
-    const bool gathers = request_.kind == KHVD_ALLGATHER;
-    std::vector<float> input(sizes_[gathers ? rank : tensor]);
+    std::vector<float> input(Rows(rank, tensor));
     for (size_t i = 0; i < input.size(); ++i) input[i] = Value(seed_, rank, tensor, i);
     return input;
   }
 
   std::vector<float> Expected(int tensor) const {
-    if (request_.kind == KHVD_BROADCAST) return Input(request_.root, tensor);
-    std::vector<float> result = Input(0, tensor);
+    std::vector<std::vector<float>> inputs;
+    for (int rank = 0; rank < ranks_; ++rank) inputs.push_back(Input(rank, tensor));
+    switch (request_.kind) {
+      case KHVD_BROADCAST:
+        return inputs[request_.root];
+      case KHVD_ALLGATHER:
+        return Joined(inputs);
+      case KHVD_ALLTOALL:
+        return Received(inputs);
+      case KHVD_REDUCESCATTER:
+        return OwnRows(Reduced(inputs));
+      default:
+        return request_.reduce_op == KHVD_ADASUM ? Adasum(inputs) : Reduced(inputs);
+    }
+  }
+
+  static std::vector<float> Joined(const std::vector<std::vector<float>>& inputs) {
+    std::vector<float> joined;
+    for (const auto& input : inputs) {
+      joined.insert(joined.end(), input.begin(), input.end());
+    }
+    return joined;
+  }
+
+  std::vector<float> Received(const std::vector<std::vector<float>>& inputs) const {
+    std::vector<float> received;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const int64_t* splits = SplitsOf(rank);
+      const auto start =
+          inputs[rank].begin() + std::accumulate(splits, splits + rank_, int64_t{0});
+      received.insert(received.end(), start, start + splits[rank_]);
+    }
+    return received;
+  }
+
+  std::vector<float> OwnRows(const std::vector<float>& all) const {
+    const int64_t count = static_cast<int64_t>(all.size());
+    const auto start = [&](int64_t rank) {
+      return all.begin() + count / ranks_ * rank + std::min(rank, count % ranks_);
+    };
+    return {start(rank_), start(rank_ + 1)};
+  }
+
+  std::vector<float> Reduced(const std::vector<std::vector<float>>& inputs) const {
+    std::vector<float> result = inputs[0];
     for (int rank = 1; rank < ranks_; ++rank) {
-      const std::vector<float> other = Input(rank, tensor);
-      if (request_.kind == KHVD_ALLGATHER) {
-        result.insert(result.end(), other.begin(), other.end());
-        continue;
-      }
       for (size_t i = 0; i < result.size(); ++i) {
-        result[i] = request_.reduce_op == KHVD_SUM   ? result[i] + other[i]
-                    : request_.reduce_op == KHVD_MIN ? std::fmin(result[i], other[i])
-                                                     : std::fmax(result[i], other[i]);
+        const float other = inputs[rank][i];
+        result[i] = request_.reduce_op == KHVD_SUM   ? result[i] + other
+                    : request_.reduce_op == KHVD_MIN ? std::fmin(result[i], other)
+                                                     : std::fmax(result[i], other);
       }
     }
     return result;
   }
 
+  static std::vector<float> Adasum(std::vector<std::vector<float>> vectors) {
+    if (vectors.size() == 1) return vectors.front();
+    const auto half = vectors.begin() + vectors.size() / 2;
+    const std::vector<float> a = Adasum({vectors.begin(), half});
+    const std::vector<float> b = Adasum({half, vectors.end()});
+    const auto dot = [](const std::vector<float>& x, const std::vector<float>& y) {
+      return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+    };
+    const double of_a = dot(a, a) > 0 ? 1 - dot(a, b) / (2 * dot(a, a)) : 1;
+    const double of_b = dot(b, b) > 0 ? 1 - dot(a, b) / (2 * dot(b, b)) : 1;
+    std::vector<float> sum(a.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      sum[i] = static_cast<float>(of_a * a[i] + of_b * b[i]);
+    }
+    return sum;
+  }
+
   void AddTensor(int tensor) {
     inputs_.push_back(Input(rank_, tensor));
     outputs_.emplace_back(inputs_.back().size());
+    if (request_.kind == KHVD_REDUCESCATTER) {
+      outputs_.back().resize(khvd_scattered_rows(0, Rows(rank_, tensor)));
+    }
     shapes_.push_back(std::make_unique<int64_t>(inputs_.back().size()));
     khvd_tensor& added = tensors_.emplace_back();
     added.dtype = KHVD_FLOAT32;
@@ -118,11 +205,10 @@ class Collective {
     added.output = outputs_.back().data();
   }
 
-  static void* Allocate(void* context, const int64_t* rows, int32_t count) {
-    std::vector<float>& output = static_cast<Collective*>(context)->outputs_.front();
-    int64_t sum = 0;
-    for (int32_t i = 0; i < count; ++i) sum += rows[i];
-    output.resize(sum);
+  static void* Allocate(void* context, int32_t tensor, const int64_t* rows,
+                        int32_t count) {
+    std::vector<float>& output = static_cast<Collective*>(context)->outputs_[tensor];
+    output.resize(std::accumulate(rows, rows + count, int64_t{0}));
     return output.data();
   }
 

@@ -20,7 +20,7 @@ constexpr char kAdvice[] =
 
 int64_t OutputBytes(const Operation& operation, size_t tensor) {
   const Description& description = *operation.description;
-  if (description.kind == Kind::kAllgather) return operation.gathered_bytes;
+  if (HasOwnRows(description.kind)) return operation.allocated_bytes[tensor];
   const TensorDescription& output = description.tensors[tensor];
   return Elements(output) * Bytes(output.dtype);
 }

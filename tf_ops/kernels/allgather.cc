@@ -1,4 +1,5 @@
 // KerasHvdAllgather: the ranks' tensors one after another, along the first dimension.
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -17,29 +18,32 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("KerasHvdAllgather")
-    .Input("tensor: T")
+    .Input("tensors: T")
     .Output("gathered: T")
     .Output("first_dims: int64")
-    .Attr("T: " KERAS_HVD_DTYPES)
+    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
     .Attr("tensor_name: string")
     .Attr("process_set: int = 0")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
-      ShapeHandle gathered;
-      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &gathered));
-      if (c->RankKnown(gathered)) {
-        TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        ShapeHandle gathered;
+        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(i), 1, &gathered));
+        if (c->RankKnown(gathered)) {
+          TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
+        }
+        c->set_output(i, gathered);
       }
-      c->set_output(0, gathered);
-      c->set_output(1, c->Vector(c->UnknownDim()));
+      c->set_output(c->num_inputs(), c->Matrix(c->num_inputs(), c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 Concatenates the ranks' tensors along their first dimension, in the order of the ranks.
 
-tensor: at least one dimension; the first may differ between ranks.
+tensors: one tensor, or several that form a group: all of them, or none. At least one
+  dimension each; the first may differ between ranks.
 gathered: equal on all ranks.
-first_dims: how many rows each rank gave; the gradient needs them.
+first_dims: how many rows of each tensor each rank gave; the gradient needs them.
 tensor_name: matches this rank's request to the other ranks'.
 process_set: the ranks that take part.
 )doc");
@@ -49,20 +53,27 @@ class AllgatherSubmission : public Submission {
   using Submission::Submission;
 
  protected:
-  absl::StatusOr<void*> Allocate(const int64_t* first_dims, int32_t count) override {
-    Tensor* sizes = nullptr;
-    TF_RETURN_IF_ERROR(ctx()->allocate_output(1, TensorShape({count}), &sizes));
+  absl::StatusOr<void*> Allocate(int32_t tensor, const int64_t* first_dims,
+                                 int32_t count) override {
+    if (tensor == 0) {
+      const int tensors = ctx()->num_inputs();
+      TF_RETURN_IF_ERROR(
+          ctx()->allocate_output(tensors, TensorShape({tensors, count}), &first_dims_));
+    }
     int64_t rows = 0;
     for (int32_t rank = 0; rank < count; ++rank) {
-      sizes->vec<int64_t>()(rank) = first_dims[rank];
+      first_dims_->matrix<int64_t>()(tensor, rank) = first_dims[rank];
       rows += first_dims[rank];
     }
-    TensorShape shape = input(0).shape();
+    TensorShape shape = input(tensor).shape();
     TF_RETURN_IF_ERROR(shape.SetDimWithStatus(0, rows));
     Tensor* gathered = nullptr;
-    TF_RETURN_IF_ERROR(ctx()->allocate_output(0, shape, &gathered));
+    TF_RETURN_IF_ERROR(ctx()->allocate_output(tensor, shape, &gathered));
     return gathered->data();
   }
+
+ private:
+  Tensor* first_dims_ = nullptr;
 };
 
 class AllgatherKernel : public CollectiveKernel {
@@ -70,13 +81,16 @@ class AllgatherKernel : public CollectiveKernel {
   explicit AllgatherKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    OP_REQUIRES_ASYNC(ctx, ctx->input(0).dims() >= 1,
-                      absl::InvalidArgumentError(
-                          "allgather joins tensors along their first dimension, and a "
-                          "scalar has none: give it one, with tf.expand_dims(x, 0)"),
-                      done);
-    auto submission = std::make_unique<AllgatherSubmission>(ctx, std::move(done));
-    submission->Add(ctx->input(0), nullptr);
+    auto submission = std::make_unique<AllgatherSubmission>(ctx, done);
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      OP_REQUIRES_ASYNC(
+          ctx, ctx->input(i).dims() >= 1,
+          absl::InvalidArgumentError(
+              "allgather joins tensors along their first dimension, and a "
+              "scalar has none: give it one, with tf.expand_dims(x, 0)"),
+          done);
+      submission->Add(ctx->input(i), nullptr);
+    }
     Submission::Submit(std::move(submission), Request(KHVD_ALLGATHER));
   }
 };

@@ -38,10 +38,10 @@ absl::Status ReadProcessSet(OpKernelConstruction* ctx, int32_t* set) {
 
 absl::Status ReadReduction(OpKernelConstruction* ctx, Reduction* reduction) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("reduce_op", &reduction->op));
-  if (reduction->op < KHVD_AVERAGE || reduction->op > KHVD_PRODUCT) {
+  if (reduction->op < KHVD_AVERAGE || reduction->op > KHVD_ADASUM) {
     return absl::InvalidArgumentError(
         absl::StrCat("reduce_op must be ", static_cast<int>(KHVD_AVERAGE), " to ",
-                     static_cast<int>(KHVD_PRODUCT), ", got ", reduction->op));
+                     static_cast<int>(KHVD_ADASUM), ", got ", reduction->op));
   }
   TF_RETURN_IF_ERROR(ReadScale(ctx, "prescale", &reduction->prescale));
   TF_RETURN_IF_ERROR(ReadScale(ctx, "postscale", &reduction->postscale));

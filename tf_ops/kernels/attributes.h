@@ -17,7 +17,7 @@ namespace keras_hvd {
 #define KERAS_HVD_DTYPES \
   "{uint8, int8, int32, int64, half, bfloat16, float, double, bool}"
 
-// How an allreduce combines elements.
+// How elements are combined.
 struct Reduction {
   int32_t op = KHVD_AVERAGE;  // khvd_reduce_op
   double prescale = 1;

@@ -114,14 +114,14 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   submission->done_();
 }
 
-absl::StatusOr<void*> Submission::Allocate(const int64_t*, int32_t) {
-  return absl::InternalError("only an allgather allocates its result late");
+absl::StatusOr<void*> Submission::Allocate(int32_t, const int64_t*, int32_t) {
+  return absl::InternalError("this collective's results are allocated at its start");
 }
 
-void* Submission::AllocateResult(void* context, const int64_t* first_dims,
-                                 int32_t count) {
+void* Submission::AllocateResult(void* context, int32_t tensor,
+                                 const int64_t* first_dims, int32_t count) {
   auto* const submission = static_cast<Submission*>(context);
-  const absl::StatusOr<void*> memory = submission->Allocate(first_dims, count);
+  const absl::StatusOr<void*> memory = submission->Allocate(tensor, first_dims, count);
   if (!memory.ok()) {
     submission->allocation_ = memory.status();
     return nullptr;

@@ -25,6 +25,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
 
   // A request of this kernel, without tensors.
   khvd_request Request(khvd_kind kind) const;
+  int32_t process_set() const { return process_set_; }
 
  private:
   std::string tensor_name_;
@@ -56,15 +57,18 @@ class Submission {
   static void Submit(std::unique_ptr<Submission> submission, khvd_request request);
 
  protected:
-  // Allgather only: memory for the result, or an error.
-  virtual absl::StatusOr<void*> Allocate(const int64_t* first_dims, int32_t count);
+  // Where results are allocated later: memory for that of a tensor, or an error. Called
+  // for one tensor after the other.
+  virtual absl::StatusOr<void*> Allocate(int32_t tensor, const int64_t* first_dims,
+                                         int32_t count);
 
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
   const tensorflow::Tensor& input(int index) const { return inputs_[index]; }
 
  private:
   static void Ended(void* context, int code, const char* message);
-  static void* AllocateResult(void* context, const int64_t* first_dims, int32_t count);
+  static void* AllocateResult(void* context, int32_t tensor, const int64_t* first_dims,
+                              int32_t count);
 
   tensorflow::OpKernelContext* const ctx_;
   tensorflow::AsyncOpKernel::DoneCallback done_;

@@ -10,6 +10,7 @@
 // gives no such chance.)
 #include "tf_ops/kernels/xla_calls.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -37,8 +38,12 @@ namespace xla::ffi {
 const XLA_FFI_Api* GetXlaFfiApi();
 }  // namespace xla::ffi
 
+namespace keras_hvd {
+using DecodedRequest = CompiledRequest<xla::ffi::Span<const int64_t>>;
+}  // namespace keras_hvd
+
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    ::keras_hvd::CompiledRequest, ::xla::ffi::StructMember<int32_t>("kind"),
+    ::keras_hvd::DecodedRequest, ::xla::ffi::StructMember<int32_t>("kind"),
     ::xla::ffi::StructMember<std::string_view>("name"),
     ::xla::ffi::StructMember<int64_t>("submitter"),
     ::xla::ffi::StructMember<int32_t>("process_set"),
@@ -47,7 +52,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<double>("prescale"),
     ::xla::ffi::StructMember<double>("postscale"),
     ::xla::ffi::StructMember<int64_t>("mark"),
-    ::xla::ffi::StructMember<int64_t>("rows"),
+    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("rows"),
     ::xla::ffi::StructMember<int32_t>("slot"));
 
 namespace keras_hvd {
@@ -106,10 +111,15 @@ struct Call {
   ffi::Error error;    // what it ended with
   std::optional<ffi::Promise> done;
 
-  // Allgather only, whose result has the shape that it was compiled with.
-  int64_t rows = 0;      // this rank's
-  int64_t all_rows = 0;  // the result's
-  void* gathered = nullptr;
+  // Where other ranks decide how large a result is, which has the shape that it was
+  // compiled with.
+  struct Result {
+    int64_t given_rows = 0;  // by this rank
+    int64_t rows = 0;
+    void* memory = nullptr;
+  };
+  std::vector<Result> results;
+  int64_t* received_splits = nullptr;  // alltoall
   std::string rows_differ;
 };
 
@@ -141,7 +151,8 @@ class Calls {
   static constexpr size_t kFailedRuns = 1000;
 
   static void Ended(void* context, int code, const char* message);
-  static void* Allocate(void* context, const int64_t* first_dims, int32_t count);
+  static void* Allocate(void* context, int32_t tensor, const int64_t* first_dims,
+                        int32_t count);
 
   void End(Call* call, ffi::Error error);
   void Fail(std::unique_ptr<Call> call);
@@ -271,27 +282,75 @@ void Calls::Deliver(Failure failure) {
       });
 }
 
-void* Calls::Allocate(void* context, const int64_t* first_dims, int32_t count) {
-  auto* const call = static_cast<Call*>(context);
-  bool differ = call->rows * count != call->all_rows;
-  for (int32_t rank = 0; rank < count; ++rank) differ |= first_dims[rank] != call->rows;
-  if (!differ) return call->gathered;
-  call->rows_differ = absl::StrCat(
-      "allgather '", call->name, "': the ranks gave ",
-      absl::StrJoin(absl::MakeConstSpan(first_dims, count), ", "),
+// Why the rows that came are not those that the program was compiled for, or "".
+std::string WrongRows(const Call& call, const Call::Result& result,
+                      absl::Span<const int64_t> given) {
+  int64_t sum = 0;
+  bool differ = false;
+  for (const int64_t rows : given) {
+    sum += rows;
+    differ |= rows != result.given_rows;
+  }
+  const std::string all = absl::StrJoin(given, ", ");
+  if (call.received_splits != nullptr) {
+    if (sum == result.rows) return "";
+    return absl::StrCat(
+        "alltoall '", call.name, "': the ranks gave this one ", all,
+        " rows, but a program compiled by XLA has fixed shapes: here it must get as "
+        "many as it gives, ",
+        result.rows,
+        " in all. Give other splits, or exchange outside of jit_compile=True");
+  }
+  if (!differ && sum == result.rows) return "";
+  return absl::StrCat(
+      "allgather '", call.name, "': the ranks gave ", all,
       " rows, but a program compiled by XLA has fixed shapes: here each must give ",
-      call->rows, ", and there must be ", call->all_rows,
+      result.given_rows, ", and there must be ", result.rows,
       " in all. Give as many rows on every rank, or gather outside of "
       "jit_compile=True");
-  return nullptr;
+}
+
+void* Calls::Allocate(void* context, int32_t tensor, const int64_t* first_dims,
+                      int32_t count) {
+  auto* const call = static_cast<Call*>(context);
+  const Call::Result& result = call->results[tensor];
+  std::string wrong = WrongRows(*call, result, absl::MakeConstSpan(first_dims, count));
+  if (!wrong.empty()) {
+    call->rows_differ = std::move(wrong);
+    return nullptr;
+  }
+  if (call->received_splits != nullptr) {
+    std::copy(first_dims, first_dims + count, call->received_splits);
+  }
+  // An empty result has no memory, and null would mean that there is none to be had.
+  static char empty;
+  return result.memory == nullptr ? &empty : result.memory;
+}
+
+// Has the first dimensions of `tensors` be those of this rank, and notes what is to
+// become of the results whose size other ranks decide.
+void SetRows(const DecodedRequest& compiled, absl::Span<khvd_tensor> tensors,
+             std::vector<std::vector<int64_t>>* shapes, Call* call) {
+  const bool own_rows =
+      compiled.kind == KHVD_ALLGATHER || compiled.kind == KHVD_ALLTOALL;
+  for (size_t i = 0; i < compiled.rows.size(); ++i) {
+    khvd_tensor& tensor = tensors[i];
+    const int64_t rows = compiled.rows[i];
+    if (own_rows) {
+      call->results.push_back(
+          {rows, tensor.shape[0], std::exchange(tensor.output, nullptr)});
+    }
+    shapes->emplace_back(tensor.shape, tensor.shape + tensor.rank).front() = rows;
+    tensor.shape = shapes->back().data();
+  }
 }
 
 ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
-                 CompiledRequest compiled) {
+                 DecodedRequest compiled) {
+  const bool exchanges = compiled.kind == KHVD_ALLTOALL;
   absl::InlinedVector<khvd_tensor, 4> given;
-  absl::InlinedVector<int64_t, 4> gathered;
-  for (size_t i = 0; i < tensors.size(); ++i) {
+  for (size_t i = 0; i < (exchanges ? 1 : tensors.size()); ++i) {
     const ffi::AnyBuffer input = *tensors.get<ffi::AnyBuffer>(i);
     ffi::Result<ffi::AnyBuffer> result = *results.get<ffi::AnyBuffer>(i);
     khvd_tensor tensor = {};
@@ -302,19 +361,27 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
     tensor.output = result->untyped_data();
     given.push_back(tensor);
   }
+  auto call = std::make_unique<Call>();
+  std::vector<std::vector<int64_t>> shapes;
+  SetRows(compiled, absl::MakeSpan(given), &shapes, call.get());
   const int64_t mark[] = {0, compiled.mark};
   if (compiled.mark >= 0) given.push_back({KHVD_UINT8, 2, mark, nullptr, nullptr});
-  auto call = std::make_unique<Call>();
   const std::string name(compiled.name);
   call->name = name;
-  if (compiled.kind == KHVD_ALLGATHER) {
-    gathered.assign(given[0].shape, given[0].shape + given[0].rank);
-    call->rows = compiled.rows;
-    call->all_rows = std::exchange(gathered[0], compiled.rows);
-    call->gathered = std::exchange(given[0].output, nullptr);
-    given[0].shape = gathered.data();
-  }
   khvd_request request = {};
+  if (exchanges) {
+    ffi::Result<ffi::AnyBuffer> received = *results.get<ffi::AnyBuffer>(1);
+    call->received_splits = static_cast<int64_t*>(received->untyped_data());
+    if (tensors.size() == 2) {
+      const ffi::AnyBuffer splits = *tensors.get<ffi::AnyBuffer>(1);
+      // None at all are not the same as even ones, and may have no memory.
+      static const int64_t none = 0;
+      request.split_count = static_cast<int32_t>(splits.element_count());
+      request.splits = request.split_count == 0
+                           ? &none
+                           : static_cast<const int64_t*>(splits.untyped_data());
+    }
+  }
   request.struct_size = sizeof(request);
   request.kind = compiled.kind;
   request.name = name.c_str();
@@ -345,7 +412,7 @@ XLA_FFI_DEFINE_HANDLER(kStart, Start,
                            .RemainingArgs()
                            .Ret<TokenBuffer>()
                            .RemainingRets()
-                           .Attrs<CompiledRequest>());
+                           .Attrs<DecodedRequest>());
 XLA_FFI_DEFINE_HANDLER(
     kDone, Done,
     ffi::Ffi::Bind().Arg<TokenBuffer>().RemainingArgs().RemainingRets().Attr<int32_t>(

@@ -8,6 +8,9 @@
 //   start: token, tensors...                 -> token, results (not yet valid)...
 //   done:  token, results..., tensors...     -> results (the same memory)...
 //
+// Splits, where an alltoall has them, follow its tensor; the received ones follow its
+// result.
+//
 // A tensor is given as a list of its elements, or as its result's memory where it is
 // reduced in place; the result has its shape.
 //
@@ -29,7 +32,9 @@ namespace keras_hvd {
 inline constexpr char kStartTarget[] = "keras_hvd_start";
 inline constexpr char kDoneTarget[] = "keras_hvd_done";
 
-// The attributes of a start: a request, as far as it is known at compile time.
+// The attributes of a start: a request, as far as it is known at compile time. `Rows`
+// is a list of numbers.
+template <typename Rows>
 struct CompiledRequest {
   int32_t kind = KHVD_ALLREDUCE;  // khvd_kind
   std::string_view name;
@@ -42,7 +47,8 @@ struct CompiledRequest {
   // Not negative: a tensor without elements of this length comes last, whose shape the
   // engine compares between ranks. XLA would copy it here and there.
   int64_t mark = -1;
-  int64_t rows = 0;  // allgather: this rank's
+  // Where the first dimensions of tensors and results differ: those of the tensors.
+  Rows rows;
   int32_t slot = 1;  // of the request's number in the token
 };
 

@@ -23,6 +23,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
@@ -39,6 +40,7 @@
 namespace keras_hvd {
 namespace {
 
+using Request = CompiledRequest<std::vector<int64_t>>;
 using tensorflow::OpKernelConstruction;
 using tensorflow::XlaOpKernelContext;
 
@@ -112,7 +114,7 @@ Values Flat(const Values& inputs) {
 }
 
 // A request as a dictionary of MLIR, which is what attributes of custom calls are.
-std::string Attributes(const CompiledRequest& request) {
+std::string Attributes(const Request& request) {
   std::string name;
   for (const char c : request.name) {
     if (absl::ascii_isalnum(c) || absl::StrContains("_-./", c)) {
@@ -134,7 +136,8 @@ std::string Attributes(const CompiledRequest& request) {
       " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
       " : i32, prescale = ", bits(request.prescale),
       ", postscale = ", bits(request.postscale), ", mark = ", request.mark,
-      " : i64, rows = ", request.rows, " : i64, slot = ", request.slot, " : i32}");
+      " : i64, rows = array<i64", request.rows.empty() ? "" : ": ",
+      absl::StrJoin(request.rows, ", "), ">, slot = ", request.slot, " : i32}");
 }
 
 // Which results are written into the memory of which operands.
@@ -189,8 +192,8 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
   }
 
  protected:
-  CompiledRequest Request(khvd_kind kind, std::string_view name) const {
-    CompiledRequest request = {};
+  Request NewRequest(khvd_kind kind, std::string_view name) const {
+    Request request = {};
     request.kind = kind;
     request.name = name;
     request.submitter = static_cast<int64_t>(NextSubmitter());
@@ -205,7 +208,7 @@ class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
 };
 
 // Emits a start, the next one in its computation, with a token of its own.
-absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const CompiledRequest& request,
+absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const Request& request,
                               const Values& inputs,
                               absl::Span<const xla::Shape> results) {
   const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
@@ -250,7 +253,7 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
 }
 
 // Emits a whole collective whose results have the shapes of its inputs.
-void CompileUnchanged(XlaOpKernelContext* ctx, const CompiledRequest& request) {
+void CompileUnchanged(XlaOpKernelContext* ctx, const Request& request) {
   const absl::StatusOr<Values> inputs = InputsOf(ctx);
   OP_REQUIRES_OK(ctx, inputs.status());
   const absl::StatusOr<Started> started = Start(ctx, request, *inputs, inputs->shapes);
@@ -267,7 +270,7 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    CompiledRequest request = Request(KHVD_ALLREDUCE, tensor_name_);
+    Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
     request.reduce_op = reduction_.op;
     request.prescale = reduction_.prescale;
     request.postscale = reduction_.postscale;
@@ -287,7 +290,7 @@ class BroadcastXlaKernel : public CollectiveXlaKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    CompiledRequest request = Request(KHVD_BROADCAST, tensor_name_);
+    Request request = NewRequest(KHVD_BROADCAST, tensor_name_);
     request.root = root_rank_;
     CompileUnchanged(ctx, request);
   }
@@ -297,6 +300,28 @@ class BroadcastXlaKernel : public CollectiveXlaKernel {
   int32_t root_rank_ = 0;
 };
 
+// The first dimensions of tensors that are joined or split along them.
+absl::Status ReadRows(const Values& inputs, std::string_view what,
+                      std::vector<int64_t>* rows) {
+  for (const xla::Shape& shape : inputs.shapes) {
+    if (shape.dimensions().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what,
+                       " tensors along their first dimension, and a scalar has "
+                       "none: give it one, with tf.expand_dims(x, 0)"));
+    }
+    rows->push_back(shape.dimensions(0));
+  }
+  return absl::OkStatus();
+}
+
+// What the engine knows of a process set, or -1.
+absl::Status RequireKnown(std::string_view kind, int64_t number) {
+  if (number >= 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(kind, " is compiled by XLA: ", khvd_last_error()));
+}
+
 class AllgatherXlaKernel : public CollectiveXlaKernel {
  public:
   explicit AllgatherXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
@@ -305,33 +330,103 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     const int64_t size = khvd_process_set_size(process_set());
-    OP_REQUIRES(ctx, size > 0,
-                absl::FailedPreconditionError(
-                    absl::StrCat("allgather is compiled by XLA: ", khvd_last_error())));
+    OP_REQUIRES_OK(ctx, RequireKnown("allgather", size));
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
-    xla::Shape gathered = inputs->shapes[0];
-    OP_REQUIRES(ctx, !gathered.dimensions().empty(),
-                absl::InvalidArgumentError(
-                    "allgather joins tensors along their first dimension, and a scalar "
-                    "has none: give it one, with tf.expand_dims(x, 0)"));
-    const int64_t rows = gathered.dimensions(0);
-    gathered.set_dimensions(0, rows * size);
-    CompiledRequest request = Request(KHVD_ALLGATHER, tensor_name_);
-    request.rows = rows;
-    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, {gathered});
+    Request request = NewRequest(KHVD_ALLGATHER, tensor_name_);
+    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "allgather joins", &request.rows));
+    std::vector<xla::Shape> gathered = inputs->shapes;
+    for (xla::Shape& shape : gathered) {
+      shape.set_dimensions(0, shape.dimensions(0) * size);
+    }
+    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, gathered);
     OP_REQUIRES_OK(ctx, started.status());
-    ctx->SetOutput(0, Done(ctx, *started)[0]);
+    const std::vector<xla::XlaOp> results = Done(ctx, *started);
+    const int count = ctx->num_inputs();
+    for (int i = 0; i < count; ++i) ctx->SetOutput(i, results[i]);
 
     // Where ranks differ in it, the request fails: see xla_calls.cc.
     tensorflow::Tensor first_dims(tensorflow::DT_INT64,
-                                  tensorflow::TensorShape({size}));
-    first_dims.vec<int64_t>().setConstant(rows);
-    ctx->SetConstantOutput(1, first_dims);
+                                  tensorflow::TensorShape({count, size}));
+    for (int i = 0; i < count; ++i) {
+      for (int64_t rank = 0; rank < size; ++rank) {
+        first_dims.matrix<int64_t>()(i, rank) = request.rows[i];
+      }
+    }
+    ctx->SetConstantOutput(count, first_dims);
   }
 
  private:
   std::string tensor_name_;
+};
+
+class AlltoallXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit AlltoallXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("even", &even_));
+  }
+
+  // What is received has the shape of what is given; where other ranks give something
+  // else, the request fails: see xla_calls.cc.
+  void Compile(XlaOpKernelContext* ctx) override {
+    const int64_t size = khvd_process_set_size(process_set());
+    OP_REQUIRES_OK(ctx, RequireKnown("alltoall", size));
+    absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    if (even_) {
+      inputs->values.pop_back();
+      inputs->shapes.pop_back();
+    }
+    Request request = NewRequest(KHVD_ALLTOALL, tensor_name_);
+    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "alltoall splits", &request.rows));
+    request.rows.resize(1);
+    const xla::Shape received_splits =
+        xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {size}, {0});
+    const absl::StatusOr<Started> started =
+        Start(ctx, request, *inputs, {inputs->shapes[0], received_splits});
+    OP_REQUIRES_OK(ctx, started.status());
+    const std::vector<xla::XlaOp> results = Done(ctx, *started);
+    ctx->SetOutput(0, results[0]);
+    ctx->SetOutput(1, results[1]);
+  }
+
+ private:
+  std::string tensor_name_;
+  bool even_ = false;
+};
+
+class ReducescatterXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit ReducescatterXlaKernel(OpKernelConstruction* ctx)
+      : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    const absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    Request request = NewRequest(KHVD_REDUCESCATTER, tensor_name_);
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    OP_REQUIRES_OK(ctx, ReadRows(*inputs, "reducescatter splits", &request.rows));
+    std::vector<xla::Shape> scattered = inputs->shapes;
+    for (xla::Shape& shape : scattered) {
+      const int64_t rows = khvd_scattered_rows(process_set(), shape.dimensions(0));
+      OP_REQUIRES_OK(ctx, RequireKnown("reducescatter", rows));
+      shape.set_dimensions(0, rows);
+    }
+    const absl::StatusOr<Started> started = Start(ctx, request, *inputs, scattered);
+    OP_REQUIRES_OK(ctx, started.status());
+    const std::vector<xla::XlaOp> results = Done(ctx, *started);
+    for (int i = 0; i < ctx->num_outputs(); ++i) ctx->SetOutput(i, results[i]);
+  }
+
+ private:
+  std::string tensor_name_;
+  Reduction reduction_;
 };
 
 class BarrierXlaKernel : public CollectiveXlaKernel {
@@ -342,7 +437,7 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Started> started =
-        Start(ctx, Request(KHVD_BARRIER, tensor_name_), {}, {});
+        Start(ctx, NewRequest(KHVD_BARRIER, tensor_name_), {}, {});
     OP_REQUIRES_OK(ctx, started.status());
     // What is compiled after it also starts after it, the next barrier for one.
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
@@ -397,7 +492,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   Started StartBucket(XlaOpKernelContext* ctx, xla::XlaOp token, const Values& inputs,
                       int64_t first, int64_t place) const {
     const Bucket& bucket = buckets_[place];
-    CompiledRequest request = Request(KHVD_ALLREDUCE, bucket.name);
+    Request request = NewRequest(KHVD_ALLREDUCE, bucket.name);
     request.reduce_op = reduction_.op;
     request.prescale = reduction_.prescale;
     request.postscale = reduction_.postscale;
@@ -455,10 +550,12 @@ class PlaceXlaKernel : public tensorflow::XlaOpKernel {
 
 KERAS_HVD_REGISTER_XLA("KerasHvdAllgather", AllgatherXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdAllreduce", AllreduceXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdAlltoall", AlltoallXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBarrier", BarrierXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBroadcast", BroadcastXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdPlace", PlaceXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -25,7 +25,8 @@ import numpy as np
 import keras_hvd
 from keras_hvd import exceptions, native
 
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = range(4)
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, REDUCESCATTER, ALLTOALL = range(6)
+GROUPED = (ALLREDUCE, REDUCESCATTER)
 AVERAGE, SUM, MIN, MAX, PRODUCT = range(5)
 # In the order of khvd_dtype.
 DTYPES = [
@@ -47,7 +48,9 @@ class Collective:
     name: str
     dtype: np.dtype
     seed: list[int]
-    sizes: list[int] = field(default_factory=list)  # an allgather: one for each rank
+    ranks: int
+    # One for each tensor; an allgather's for each rank, an alltoall's for each two.
+    sizes: list[int] = field(default_factory=list)
     op: int = SUM
     scales: tuple[float, float] = (1, 1)
     root: int = 0
@@ -56,6 +59,8 @@ class Collective:
     def input(self, rank: int, tensor: int) -> np.ndarray:
         """What a rank gives; any rank can tell."""
         size = self.sizes[rank if self.kind == ALLGATHER else tensor]
+        if self.kind == ALLTOALL:
+            size = sum(self.splits(rank))
         numbers = np.random.default_rng([*self.seed, rank, tensor])
         if self.dtype.kind in "iu":
             low, high = (0, 200) if self.dtype.kind == "u" else (-100, 100)
@@ -64,14 +69,29 @@ class Collective:
             return numbers.integers(0, 4, size) > 0
         return numbers.standard_normal(size, np.float32).astype(self.dtype)
 
-    def expected(self, tensor: int, ranks: int) -> np.ndarray:
-        """What every rank must get, to the bit."""
+    def splits(self, rank: int) -> list[int]:
+        """How many elements of an alltoall a rank gives to each."""
+        return self.sizes[rank * self.ranks : (rank + 1) * self.ranks]
+
+    def expected(self, tensor: int, rank: int) -> np.ndarray:
+        """What a rank must get, to the bit."""
         if self.kind == BROADCAST:
             return self.input(self.root, tensor)
-        inputs = [self.input(rank, tensor) for rank in range(ranks)]
+        inputs = [self.input(peer, tensor) for peer in range(self.ranks)]
         if self.kind == ALLGATHER:
             return np.concatenate(inputs)
-        return self.reduced(inputs)
+        if self.kind == ALLTOALL:
+            ends = [np.cumsum(self.splits(peer)) for peer in range(self.ranks)]
+            return np.concatenate(
+                [
+                    given[end[rank] - self.splits(peer)[rank] : end[rank]]
+                    for peer, (given, end) in enumerate(zip(inputs, ends, strict=True))
+                ]
+            )
+        reduced = self.reduced(inputs)
+        if self.kind == REDUCESCATTER:
+            return np.array_split(reduced, self.ranks)[rank]
+        return reduced
 
     def reduced(self, inputs: list[np.ndarray]) -> np.ndarray:
         """The elements in the order of the ranks, 16-bit floats in float32."""
@@ -105,17 +125,18 @@ def collectives(seed: int, step: int, ranks: int) -> list[Collective]:
 def _collective(
     chance: random.Random, name: str, seed: list[int], ranks: int
 ) -> Collective:
-    kind = chance.choices((ALLREDUCE, ALLGATHER, BROADCAST, BARRIER), (6, 2, 2, 1))[0]
-    asked = Collective(kind, name, chance.choice(DTYPES), seed)
+    kind = chance.choices(range(6), (6, 2, 2, 1, 2, 2))[0]
+    asked = Collective(kind, name, chance.choice(DTYPES), seed, ranks)
     if kind == BARRIER:
         return asked
-    counts = {ALLREDUCE: chance.choice((1, 1, 1, 2, 6)), ALLGATHER: ranks, BROADCAST: 1}
+    counts = {ALLGATHER: ranks, BROADCAST: 1, ALLTOALL: ranks * ranks}
+    count = counts.get(kind) or chance.choice((1, 1, 1, 2, 6))
     # Every length is as likely as its half; some are empty, some take many rounds.
     longest = 20 if chance.random() < 0.05 else 15
-    asked.sizes = [int(2 ** chance.uniform(-1, longest)) for _ in range(counts[kind])]
+    asked.sizes = [int(2 ** chance.uniform(-1, longest)) for _ in range(count)]
     asked.root = chance.randrange(ranks)
     asked.in_place = chance.random() < 0.5
-    if kind == ALLREDUCE:
+    if kind in GROUPED:
         is_bool = asked.dtype.kind == "b"
         asked.op = chance.choice((MIN, MAX, PRODUCT) if is_bool else (*range(5),))
         # Powers of two, like the number of ranks: no rounding depends on the order.
@@ -130,12 +151,9 @@ class Pending:
     def __init__(self, asked: Collective, rank: int, ended: queue.SimpleQueue) -> None:
         self.asked = asked
         kind = asked.kind
-        count = len(asked.sizes) if kind == ALLREDUCE else kind != BARRIER
+        count = len(asked.sizes) if kind in GROUPED else kind != BARRIER
         self.inputs = [asked.input(rank, tensor) for tensor in range(count)]
-        self.outputs = [
-            None if kind == ALLGATHER else each if asked.in_place else each.copy()
-            for each in self.inputs
-        ]
+        self.outputs = [self.output(each, rank) for each in self.inputs]
         self.done = native.Done(lambda _, code, text: ended.put((code, text.decode())))
         self.allocate = native.Allocate(self.give_memory)
         self.tensors = (native.Tensor * max(count, 1))(
@@ -155,6 +173,17 @@ class Pending:
             done=self.done,
             allocate=self.allocate,
         )
+        if kind == ALLTOALL:
+            splits = asked.splits(rank)
+            self.request.splits = (ctypes.c_int64 * len(splits))(*splits)
+            self.request.split_count = len(splits)
+
+    def output(self, given: np.ndarray, rank: int) -> np.ndarray | None:
+        if self.asked.kind in (ALLGATHER, ALLTOALL):
+            return None  # when it is known how much there is
+        if self.asked.kind == REDUCESCATTER:
+            return np.array_split(given, self.asked.ranks)[rank].copy()
+        return given if self.asked.in_place else given.copy()
 
     def tensor(self, given: np.ndarray, result: np.ndarray | None) -> native.Tensor:
         return native.Tensor(
@@ -165,13 +194,13 @@ class Pending:
             output=None if result is None else result.ctypes.data,
         )
 
-    def give_memory(self, _, rows, count: int) -> int:
-        self.outputs[0] = np.empty(sum(rows[:count]), self.asked.dtype)
-        return self.outputs[0].ctypes.data
+    def give_memory(self, _, tensor: int, rows, count: int) -> int:
+        self.outputs[tensor] = np.empty(sum(rows[:count]), self.asked.dtype)
+        return self.outputs[tensor].ctypes.data
 
-    def check(self, ranks: int) -> None:
+    def check(self, rank: int) -> None:
         for place, result in enumerate(self.outputs):
-            expected = self.asked.expected(place, ranks)
+            expected = self.asked.expected(place, rank)
             same = result.tobytes() == expected.tobytes()
             assert same, f"tensor {place} of {self.asked} is {result}, not {expected}"
 
@@ -198,7 +227,7 @@ def run_step(seed: int, step: int) -> None:
         if code != 0:
             raise exceptions.from_code(code, text)
     for each in pending:
-        each.check(ranks)
+        each.check(rank)
 
 
 def lost_wakes() -> int:

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd import native
 
 DTYPES = [
     tf.uint8,
@@ -94,7 +95,73 @@ def test_gradient_is_this_ranks_rows_of_the_sum(run, rank, size):
     np.testing.assert_allclose(result, sum(weights)[start : start + rows[rank]])
 
 
+WAYS = {
+    "eager": lambda f: f,
+    "graph": lambda f: tf.function(f, autograph=False),
+    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def run_each(request):
+    """Makes a function run eagerly, as a graph, or compiled."""
+    if request.param == "xla" and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
+    return WAYS[request.param]
+
+
+def test_a_group_of_mixed_types_and_shapes(run_each, values, rank, size):
+    shapes = {tf.float32: (3, 2), tf.int64: (1,), tf.bool: (5, 0), tf.float16: (2, 4)}
+    inputs = [[values(d, shapes[d], peer) for d in shapes] for peer in range(size)]
+
+    @run_each
+    def gather(*tensors):
+        return keras_hvd.grouped_allgather(tensors)
+
+    gathered = gather(*(tf.constant(tensor) for tensor in inputs[rank]))
+    for place, result in enumerate(gathered):
+        assert_same(result, np.concatenate([of_rank[place] for of_rank in inputs]))
+    assert keras_hvd.grouped_allgather([]) == []
+
+
+@eager_and_graph
+def test_a_group_of_uneven_rows(run, values, rank, size):
+    inputs = [
+        [values(tf.int32, ((peer * place) % 7 * 500, 3), peer) for place in range(20)]
+        for peer in range(size)
+    ]
+    for place, result in enumerate(run(keras_hvd.grouped_allgather)(inputs[rank])):
+        assert_same(result, np.concatenate([of_rank[place] for of_rank in inputs]))
+
+
+def test_gradient_of_a_group(run_each, rank, size):
+    """Of floating results alone, used or not."""
+    weights = np.arange(2.0 * size, dtype=np.float32) + 1
+
+    @run_each
+    def gradients(x, y, z):
+        with tf.GradientTape() as tape:
+            tape.watch([x, z])
+            first, _, _ = keras_hvd.grouped_allgather([x, y, z])
+            loss = tf.reduce_sum(first * weights) * (rank + 1)
+        return tape.gradient(loss, [x, z])
+
+    of_x, of_z = gradients(tf.ones([2]), tf.constant([1]), tf.ones([3, 2]))
+    losses = sum(range(1, size + 1))
+    np.testing.assert_array_equal(of_x, weights[2 * rank : 2 * rank + 2] * losses)
+    np.testing.assert_array_equal(of_z, np.zeros([3, 2]))
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_groups_that_differ_are_an_error_on_every_rank(rank, size):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 tensors .*3 tensors"):
+        keras_hvd.grouped_allgather([[1.0]] * (3 if rank == size - 1 else 2))
+    assert keras_hvd.allgather([rank]).shape == [size]
+
+
 def test_a_scalar_is_refused():
+    with pytest.raises(ValueError, match=r"tf.expand_dims"):
+        keras_hvd.grouped_allgather([[1.0], 1.0])
     with pytest.raises(ValueError, match=r"tf.expand_dims"):
         keras_hvd.allgather(1.0)
 

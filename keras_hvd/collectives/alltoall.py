@@ -1,0 +1,117 @@
+"""Exchange between all ranks: every rank gets some rows of each rank's tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics, native
+from keras_hvd.collectives import submission
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    """Gives each rank some rows of a tensor, and gets some rows of each rank's.
+
+    Differentiable: the gradient's rows go back to where they came from.
+
+    Args:
+        tensor: a tensor, variable, array or list of at least one dimension. The first
+            may differ between ranks; the others, and the type, may not.
+        splits: how many rows go to the lowest rank, how many of those that follow to
+            the next one, and so on: int32 or int64. By default as many to each.
+        name: matches the tensor to the other ranks'; by default the op's name in its
+            `tf.function`.
+        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        process_set: the ranks that take part; by default all of them.
+
+    Returns:
+        The rows from the lowest rank, then those from the next one, and so on. With
+        `splits` also how many came from each rank, in the type of `splits`.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: the element type is not supported, or `splits` are no integers.
+        ValueError: `tensor` is a scalar, `splits` no list, or the process set not part
+            of the job.
+        tf.errors.InvalidArgumentError: `splits` are not as many as there are ranks, not
+            all at least 0, or do not add up to the rows; without them, the rows are not
+            a multiple of the ranks; the ranks' requests do not fit each other.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.alltoall([1, 2]).numpy()
+    array([1, 2], dtype=int32)
+    >>> rows, counts = keras_hvd.alltoall([[1.0], [2.0]], splits=[2])
+    >>> counts.numpy()
+    array([2], dtype=int32)
+    """
+    basics.require_initialized("alltoall")
+    number = number_of(process_set, "alltoall")
+    tensor = submission.as_tensor("alltoall", tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "alltoall splits a tensor along its first dimension, and a scalar has "
+            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    if splits is None:
+        names = submission.name_of("alltoall", name, ignore_name_scope, number)
+        return submit(tensor, None, names, number)[0]
+    splits = tf.convert_to_tensor(splits, dtype_hint=tf.int32)
+    if splits.dtype not in (tf.int32, tf.int64):
+        raise TypeError(
+            f"alltoall: splits must be int32 or int64; got {splits.dtype.name}"
+        )
+    if splits.shape.rank not in (1, None):
+        raise ValueError(
+            f"alltoall: splits must be a list with a number for each rank; got {splits}"
+        )
+    names = submission.name_of("alltoall", name, ignore_name_scope, number)
+    wide = tf.cast(splits, tf.int64)
+    received, received_splits = submit(tensor, wide, names, number)
+    return received, tf.cast(received_splits, splits.dtype)
+
+
+def submit(
+    tensor: tf.Tensor,
+    splits: tf.Tensor | None,
+    name: submission.Name,
+    process_set: int = 0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Runs the op, or adds it to the graph; without `splits` these are even."""
+    submission.require_compilable(f"alltoall {name.tensor!r}")
+    received, received_splits = submission.run(
+        native.ops().keras_hvd_alltoall,
+        name,
+        tensor=tensor,
+        splits=tf.zeros([0], tf.int64) if splits is None else splits,
+        even=splits is None,
+        process_set=process_set,
+    )
+    if not tf.executing_eagerly():
+        submission.run_independently(received.op)
+    return received, received_splits
+
+
+@tf.RegisterGradient("KerasHvdAlltoall")
+def _gradient(
+    op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None
+) -> list[tf.Tensor | None]:
+    """The rows' gradients, back on the ranks that gave them."""
+    returned, _ = submit(
+        tf.convert_to_tensor(gradient),
+        op.outputs[1],
+        submission.name_of_gradient(op),
+        op.get_attr("process_set"),
+    )
+    return [tf.ensure_shape(returned, op.inputs[0].shape), None]

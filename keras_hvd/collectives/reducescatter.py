@@ -1,0 +1,240 @@
+"""Reduction over all ranks, of which every rank gets some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics, native
+from keras_hvd.collectives import allgather, submission
+from keras_hvd.collectives.allreduce import Average, ReduceOp, Sum
+from keras_hvd.compression import Compression
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks, and gives each rank some rows of the result.
+
+    Differentiable: the gradient is the ranks' gradients, one behind the other.
+
+    Args:
+        tensor: a tensor, variable, array or list of at least one dimension; the same
+            shape and type on every rank.
+        device_dense: accepted for scripts that give it; it changes nothing.
+        compression: what travels instead of the tensor: `keras_hvd.Compression.none`,
+            `fp16` or `bf16`.
+        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        name: matches the tensor to the other ranks'; by default the op's name in its
+            `tf.function`.
+        process_set: the ranks that take part; by default all of them.
+        prescale_factor: multiplies each rank's elements before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        This rank's rows. Rank 0 has the first ones, rank 1 those that follow, and so
+        on: as many on each, and one more on the first ranks where the number of rows
+        does not divide. The bits are those of `allreduce`.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: the element type is not supported.
+        ValueError: `tensor` is a scalar, `op` another reduction, or the process set not
+            part of the job.
+        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.reducescatter([[1.0, 2.0], [3.0, 4.0]], op=keras_hvd.Sum).numpy()
+    array([[1., 2.],
+           [3., 4.]], dtype=float32)
+    """
+    basics.require_initialized("reducescatter")
+    number = number_of(process_set, "reducescatter")
+    op = _reduce_op("reducescatter", op)
+    compressed, context = compression.compress(_with_rows("reducescatter", tensor))
+    names = submission.name_of("reducescatter", name, process_set=number)
+    scales = (prescale_factor, postscale_factor)
+    [reduced] = submit([compressed], names, op, *scales, number)
+    return compression.decompress(reduced, context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Reduces and scatters several tensors as one: all of them together, or none.
+
+    Differentiable, as `reducescatter` is.
+
+    Args:
+        tensors: as for `reducescatter`; types and shapes may be mixed.
+        device_dense: accepted for scripts that give it; it changes nothing.
+        compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
+            `fp16` or `bf16`.
+        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        process_set: the ranks that take part; by default all of them.
+        prescale_factor: multiplies each rank's elements before the reduction.
+        postscale_factor: multiplies the results.
+        name: matches the group to the other ranks'; by default the op's name in its
+            `tf.function`.
+
+    Returns:
+        This rank's rows of each, in the order of `tensors`.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: an element type is not supported.
+        ValueError: one of `tensors` is a scalar, `op` another reduction, or the process
+            set not part of the job.
+        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.AbortedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> rows = keras_hvd.grouped_reducescatter([[1.0, 2.0], [[3]]])
+    >>> [each.numpy().tolist() for each in rows]
+    [[1.0, 2.0], [[3]]]
+    """
+    basics.require_initialized("grouped_reducescatter")
+    number = number_of(process_set, "grouped_reducescatter")
+    op = _reduce_op("grouped_reducescatter", op)
+    tensors = [_with_rows("grouped_reducescatter", tensor) for tensor in tensors]
+    if not tensors:
+        return []
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    names = submission.name_of("grouped_reducescatter", name, process_set=number)
+    scales = (prescale_factor, postscale_factor)
+    reduced = submit([given for given, _ in compressed], names, op, *scales, number)
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(reduced, compressed, strict=True)
+    ]
+
+
+def submit(
+    tensors: list[tf.Tensor],
+    name: submission.Name,
+    reduce_op: ReduceOp,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
+    submission.require_compilable(f"reducescatter {name.tensor!r}")
+    reduced = submission.run(
+        native.ops().keras_hvd_reducescatter,
+        name,
+        tensors=tensors,
+        reduce_op=int(reduce_op),
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
+        process_set=process_set,
+    )
+    if not tf.executing_eagerly():
+        submission.run_independently(reduced[0].op)
+    return reduced
+
+
+def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:
+    if op in (Sum, Average):
+        return ReduceOp(op)
+    raise ValueError(
+        f"{kind}: op must be keras_hvd.Sum or keras_hvd.Average; got {op!r}"
+    )
+
+
+def _with_rows(kind: str, value: Any) -> tf.Tensor:
+    tensor = submission.as_tensor(kind, value)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            f"{kind} splits tensors along their first dimension, and a scalar has "
+            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    return tensor
+
+
+@tf.RegisterGradient("KerasHvdReducescatter")
+def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
+    """The ranks' gradients one behind the other, of those outputs that have one."""
+    process_set = op.get_attr("process_set")
+    size = native.engine().khvd_process_set_size(process_set)
+    scale = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
+    if op.get_attr("reduce_op") == Average:
+        scale /= size
+    # Which ones is a matter of types alone, so that all ranks submit the same group.
+    smooth = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
+    gathered = allgather.submit(
+        [
+            _padded(
+                tf.zeros_like(op.outputs[i])
+                if gradients[i] is None
+                else tf.convert_to_tensor(gradients[i]),
+                op.inputs[i],
+                size,
+            )
+            for i in smooth
+        ],
+        submission.name_of_gradient(op),
+        process_set,
+    )
+    by_index = {
+        i: scale * _without_padding(rows, op.inputs[i], size)
+        for i, rows in zip(smooth, gathered, strict=True)
+    }
+    return [by_index.get(i) for i in range(len(op.outputs))]
+
+
+# Under XLA an allgather takes as many rows from every rank. What the first ranks have
+# more the others add, compiled or not, so that the ranks need not agree on that.
+
+
+def _padded(gradient: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:
+    if _divides(tensor, size):
+        return gradient
+    most = _rows_of(0, tf.shape(tensor)[0], size)
+    shape = tf.concat([[most], tf.shape(gradient)[1:]], 0)
+    missing = tf.zeros(shape, gradient.dtype)[tf.shape(gradient)[0] :]
+    return tf.concat([gradient, missing], 0)
+
+
+def _without_padding(rows: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:
+    if not _divides(tensor, size):
+        count = tf.shape(tensor)[0]
+        most = _rows_of(0, count, size)
+        parts = [
+            rows[rank * most : rank * most + _rows_of(rank, count, size)]
+            for rank in range(size)
+        ]
+        rows = tf.concat(parts, 0)
+    return tf.ensure_shape(rows, tensor.shape)
+
+
+def _divides(tensor: tf.Tensor, size: int) -> bool:
+    rows = tensor.shape[0] if tensor.shape else None
+    return rows is not None and rows % size == 0
+
+
+def _rows_of(rank: int, count: tf.Tensor, size: int) -> tf.Tensor:
+    return (count + size - 1 - rank) // size

@@ -1,0 +1,28 @@
+// Alltoall: every member gets some rows of each member's tensor.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
+
+#include <functional>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+struct AlltoallOptions {
+  const void* input = nullptr;
+  // How many rows go to each member, in the order of the members.
+  std::vector<int64_t> splits;
+  int64_t row_bytes = 0;  // the same on every member
+  // Gives memory for the result once it is known how many rows come from each member,
+  // or null. It overlaps no input.
+  std::function<void*(const std::vector<int64_t>& rows)> allocate;
+};
+
+// Returns false if the job failed meanwhile. Without memory for the result the member
+// still takes part, so that the others get theirs.
+bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_

@@ -1,0 +1,42 @@
+// Small lists of numbers that every member gives to all others.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+// Gives every member all members' numbers, `all[member]` as long and in the order of
+// `own`, which is as long on every member. The first of them go in the current round,
+// which must not have been used. Returns false if the job failed meanwhile.
+template <typename T>
+bool Exchange(const std::vector<T>& own, Communicator* communicator,
+              std::vector<std::vector<T>>* all) {
+  static_assert(std::is_arithmetic_v<T>);
+  all->assign(communicator->count(), {});
+  const int64_t window = communicator->exchange_bytes() / sizeof(T);
+  const int64_t count = static_cast<int64_t>(own.size());
+  for (int64_t begin = 0; begin < count; begin += window) {
+    if (begin > 0 && !communicator->NextRound()) return false;
+    const int64_t part = std::min(window, count - begin);
+    memcpy(communicator->Exchange(communicator->index()), own.data() + begin,
+           part * sizeof(T));
+    communicator->Publish();
+    if (!communicator->AwaitAllPublished()) return false;
+    for (int member = 0; member < communicator->count(); ++member) {
+      const T* from = reinterpret_cast<const T*>(communicator->Exchange(member));
+      (*all)[member].insert((*all)[member].end(), from, from + part);
+    }
+  }
+  return true;
+}
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_

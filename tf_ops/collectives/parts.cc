@@ -1,0 +1,111 @@
+// See parts.h.
+#include "tf_ops/collectives/parts.h"
+
+#include <utility>
+
+#include "tf_ops/collectives/copy.h"
+
+namespace keras_hvd {
+namespace {
+
+// No element is larger, nor does any need to be aligned to more.
+constexpr int64_t kElementBytes = 8;
+// Smaller windows write lines of the exchange memory again that are still in the cache
+// of the core that read them.
+constexpr int64_t kScatterBytes = 1 << 20;
+
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kElementBytes - 1) / kElementBytes * kElementBytes;
+}
+
+}  // namespace
+
+Parts::Parts(std::vector<std::vector<int64_t>> starts) : starts_(std::move(starts)) {
+  const int members = static_cast<int>(starts_.front().size()) - 1;
+  for (int member = 0; member < members; ++member) {
+    std::vector<int64_t>& places = places_.emplace_back();
+    int64_t place = 0;
+    for (size_t tensor = 0; tensor < starts_.size(); ++tensor) {
+      places.push_back(place);
+      place += RoundUp(bytes(tensor, member));
+    }
+    places.push_back(place);
+    longest_line_ = std::max(longest_line_, place);
+  }
+}
+
+bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
+             Communicator* communicator, const VisitStretch& visit) {
+  const int members = communicator->count();
+  const int self = communicator->index();
+  // Each member's exchange memory has a stretch for every other one.
+  const int64_t stretch = std::min(kScatterBytes, communicator->exchange_bytes()) /
+                          members / kElementBytes * kElementBytes;
+  std::vector<const void*> inputs(members);
+  for (int64_t begin = 0; begin < parts.longest_line(); begin += stretch) {
+    if (begin > 0 && !communicator->NextRound()) return false;
+    for (int step = 1; step < members; ++step) {
+      const int member = (self + step) % members;
+      char* to = communicator->Exchange(self) + member * stretch - begin;
+      parts.ForEach(member, begin, begin + stretch,
+                    [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
+                      CopyOrdinary(to + place,
+                                   static_cast<const char*>(tensors[tensor]) +
+                                       parts.start(tensor, member) + offset,
+                                   bytes);
+                    });
+    }
+    communicator->Publish();
+    if (!communicator->AwaitAllPublished()) return false;
+    parts.ForEach(self, begin, begin + stretch,
+                  [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
+                    for (int member = 0; member < members; ++member) {
+                      inputs[member] = communicator->Exchange(member) + self * stretch +
+                                       place - begin;
+                    }
+                    inputs[self] = static_cast<const char*>(tensors[tensor]) +
+                                   parts.start(tensor, self) + offset;
+                    visit(tensor, offset, bytes, inputs.data());
+                  });
+  }
+  return true;
+}
+
+bool Gather(const Parts& parts, const std::vector<const void*>& own,
+            Communicator* communicator, const std::vector<void*>& tensors) {
+  const int members = communicator->count();
+  const int self = communicator->index();
+  const int64_t window = communicator->exchange_bytes();
+  for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    if (tensors[tensor] == nullptr) continue;
+    char* to = static_cast<char*>(tensors[tensor]) + parts.start(tensor, self);
+    const char* from = static_cast<const char*>(own[tensor]);
+    if (to != from) CopyOrdinary(to, from, parts.bytes(tensor, self));
+  }
+  if (members == 1) return true;
+  for (int64_t begin = 0; begin < parts.longest_line(); begin += window) {
+    if (begin > 0 && !communicator->NextRound()) return false;
+    char* exchange = communicator->Exchange(self) - begin;
+    parts.ForEach(self, begin, begin + window,
+                  [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
+                    CopyOrdinary(exchange + place,
+                                 static_cast<const char*>(own[tensor]) + offset, bytes);
+                  });
+    communicator->Publish();
+    for (int step = 1; step < members; ++step) {
+      const int member = (self + step) % members;
+      if (!communicator->AwaitPublished(member)) return false;
+      const char* from = communicator->Exchange(member) - begin;
+      parts.ForEach(member, begin, begin + window,
+                    [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
+                      if (tensors[tensor] == nullptr) return;
+                      CopyOrdinary(static_cast<char*>(tensors[tensor]) +
+                                       parts.start(tensor, member) + offset,
+                                   from + place, bytes);
+                    });
+    }
+  }
+  return true;
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,75 @@
+// Tensors of which each member of a collective has one part, and how the parts come to
+// their members, and back to all of them.
+//
+// A member's parts of all tensors are seen as one line of bytes, so that many small
+// tensors travel like one large one.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+// Where the part of one of `members` begins in `count` rows or elements: all get as
+// many, and the first ones one more where it does not divide.
+inline int64_t PartStart(int64_t count, int member, int members) {
+  return count / members * member + std::min<int64_t>(member, count % members);
+}
+
+class Parts {
+ public:
+  // starts[tensor][member]: where the member's part begins in the tensor, in bytes; one
+  // more is the end of the last part.
+  explicit Parts(std::vector<std::vector<int64_t>> starts);
+
+  int64_t start(size_t tensor, int member) const { return starts_[tensor][member]; }
+  int64_t bytes(size_t tensor, int member) const {
+    return starts_[tensor][member + 1] - starts_[tensor][member];
+  }
+  // Of the member that has most.
+  int64_t longest_line() const { return longest_line_; }
+
+  // Calls visit(tensor, offset within the part, place in the line, bytes) for each
+  // stretch of a member's data in [begin, end) of its line.
+  template <typename Visit>
+  void ForEach(int member, int64_t begin, int64_t end, const Visit& visit) const {
+    const std::vector<int64_t>& places = places_[member];
+    size_t tensor =
+        std::upper_bound(places.begin(), places.end(), begin) - places.begin() - 1;
+    for (; tensor < starts_.size() && places[tensor] < end; ++tensor) {
+      const int64_t from = std::max(begin, places[tensor]);
+      const int64_t to = std::min(end, places[tensor] + bytes(tensor, member));
+      if (from < to) visit(tensor, from - places[tensor], from, to - from);
+    }
+  }
+
+ private:
+  const std::vector<std::vector<int64_t>> starts_;
+  std::vector<std::vector<int64_t>> places_;  // by member and tensor, and the end
+  int64_t longest_line_ = 0;
+};
+
+// Where the same stretch of this member's part lies in all members' tensors.
+using VisitStretch = std::function<void(size_t tensor, int64_t offset, int64_t bytes,
+                                        const void* const* inputs)>;
+
+// Gives every member its parts of all members' tensors, stretch by stretch. Parts begin
+// between elements. Goes in the current round, which must not have been used, and later
+// ones. Returns false if the job failed meanwhile.
+bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
+             Communicator* communicator, const VisitStretch& visit);
+
+// Gives every member all members' parts: `own` are this member's, `tensors` what all go
+// into, null where there is no memory. A part that is in its place already stays there.
+// Rounds and result as above.
+bool Gather(const Parts& parts, const std::vector<const void*>& own,
+            Communicator* communicator, const std::vector<void*>& tensors);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_PARTS_H_

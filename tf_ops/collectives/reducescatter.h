@@ -1,0 +1,33 @@
+// Reducescatter: every member gets some rows of the reduction of all members' tensors.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_
+
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/reduce.h"
+
+namespace keras_hvd {
+
+// One of the tensors that are reduced together.
+struct ReducescatterTensor {
+  DataType dtype;
+  int64_t rows;          // of the input
+  int64_t row_elements;  // in one of them
+  const void* input;
+  void* output;  // this member's rows, as PartStart has it; overlaps no input
+};
+
+struct ReducescatterOptions {
+  Reduction reduction;
+  // The same types and sizes in the same order on every member.
+  std::vector<ReducescatterTensor> tensors;
+};
+
+// The bits are those that Allreduce gives. Returns false if the job failed meanwhile;
+// the outputs are then undefined.
+bool Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_REDUCESCATTER_H_

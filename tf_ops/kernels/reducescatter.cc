@@ -1,0 +1,96 @@
+// KerasHvdReducescatter: some rows of the element-wise reduction of all ranks' tensors.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tf_ops/kernels/submit.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("KerasHvdReducescatter")
+    .Input("tensors: T")
+    .Output("reduced: T")
+    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("tensor_name: string")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        ShapeHandle reduced;
+        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(i), 1, &reduced));
+        if (c->RankKnown(reduced)) {
+          TF_RETURN_IF_ERROR(c->ReplaceDim(reduced, 0, c->UnknownDim(), &reduced));
+        }
+        c->set_output(i, reduced);
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reduces tensors element-wise over all ranks, of which each gets some rows.
+
+tensors: one tensor, or several that form a group: all of them, or none. At least one
+  dimension each.
+reduced: this rank's rows: as many as the others', and the first ranks' one more where
+  the first dimension does not divide.
+tensor_name: matches this rank's request to the other ranks'.
+reduce_op: a khvd_reduce_op.
+prescale: multiplies each rank's elements before the reduction; a decimal number, since
+  a float attribute would cut a double short.
+postscale: multiplies the result.
+process_set: the ranks that take part.
+)doc");
+
+class ReducescatterKernel : public CollectiveKernel {
+ public:
+  explicit ReducescatterKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    auto submission = std::make_unique<Submission>(ctx, done);
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      TensorShape shape = ctx->input(i).shape();
+      OP_REQUIRES_ASYNC(
+          ctx, shape.dims() >= 1,
+          absl::InvalidArgumentError(
+              "reducescatter splits tensors along their first dimension, and a scalar "
+              "has none: give it one, with tf.expand_dims(x, 0)"),
+          done);
+      // Where the engine does not know, it says so when it gets the request.
+      const int64_t rows = khvd_scattered_rows(process_set(), shape.dim_size(0));
+      OP_REQUIRES_OK_ASYNC(ctx, shape.SetDimWithStatus(0, std::max<int64_t>(rows, 0)),
+                           done);
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(i, shape, &output), done);
+      submission->Add(ctx->input(i), output);
+    }
+    khvd_request request = Request(KHVD_REDUCESCATTER);
+    request.reduce_op = reduction_.op;
+    request.prescale = reduction_.prescale;
+    request.postscale = reduction_.postscale;
+    Submission::Submit(std::move(submission), request);
+  }
+
+ private:
+  Reduction reduction_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_CPU),
+                        ReducescatterKernel);
+
+}  // namespace
+}  // namespace keras_hvd
