@@ -81,6 +81,19 @@ def test_scales_and_groups(run, values, rank, size):
     assert keras_hvd.grouped_reducescatter([]) == []
 
 
+def test_compression(values, rank, size):
+    given = values(tf.float32, (2 * size, 3), rank)
+    for compression in (keras_hvd.Compression.fp16, keras_hvd.Compression.bf16):
+        reduced = keras_hvd.allreduce(given, compression=compression)
+        expected = reduced[rows_of(rank, 2 * size, size)]
+        assert_same(keras_hvd.reducescatter(given, compression=compression), expected)
+        [result, numbers] = keras_hvd.grouped_reducescatter(
+            [given, [1] * size], compression=compression
+        )
+        assert_same(result, expected)
+        assert_same(numbers, tf.constant([1]))
+
+
 def test_in_a_function_of_unknown_shapes(values, rank, size):
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
     def scatter(x):
@@ -113,7 +126,8 @@ def test_gradient_is_that_of_all_ranks_losses(run, op, more, rank, size):
 
     own = tf.constant(weights[rows_of(rank, rows, size)])
     expected = (weights + 3) * 4 / (size if op == Average else 1)
-    np.testing.assert_allclose(gradients(tf.ones([rows, 2]), own), expected)
+    result = gradients(tf.ones([rows, 2]), own)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_gradient_against_differences(rank, size):

@@ -108,6 +108,8 @@ def many_collectives():
                 keras_hvd.allreduce(x + i),
                 keras_hvd.allgather(x + i),
                 keras_hvd.broadcast(x + i, 0),
+                keras_hvd.reducescatter(x + i),
+                keras_hvd.alltoall(x + i),
             )
             for i in range(5)
         ]
@@ -146,7 +148,7 @@ def test_every_collective_runs_before_its_function_returns():
     graph = many_collectives()
     ran = {op.name for op in graph.control_outputs}
     made = {op.name for op in graph.get_operations() if op.type.startswith("KerasHvd")}
-    assert len(made) == 15
+    assert len(made) == 25
     assert made <= ran
 
 
