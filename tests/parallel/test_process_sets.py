@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Max, Sum
+from keras_hvd import Adasum, Max, Sum
 
 SCRIPT = Path(__file__).parent / "ranks" / "sets_at_init.py"
 RUN = pytest.mark.parametrize("run", ["eager", "graph", "xla"])
@@ -95,6 +95,44 @@ def test_every_collective(run, even_and_odd, rank, size):
         np.testing.assert_array_equal(rows, members)
         np.testing.assert_array_equal(from_root, of_ranks[root])
         np.testing.assert_array_equal(of_all, sum(of_ranks))
+
+
+@RUN
+def test_every_collective_that_splits(run, even_and_odd, rank):
+    own = even_and_odd[rank % 2]
+    members = own.size()
+
+    def collectives(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scattered = keras_hvd.reducescatter(x, op=Sum, process_set=own)
+            [average] = keras_hvd.grouped_reducescatter([x], process_set=own)
+            rows, splits = keras_hvd.alltoall(x, [1] * members, process_set=own)
+            [all_rows] = keras_hvd.grouped_allgather([x], process_set=own)
+            losses = [scattered, average, rows, all_rows]
+            loss = (rank + 1.0) * tf.add_n([tf.reduce_sum(each) for each in losses])
+        adasum = keras_hvd.allreduce(x, op=Adasum, process_set=own)
+        even = keras_hvd.alltoall(x, process_set=own)
+        gradient = tape.gradient(loss, x)
+        return scattered, average, rows, splits, all_rows, adasum, even, gradient
+
+    of_ranks = {peer: 10.0 * peer + np.arange(members) for peer in own.ranks}
+    x = tf.constant(of_ranks[rank], tf.float32)
+    results = run_as(run, collectives)(x)
+    scattered, average, rows, splits, all_rows, adasum, even, gradient = results
+    place = own.rank()
+    total = sum(of_ranks.values())
+    np.testing.assert_array_equal(scattered, total[place : place + 1])
+    np.testing.assert_allclose(average, total[place : place + 1] / members)
+    np.testing.assert_array_equal(rows, [of_ranks[p][place] for p in own.ranks])
+    np.testing.assert_array_equal(even, rows)
+    np.testing.assert_array_equal(splits, [1] * members)
+    np.testing.assert_array_equal(all_rows, np.concatenate([*of_ranks.values()]))
+    if members == 1:
+        np.testing.assert_array_equal(adasum, x)
+    upstream = np.array([peer + 1.0 for peer in own.ranks])
+    expected = upstream * (2 + 1 / members) + upstream.sum()
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("run", ["eager", "graph"])
@@ -196,6 +234,8 @@ def test_a_rank_outside_gets_an_error_at_once(add, rank, size):
         "broadcast": lambda: keras_hvd.broadcast(1.0, 0, process_set=first),
         "barrier": lambda: keras_hvd.barrier(first),
         "grouped": lambda: keras_hvd.grouped_allreduce([1.0], process_set=first),
+        "reducescatter": lambda: keras_hvd.reducescatter([1.0], process_set=first),
+        "alltoall": lambda: keras_hvd.alltoall([1.0], [1], process_set=first),
         "graph": lambda: tf.function(keras_hvd.allreduce)(
             tf.ones([]), process_set=first
         ),
