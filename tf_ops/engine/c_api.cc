@@ -319,7 +319,10 @@ Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
                                 request.kind == KHVD_ALLTOALL ||
                                 request.reduce_op == KHVD_ADASUM;
   std::vector<int> ranks;
-  if (depends_on_place) (*process)->engine().MembersOf(request.process_set, &ranks);
+  if (depends_on_place &&
+      !(*process)->engine().MembersOf(request.process_set, &ranks).ok()) {
+    ranks.clear();
+  }
   return MakeOperation(request, job.size, PlaceAmong(ranks, job.rank), operation);
 }
 
