@@ -6,8 +6,9 @@ import atexit
 import ctypes
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_hvd import environment, exceptions, log, native, settings
 
@@ -18,7 +19,8 @@ _jobs_joined = 0
 
 
 def init(
-    comm: None = None, process_sets: Sequence[ProcessSet] | str | None = None
+    comm: Sequence[int] | Any = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
     """Joins the job that `khvdrun`, `mpirun` or `srun` started; returns with all ranks.
 
@@ -26,20 +28,22 @@ def init(
     again does nothing.
 
     Args:
-        comm: None: all processes that were started are the job.
+        comm: the ranks of the job, or an mpi4py communicator. This version takes all
+            processes that were started, in their order, which None and an empty list
+            mean as well; process sets are for parts of them.
         process_sets: sets to add at once, as `add_process_set` does, the same on all
             ranks; or "dynamic", which changes nothing: sets can always be added later.
 
     Raises:
-        NotImplementedError: `comm` is given.
-        TypeError: `process_sets` is something else.
+        TypeError: `comm` or `process_sets` is something else.
         MismatchError: the ranks gave different process sets.
         KerasHvdError: another rank did not arrive in time, or the system refused
             something; the text says what.
         ForkedError: this process was forked from a rank.
         ValueError: an environment variable of keras_hvd or Horovod is malformed; the
             text names it and its value. Or two process sets have the same ranks, or
-            one is given to a second call that the first one was not.
+            one is given to a second call that the first one was not. Or `comm` is not
+            all processes in their order.
 
     Example:
 
@@ -50,10 +54,7 @@ def init(
     """
     global _jobs_joined
     if comm is not None:
-        raise NotImplementedError(
-            "init: comm must be None: the processes that khvdrun, mpirun or srun "
-            f"started are the job; got {comm!r}"
-        )
+        _check_is_world(comm, environment.world())
     sets = _sets_to_add(process_sets)
     if is_initialized():
         missing = [each for each in sets if each.process_set_id is None]
@@ -272,6 +273,30 @@ def require_initialized(function: str) -> None:
     """
     if not is_initialized():
         raise _outside(function)
+
+
+def _check_is_world(comm: Any, world: environment.World) -> None:
+    """Raises unless ranks or a communicator are all processes, in their order."""
+    if hasattr(comm, "Get_rank"):
+        rank, size = comm.Get_rank(), comm.Get_size()
+        is_world = (rank, size) == (world.rank, world.size)
+        given = f"a communicator in which this is rank {rank} of {size}"
+    else:
+        try:
+            ranks = [operator.index(rank) for rank in comm]
+        except TypeError:
+            raise TypeError(
+                "init: comm must be a list of ranks, an mpi4py communicator or None, "
+                f"got {comm!r}"
+            ) from None
+        is_world = ranks in ([], [*range(world.size)])
+        given = f"the ranks {ranks}"
+    if not is_world:
+        raise ValueError(
+            f"init: comm is {given}, but this process was started as rank {world.rank} "
+            f"of {world.size}. A job is all of the processes: leave comm out, "
+            "and give parts of them as process_sets"
+        )
 
 
 # Once in a process, however often it joins.

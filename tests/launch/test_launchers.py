@@ -161,3 +161,40 @@ def test_mpirun_counts_inside_an_allocation(inner):
         pytest.skip("no Slurm answers here")
     found = worlds(["salloc", "-Q", "-n", "2", *inner(2), *SHOW_WORLD])
     assert [(world["rank"], world["size"]) for world in found] == [(0, 2), (1, 2)]
+
+
+COMMUNICATORS = """
+from mpi4py import MPI
+import keras_hvd
+world = MPI.COMM_WORLD
+half = world.Split(world.rank % 2, world.rank)
+try:
+    keras_hvd.init(half)
+except ValueError as error:
+    refusal = str(error)
+keras_hvd.init(comm=world)
+print({"rank": keras_hvd.rank(), "size": keras_hvd.size(), "refusal": refusal},
+      flush=True)
+"""
+
+
+def test_init_takes_the_communicator_of_all_processes():
+    pytest.importorskip("mpi4py")
+    found = worlds([*mpich(2), sys.executable, "-c", COMMUNICATORS])
+    assert [(each["rank"], each["size"]) for each in found] == [(0, 2), (1, 2)]
+    for rank, each in enumerate(found):
+        assert each["refusal"].startswith(
+            "init: comm is a communicator in which this is rank 0 of 1, but this "
+            f"process was started as rank {rank} of 2."
+        )
+
+
+@pytest.mark.parametrize(
+    ("comm", "code"), [("[0, 1]", 0), ("[]", 0), ("[1, 0]", 1), ("[0]", 1)]
+)
+def test_init_takes_all_ranks_in_their_order(khvdrun, comm, code):
+    program = f"import keras_hvd; keras_hvd.init(comm={comm})"
+    ended = khvdrun.run("-np", 2, sys.executable, "-c", program)
+    assert ended.returncode == code
+    if code == 1:
+        assert f"[1] ValueError: init: comm is the ranks {comm}" in ended.stderr

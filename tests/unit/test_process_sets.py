@@ -49,9 +49,22 @@ def test_init_refuses_a_set_given_twice():
         keras_hvd.init(process_sets=[one, keras_hvd.ProcessSet([0])])
 
 
-def test_init_takes_no_communicator():
-    with pytest.raises(NotImplementedError, match="comm must be None"):
-        keras_hvd.init([0])
+@pytest.mark.parametrize("comm", [None, [], [0], (0,), range(1)])
+def test_init_takes_all_ranks(comm):
+    keras_hvd.init(comm)
+    assert keras_hvd.size() == 1
+
+
+@pytest.mark.parametrize("comm", [[1], [0, 1], [0, 0]])
+def test_init_refuses_other_ranks_than_all(comm):
+    with pytest.raises(ValueError, match=r"comm is the ranks \[.*as rank 0 of 1\."):
+        keras_hvd.init(comm)
+
+
+@pytest.mark.parametrize("comm", [3, "0", [0.5], [None]])
+def test_init_refuses_what_are_no_ranks(comm):
+    with pytest.raises(TypeError, match="comm must be a list of ranks, an mpi4py"):
+        keras_hvd.init(comm)
 
 
 def test_init_again_adds_nothing():
