@@ -116,7 +116,7 @@ def test_twice_with_another_op():
 
 
 def test_op_that_makes_no_sense():
-    with pytest.raises(ValueError, match="keras_hvd.Average or keras_hvd.Sum"):
+    with pytest.raises(ValueError, match="keras_hvd.Average.*keras_hvd.Sum"):
         keras_hvd.DistributedOptimizer(KINDS["SGD"](), op=keras_hvd.Max)
 
 
