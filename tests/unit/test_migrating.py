@@ -112,16 +112,19 @@ def ours(call: str):
 
 
 def arguments(signature: inspect.Signature) -> list[tuple[str, object]]:
-    return [(each.name, each.default) for each in signature.parameters.values()]
+    """Names and defaults; those that catch the rest may be called anything."""
+    return [
+        ("**" if each.kind is each.VAR_KEYWORD else each.name, each.default)
+        for each in signature.parameters.values()
+    ]
 
 
-def positional(signature: inspect.Signature) -> list[tuple[str, object]]:
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    return arguments(
-        signature.replace(
-            parameters=[p for p in signature.parameters.values() if p.kind not in kinds]
-        )
-    )
+def by_keyword_only(signature: inspect.Signature) -> set[str]:
+    return {
+        each.name
+        for each in signature.parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    }
 
 
 @pytest.mark.parametrize("call", [row for row, here in CALLS.items() if here == "same"])
@@ -129,7 +132,8 @@ def test_the_same(call):
     value, wanted = ours(call), horovods(call)
     if wanted is not None:
         given = inspect.signature(value)
-        assert arguments(given) == positional(given) == arguments(wanted)
+        assert arguments(given) == arguments(wanted)
+        assert not by_keyword_only(given)
 
 
 @pytest.mark.parametrize(
@@ -138,23 +142,22 @@ def test_the_same(call):
 def test_the_same_and_more(call):
     wanted, given = horovods(call), inspect.signature(ours(call))
     assert arguments(given) != arguments(wanted)
-    here = positional(given)
-    assert len(here) >= len(wanted.parameters)
+    assert not by_keyword_only(given) & set(wanted.parameters)
     for (name, default), (horovods_name, horovods_default) in zip(
-        here, arguments(wanted), strict=False
+        arguments(given), arguments(wanted), strict=False
     ):
         assert name == horovods_name
         assert horovods_default in (default, inspect.Parameter.empty)
+    assert len(given.parameters) >= len(wanted.parameters)
 
 
 @pytest.mark.parametrize(
     "call", [row for row, here in CALLS.items() if here == "by keyword"]
 )
 def test_by_keyword(call):
-    wanted, given = dict(arguments(horovods(call))), inspect.signature(ours(call))
-    assert {name: dict(arguments(given)).get(name, "-") for name in wanted} == wanted
-    (first, *_), (horovods_first, *_) = positional(given), wanted
-    assert first[0] == horovods_first
+    wanted, given = arguments(horovods(call)), arguments(inspect.signature(ours(call)))
+    assert given[0] == wanted[0]
+    assert set(wanted) <= set(given)
 
 
 @pytest.mark.parametrize(
