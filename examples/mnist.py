@@ -12,7 +12,7 @@ import keras_hvd
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--data", metavar="PATH.npz", help="default: Keras downloads it")
-parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--epochs", type=int, default=3)
 arguments = parser.parse_args()
 
 keras_hvd.init()
@@ -61,8 +61,18 @@ model.fit(
     validation_data=(x_test[rank::size], y_test[rank::size]),
     callbacks=[
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
+        # Before the callbacks that read what it averages.
         keras_hvd.callbacks.MetricAverage(),
         keras_hvd.callbacks.LearningRateWarmup(learning_rate, warmup_epochs=1),
-        keras.callbacks.ModelCheckpoint("mnist.keras"),
+        keras_hvd.callbacks.LearningRateSchedule(
+            learning_rate, multiplier=lambda epoch: 0.8 ** (epoch - 1), start_epoch=1
+        ),
+        keras_hvd.callbacks.BestModelCheckpoint(filepath="mnist.keras"),
+        keras.callbacks.CSVLogger("mnist.csv"),
     ],
 )
+# The best model of all epochs, not the last one; it trains on where it was saved.
+model = keras_hvd.load_model("mnist.keras")
+_, accuracy = keras_hvd.evaluate(model, x_test[rank::size], y_test[rank::size])
+if rank == 0:
+    print(f"Test accuracy: {accuracy:.2%}")

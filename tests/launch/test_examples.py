@@ -1,0 +1,110 @@
+"""Every example runs under khvdrun and comes to what it promises."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+# With the README.
+TRIED_ELSEWHERE = {"digits.py"}
+
+
+@pytest.fixture
+def example(tmp_path):
+    """Runs an example on so many ranks; returns what rank 0 and the others printed."""
+
+    def run(name: str, *arguments: object, ranks: int = 2) -> str:
+        command = (sys.executable, "-m", "keras_hvd.launch", "-np", ranks)
+        script = (sys.executable, EXAMPLES / f"{name}.py", *arguments)
+        done = subprocess.run(
+            list(map(str, command + script)),
+            cwd=tmp_path,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run
+
+
+def percentages(printed: str) -> list[float]:
+    return [float(each) for each in re.findall(r"accuracy:? ([\d.]+)%", printed)]
+
+
+def test_all_are_tried():
+    scripts = {path.name for path in EXAMPLES.glob("*.py")}
+    here = pathlib.Path(__file__).read_text()
+    tried = {f"{name}.py" for name in re.findall(r'example\("(\w+)"', here)}
+    assert scripts == tried | TRIED_ELSEWHERE
+
+
+def test_mnist(example, tmp_path):
+    images, labels = load_digits(return_X_y=True)
+    # Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
+    large = np.kron(images.reshape(-1, 8, 8), np.full((3, 3), 255 / 16))
+    large = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    parts = {"x_train": large[:-400], "y_train": labels[:-400]}
+    parts.update({"x_test": large[-400:], "y_test": labels[-400:]})
+    np.savez(tmp_path / "digits.npz", **parts)
+    printed = example("mnist", "--data", "digits.npz", "--epochs", 4)
+    (accuracy,) = percentages(printed.split("Test")[1])
+    assert accuracy > 70
+    assert len((tmp_path / "mnist.csv").read_text().splitlines()) == 1 + 4
+    assert (tmp_path / "mnist.keras").exists()
+
+
+def test_custom_loop(example):
+    losses = re.findall(r"[Ll]o?ss[^:\n]*:? ([\d.]+)$", example("custom_loop"), re.M)
+    assert float(losses[-1]) < 0.5 * float(losses[0])
+
+
+def test_word2vec(example):
+    printed = example("word2vec")
+    # What stands in the same places comes to lie close together.
+    assert re.search(r"Closest to 'diesel': .*kerosene", printed)
+
+
+def test_synthetic_benchmark(example):
+    printed = example(
+        *("synthetic_benchmark", "--model", "MobileNetV3Small", "--image-size", 64),
+        *("--batch-size", 2, "--num-warmup-batches", 1),
+        *("--num-batches-per-iter", 1, "--num-iters", 2),
+    )
+    per_rank, total = (
+        float(re.search(rf"{what}: ([\d.]+) \+- [\d.]+$", printed, re.M)[1])
+        for what in ("Images/s per rank", r"Total images/s on 2 rank\(s\)")
+    )
+    assert total == pytest.approx(2 * per_rank, abs=0.2)
+
+
+def test_process_sets(example):
+    narrow, wide = percentages(example("process_sets", ranks=4))
+    assert narrow > 80 and wide > narrow
+
+
+def test_adasum(example):
+    (accuracy,) = percentages(example("adasum", "--epochs", 5))
+    assert accuracy > 85
+
+
+def test_join(example):
+    printed = example("join", "--epochs", 2)
+    # Rank 1 has twice as much data as rank 0.
+    steps = {
+        (int(epoch), int(rank)): int(count)
+        for epoch, rank, count in re.findall(
+            r"Epoch (\d): rank (\d) made (\d+) steps; rank 1 joined last", printed
+        )
+    }
+    assert set(steps) == {(epoch, rank) for epoch in (1, 2) for rank in (0, 1)}
+    assert steps[1, 1] > 1.8 * steps[1, 0]
