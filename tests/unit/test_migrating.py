@@ -112,11 +112,8 @@ def ours(call: str):
 
 
 def arguments(signature: inspect.Signature) -> list[tuple[str, object]]:
-    """Names and defaults; those that catch the rest may be called anything."""
-    return [
-        ("**" if each.kind is each.VAR_KEYWORD else each.name, each.default)
-        for each in signature.parameters.values()
-    ]
+    """Names and defaults."""
+    return [(each.name, each.default) for each in signature.parameters.values()]
 
 
 def by_keyword_only(signature: inspect.Signature) -> set[str]:
