@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from keras_hvd.sync_batch_normalization import (
         SyncBatchNormalization as SyncBatchNormalization,
     )
+    from keras_hvd.timeline import start_timeline as start_timeline
+    from keras_hvd.timeline import stop_timeline as stop_timeline
     from keras_hvd.variables import broadcast_ as broadcast_
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
@@ -171,6 +173,8 @@ _DEFINED_IN = {
     "warmup_schedule": "schedules",
     "SyncBatchNormalization": "sync_batch_normalization",
     "broadcast_": "variables",
+    "start_timeline": "timeline",
+    "stop_timeline": "timeline",
     "broadcast_variables": "variables",
 }
 

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import operator
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,15 @@ def init(
         job=world.job.encode(),
         **dataclasses.asdict(settings.read()),
     )
+    timeline = settings.timeline()
     check(native.engine().khvd_init(ctypes.byref(options)))
     _jobs_joined += 1
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
+    if timeline.path:
+        _start_timeline(timeline)
     _add(sets)
 
 
@@ -359,3 +363,12 @@ def _outside(function: str) -> exceptions.KerasHvdError:
     return exceptions.from_code(
         code, f"keras_hvd.{function}(): {engine.khvd_last_error().decode()}"
     )
+
+
+def _start_timeline(timeline: settings.Timeline) -> None:
+    path = os.fsencode(timeline.path)
+    try:
+        check(native.engine().khvd_start_timeline(path, timeline.mark_cycles))
+    except exceptions.KerasHvdError:
+        shutdown()
+        raise

@@ -134,6 +134,8 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, ctypes.c_int32),
+    "khvd_stop_timeline": (ctypes.c_int,),
     "khvd_last_error": (ctypes.c_char_p,),
     "khvd_failure": (ctypes.c_char_p,),
     "khvd_get_counters": (ctypes.c_int, ctypes.POINTER(Counters)),

@@ -158,6 +158,43 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """What the variables ask of the timeline.
+
+    Args:
+        path: Where rank 0 writes it; "" for nowhere.
+        mark_cycles: Whether it marks each round of decisions.
+    """
+
+    path: str
+    mark_cycles: bool
+
+
+def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
+    """Reads whether the job writes a timeline from its start on.
+
+    Args:
+        environment: The variables to look at; those of this process by default.
+
+    Returns:
+        What they ask for.
+
+    Raises:
+        ValueError: A variable is malformed; the text names it and its value.
+
+    Example:
+
+    >>> timeline({"HOROVOD_TIMELINE": "job.json"})
+    Timeline(path='job.json', mark_cycles=False)
+    """
+    variables = os.environ if environment is None else environment
+    found = _find(variables, "TIMELINE")
+    # Horovod's word for one that start_timeline will start, which it always can here.
+    path = "" if found is None or found.text == "DYNAMIC" else found.text
+    return Timeline(path, _switch(_find(variables, "TIMELINE_MARK_CYCLES")))
+
+
 def without_effect(environment: Mapping[str, str] | None = None) -> str:
     """Explains the variables of Horovod's that are set and mean nothing here.
 

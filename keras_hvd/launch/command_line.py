@@ -266,6 +266,27 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="keep every rank's output in DIR/rank.N/stdout and stderr too",
     )
     add(
+        "--timeline-filename",
+        metavar="FILE",
+        type=_timeline,
+        action=_SetVariable,
+        variable="KERAS_HVD_TIMELINE",
+        help="write where the time of each tensor goes to FILE, for chrome://tracing, "
+        "ui.perfetto.dev and python -m keras_hvd.timeline",
+    )
+    for option, value in (
+        ("--timeline-mark-cycles", "1"),
+        ("--no-timeline-mark-cycles", "0"),
+    ):
+        add(
+            option,
+            nargs=0,
+            const=value,
+            action=_SetVariable,
+            variable="KERAS_HVD_TIMELINE_MARK_CYCLES",
+            help="mark each round of decisions in it, or do not (default)",
+        )
+    add(
         "--no-prefix",
         dest="prefix",
         action="store_false",
@@ -478,6 +499,16 @@ def _check_output_directory(parser: argparse.ArgumentParser, path: Path) -> None
         parser.error(f"--output-filename: cannot make {str(path)!r}: {error.strerror}")
     if not os.access(path, os.W_OK | os.X_OK):
         parser.error(f"--output-filename: cannot write in {str(path)!r}")
+
+
+def _timeline(text: str) -> str:
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}")
+    # Ranks may change their directory before they open it.
+    return os.path.abspath(path)
 
 
 def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

@@ -47,7 +47,11 @@ VARIABLE = tf.Variable([0.0], name="w")
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
-        ({"op": keras_hvd.Max}, ValueError, "keras_hvd.Average.*keras_hvd.Sum.*got op="),
+        (
+            {"op": keras_hvd.Max},
+            ValueError,
+            "keras_hvd.Average.*keras_hvd.Sum.*got op=",
+        ),
         ({"compression": "fp16"}, TypeError, "Compression.fp16.*got 'fp16'"),
         (
             {"gradient_predivide_factor": 2.0, "op": keras_hvd.Sum},

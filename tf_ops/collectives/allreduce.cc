@@ -18,7 +18,6 @@
 namespace keras_hvd {
 namespace {
 
-constexpr int64_t kLine = 64;
 // Up to here, reading everything from everybody is cheaper than waiting once more.
 constexpr int64_t kSmallBytes = 16 << 10;
 // Smaller windows write lines of the exchange memory again that are still in the cache
@@ -28,8 +27,6 @@ constexpr int64_t kWindowBytes = 1 << 20;
 // first-level cache, where it cannot be written to both in one pass.
 constexpr int64_t kPieceBytes = 4 << 10;
 
-int64_t RoundUpToLine(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 // The tensors as one line of bytes.
 class Line {
  public:
@@ -38,7 +35,7 @@ class Line {
     int64_t start = 0;
     for (const AllreduceTensor& tensor : tensors) {
       starts_.push_back(start);
-      start += RoundUpToLine(tensor.elements * Bytes(tensor.dtype));
+      start += PaddedBytes(tensor.elements * Bytes(tensor.dtype));
     }
     starts_.push_back(start);
   }
@@ -78,7 +75,7 @@ struct Window {
   int64_t end;
 
   int64_t Slice(int members) const {
-    return RoundUpToLine((end - begin + members - 1) / members);
+    return PaddedBytes((end - begin + members - 1) / members);
   }
   Window Part(int member, int members) const {
     const int64_t slice = Slice(members);
@@ -136,7 +133,12 @@ class Reducer {
     return {begin, std::min(line_.bytes(), begin + window_bytes_)};
   }
 
+  void Enter(CollectivePhase phase, const Window& window) {
+    communicator_.Enter(phase, window.begin, window.end);
+  }
+
   void ReduceAlone() {
+    communicator_.Enter(CollectivePhase::kReduce);
     for (const AllreduceTensor& tensor : options_.tensors) {
       Reduce(options_.reduction, tensor.dtype, &tensor.input, 1, tensor.elements,
              tensor.output);
@@ -145,9 +147,11 @@ class Reducer {
 
   bool ReduceSmall() {
     const Window window = {0, line_.bytes()};
+    Enter(CollectivePhase::kCopyIn, window);
     CopyIn(window, window);
     communicator_.Publish();
     if (!communicator_.AwaitAllPublished()) return false;
+    Enter(CollectivePhase::kReduce, window);
     line_.ForEach(0, line_.bytes(),
                   [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                       int64_t bytes) {
@@ -159,6 +163,7 @@ class Reducer {
   // What the others reduce.
   void PublishInput(const Window& window) {
     const int members = communicator_.count();
+    Enter(CollectivePhase::kCopyIn, window);
     for (int member = 0; member < members; ++member) {
       if (member != communicator_.index()) CopyIn(window, window.Part(member, members));
     }
@@ -167,7 +172,9 @@ class Reducer {
   }
 
   bool ReduceWindow(const Window& window) {
+    Enter(CollectivePhase::kNone, window);
     if (!communicator_.AwaitAllPublished()) return false;
+    Enter(CollectivePhase::kReduce, window);
     ReduceOwnSlice(window, window.Part(communicator_.index(), communicator_.count()));
     if (options_.stores == Stores::kStreaming) StoreFence();
     communicator_.PublishReduced();
@@ -177,6 +184,7 @@ class Reducer {
   // What the others have reduced, in this round or the one `ago` before.
   void CopyResults(const Window& window, int ago) {
     const int members = communicator_.count();
+    Enter(CollectivePhase::kCopyOut, window);
     for (int step = 1; step < members; ++step) {
       const int member = (communicator_.index() + step) % members;
       CopyOut(window, window.Part(member, members), member, ago);
@@ -236,7 +244,7 @@ class Reducer {
       ReduceStretch(tensor, place, bytes, exchange);
       return copy_to_output_(output, exchange, bytes);
     }
-    alignas(kLine) char reduced[kPieceBytes];
+    alignas(kCacheLine) char reduced[kPieceBytes];
     ReduceStretch(tensor, place, bytes, reduced);
     CopyStreaming(exchange, reduced, bytes);
     CopyStreaming(output, reduced, bytes);

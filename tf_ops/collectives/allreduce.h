@@ -18,6 +18,13 @@ struct AllreduceTensor {
   void* output;
 };
 
+// Fused tensors lie next to each other, each from the start of a cache line.
+inline constexpr int64_t kCacheLine = 64;
+// What a tensor of so many bytes takes there.
+inline int64_t PaddedBytes(int64_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 struct AllreduceOptions {
   Reduction reduction;
   // The same types and sizes in the same order on every member.

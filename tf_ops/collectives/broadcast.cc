@@ -20,10 +20,12 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
     if (is_root) {
       // Two windows are on their way: this one goes where the last but one was.
       if (begin >= 2 * window && !communicator->AwaitAllPublished(2)) return false;
+      communicator->Enter(CollectivePhase::kCopyIn);
       memcpy(communicator->Exchange(options.root),
              static_cast<const char*>(options.input) + begin, part);
     } else {
       if (!communicator->AwaitPublished(options.root)) return false;
+      communicator->Enter(CollectivePhase::kCopyOut);
       memcpy(static_cast<char*>(options.output) + begin,
              communicator->Exchange(options.root), part);
     }

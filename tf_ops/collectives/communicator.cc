@@ -84,7 +84,11 @@ bool Communicator::AwaitAllReduced() {
 bool Communicator::Await(Progress RankBlock::* word, int rank, uint64_t value) {
   const std::atomic<uint64_t>& progress = (segment_->block(rank).*word).value;
   const auto ready = [&] { return progress.load(std::memory_order_acquire) >= value; };
-  return ready() || waiter_->Wait(ready, rank);
+  if (ready()) return true;
+  Enter(CollectivePhase::kWait);
+  const bool ok = waiter_->Wait(ready, rank);
+  Enter(CollectivePhase::kNone);
+  return ok;
 }
 
 void Communicator::Announce(Progress RankBlock::* word, uint64_t value) {

@@ -6,10 +6,12 @@
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "tf_ops/collectives/phase_recorder.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -54,6 +56,13 @@ class Communicator {
   bool AwaitAllPublished(int ago = 0);
   bool AwaitAllReduced();
 
+  // Has the collectives from now on recorded; null: no longer.
+  void set_recorder(PhaseRecorder* recorder) { recorder_ = recorder; }
+  // For the record, see there; waits say so themselves. Free where nobody keeps one.
+  void Enter(CollectivePhase phase, int64_t begin = 0, int64_t end = INT64_MAX) {
+    if (recorder_ != nullptr) recorder_->Enter(phase, begin, end);
+  }
+
  private:
   // The ranks that may still read a half of this rank's memory, and what they will have
   // written to `finished` when they no longer do.
@@ -70,6 +79,7 @@ class Communicator {
   const std::shared_ptr<Segment> segment_;
   const int rank_;
   Waiter* const waiter_;
+  PhaseRecorder* recorder_ = nullptr;
   std::vector<int> members_;
   int index_ = 0;
   uint64_t sequence_ = 0;

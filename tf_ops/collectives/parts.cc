@@ -44,6 +44,7 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
   std::vector<const void*> inputs(members);
   for (int64_t begin = 0; begin < parts.longest_line(); begin += stretch) {
     if (begin > 0 && !communicator->NextRound()) return false;
+    communicator->Enter(CollectivePhase::kCopyIn);
     for (int step = 1; step < members; ++step) {
       const int member = (self + step) % members;
       char* to = communicator->Exchange(self) + member * stretch - begin;
@@ -57,6 +58,7 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
     }
     communicator->Publish();
     if (!communicator->AwaitAllPublished()) return false;
+    communicator->Enter(CollectivePhase::kReduce);
     parts.ForEach(self, begin, begin + stretch,
                   [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
                     for (int member = 0; member < members; ++member) {
@@ -85,6 +87,7 @@ bool Gather(const Parts& parts, const std::vector<const void*>& own,
   if (members == 1) return true;
   for (int64_t begin = 0; begin < parts.longest_line(); begin += window) {
     if (begin > 0 && !communicator->NextRound()) return false;
+    communicator->Enter(CollectivePhase::kCopyIn);
     char* exchange = communicator->Exchange(self) - begin;
     parts.ForEach(self, begin, begin + window,
                   [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {
@@ -95,6 +98,7 @@ bool Gather(const Parts& parts, const std::vector<const void*>& own,
     for (int step = 1; step < members; ++step) {
       const int member = (self + step) % members;
       if (!communicator->AwaitPublished(member)) return false;
+      communicator->Enter(CollectivePhase::kCopyOut);
       const char* from = communicator->Exchange(member) - begin;
       parts.ForEach(member, begin, begin + window,
                     [&](size_t tensor, int64_t offset, int64_t place, int64_t bytes) {

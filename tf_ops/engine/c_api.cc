@@ -551,6 +551,23 @@ const char* khvd_failure(void) {
   return text.c_str();
 }
 
+int khvd_start_timeline(const char* path, int32_t mark_cycles) {
+  std::shared_ptr<Process> process;
+  Status status = GetProcess(&process);
+  if (status.ok() && (path == nullptr || path[0] == '\0')) {
+    status = Status::InvalidArgument("a timeline needs the name of a file");
+  }
+  if (status.ok()) status = process->engine().StartTimeline(path, mark_cycles != 0);
+  return Report(status);
+}
+
+int khvd_stop_timeline(void) {
+  std::shared_ptr<Process> process;
+  const Status status = GetProcess(&process);
+  if (status.ok()) process->engine().StopTimeline();
+  return Report(status);
+}
+
 int khvd_get_counters(khvd_counters* counters) {
   if (counters->struct_size < sizeof(khvd_counters)) {
     return Report(Status::InvalidArgument(

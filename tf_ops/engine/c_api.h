@@ -189,6 +189,13 @@ KHVD_EXPORT const char* khvd_last_error(void);
 // Why the engine cannot be used any more (a peer's death, an abort), or "" if it can.
 KHVD_EXPORT const char* khvd_failure(void);
 
+// Writes where the time of each tensor goes to `path`, from now on until
+// khvd_stop_timeline or khvd_shutdown, as rank 0 sees it; with a mark at each round of
+// decisions if `mark_cycles` is not 0. On other ranks both do nothing, so that it does
+// not matter which ranks call them when.
+KHVD_EXPORT int khvd_start_timeline(const char* path, int32_t mark_cycles);
+KHVD_EXPORT int khvd_stop_timeline(void);
+
 // Counters since khvd_init, for tests and diagnosis.
 typedef struct {
   size_t struct_size;

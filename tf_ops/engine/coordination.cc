@@ -27,8 +27,9 @@ std::string Seconds(double seconds) {
 }  // namespace
 
 Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
-                           size_t cache_capacity)
+                           size_t cache_capacity, Timeline* timeline)
     : segment_(std::move(segment)),
+      timeline_(*timeline),
       coordinator_(segment_->size(), fusion_bytes),
       departed_(segment_->size()),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
@@ -39,7 +40,8 @@ Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_byte
     readers_.push_back(
         {StreamReader(segment_->submissions(rank), Segment::kSubmissionBytes,
                       &block.submissions_written, &block.submissions_read),
-         {}});
+         {},
+         0});
   }
 }
 
@@ -57,12 +59,15 @@ bool Coordination::HasNews() {
 
 bool Coordination::Progress() {
   bool progressed = false;
+  coordinator_.set_wants_times(timeline_.WantsTimes());
   for (int rank = 0; rank < segment_->size(); ++rank) {
     progressed |= ReadSubmissions(rank);
   }
   progressed |= NoteDepartures();
   Decision decision;
-  while (coordinator_.Next(&decision)) WriteDecision(decision);
+  bool decided = false;
+  for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
+  if (decided) timeline_.AddCycle();
   progressed |= Flush();
   return progressed;
 }
@@ -88,9 +93,15 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
     dictionary[number] = Intern(message);
     return;
   }
+  double& time = readers_[rank].time;
+  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kTime) {
+    time = static_cast<double>(number) * 1e-9;
+    return;
+  }
   anything_waits_ = true;
+  const double given = std::exchange(time, 0);
   coordinator_.Submit(
-      rank, dictionary[number], NowSeconds(),
+      rank, dictionary[number], given > 0 ? given : NowSeconds(),
       static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitDuplicate);
 }
 
@@ -144,6 +155,8 @@ void Coordination::WriteDecision(const Decision& decision) {
   for (const Decision::Zeros& zeros : decision.zeros) WriteZeros(zeros);
   std::string message;
   if (decision.type == Decision::Type::kRun) {
+    const bool runs_here = decision.ranks.front() == 0;
+    timeline_.AddDecision(++batches_, decision, runs_here);
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), &message);
     for (bool in_place : {false, true}) {
       const Stores stores = store_choice_.Choose(decision.bytes, in_place);
@@ -225,6 +238,7 @@ void Coordination::CheckStalls(double warning, double abort) {
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();
   if (stalls.empty()) warned_.clear();
+  timeline_.AddStalls(stalls, now);
   for (const Stall& stall : stalls) {
     const double seconds = now - stall.since;
     if (abort > 0 && seconds >= abort) {

@@ -16,6 +16,7 @@
 
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/engine/coordinator.h"
+#include "tf_ops/engine/timeline.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -51,6 +52,7 @@ enum class SubmissionMessage : int64_t {
   kDefine = 0,           // number, description
   kSubmit = 1,           // number
   kSubmitDuplicate = 2,  // number: the rank has the name under way in another op
+  kTime = 3,             // nanoseconds: when the next request was submitted
 };
 
 // What begins a message of the decisions.
@@ -65,7 +67,7 @@ enum class DecisionMessage : int64_t {
 class Coordination {
  public:
   Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
-               size_t cache_capacity);
+               size_t cache_capacity, Timeline* timeline);
 
   // How long an allreduce of so many bytes took with these stores.
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
@@ -87,6 +89,7 @@ class Coordination {
   struct Reader {
     StreamReader stream;
     std::vector<std::shared_ptr<const Description>> dictionary;
+    double time = 0;  // of the next request, in seconds; 0: not given
   };
 
   bool ReadSubmissions(int rank);
@@ -100,10 +103,12 @@ class Coordination {
   std::string StallText(const Stall& stall, double seconds);
 
   const std::shared_ptr<Segment> segment_;
+  Timeline& timeline_;
   Coordinator coordinator_;
   std::vector<Reader> readers_;
   std::unordered_map<std::string, std::shared_ptr<const Description>> interned_;
   std::vector<bool> departed_;
+  uint64_t batches_ = 0;  // decided; ranks count them alike
   StreamWriter decisions_;
   StoreChoice store_choice_;
   NumberTable<TensorKey, TensorKeyHash> numbers_;

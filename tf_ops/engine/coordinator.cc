@@ -179,11 +179,23 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
       Agree(key, entry, *members);
       continue;
     }
-    settled_.push_back({key, description, members, std::move(joined), {}});
+    settled_.push_back(
+        {key, description, members, std::move(joined), {}, Times(*entry, *members)});
     for (auto& queue : entry->waiting) {
       if (!queue.empty()) queue.pop_front();
     }
   }
+}
+
+// When the members submitted what each waits for first.
+std::vector<std::pair<int, double>> Coordinator::Times(
+    const Entry& entry, const std::vector<int>& members) const {
+  std::vector<std::pair<int, double>> times;
+  for (size_t i = 0; wants_times_ && i < members.size(); ++i) {
+    if (entry.waiting[i].empty()) continue;
+    times.emplace_back(members[i], entry.waiting[i].front().since);
+  }
+  return times;
 }
 
 // Members that have joined without having submitted what the others wait for first.
@@ -223,7 +235,7 @@ void Coordinator::Agree(const TensorKey& key, Entry* entry,
   }
   if (!refusal.empty()) return FailHeads(key, entry, members, refusal, Owe::kNo);
   for (auto& queue : entry->waiting) queue.pop_front();
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(decision)});
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(decision), {}});
 }
 
 // Returns why not, or "".
@@ -328,7 +340,7 @@ void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
     failure.ranks.push_back(member);
     entry->waiting[i].pop_front();
   }
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure)});
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure), {}});
 }
 
 void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text) {
@@ -337,7 +349,7 @@ void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& tex
   failure.tensors = {key};
   failure.ranks = {rank};
   failure.text = text;
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure)});
+  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure), {}});
 }
 
 bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
@@ -373,6 +385,9 @@ bool Coordinator::Fusable(const Description& first, const Description& other) {
 
 void Coordinator::Take(Settled* settled, Decision* decision) {
   decision->tensors.push_back(std::move(settled->key));
+  if (!settled->since.empty()) {
+    decision->requests.push_back({settled->description, std::move(settled->since)});
+  }
   if (settled->joined.empty()) return;
   decision->zeros.push_back({settled->description, std::move(settled->joined)});
 }

@@ -60,6 +60,13 @@ struct Decision {
   Kind agreed = Kind::kJoin;  // kAgree
   int32_t answer = 0;         // kAgree
   std::vector<int> members;   // kAgree on a process set
+
+  // kRun: of each tensor, who submitted it when. Only while that is wanted.
+  struct Request {
+    std::shared_ptr<const Description> description;
+    std::vector<std::pair<int, double>> since;  // rank, seconds
+  };
+  std::vector<Request> requests;
 };
 
 // A request that some ranks wait for and others have not submitted.
@@ -79,6 +86,9 @@ class Coordinator {
 
   // `ranks` ascending. Every rank must have been told of the set before it uses it.
   void AddProcessSet(int32_t id, std::vector<int> ranks);
+
+  // Whether decisions are to say when each rank submitted what they are about.
+  void set_wants_times(bool wants_times) { wants_times_ = wants_times; }
 
   // Rank `rank` has submitted a request, at time `now` in seconds. Its requests of one
   // name are served in the order of their submission. `duplicate` says that another op
@@ -127,11 +137,14 @@ class Coordinator {
     std::shared_ptr<const Members> members;
     std::vector<int> joined;  // give zeros
     Decision decision;
+    std::vector<std::pair<int, double>> since;  // if wanted
   };
 
   Entry& FindEntry(const TensorKey& key, const std::vector<int>& members);
   void Settle(const TensorKey& key, Entry* entry,
               const std::shared_ptr<const Members>& members);
+  std::vector<std::pair<int, double>> Times(const Entry& entry,
+                                            const std::vector<int>& members) const;
   void FailHeads(const TensorKey& key, Entry* entry, const std::vector<int>& members,
                  const std::string& text, Owe owe, bool departed = false);
   void FailOne(const TensorKey& key, int rank, const std::string& text);
@@ -164,6 +177,7 @@ class Coordinator {
   std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
   double last_submission_ = 0;  // when it came
+  bool wants_times_ = false;
   size_t most_entries_;
 };
 

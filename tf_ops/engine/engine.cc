@@ -140,6 +140,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
       rank_(options.rank),
       block_(segment_->block(rank_)),
       communicator_(segment_, rank_, this),
+      timeline_(segment_),
       submissions_(segment_->submissions(rank_), Segment::kSubmissionBytes,
                    &block_.submissions_written),
       submission_numbers_(options.cache_capacity),
@@ -149,7 +150,7 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
   process_sets_[0] = AllRanks(segment_->size());
   if (rank_ == 0) {
     coordination_ = std::make_unique<Coordination>(segment_, options_.fusion_bytes,
-                                                   options_.cache_capacity);
+                                                   options_.cache_capacity, &timeline_);
     // Before the first decision, which is what the others read first.
     segment_->header().check.store(options_.check);
   }
@@ -164,7 +165,14 @@ void Engine::Stop() {
   stopping_.store(true);
   block_.bell.Ring();
   thread_.join();
+  timeline_.Stop();
 }
+
+Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
+  return rank_ == 0 ? timeline_.Start(path, mark_cycles) : Status::Ok();
+}
+
+void Engine::StopTimeline() { timeline_.Stop(); }
 
 // ---- Driving
 
@@ -467,6 +475,7 @@ Status Engine::Queue(std::unique_ptr<Operation> operation) {
   const bool duplicate =
       !same_name.empty() && same_name.back()->submitter != operation->submitter;
   operation->submitted = Clock::now();
+  if (segment_->header().WantsTimes()) SendTime(operation->submitted);
   operation->log_number = log_.Add(*description);
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
@@ -501,6 +510,15 @@ Status Engine::CheckMember(const Description& description) const {
                                    " has joined already, in another thread");
   }
   return Status::Ok();
+}
+
+// Rank 0 may read the submission much later.
+void Engine::SendTime(Clock::time_point submitted) {
+  const std::chrono::nanoseconds time = submitted.time_since_epoch();
+  time_message_.clear();
+  EncodeInteger(static_cast<int64_t>(SubmissionMessage::kTime), &time_message_);
+  EncodeInteger(time.count(), &time_message_);
+  submissions_.Append(time_message_);
 }
 
 void Engine::SendSubmission(const Description& description, bool duplicate) {
@@ -770,7 +788,7 @@ void Engine::RunBatch(const std::vector<TensorKey>& keys) {
   running_ = Title(*operations.front()->description);
   counters_.batches += 1;
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, operations);
-  const bool ok = RunCollective(operations, members);
+  const bool ok = RunRecorded(operations, members);
   running_.clear();
   for (auto& operation : operations) {
     const std::string title = Title(*operation->description);
@@ -791,6 +809,15 @@ Status Engine::FailureOf(const std::string& title) const {
   const Status failure = segment_->Failure();
   if (failure.ok()) return {Code::kShutDown, where + kShutDownHere};
   return {failure.code, where + failure.message + Advice(failure.code)};
+}
+
+bool Engine::RunRecorded(const std::vector<std::unique_ptr<Operation>>& operations,
+                         const std::vector<int>& members) {
+  PhaseRecorder* const recorder = timeline_.BeginBatch(sequence_);
+  communicator_.set_recorder(recorder);
+  const bool ok = RunCollective(operations, members);
+  if (recorder != nullptr) timeline_.EndBatch(ok);
+  return ok;
 }
 
 bool Engine::RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,

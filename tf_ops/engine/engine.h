@@ -31,6 +31,7 @@
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/description.h"
 #include "tf_ops/engine/operation_log.h"
+#include "tf_ops/engine/timeline.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -117,6 +118,10 @@ class Engine : private Waiter {
   // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
   void Stop();
 
+  // Of what rank 0 knows; see timeline.h. On other ranks both do nothing.
+  Status StartTimeline(const std::string& path, bool mark_cycles);
+  void StopTimeline();
+
   const EngineCounters& counters() const { return counters_; }
 
  private:
@@ -147,6 +152,7 @@ class Engine : private Waiter {
   Status CheckMember(const Description& description) const;
   Status Agree(Description description, int32_t* answer);
   void RingForSubmission();
+  void SendTime(Clock::time_point submitted);
   void SendSubmission(const Description& description, bool duplicate);
   bool FlushSubmissions();
 
@@ -159,6 +165,8 @@ class Engine : private Waiter {
   void HandleAgree(std::string_view message);
   std::unique_ptr<Operation> Take(const TensorKey& key);
   void RunBatch(const std::vector<TensorKey>& keys);
+  bool RunRecorded(const std::vector<std::unique_ptr<Operation>>& operations,
+                   const std::vector<int>& members);
   bool RunCollective(const std::vector<std::unique_ptr<Operation>>& operations,
                      const std::vector<int>& members);
   bool RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operations);
@@ -188,6 +196,7 @@ class Engine : private Waiter {
   RankBlock& block_;
   EngineCounters counters_;
   Communicator communicator_;
+  Timeline timeline_;
   // Changed by who drives, under mutex_.
   std::map<int32_t, std::vector<int>> process_sets_;
 
@@ -198,6 +207,7 @@ class Engine : private Waiter {
   StreamWriter submissions_;
   std::atomic<bool> overflowing_{false};  // submissions wait for room
   NumberTable<std::string> submission_numbers_;
+  std::string time_message_;
   OperationLog log_;
   Status refusal_;  // what Submit answers once no more requests are taken
 

@@ -86,6 +86,16 @@ struct SegmentHeader {
   // ranks that were told otherwise would wait for each other.
   std::atomic<uint32_t> check;
 
+  // Whether a timeline is written, so that submissions say when they were made; and
+  // whether it pauses, for want of room. Written by rank 0, each by a thread of its
+  // own.
+  std::atomic<uint32_t> timeline_on;
+  std::atomic<uint32_t> timeline_paused;
+  bool WantsTimes() const {
+    return timeline_on.load(std::memory_order_relaxed) != 0 &&
+           timeline_paused.load(std::memory_order_relaxed) == 0;
+  }
+
   // The last batch whose stall was reported, so that one rank does it for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
   // The coordinator waits for room in the decisions: wake it when there is some.

@@ -1,0 +1,33 @@
+"""`python -m keras_hvd.timeline FILE`: prints where the time went."""
+
+import argparse
+import sys
+
+from keras_hvd.timeline import summary
+
+
+def main() -> int:
+    """Runs the command with this process' arguments.
+
+    Returns:
+        What to exit with.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m keras_hvd.timeline",
+        description="Prints where the time went that a timeline shows.",
+    )
+    parser.add_argument("file", help="a timeline, of a job that was killed as well")
+    path = parser.parse_args().file
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            print(summary.text(summary.read(lines)))
+    except (OSError, summary.NotATimelineError) as error:
+        print(f"{parser.prog}: {path}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

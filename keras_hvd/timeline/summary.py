@@ -1,0 +1,331 @@
+"""Sums a timeline up: its phases, its slowest tensors, the rank that others wait for.
+
+A timeline is an array of events, one in each line. The file of a job that was killed
+lacks the end of the array, and may end in the middle of a line if something other than
+keras_hvd cut it.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+SLOWEST = 10
+"""How many tensors are listed."""
+
+
+class NotATimelineError(ValueError):
+    """A file that keras_hvd has not written."""
+
+
+@dataclass
+class Spans:
+    """Stretches of time.
+
+    Args:
+        begins: When each began, in microseconds.
+        ends: When each ended.
+    """
+
+    begins: array = field(default_factory=lambda: array("d"))
+    ends: array = field(default_factory=lambda: array("d"))
+
+    def add(self, begin: float, end: float) -> None:
+        """Adds one.
+
+        Args:
+            begin: When it began, in microseconds.
+            end: When it ended.
+        """
+        self.begins.append(begin)
+        self.ends.append(end)
+
+    def durations(self) -> np.ndarray:
+        """How long each took.
+
+        Returns:
+            Microseconds, float64 of shape (count,).
+        """
+        return np.subtract(self.ends, self.begins)
+
+    def covered(self) -> float:
+        """The time in which there was at least one of them.
+
+        Returns:
+            Microseconds.
+
+        Example:
+
+        >>> spans = Spans()
+        >>> spans.add(0, 3); spans.add(2, 5); spans.add(10, 11)
+        >>> spans.covered()
+        6.0
+        """
+        begins, ends = np.array(self.begins), np.array(self.ends)
+        order = np.argsort(begins)
+        begins, ends = begins[order], ends[order]
+        reached = np.maximum.accumulate(np.concatenate([[-np.inf], ends]))[:-1]
+        return float(np.maximum(ends - np.maximum(begins, reached), 0).sum())
+
+
+@dataclass
+class Tensor:
+    """What a name's requests took.
+
+    Args:
+        requests: How many have ended.
+        total: From their first submissions to their ends, in microseconds.
+        by_phase: The same, in parts: negotiation, queue, collective.
+    """
+
+    requests: int = 0
+    total: float = 0
+    by_phase: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+@dataclass
+class Summary:
+    """What a timeline shows.
+
+    Args:
+        size: Number of ranks.
+        is_whole: Whether the file was ended by keras_hvd.
+        first: When the first event began, in microseconds.
+        last: When the last one ended.
+        phases: For each phase when it was.
+        tensors: For each tensor what it took.
+        waits: For each rank when others waited for it alone.
+        was_last: For each rank how many requests it submitted last.
+        missing: For each tensor that was waited for in the end, the ranks.
+        not_recorded: Requests that the timeline had no room for.
+    """
+
+    size: int = 0
+    is_whole: bool = False
+    first: float = float("inf")
+    last: float = 0
+    phases: dict[str, Spans] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    waits: dict[int, Spans] = field(default_factory=dict)
+    was_last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    missing: dict[str, list[int]] = field(default_factory=dict)
+    not_recorded: int = 0
+
+
+def read(lines: Iterable[str]) -> Summary:
+    """Reads a timeline.
+
+    Args:
+        lines: Those of the file.
+
+    Returns:
+        What it shows.
+
+    Raises:
+        NotATimelineError: It is no timeline of keras_hvd.
+
+    Example:
+
+    >>> summary = read([
+    ...     '[',
+    ...     '{"name":"start","ph":"M","args":{"time":0,"size":2}},',
+    ...     '{"name":"thread_name","ph":"M","tid":0,"args":{"name":"grad"}},',
+    ...     '{"name":"NEGOTIATE_ALLREDUCE","ph":"X","tid":0,"ts":0,"dur":9,'
+    ...     '"args":{"batch":1,"ready":{"1":0,"0":8}}}'])
+    >>> summary.size, summary.is_whole, summary.waits[0].covered()
+    (2, False, 8.0)
+    """
+    reader = _Reader()
+    for line in lines:
+        event = line.strip().rstrip(",").rstrip()
+        if event == "]":
+            reader.summary.is_whole = True
+        elif event not in ("", "["):
+            try:
+                reader.add(json.loads(event))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                # Cut off, or none of ours: told apart below.
+                continue
+    if reader.summary.size == 0:
+        raise NotATimelineError("this is no timeline that keras_hvd has written")
+    return reader.summary
+
+
+class _Reader:
+    """Takes the events in, in the order of the file."""
+
+    def __init__(self):
+        self.summary = Summary()
+        self._rows: dict[int, str] = {}
+        self._open: dict[int, dict[str, float]] = defaultdict(dict)
+        self._last_of_batch: dict[str, tuple[int, float]] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        if event["ph"] == "X":
+            self._add_span(event)
+        elif event["name"] == "start":
+            self.summary.size = event["args"]["size"]
+        elif event["name"] == "thread_name":
+            names = event["args"]
+            self._rows[event["tid"]] = names.get("tensor", names["name"])
+        elif event["name"] == "NOT_RECORDED":
+            self.summary.not_recorded += event["args"]["requests"]
+        elif event["name"] == "WAITING_FOR_RANK":
+            tensor = self._rows[event["tid"]]
+            self.summary.missing.setdefault(tensor, []).append(event["args"]["rank"])
+
+    def _add_span(self, event: Mapping[str, Any]) -> None:
+        summary, name, row = self.summary, event["name"], event["tid"]
+        begin, batch = event["ts"], event["args"]["batch"]
+        end = begin + event["dur"]
+        summary.first = min(summary.first, begin)
+        summary.last = max(summary.last, end)
+        # What the tensors of a batch went through together stands in all their rows.
+        is_repeated = self._last_of_batch.get(name) == (batch, begin)
+        self._last_of_batch[name] = (batch, begin)
+        if name.startswith("NEGOTIATE_"):
+            self._open[row] = {"negotiate": event["dur"]}
+            self._add_arrivals(begin, event["args"]["ready"])
+            summary.missing.pop(self._rows[row], None)
+            is_repeated = False
+        elif name == "QUEUE":
+            self._open[row]["queue"] = event["dur"]
+            is_repeated = False
+        elif "requests" in event["args"]:
+            self._open[row]["collective"] = event["dur"]
+            self._end(row)
+        if not is_repeated:
+            summary.phases.setdefault(name, Spans()).add(begin, end)
+
+    def _add_arrivals(self, begin: float, ready: Mapping[str, float]) -> None:
+        if len(ready) < 2:
+            return
+        *_, (before, _), (last, rank) = sorted(
+            (time, int(rank)) for rank, time in ready.items()
+        )
+        self.summary.was_last[rank] += 1
+        self.summary.waits.setdefault(rank, Spans()).add(begin + before, begin + last)
+
+    def _end(self, row: int) -> None:
+        tensor = self.summary.tensors.setdefault(self._rows[row], Tensor())
+        parts = self._open.pop(row)
+        tensor.requests += 1
+        tensor.total += sum(parts.values())
+        for phase, duration in parts.items():
+            tensor.by_phase[phase] += duration
+
+
+def text(summary: Summary) -> str:
+    """What people read of a summary.
+
+    Args:
+        summary: Of a timeline.
+
+    Returns:
+        Lines.
+
+    Example:
+
+    >>> print(text(Summary(size=2)))
+    2 ranks; the file ends early: the job was killed, or still runs
+    no collective was recorded
+    """
+    ended = "" if summary.is_whole else _ENDS_EARLY
+    lines = [f"{summary.size} ranks{ended}"]
+    if summary.not_recorded:
+        lines.append(f"not recorded, for want of room: {summary.not_recorded} requests")
+    if not summary.phases:
+        return "\n".join([*lines, "no collective was recorded", *_unfinished(summary)])
+    lines[0] = f"{_time(summary.last - summary.first)} recorded, " + lines[0]
+    parts = [_phases(summary), _slowest(summary), _waits(summary)]
+    return "\n\n".join(["\n".join(lines), *parts, *_unfinished(summary)])
+
+
+_ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
+
+# Those within a collective stand below it.
+_PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT")
+
+
+def _phases(summary: Summary) -> str:
+    whole = max(summary.last - summary.first, 1e-9)
+    rows = [("phase", "times", "mean", "longest", "all", "of the time")]
+
+    def order(name: str) -> tuple[int, str]:
+        first = ("NEGOTIATE_", "QUEUE")
+        place = [i for i, start in enumerate(first) if name.startswith(start)]
+        return (place or [3 + _PARTS.index(name) if name in _PARTS else 2])[0], name
+
+    for name in sorted(summary.phases, key=order):
+        durations = summary.phases[name].durations()
+        covered = summary.phases[name].covered()
+        rows.append(
+            (
+                ("  " if name in _PARTS else "") + name,
+                str(len(durations)),
+                _time(durations.mean()),
+                _time(durations.max()),
+                _time(covered),
+                f"{covered / whole:.1%}",
+            )
+        )
+    return _table(rows)
+
+
+def _slowest(summary: Summary) -> str:
+    slowest = sorted(
+        summary.tensors.items(), key=lambda item: -item[1].total / item[1].requests
+    )[:SLOWEST]
+    parts = ("negotiate", "queue", "collective")
+    rows = [("slowest tensors", "times", "mean", *parts)]
+    for name, tensor in slowest:
+        means = [_time(tensor.by_phase[part] / tensor.requests) for part in parts]
+        mean = _time(tensor.total / tensor.requests)
+        rows.append((name, str(tensor.requests), mean, *means))
+    return _table(rows)
+
+
+def _waits(summary: Summary) -> str:
+    waited = sorted(
+        ((spans.covered(), rank) for rank, spans in summary.waits.items()), reverse=True
+    )
+    if not waited:
+        return "no rank waited for another"
+    total = sum(summary.was_last.values())
+    rows = [("waited for", "time", "was last")]
+    for time, rank in waited[:SLOWEST]:
+        rows.append((f"rank {rank}", _time(time), f"{summary.was_last[rank]}/{total}"))
+    first = f"the others waited most for rank {waited[0][1]}: {_time(waited[0][0])}"
+    return f"{first}\n{_table(rows)}"
+
+
+def _unfinished(summary: Summary) -> list[str]:
+    return [
+        f"{name} was still waiting for rank {', '.join(map(str, ranks))}"
+        for name, ranks in summary.missing.items()
+    ]
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _time(microseconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, factor in (("us", 1), ("ms", 1e3)):
+        if microseconds < 1e3 * factor:
+            return f"{microseconds / factor:.3g} {unit}"
+    return f"{microseconds / 1e6:.4g} s"

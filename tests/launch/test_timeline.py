@@ -1,0 +1,90 @@
+"""Timelines that khvdrun has written: of jobs that end well, and of others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = Path(__file__).parent / "ranks" / "allreduce_loop.py"
+
+
+def lines(path):
+    return [line.strip().rstrip(",").rstrip() for line in path.open()]
+
+
+def test_a_job_that_ends_well_leaves_valid_json(khvdrun, tmp_path):
+    path = tmp_path / "timeline.json"
+    options = ("--timeline-filename", path, "--timeline-mark-cycles")
+    command = (sys.executable, LOOP, tmp_path, "--steps", 30)
+    ended = khvdrun.run("-np", 2, *options, *command)
+    assert ended.returncode == 0, ended.stderr
+    events = json.loads(path.read_text())
+    names = [event["name"] for event in events]
+    assert names.count("thread_name") == 10
+    assert names.count("SHARED_MEMORY_ALLREDUCE") == 30
+    assert names.count("CYCLE") == 30
+
+
+@pytest.mark.parametrize("variable", ["KERAS_HVD_TIMELINE", "HOROVOD_TIMELINE"])
+def test_a_variable_asks_for_it_as_well(khvdrun, tmp_path, variable):
+    path = tmp_path / "timeline.json"
+    command = (sys.executable, LOOP, tmp_path, "--steps", 3)
+    ended = khvdrun.run("-np", 1, *command, env={variable: str(path)})
+    assert ended.returncode == 0, ended.stderr
+    assert len(json.loads(path.read_text())) > 10
+
+
+def test_horovods_word_for_starting_it_later_is_no_file(khvdrun, tmp_path):
+    command = (sys.executable, LOOP, tmp_path, "--steps", 3)
+    environment = {"HOROVOD_TIMELINE": "DYNAMIC"}
+    ended = khvdrun.run("-np", 1, *command, env=environment, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_file_of_a_killed_job_is_whole_up_to_its_last_event(khvdrun, tmp_path):
+    path = tmp_path / "timeline.json"
+    options = ("--timeline-filename", path)
+    with khvdrun.start("-np", 2, *options, sys.executable, LOOP, tmp_path) as job:
+        ranks = [int(job.stdout.readline().split()[-1]) for _ in range(2)]
+        # So much that it has been written in many parts.
+        while path.stat().st_size < 1 << 20:
+            assert job.poll() is None
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+        job.communicate(timeout=60)
+    first, *events = lines(path)
+    assert first == "["
+    assert len([json.loads(event) for event in events if event]) > 1000
+    # As the viewers take it: what is missing is the bracket.
+    json.loads(path.read_text() + "]")
+    command = (sys.executable, "-m", "keras_hvd.timeline", path)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks; the file ends early" in ended.stdout
+    assert "the others waited most for rank" in ended.stdout
+    assert "SHARED_MEMORY_ALLREDUCE" in ended.stdout
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_starts(
+    khvdrun, tmp_path
+):
+    for path, reason in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "missing" / "file", "cannot write"),
+    ):
+        ended = khvdrun.run("-np", 1, "--timeline-filename", path, "true")
+        assert ended.returncode == 2
+        assert "--timeline-filename" in ended.stderr and reason in ended.stderr
+
+
+def test_a_variable_with_a_wrong_name_ends_the_job(khvdrun, tmp_path):
+    environment = {"KERAS_HVD_TIMELINE": str(tmp_path / "missing" / "file")}
+    command = (sys.executable, LOOP, tmp_path, "--steps", 3)
+    ended = khvdrun.run("-np", 2, *command, env=environment)
+    assert ended.returncode == 1
+    assert "missing/file' cannot be written: No such file or directory" in ended.stderr

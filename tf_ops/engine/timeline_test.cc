@@ -1,0 +1,383 @@
+// The timeline of engines that are threads over one segment, and of its own calls: what
+// is in the file, and what it costs nobody.
+#include "tf_ops/engine/timeline.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <future>
+#include <map>
+#include <set>
+
+#include "tf_ops/engine/engine.h"
+
+namespace keras_hvd {
+namespace {
+
+std::string Path(const std::string& name) {
+  return testing::TempDir() + "/" + std::to_string(getpid()) + "-" + name;
+}
+
+// ---- Reading: every event is a line
+
+std::vector<std::string> Events(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> events;
+  for (std::string line; std::getline(file, line);) {
+    const size_t end = line.find_last_not_of(" ,");
+    if (line.empty() || line.front() != '{') continue;
+    EXPECT_EQ(line[end], '}') << line;
+    events.push_back(line.substr(0, end + 1));
+  }
+  return events;
+}
+
+std::string Text(const std::string& event, const std::string& field) {
+  const std::string key = "\"" + field + "\":\"";
+  const size_t begin = event.find(key);
+  if (begin == std::string::npos) return "";
+  const size_t from = begin + key.size();
+  return event.substr(from, event.find('"', from) - from);
+}
+
+double Number(const std::string& event, const std::string& field) {
+  const size_t begin = event.find("\"" + field + "\":");
+  if (begin == std::string::npos) return -1;
+  return std::stod(event.substr(begin + field.size() + 3));
+}
+
+std::vector<std::string> Named(const std::vector<std::string>& events,
+                               const std::string& name) {
+  std::vector<std::string> found;
+  for (const std::string& event : events) {
+    if (Text(event, "name") == name) found.push_back(event);
+  }
+  return found;
+}
+
+// The names of the spans in the row of a tensor.
+std::multiset<std::string> Phases(const std::vector<std::string>& events,
+                                  const std::string& tensor) {
+  double row = -1;
+  for (const std::string& event : Named(events, "thread_name")) {
+    if (Text(event.substr(event.find("args")), "name") == tensor) {
+      row = Number(event, "tid");
+    }
+  }
+  std::multiset<std::string> phases;
+  for (const std::string& event : events) {
+    const bool is_span = Text(event, "ph") == "X";
+    if (is_span && Number(event, "tid") == row) phases.insert(Text(event, "name"));
+  }
+  return phases;
+}
+
+// Spans of a row lie inside of or behind each other.
+void ExpectNested(const std::vector<std::string>& events) {
+  std::map<double, std::vector<std::pair<double, double>>> rows;
+  for (const std::string& event : events) {
+    if (Text(event, "ph") != "X") continue;
+    const double begin = Number(event, "ts");
+    rows[Number(event, "tid")].emplace_back(begin, begin + Number(event, "dur"));
+  }
+  for (const auto& [row, spans] : rows) {
+    for (const auto& [begin, end] : spans) {
+      EXPECT_LE(begin, end);
+      for (const auto& [other_begin, other_end] : spans) {
+        // Written in thousandths of microseconds.
+        const bool crosses = other_begin < begin - 1e-3 && begin + 1e-3 < other_end &&
+                             other_end < end - 1e-3;
+        EXPECT_FALSE(crosses) << "row " << row << ": " << begin << " to " << end;
+      }
+    }
+  }
+}
+
+// ---- Engines
+
+class Job {
+ public:
+  explicit Job(int size, int64_t exchange_bytes = 64 << 10) {
+    EXPECT_TRUE(Segment::CreateLocal(size, exchange_bytes, &segment_).ok());
+    for (int rank = 0; rank < size; ++rank) {
+      EngineOptions options;
+      options.rank = rank;
+      options.cores = 1;
+      engines_.push_back(std::make_unique<Engine>(options, segment_));
+    }
+  }
+
+  Engine& engine(int rank) { return *engines_[rank]; }
+  Segment& segment() { return *segment_; }
+
+  // Has a rank submit a request of float32, and gives its end.
+  std::future<Status> Submit(int rank, const std::string& name, int64_t elements,
+                             Kind kind = Kind::kAllreduce) {
+    auto description = std::make_shared<Description>();
+    description->name = name;
+    description->kind = kind;
+    auto data = std::make_shared<std::vector<float>>(elements * engines_.size(), 1);
+    auto operation = std::make_unique<Operation>();
+    if (kind != Kind::kBarrier) {
+      description->tensors = {{DataType::kFloat32, {elements}}};
+      operation->buffers.push_back({data->data(), data->data()});
+    }
+    auto gathered = std::make_shared<std::vector<float>>(data->size());
+    if (kind == Kind::kAllgather) {
+      description->tensors.front().shape = {-1};
+      operation->rows = elements;
+      operation->allocate = [gathered](const std::vector<int64_t>&) {
+        return gathered->data();
+      };
+    }
+    operation->description = std::move(description);
+    operation->submitter = 1;
+    auto promise = std::make_shared<std::promise<Status>>();
+    operation->done = [promise, data, gathered](const Status& status) {
+      promise->set_value(status);
+    };
+    EXPECT_TRUE(engines_[rank]->Submit(std::move(operation)).ok());
+    return promise->get_future();
+  }
+
+  void Run(const std::string& name, int64_t elements, Kind kind = Kind::kAllreduce) {
+    std::vector<std::future<Status>> ends;
+    for (size_t rank = 0; rank < engines_.size(); ++rank) {
+      ends.push_back(Submit(static_cast<int>(rank), name, elements, kind));
+    }
+    for (std::future<Status>& end : ends) EXPECT_TRUE(end.get().ok());
+  }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+TEST(Timeline, HasARowForEachTensorWithItsPhases) {
+  const std::string path = Path("phases");
+  Job job(3);
+  ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+  job.Run("small", 3);
+  job.Run("large \"\n\xff\xc3\xa9", 30000);  // windows of 32 KiB: four
+  job.Run("gathered", 5, Kind::kAllgather);
+  job.Run("sent", 20000, Kind::kBroadcast);
+  job.Run("met", 0, Kind::kBarrier);
+  job.engine(0).StopTimeline();
+  const std::vector<std::string> events = Events(path);
+  ExpectNested(events);
+  EXPECT_EQ(Named(events, "thread_name").size(), 5u);
+
+  std::multiset<std::string> phases = Phases(events, "small");
+  phases.erase("WAIT_FOR_RANKS");
+  EXPECT_EQ(phases, std::multiset<std::string>({"NEGOTIATE_ALLREDUCE", "QUEUE",
+                                                "SHARED_MEMORY_ALLREDUCE", "COPY_IN",
+                                                "REDUCE"}));
+  // Nothing of a name makes the file invalid.
+  const std::vector<std::string> rows = Named(events, "thread_name");
+  EXPECT_NE(rows[1].find("large \\\"\\u000a?\xc3\xa9\"}"), std::string::npos)
+      << rows[1];
+  EXPECT_EQ(Named(events, "REDUCE").size(), 1u + 4u);
+  EXPECT_EQ(Named(events, "COPY_OUT").size() - 4, 3u);  // of allgather: the ranks
+  EXPECT_EQ(Phases(events, "gathered").count("SHARED_MEMORY_ALLGATHER"), 1u);
+  EXPECT_EQ(Phases(events, "sent").count("COPY_IN"), 3u);
+  EXPECT_EQ(Phases(events, "met").count("NEGOTIATE_BARRIER"), 1u);
+  EXPECT_TRUE(Named(events, "CYCLE").empty());
+  EXPECT_TRUE(Named(events, "NOT_RECORDED").empty());
+}
+
+TEST(Timeline, OfTensorsThatTravelTogetherHasWhatEachWentThrough) {
+  const std::string path = Path("fused");
+  Job job(2);
+  ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+  std::vector<std::future<Status>> ends;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const char* name : {"a", "b", "c"}) {
+      ends.push_back(job.Submit(rank, name, 10000));
+    }
+  }
+  for (std::future<Status>& end : ends) EXPECT_TRUE(end.get().ok());
+  job.engine(0).StopTimeline();
+  const std::vector<std::string> events = Events(path);
+  ExpectNested(events);
+  for (const char* name : {"a", "b", "c"}) {
+    const std::multiset<std::string> phases = Phases(events, name);
+    EXPECT_EQ(phases.count("NEGOTIATE_ALLREDUCE"), 1u);
+    EXPECT_EQ(phases.count("QUEUE"), 1u);
+    EXPECT_EQ(phases.count("SHARED_MEMORY_ALLREDUCE"), 1u);
+    // 40 KB are in two windows of 32 KiB, or in three.
+    EXPECT_GE(phases.count("COPY_IN"), 2u);
+    EXPECT_LE(phases.count("COPY_IN"), 3u);
+    EXPECT_EQ(phases.count("COPY_OUT"), phases.count("COPY_IN"));
+  }
+}
+
+TEST(Timeline, SaysWhenEachRankSubmitted) {
+  const std::string path = Path("ready");
+  Job job(2);
+  ASSERT_TRUE(job.engine(0).StartTimeline(path, true).ok());
+  for (int first : {0, 1}) {
+    const std::string name = "first " + std::to_string(first);
+    std::future<Status> one = job.Submit(first, name, 1);
+    std::future<Status> other = job.Submit(1 - first, name, 1);
+    EXPECT_TRUE(one.get().ok() && other.get().ok());
+  }
+  job.engine(0).StopTimeline();
+  const std::vector<std::string> events = Events(path);
+  const std::vector<std::string> spans = Named(events, "NEGOTIATE_ALLREDUCE");
+  ASSERT_EQ(spans.size(), 2u);
+  for (int first : {0, 1}) {
+    EXPECT_EQ(Number(spans[first], std::to_string(first)), 0) << spans[first];
+    EXPECT_GT(Number(spans[first], std::to_string(1 - first)), 0) << spans[first];
+  }
+  EXPECT_EQ(Named(events, "CYCLE").size(), 2u);
+}
+
+TEST(Timeline, GivesRequestsOfOneNameThatOverlapRowsOfTheirOwn) {
+  const std::string path = Path("queued");
+  Job job(2);
+  ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+  std::vector<std::future<Status>> ends;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < 3; ++i) ends.push_back(job.Submit(rank, "same", 1000));
+  }
+  for (std::future<Status>& end : ends) EXPECT_TRUE(end.get().ok());
+  job.engine(0).StopTimeline();
+  const std::vector<std::string> events = Events(path);
+  ExpectNested(events);
+  EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), 3u);
+  EXPECT_EQ(Phases(events, "same #3").count("SHARED_MEMORY_ALLREDUCE"), 1u);
+}
+
+TEST(Timeline, IsWrittenByRank0AloneAndNobodyWaitsForAnother) {
+  const std::string path = Path("other");
+  Job job(2);
+  ASSERT_TRUE(job.engine(1).StartTimeline(path, false).ok());
+  job.Run("x", 10);
+  job.engine(1).StopTimeline();
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+  EXPECT_EQ(job.segment().header().timeline_on.load(), 0u);
+}
+
+TEST(Timeline, CanBeTurnedOnAndOffInARunningJob) {
+  Job job(2);
+  for (int round = 0; round < 3; ++round) {
+    const std::string path = Path("round" + std::to_string(round));
+    job.Run("off", 10);
+    ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+    const Status again = job.engine(0).StartTimeline("elsewhere", false);
+    EXPECT_EQ(again.code, Code::kInvalidArgument);
+    EXPECT_NE(again.message.find(path), std::string::npos);
+    for (int i = 0; i <= round; ++i) job.Run("on", 10);
+    job.engine(0).StopTimeline();
+    job.engine(0).StopTimeline();
+    const std::vector<std::string> events = Events(path);
+    EXPECT_EQ(Named(events, "thread_name").size(), 1u);
+    EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), round + 1u);
+  }
+}
+
+TEST(Timeline, IsEndedByTheEngine) {
+  const std::string path = Path("ended");
+  {
+    Job job(1);
+    ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+    job.Run("x", 10);
+  }
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(text.substr(text.size() - 4), "}\n]\n");
+}
+
+// ---- What does not get through
+
+class TimelineCalls : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(Segment::CreateLocal(2, 8 << 10, &segment_).ok());
+    timeline_ = std::make_unique<Timeline>(segment_);
+    description_->name = "x";
+    description_->tensors = {{DataType::kFloat32, {1}}};
+  }
+
+  void Decide(uint64_t batch) {
+    const double now =
+        std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+    Decision decision;
+    decision.requests = {{description_, {{0, now}, {1, now}}}};
+    timeline_->AddDecision(batch, decision, true);
+  }
+
+  std::shared_ptr<Segment> segment_;
+  std::unique_ptr<Timeline> timeline_;
+  std::shared_ptr<Description> description_ = std::make_shared<Description>();
+};
+
+TEST_F(TimelineCalls, CountsWhatItHasNoRoomFor) {
+  const std::string path = Path("skipped");
+  constexpr int kBatches = 100000;
+  ASSERT_TRUE(timeline_->Start(path, false).ok());
+  for (int batch = 1; batch <= kBatches; ++batch) {
+    Decide(batch);
+    PhaseRecorder* recorder = timeline_->BeginBatch(batch);
+    if (recorder == nullptr) continue;
+    recorder->Enter(CollectivePhase::kReduce, 0, 4);
+    timeline_->EndBatch(true);
+  }
+  timeline_->Stop();
+  const std::vector<std::string> events = Events(path);
+  ExpectNested({events.begin(), events.begin() + 500});
+  double skipped = 0;
+  for (const std::string& event : Named(events, "NOT_RECORDED")) {
+    skipped += Number(event, "requests");
+    EXPECT_EQ(Number(event, "phases"), 0);
+  }
+  EXPECT_GT(skipped, 0);
+  const size_t recorded = Named(events, "NEGOTIATE_ALLREDUCE").size();
+  EXPECT_GT(recorded, 1000u);
+  EXPECT_EQ(recorded + skipped, kBatches);
+  // What is in the file is there from its beginning to its end.
+  EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), recorded);
+  EXPECT_EQ(Named(events, "REDUCE").size(), recorded);
+}
+
+TEST_F(TimelineCalls, LeavesOutABatchThatEndsAfterTheStop) {
+  ASSERT_TRUE(timeline_->Start(Path("first"), false).ok());
+  Decide(1);
+  ASSERT_NE(timeline_->BeginBatch(1), nullptr);
+  timeline_->Stop();
+  timeline_->Enter(CollectivePhase::kReduce, 0, 4);
+  timeline_->EndBatch(true);
+  EXPECT_EQ(timeline_->BeginBatch(2), nullptr);
+  ASSERT_TRUE(timeline_->Start(Path("second"), false).ok());
+  Decide(3);
+  ASSERT_NE(timeline_->BeginBatch(3), nullptr);
+  timeline_->EndBatch(false);
+  timeline_->Stop();
+  EXPECT_TRUE(Named(Events(Path("first")), "SHARED_MEMORY_ALLREDUCE").empty());
+  const std::vector<std::string> ends =
+      Named(Events(Path("second")), "SHARED_MEMORY_ALLREDUCE");
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(Number(ends.front(), "batch"), 3);
+  EXPECT_NE(ends.front().find("\"failed\":true"), std::string::npos);
+}
+
+TEST_F(TimelineCalls, SaysOnceForWhomARequestWaitsLong) {
+  const std::string path = Path("stalled");
+  ASSERT_TRUE(timeline_->Start(path, false).ok());
+  const double now =
+      std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  const std::vector<Stall> stalls = {{{0, "late"}, Kind::kAllreduce, now, {0}, {1}}};
+  timeline_->AddStalls(stalls, now + 0.5);
+  timeline_->AddStalls(stalls, now + 1.5);
+  timeline_->AddStalls(stalls, now + 2.5);
+  timeline_->Stop();
+  const std::vector<std::string> events = Named(Events(path), "WAITING_FOR_RANK");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(Number(events.front(), "rank"), 1);
+  EXPECT_NEAR(Number(events.front(), "ts") - Number(events.front(), "since"), 1.5e6, 1);
+}
+
+}  // namespace
+}  // namespace keras_hvd
