@@ -122,11 +122,11 @@ class GradientReduction:
             for each in ((self, other) if differing else ())
         )
 
-    def size(self) -> int:
-        """The number of ranks that reduce together.
+    def is_alone(self) -> bool:
+        """Whether this rank has nobody to reduce with.
 
         Returns:
-            At least 1.
+            False also for a rank outside of the process set: collectives say so.
 
         Raises:
             NotInitializedError: `keras_hvd.init` was not called.
@@ -134,7 +134,7 @@ class GradientReduction:
         """
         basics.require_initialized("the reduction of gradients")
         number_of(self.process_set, "the reduction of gradients")
-        return self.process_set.size()
+        return self.process_set.size() == 1 and bool(self.process_set.included())
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job, and a copy of it would not be.
@@ -225,7 +225,8 @@ class GradientReduction:
 
     def _scale_local(self, grad: Gradient) -> Gradient:
         """A local gradient in the scale of the others: of the mean over all ranks."""
-        return _times(grad, 1 / self.size()) if self.scale_local_gradients else grad
+        size = self.process_set.size()
+        return _times(grad, 1 / size) if self.scale_local_gradients else grad
 
 
 def identity(variable: Any) -> int:

@@ -200,7 +200,7 @@ class _ReducesGradients:
     def gradient(self, target, sources, output_gradients=None, **arguments):
         grads = super().gradient(target, sources, output_gradients, **arguments)
         own = self._own
-        if own.reduction.size() == 1:
+        if own.reduction.is_alone():
             return grads
         return _reduce(own, grads, sources)
 

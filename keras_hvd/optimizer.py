@@ -419,14 +419,14 @@ class _ReducesGradients(_Distributed):
         return self._settings.reduction.reduce(prefix, grads, variables, local)
 
     def _is_alone(self):
-        return self._settings.reduction.size() == 1
+        return self._settings.reduction.is_alone()
 
 
 class _DistributesInner(_Distributed):
     """An optimizer that leaves the updates to inner ones, chosen at build at last."""
 
     def apply(self, grads, trainable_variables=None):
-        if self._settings.reduction.size() > 1:
+        if not self._settings.reduction.is_alone():
             require_not_reduced(self, grads)
         return super().apply(grads, trainable_variables)
 
@@ -577,7 +577,7 @@ def _agree_on_finite_gradients() -> None:
         if not is_distributed(inner):
             return finite
         reduction = (leaf_optimizers(inner) or [inner])[0]._settings.reduction
-        if reduction.size() == 1:
+        if reduction.is_alone():
             return finite
         name = name_in_graph(f"{self.name}/{inner.name}/finite")
         return allreduce(finite, op=Min, name=name, process_set=reduction.process_set)

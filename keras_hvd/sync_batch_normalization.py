@@ -59,11 +59,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _moments(self, inputs, mask):
         basics.require_initialized("SyncBatchNormalization")
-        if self.process_set.size() == 1:
+        process_set = self.process_set
+        if process_set.size() == 1 and process_set.included():
             return super()._moments(inputs, mask)
         name = name_in_graph(f"{self.path}/moments")
         axes = self._reduction_axes
-        return _moments_over_ranks(inputs, mask, axes, name, self.process_set)
+        return _moments_over_ranks(inputs, mask, axes, name, process_set)
 
 
 def _moments_over_ranks(

@@ -1,0 +1,124 @@
+"""Optimizers, tapes, layers and metrics of some ranks only: two sets train at once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import native
+
+needs_xla = pytest.mark.skipif(
+    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
+)
+runs = pytest.mark.parametrize(
+    "run",
+    [
+        lambda function: function,
+        tf.function,
+        pytest.param(tf.function(jit_compile=True), marks=needs_xla),
+    ],
+    ids=["eager", "graph", "jit_compile"],
+)
+
+
+@pytest.fixture
+def sets(several_ranks, size):
+    """The ranks of even and of odd number."""
+    added = [keras_hvd.add_process_set(range(i, size, 2)) for i in range(2)]
+    yield added
+    for each in added:
+        assert keras_hvd.remove_process_set(each)
+
+
+@runs
+def test_optimizer(run, sets, rank):
+    mine = sets[rank % 2]
+    shared, local = (keras.Variable([0.0], name=name) for name in ("shared", "local"))
+    table = keras.Variable(np.zeros((2, 1), "float32"), name="table")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=mine
+    )
+    optimizer.register_local_var(local)
+    variables = [shared, local, table]
+    optimizer.build(variables)
+
+    def step():
+        value = tf.constant([float(rank)])
+        slices = tf.IndexedSlices(value[None], tf.constant([1]), [2, 1])
+        optimizer.apply([value, value, slices], variables)
+
+    run(step)()
+    mean = np.mean(mine.ranks)
+    np.testing.assert_allclose(shared, [-mean])
+    np.testing.assert_allclose(local, [-rank / mine.size()], rtol=1e-6)
+    np.testing.assert_allclose(table, [[0.0], [-mean]])
+
+
+@runs
+def test_tape(run, sets, rank):
+    mine = sets[rank % 2]
+    w = tf.Variable([1.0], name="w")
+
+    def compute():
+        with tf.GradientTape() as tape:
+            loss = (rank + 1.0) * w
+        tape = keras_hvd.DistributedGradientTape(
+            tape, op=keras_hvd.Sum, process_set=mine
+        )
+        return tape.gradient(loss, w)
+
+    np.testing.assert_allclose(run(compute)(), [sum(r + 1 for r in mine.ranks)])
+
+
+def test_loss_scale(sets, rank):
+    """A set skips a step alone."""
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 1.0),
+        process_set=sets[rank % 2],
+    )
+    optimizer.apply([tf.constant([np.inf if rank == 0 else 1.0])], [variable])
+    np.testing.assert_allclose(variable, [0.0 if rank % 2 == 0 else -1.0])
+
+
+def test_sync_batch_normalization(sets, rank):
+    mine = sets[rank % 2]
+    layer = keras_hvd.SyncBatchNormalization(momentum=0.0, process_set=mine)
+    layer(np.full((2, 1), rank, "float32"), training=True)
+    np.testing.assert_allclose(layer.moving_mean, [np.mean(mine.ranks)])
+    np.testing.assert_allclose(layer.moving_variance, [np.var(mine.ranks)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("of", ["optimizer", "tape", "layer"])
+def test_rank_outside(of, sets):
+    """Also of a set of one rank, which has nothing to reduce."""
+    first = sets[0]
+    if first.included():
+        return
+    w = tf.Variable([[1.0]], name="w")
+
+    def use():
+        if of == "layer":
+            keras_hvd.SyncBatchNormalization(process_set=first)(w, training=True)
+        elif of == "optimizer":
+            keras_hvd.DistributedOptimizer(
+                keras.optimizers.SGD(1.0), process_set=first
+            ).apply([tf.ones([1, 1])], [w])
+        else:
+            with tf.GradientTape() as tape:
+                loss = 2 * w
+            keras_hvd.DistributedGradientTape(tape, process_set=first).gradient(loss, w)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in process set"):
+        use()
+
+
+def test_set_that_was_removed(several_ranks, size):
+    removed = keras_hvd.add_process_set(range(size - 1))
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=removed
+    )
+    assert keras_hvd.remove_process_set(removed)
+    with pytest.raises(ValueError, match="not part of the job"):
+        optimizer.apply([tf.constant([1.0])], [keras.Variable([1.0])])
