@@ -317,14 +317,13 @@ class _Distributed:
     """An optimizer whose class `DistributedOptimizer` has changed."""
 
     _plain_class: type
-
-    @property
-    def _settings(self) -> _Settings:
-        return vars(self)["_keras_hvd_settings"]
+    _settings: _Settings
 
     @property
     def _local(self) -> list[LocalVariables]:
-        return vars(self)["_keras_hvd_local"]
+        # Past Keras, which would track what an attribute holds. One that was made by
+        # `type(optimizer).from_config` has none yet.
+        return vars(self).setdefault("_keras_hvd_local", [])
 
     def register_local_var(self, var: Any) -> None:
         """Leaves the gradients of a variable on their rank.
@@ -465,15 +464,14 @@ def _distribute(
         _distribute(each, settings, local)
     if inner is None:
         _accumulate(optimizer, settings.backward_passes_per_step)
-    # Past Keras, which would track what an attribute holds.
-    vars(optimizer).update(_keras_hvd_settings=settings, _keras_hvd_local=list(local))
     mixin = _ReducesGradients if inner is None else _DistributesInner
-    optimizer.__class__ = _distributed_class(type(optimizer), mixin)
+    optimizer.__class__ = _distributed_class(type(optimizer), mixin, settings)
+    optimizer._local.extend(local)
     return optimizer
 
 
 @functools.cache
-def _distributed_class(plain: type, mixin: type) -> type:
+def _distributed_class(plain: type, mixin: type, settings: _Settings) -> type:
     """A subclass that Keras, and who saves or prints the optimizer, takes for `plain`.
 
     Keras serializes `obj.__class__`: with a class that was neither exported by Keras
@@ -488,6 +486,7 @@ def _distributed_class(plain: type, mixin: type) -> type:
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
             "_plain_class": plain,
+            "_settings": settings,
         },
     )
 
