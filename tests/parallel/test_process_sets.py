@@ -416,4 +416,4 @@ def test_ranks_that_give_init_other_sets(several_ranks, in_second_job):
     assert last.startswith("keras_hvd.exceptions.MismatchError: add_process_set() "), (
         done.stderr
     )
-    assert "rank 1: add_process_set of rank 1" in last
+    assert "rank 1: add_process_set of rank" in last
