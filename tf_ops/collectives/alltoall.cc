@@ -51,6 +51,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
     const auto part = [&](int64_t rows) {
       return std::clamp<int64_t>(rows * options.row_bytes - begin, 0, window);
     };
+    communicator->Enter(CollectivePhase::kCopyIn);
     for (int step = 1; step < members; ++step) {
       const int member = (self + step) % members;
       const int64_t bytes = part(options.splits[member]);
@@ -62,6 +63,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
     for (int step = 1; step < members; ++step) {
       const int member = (self + step) % members;
       if (!communicator->AwaitPublished(member)) return false;
+      communicator->Enter(CollectivePhase::kCopyOut);
       const int64_t bytes = part(received[member]);
       if (result == nullptr || bytes == 0) continue;
       CopyOrdinary(result + to[member] + begin,
