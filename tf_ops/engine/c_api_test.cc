@@ -98,6 +98,11 @@ TEST(BeforeInitTest, EverythingSaysSo) {
     khvd_counters counters = {};
     counters.struct_size = sizeof(counters);
     CHECK_HERE(khvd_get_counters(&counters) == KHVD_NOT_INITIALIZED);
+    int32_t number = 0;
+    CHECK_HERE(khvd_add_process_set(&number, 1, &number) == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(khvd_remove_process_set(1) == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(khvd_join(&number) == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(khvd_process_set_size(0) == -1 && khvd_process_set_rank(0) == -1);
     CHECK_HERE(strcmp(khvd_failure(), "") == 0);
     CHECK_HERE(khvd_shutdown() == KHVD_OK);
     CHECK_HERE(strlen(khvd_version()) > 0);
@@ -505,6 +510,53 @@ TEST(JobTest, RanksReduceGatherBroadcastAndMeet) {
   }
 }
 
+TEST(JobTest, SomeRanksReduceAmongThemselves) {
+  const auto body = [](int rank) {
+    const int32_t ends[] = {0, 2}, middle[] = {1};
+    int32_t both = 0, one = 0;
+    CHECK_HERE(khvd_add_process_set(ends, 2, &both) == KHVD_OK && both == 1);
+    CHECK_HERE(khvd_add_process_set(middle, 1, &one) == KHVD_OK && one == 2);
+    CHECK_HERE(khvd_process_set_size(0) == 3 && khvd_process_set_rank(0) == rank);
+    CHECK_HERE(khvd_process_set_size(both) == 2 && khvd_process_set_size(one) == 1);
+    CHECK_HERE(khvd_process_set_rank(both) == (rank == 1 ? -1 : rank / 2));
+    CHECK_HERE(khvd_process_set_size(3) == -1);
+    CHECK_HERE(LastErrorHas("there is no process set 3"));
+    Request sum;
+    sum.request.process_set = both;
+    sum.input = static_cast<float>(rank + 1);
+    if (rank == 1) {
+      CHECK_HERE(sum.Run() == KHVD_INVALID_ARGUMENT);
+      CHECK_HERE(LastErrorHas("rank 1 is not in process set 1 (ranks 0, 2)"));
+    } else {
+      CHECK_HERE(sum.Run() == KHVD_OK);
+      CHECK_HERE(sum.output == 4);
+    }
+    CHECK_HERE(khvd_add_process_set(ends, 2, &both) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(LastErrorHas("ranks 0, 2 are process set 1 already"));
+    CHECK_HERE(khvd_remove_process_set(1) == KHVD_OK);
+    CHECK_HERE(khvd_remove_process_set(1) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(khvd_remove_process_set(0) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(khvd_add_process_set(ends, 2, &both) == KHVD_OK && both == 3);
+    return 0;
+  };
+  EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
+}
+
+TEST(JobTest, RanksThatHaveJoinedGiveZeros) {
+  const auto body = [](int rank) {
+    for (int step = 0; step <= rank; ++step) {
+      Request sum;
+      sum.input = 1;
+      CHECK_HERE(sum.Run() == KHVD_OK);
+      CHECK_HERE(sum.output == 3 - step);
+    }
+    int32_t last = -1;
+    CHECK_HERE(khvd_join(&last) == KHVD_OK && last == 2);
+    return 0;
+  };
+  EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
+}
+
 // A rank that dies in whatever way while the others go on reducing: all of them learn
 // of it, and can say it again.
 void ExpectDeathIsSeen(const std::function<void()>& die,
@@ -543,6 +595,37 @@ TEST(DeathTest, ExitedBesideTheEngine) {
   // The system call, which no sanitizer looks at.
   ExpectDeathIsSeen([] { syscall(SYS_exit_group, 0); },
                     {kSilent, "exited with code 0"});
+}
+
+TEST(DeathTest, OfARankThatHasJoined) {
+  const auto body = [](int rank) {
+    if (rank == 1) {
+      std::thread joins([] {
+        int32_t last = -1;
+        khvd_join(&last);
+      });
+      // Its zeros are in some of rank 0's sums.
+      khvd_counters counters = {};
+      counters.struct_size = sizeof(counters);
+      while (khvd_get_counters(&counters) == KHVD_OK && counters.batches < 20) {
+        poll(nullptr, 0, 1);
+      }
+      raise(SIGKILL);
+    }
+    int32_t last = -1;
+    if (rank == 2) {
+      CHECK_HERE(khvd_join(&last) == KHVD_RANK_FAILED);
+    } else {
+      while (Request().Run() == KHVD_OK) {
+      }
+    }
+    CHECK_HERE(LastErrorHas("rank 1 (pid "));
+    CHECK_HERE(khvd_join(&last) == KHVD_RANK_FAILED);
+    return 0;
+  };
+  const std::vector<int> ends = RunJob(3, body);
+  EXPECT_EQ(ends[0], 0);
+  EXPECT_EQ(ends[2], 0);
 }
 
 // Leaving is no death: only what needs the rank fails.

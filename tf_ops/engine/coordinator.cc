@@ -171,7 +171,8 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
     const std::shared_ptr<const Description> description = head->description;
     std::vector<int> joined = JoinedBefore(*entry, *members, *description);
     if (!joined.empty() && !TakesZeros(*description)) {
-      FailHeads(key, entry, *members, JoinedText(*description, joined), Owe::kNo);
+      // The others' calls of this name are numbered by what they have met.
+      FailHeads(key, entry, *members, JoinedText(*description, joined), Owe::kYes);
       continue;
     }
     if (entry->arrived() + joined.size() < members->size()) return;

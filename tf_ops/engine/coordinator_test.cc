@@ -608,6 +608,25 @@ TEST(JoinTest, WhatZerosWouldMakeWrongFailsOnThoseThatWait) {
   }
 }
 
+// One goes on to a sum of the same name before another has come to what failed.
+TEST(JoinTest, EachOfTheOthersMeetsTheFailureOnce) {
+  Coordinator coordinator(3, 0);
+  const Shared wrong = Share(Allreduce("x", 1, ReduceOp::kMax));
+  const Shared sum = Share(Allreduce("x"));
+  coordinator.Submit(0, Share(Join()), 0);
+  coordinator.Submit(1, wrong, 0);
+  coordinator.Submit(1, sum, 0);
+  coordinator.Submit(2, wrong, 0);
+  coordinator.Submit(2, sum, 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 3u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
+  EXPECT_THAT(decisions[1].ranks, ElementsAre(2));
+  EXPECT_EQ(decisions[0].text, decisions[1].text);
+  EXPECT_EQ(decisions[2].type, Decision::Type::kRun);
+  EXPECT_EQ(decisions[2].zeros.size(), 1u);
+}
+
 TEST(JoinTest, SetsWithoutTheRankGoOn) {
   Coordinator coordinator(3, 0);
   coordinator.AddProcessSet(1, {0, 1});

@@ -1,5 +1,6 @@
-// Random collectives through the C API: ranks are processes, and each asks for what all
-// ask for in an order of its own, from several threads.
+// Random collectives through the C API, of all ranks and of process sets: ranks are
+// processes, and each asks for what all ask for in an order of its own, from several
+// threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,17 +32,35 @@ float Value(uint64_t seed, int rank, int tensor, int64_t place) {
   return static_cast<float>(mixed >> 58) - 20;
 }
 
-// A collective that all ranks ask for, and this rank's part of it.
+struct ProcessSet {
+  int32_t id;
+  std::vector<int> members;
+
+  // The rank's place among the members, or -1.
+  int PlaceOf(int rank) const {
+    const auto found = std::find(members.begin(), members.end(), rank);
+    return found == members.end() ? -1 : static_cast<int>(found - members.begin());
+  }
+};
+
+// A collective that all ranks of a set ask for, and this rank's part of it. Ranks are
+// counted among those of the set.
 class Collective {
  public:
-  Collective(uint64_t seed, const std::string& name, int rank, int ranks)
-      : seed_(seed), name_(name), rank_(rank), ranks_(ranks) {
+  Collective(uint64_t seed, const std::string& name, int rank, const ProcessSet& set)
+      : seed_(seed),
+        name_(name),
+        rank_(set.PlaceOf(rank)),
+        ranks_(static_cast<int>(set.members.size())) {
+    const int ranks = ranks_;
     std::mt19937_64 random(seed);
     request_.struct_size = sizeof(request_);
     request_.kind = static_cast<int32_t>(random() % 6);
     request_.name = name_.c_str();
     request_.submitter = 1;
-    request_.root = static_cast<int32_t>(random() % ranks);
+    root_ = static_cast<int>(random() % ranks);
+    request_.root = set.members[root_];
+    request_.process_set = set.id;
     request_.reduce_op =
         static_cast<int32_t>(KHVD_SUM + random() % 3);  // Sum, Min, Max
     if (request_.kind == KHVD_ALLREDUCE && (ranks & (ranks - 1)) == 0 &&
@@ -121,7 +140,7 @@ class Collective {
     for (int rank = 0; rank < ranks_; ++rank) inputs.push_back(Input(rank, tensor));
     switch (request_.kind) {
       case KHVD_BROADCAST:
-        return inputs[request_.root];
+        return inputs[root_];
       case KHVD_ALLGATHER:
         return Joined(inputs);
       case KHVD_ALLTOALL:
@@ -224,6 +243,7 @@ class Collective {
   const uint64_t seed_;
   const std::string name_;
   const int rank_, ranks_;
+  int root_ = 0;
   std::vector<int64_t> sizes_;
   std::vector<std::vector<float>> inputs_, outputs_;
   std::vector<std::unique_ptr<int64_t>> shapes_;
@@ -236,21 +256,26 @@ class Collective {
 };
 
 // Asks for a step's collectives, each from a thread of its own.
-std::string RunStep(uint64_t seed, int step, int rank, int ranks) {
+std::string RunStep(uint64_t seed, int step, int rank,
+                    const std::vector<ProcessSet>& sets) {
   std::mt19937_64 random(seed * kSteps + step), own(random() + rank);
   std::vector<int> names(12);
   for (size_t i = 0; i < names.size(); ++i) names[i] = static_cast<int>(i);
   std::shuffle(names.begin(), names.end(), random);
   names.resize(1 + random() % 4);
   const uint64_t step_seed = random();
+  const auto set_of = [&](int name) -> const ProcessSet& {
+    return sets[(step_seed + name) % sets.size()];
+  };
   std::shuffle(names.begin(), names.end(), own);
 
   std::mutex mutex;
   std::string wrong;
   std::vector<std::thread> threads;
   for (int name : names) {
+    if (set_of(name).PlaceOf(rank) < 0) continue;
     threads.emplace_back([&, name, way = own()] {
-      Collective collective(step_seed + name, std::to_string(name), rank, ranks);
+      Collective collective(step_seed + name, std::to_string(name), rank, set_of(name));
       std::string error = collective.Run(way);
       if (error.empty() && collective.IsRight()) return;
       if (error.empty()) error = std::to_string(name) + " has a wrong result";
@@ -273,8 +298,28 @@ std::string RunRank(int rank, int ranks, const std::string& job) {
   options.exchange_bytes = 8 << 10;
   options.check = ranks % 2;  // the consistency mode as well
   if (khvd_init(&options) != KHVD_OK) return khvd_last_error();
+  // All ranks, each one but one, and the halves.
+  std::vector<ProcessSet> sets(1);
+  for (int member = 0; member < ranks; ++member) sets[0].members.push_back(member);
+  if (ranks > 2) {
+    for (int without = 0; without < ranks; ++without) {
+      sets.push_back(sets[0]);
+      std::vector<int>& members = sets.back().members;
+      members.erase(members.begin() + without);
+    }
+  }
+  if (ranks > 3) {
+    sets.push_back({0, {0, 1}});
+    sets.push_back({0, {2, 3}});
+  }
+  for (size_t i = 1; i < sets.size(); ++i) {
+    const std::vector<int32_t> members(sets[i].members.begin(), sets[i].members.end());
+    const int code = khvd_add_process_set(
+        members.data(), static_cast<int32_t>(members.size()), &sets[i].id);
+    if (code != KHVD_OK) return khvd_last_error();
+  }
   for (int step = 0; step < kSteps; ++step) {
-    const std::string wrong = RunStep(ranks, step, rank, ranks);
+    const std::string wrong = RunStep(ranks, step, rank, sets);
     if (!wrong.empty()) return wrong;
   }
   khvd_counters counters = {};
