@@ -319,7 +319,7 @@ def test_what_cannot_be_added(add, rank, size):
         keras_hvd.add_process_set(range(size))
     with pytest.raises(keras_hvd.MismatchError, match=rf"ranks of 0\.\.{size - 1}"):
         keras_hvd.add_process_set([size])
-    with pytest.raises(keras_hvd.MismatchError, match="rank 1: add_process_set of"):
+    with pytest.raises(keras_hvd.MismatchError, match="the ranks. calls differ"):
         keras_hvd.add_process_set([rank])
     with pytest.raises(TypeError, match="takes a keras_hvd.ProcessSet"):
         keras_hvd.remove_process_set([0])
