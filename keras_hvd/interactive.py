@@ -51,7 +51,7 @@ def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
+    num_proc: int = 1,
     min_num_proc: int | None = None,
     max_num_proc: int | None = None,
     slots: int | None = None,
@@ -59,6 +59,7 @@ def run(
     cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
     ssh_port: int | None = None,
     ssh_identity_file: str | None = None,
@@ -69,6 +70,7 @@ def run(
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
     network_interface: str | None = None,
+    network_interfaces: str | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -85,7 +87,7 @@ def run(
         func: What to call.
         args: Its positional arguments.
         kwargs: Its other arguments.
-        num_proc: Number of ranks; default 1.
+        num_proc: Number of ranks.
         min_num_proc: Of elastic jobs, which this version does not have.
         max_num_proc: The same.
         slots: The same.
@@ -93,6 +95,7 @@ def run(
         cooldown_range: The same.
         hosts: As `khvdrun --hosts`: only this machine, for now.
         hostfile: As `khvdrun --hostfile`: only this machine, for now.
+        host_discovery_script: Of elastic jobs, which this version does not have.
         start_timeout: Seconds that the ranks wait for each other in `init`.
         ssh_port: Without effect on one machine.
         ssh_identity_file: Without effect on one machine.
@@ -103,6 +106,7 @@ def run(
         use_mpi: Without effect: there is one engine.
         mpi_args: Refused: no `mpirun` runs underneath.
         network_interface: Without effect on one machine.
+        network_interfaces: The same.
         executable: The Python of the ranks; this one's by default.
         np: The same as `num_proc`.
         min_np: The same as `min_num_proc`.
@@ -131,7 +135,9 @@ def run(
     """
     arguments = _arguments(
         {
-            "--num-proc": _one_of("num_proc", num_proc, "np", np, 1),
+            "--num-proc": _one_of(
+                "num_proc", None if num_proc == 1 else num_proc, "np", np, 1
+            ),
             "--min-num-proc": _one_of("min_num_proc", min_num_proc, "min_np", min_np),
             "--max-num-proc": _one_of("max_num_proc", max_num_proc, "max_np", max_np),
             "--slots": slots,
@@ -139,6 +145,7 @@ def run(
             "--blacklist-cooldown-range": cooldown_range,
             "--hosts": hosts,
             "--hostfile": hostfile,
+            "--host-discovery-script": host_discovery_script,
             "--start-timeout": start_timeout,
             "--ssh-port": ssh_port,
             "--ssh-identity-file": ssh_identity_file,

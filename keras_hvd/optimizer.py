@@ -157,8 +157,19 @@ def PartialDistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
     *,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp | None = Average,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
     local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
-    **arguments: Any,
+    scale_local_gradients: bool = True,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
 ) -> keras.optimizers.Optimizer:
     """A distributed optimizer that leaves the gradients of some layers on their rank.
 
@@ -167,9 +178,20 @@ def PartialDistributedOptimizer(
 
     Args:
         optimizer: as for `DistributedOptimizer`.
-        name: as for `DistributedOptimizer`.
+        name: as for `DistributedOptimizer`, and so are the others but one.
+        device_dense: the same.
+        device_sparse: the same.
+        compression: the same.
+        sparse_as_dense: the same.
+        gradient_predivide_factor: the same.
+        op: the same.
+        num_groups: the same.
+        groups: the same.
+        process_set: the same.
         local_layers: a Keras layer, or several; they may be built later.
-        **arguments: as for `DistributedOptimizer`.
+        scale_local_gradients: the same.
+        backward_passes_per_step: the same.
+        average_aggregated_gradients: the same.
 
     Returns:
         The same object.
@@ -189,7 +211,22 @@ def PartialDistributedOptimizer(
     ...     keras.optimizers.SGD(0.1), local_layers=[head])
     """
     local = local_layers_of("PartialDistributedOptimizer", local_layers)
-    optimizer = DistributedOptimizer(optimizer, name, **arguments)
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+    )
     optimizer._keep_local(local)
     return optimizer
 

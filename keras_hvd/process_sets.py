@@ -18,10 +18,10 @@ class ProcessSet:
     after `shutdown`, its `process_set_id` is None.
 
     Args:
-        ranks: the ranks of its members, in any order.
+        ranks_or_comm: the ranks of its members, in any order; not a communicator.
 
     Raises:
-        TypeError: `ranks` is not a sequence of whole numbers.
+        TypeError: `ranks_or_comm` is not a sequence of whole numbers.
         ValueError: there is no rank in it, one twice, or a negative one.
 
     Example:
@@ -31,8 +31,8 @@ class ProcessSet:
     ProcessSet(process_set_id=None, ranks=[0, 2])
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks: list[int] | None = _ascending(ranks)
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        self._ranks: list[int] | None = _ascending(ranks_or_comm)
         self._number: int | None = None
         self._job = 0  # that it was added to
 

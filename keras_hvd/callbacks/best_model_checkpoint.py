@@ -22,9 +22,11 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
     Args:
         monitor: the name in the logs that tells which model is better.
         verbose: 1: a line whenever the model is saved or not.
+        save_weights_only: whether the file, which then ends with `.weights.h5`, has the
+            weights alone.
         mode: `"min"`, `"max"`, or `"auto"`: by the name.
         save_freq: `"epoch"`, or a number of batches.
-        filepath: the file, which ends with `.keras`.
+        filepath: the file, which else ends with `.keras`.
 
     Raises:
         ValueError: there is no `filepath` (when training begins), it ends otherwise, or
@@ -48,6 +50,7 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
         filepath: str | os.PathLike | None = None,
@@ -57,7 +60,7 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
             monitor=monitor,
             verbose=verbose,
             save_best_only=True,
-            save_weights_only=False,
+            save_weights_only=save_weights_only,
             mode=mode,
             save_freq=save_freq,
         )

@@ -21,6 +21,7 @@ def reducescatter(
     op: ReduceOp = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -38,6 +39,7 @@ def reducescatter(
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
         process_set: the ranks that take part; by default all of them.
+        ignore_name_scope: leaves the name scopes around it out of its default name.
         prescale_factor: multiplies each rank's elements before the reduction.
         postscale_factor: multiplies the result.
 
@@ -66,7 +68,7 @@ def reducescatter(
     number = number_of(process_set, "reducescatter")
     op = _reduce_op("reducescatter", op)
     compressed, context = compression.compress(_with_rows("reducescatter", tensor))
-    names = submission.name_of("reducescatter", name, process_set=number)
+    names = submission.name_of("reducescatter", name, ignore_name_scope, number)
     scales = (prescale_factor, postscale_factor)
     [reduced] = submit([compressed], names, op, *scales, number)
     return compression.decompress(reduced, context)

@@ -387,6 +387,12 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         help="start keras_hvd's own lines with the time",
     )
     add_switch(
+        "--no-log-hide-timestamp",
+        value="1",
+        variable="KERAS_HVD_LOG_TIMESTAMP",
+        help=argparse.SUPPRESS,
+    )
+    add_switch(
         *("--log-without-timestamp", "--log-hide-timestamp"),
         value="0",
         variable="KERAS_HVD_LOG_TIMESTAMP",

@@ -37,6 +37,16 @@ _WITHOUT_EFFECT = (
         1,
         WITHOUT_EFFECT["GLOO_IFACE"],
     ),
+    (("--autotune", "--no-autotune"), 0, WITHOUT_EFFECT["AUTOTUNE"]),
+    (
+        (
+            *("--autotune-log-file", "--autotune-warmup-samples"),
+            *("--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples"),
+            "--autotune-gaussian-process-noise",
+        ),
+        1,
+        WITHOUT_EFFECT["AUTOTUNE"],
+    ),
     (
         (
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
