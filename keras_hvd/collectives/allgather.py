@@ -147,7 +147,11 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     )
     by_index = {}
     for i, summed in zip(smooth, sums, strict=True):
+        # XLA must know how much it is, also in a branch; where it starts it need not.
+        shape = tf.shape(op.inputs[i], tf.int64)
         start = tf.reduce_sum(first_dims[i, :rank])
-        own = summed[start : start + first_dims[i, rank]]
-        by_index[i] = tf.ensure_shape(own, op.inputs[i].shape)
+        begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
+        by_index[i] = tf.ensure_shape(
+            tf.slice(summed, begin, shape), op.inputs[i].shape
+        )
     return [by_index.get(i) for i in range(len(gathered))]
