@@ -80,7 +80,7 @@ class Collective {
     }
     for (int tensor = 0; tensor < request_.count; ++tensor) AddTensor(tensor);
     if (request_.kind == KHVD_ALLTOALL) {
-      request_.splits = SplitsOf(rank);
+      request_.splits = SplitsOf(rank_);
       request_.split_count = ranks;
     }
     request_.tensors = tensors_.data();
@@ -213,7 +213,8 @@ class Collective {
     inputs_.push_back(Input(rank_, tensor));
     outputs_.emplace_back(inputs_.back().size());
     if (request_.kind == KHVD_REDUCESCATTER) {
-      outputs_.back().resize(khvd_scattered_rows(0, Rows(rank_, tensor)));
+      const int64_t rows = Rows(rank_, tensor);
+      outputs_.back().resize(khvd_scattered_rows(request_.process_set, rows));
     }
     shapes_.push_back(std::make_unique<int64_t>(inputs_.back().size()));
     khvd_tensor& added = tensors_.emplace_back();
