@@ -58,6 +58,11 @@ class Options(ctypes.Structure):
         ("cache_capacity", ctypes.c_int64),
         ("log_level", ctypes.c_int32),
         ("log_timestamp", ctypes.c_int32),
+        ("autotune", ctypes.c_int32),
+        ("autotune_log", ctypes.c_char_p),
+        ("autotune_warmup", ctypes.c_int32),
+        ("autotune_steps", ctypes.c_int32),
+        ("autotune_samples", ctypes.c_int32),
     ]
 
 

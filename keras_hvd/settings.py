@@ -25,7 +25,7 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """What `KERAS_HVD_LOG_LEVEL` may be, as khvd_log_level in c_api.h, from 1 on."""
 
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
-_NO_AUTOTUNE = "this version does not tune itself"
+_NO_PROCESS = "autotune compares by turns, without a Gaussian process"
 _NO_NCCL = "this version uses no NCCL and no GPU"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
@@ -37,12 +37,7 @@ _ALWAYS_DYNAMIC = "process sets can always be added"
 
 WITHOUT_EFFECT = {
     "ADASUM_MPI_CHUNK_SIZE": _NO_MPI,
-    "AUTOTUNE": _NO_AUTOTUNE,
-    "AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_AUTOTUNE,
-    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_AUTOTUNE,
-    "AUTOTUNE_LOG": _NO_AUTOTUNE,
-    "AUTOTUNE_STEPS_PER_SAMPLE": _NO_AUTOTUNE,
-    "AUTOTUNE_WARMUP_SAMPLES": _NO_AUTOTUNE,
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_PROCESS,
     "BATCH_D2D_MEMCOPIES": _NO_NCCL,
     "CCL_BGT_AFFINITY": _NO_CCL,
     "CCL_CACHE": _NO_CCL,
@@ -83,6 +78,11 @@ class Settings:
         check: Whether all results are compared between the ranks.
         log_level: The least that is written, from 1 (trace) to 6 (fatal).
         log_timestamp: Whether lines start with the time.
+        autotune: Whether the job looks for better settings of the engine.
+        autotune_log: The file of what it finds, with its whole path; empty: none.
+        autotune_warmup: Samples that do not count; 0: default, negative: none.
+        autotune_steps: Steps of a sample; 0: default.
+        autotune_samples: The most samples of the search; 0: no limit.
     """
 
     init_timeout: float
@@ -94,6 +94,11 @@ class Settings:
     check: bool
     log_level: int
     log_timestamp: bool
+    autotune: bool
+    autotune_log: bytes
+    autotune_warmup: int
+    autotune_steps: int
+    autotune_samples: int
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,13 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         check=_switch(_find_ours(variables, "CHECK")),
         log_level=_log_level(variables),
         log_timestamp=_log_timestamp(variables),
+        autotune=_switch(_find(variables, "AUTOTUNE")),
+        autotune_log=_autotune_log(variables),
+        autotune_warmup=_autotune_warmup(variables),
+        autotune_steps=_samples(_find(variables, "AUTOTUNE_STEPS_PER_SAMPLE"), 1),
+        autotune_samples=_samples(
+            _find(variables, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), 1
+        ),
     )
 
 
@@ -297,6 +309,29 @@ def _log_timestamp(variables: Mapping[str, str]) -> bool:
     hidden = _find(variables, "LOG_HIDE_TIME")
     is_shown, is_hidden = _switch(shown), _switch(hidden)
     return is_shown if shown is not None or hidden is None else not is_hidden
+
+
+def _autotune_log(variables: Mapping[str, str]) -> bytes:
+    found = _find(variables, "AUTOTUNE_LOG")
+    # The script may change its directory before the file is written.
+    return b"" if found is None else os.fsencode(os.path.abspath(found.text))
+
+
+def _autotune_warmup(variables: Mapping[str, str]) -> int:
+    found = _find(variables, "AUTOTUNE_WARMUP_SAMPLES")
+    return 0 if found is None else _samples(found, 0) or -1
+
+
+def _samples(found: _Found | None, least: int) -> int:
+    """A number that fits into 32 bits; 0 where it is not set."""
+
+    def parse(text: str) -> int:
+        number = _whole(text)
+        if not least <= number < 2**31:
+            raise ValueError
+        return number
+
+    return 0 if found is None else found.parse(parse, f"a whole number from {least}")
 
 
 def _bytes(found: _Found | None) -> int | None:

@@ -1,6 +1,7 @@
 """What the user asked `khvdrun` for, or a clear error and exit code 2."""
 
 import argparse
+import functools
 import os
 import shutil
 import socket
@@ -341,6 +342,40 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         help="names of tensors that travel as numbers (default: 16384)",
     )
     add_switch(
+        "--autotune",
+        value="1",
+        variable="KERAS_HVD_AUTOTUNE",
+        help="look for settings of the engine that are faster for this job",
+    )
+    add_switch(
+        "--no-autotune",
+        value="0",
+        variable="KERAS_HVD_AUTOTUNE",
+        help=argparse.SUPPRESS,
+    )
+    add(
+        "--autotune-log-file",
+        metavar="FILE",
+        type=_autotune_log,
+        variable="KERAS_HVD_AUTOTUNE_LOG",
+        help="keep what --autotune finds, for this and the next start of the job",
+    )
+    for name, least, text in (
+        ("warmup-samples", 0, "samples that do not count (default: 3)"),
+        ("steps-per-sample", 1, "steps of a sample (default: 10)"),
+        (
+            *("bayes-opt-max-samples", 1),
+            "samples after which nothing else is tried (default: no limit)",
+        ),
+    ):
+        add(
+            f"--autotune-{name}",
+            metavar="N",
+            type=functools.partial(_count, least=least),
+            variable=f"KERAS_HVD_AUTOTUNE_{name.replace('-', '_').upper()}",
+            help=text,
+        )
+    add_switch(
         "--no-stall-check",
         value="1",
         variable="KERAS_HVD_STALL_CHECK_DISABLE",
@@ -466,9 +501,9 @@ def _mebibytes(text: str) -> str:
     return str(int(size * 2**20))
 
 
-def _count(text: str) -> str:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+def _count(text: str, least: int = 0) -> str:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return text
 
 
@@ -509,10 +544,20 @@ def _check_output_directory(parser: argparse.ArgumentParser, path: Path) -> None
 
 def _timeline(text: str) -> str:
     path = Path(text)
+    return _file_to_write(path, path if path.exists() else path.parent)
+
+
+def _autotune_log(text: str) -> str:
+    # It is replaced as a whole.
+    path = Path(text)
+    return _file_to_write(path, path.parent)
+
+
+def _file_to_write(path: Path, written: Path) -> str:
     if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a directory")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"cannot write {text!r}")
+        raise argparse.ArgumentTypeError(f"{str(path)!r} is a directory")
+    if not os.access(written, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {str(path)!r}")
     # Ranks may change their directory before they open it.
     return os.path.abspath(path)
 

@@ -64,6 +64,7 @@ _SECTIONS = {
 
 # What says no, where the default or the environment might say yes.
 _OPPOSITES = {
+    "--autotune": "--no-autotune",
     "--stall-check": "--no-stall-check",
     "--log-with-timestamp": "--log-without-timestamp",
     "--log-hide-timestamp": "--log-with-timestamp",

@@ -27,6 +27,11 @@ _NO_MPIRUN = (
 # options, number of values, reason
 _WITHOUT_EFFECT = (
     (("--cycle-time-ms",), 1, WITHOUT_EFFECT["CYCLE_TIME"]),
+    (
+        ("--autotune-gaussian-process-noise",),
+        1,
+        WITHOUT_EFFECT["AUTOTUNE_GAUSSIAN_PROCESS_NOISE"],
+    ),
     (("--disable-cache",), 0, _NOTHING_KEPT),
     (("--gloo", "--mpi"), 0, WITHOUT_EFFECT["CONTROLLER"]),
     (("--tcp",), 0, WITHOUT_EFFECT["MPI_THREADS_DISABLE"]),
@@ -37,7 +42,6 @@ _WITHOUT_EFFECT = (
         1,
         WITHOUT_EFFECT["GLOO_IFACE"],
     ),
-    (("--autotune", "--no-autotune"), 0, WITHOUT_EFFECT["AUTOTUNE"]),
     (
         (
             *("--autotune-log-file", "--autotune-warmup-samples"),

@@ -22,6 +22,13 @@ params:
   cache_capacity: 2048
   hierarchical_allreduce: true
   hierarchical_allgather: false
+autotune:
+  enabled: false
+  log_file: /tmp/autotune.csv
+  warmup_samples: 5
+  steps_per_sample: 20
+  bayes_opt_max_samples: 30
+  gaussian_process_noise: 0.9
 stall_check:
   enabled: true
   warning_time_seconds: 120
@@ -38,6 +45,11 @@ logging:
 CONFIG_VARIABLES = {
     "KERAS_HVD_FUSION_BYTES": str(32 << 20),
     "KERAS_HVD_CACHE_CAPACITY": "2048",
+    "KERAS_HVD_AUTOTUNE": "0",
+    "KERAS_HVD_AUTOTUNE_LOG": "/tmp/autotune.csv",
+    "KERAS_HVD_AUTOTUNE_WARMUP_SAMPLES": "5",
+    "KERAS_HVD_AUTOTUNE_STEPS_PER_SAMPLE": "20",
+    "KERAS_HVD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "30",
     "KERAS_HVD_STALL_CHECK_DISABLE": "0",
     "KERAS_HVD_STALL_WARNING_SECONDS": "120",
     "KERAS_HVD_STALL_ABORT_SECONDS": "240",
@@ -68,6 +80,12 @@ def settings_of(options: command_line.Options) -> settings.Settings:
         (["--stall-check-shutdown-time-seconds", "9"], {"stall_abort": 9}),
         (["--start-timeout", "120"], {"init_timeout": 120}),
         (["--gloo-timeout-seconds", "45"], {"init_timeout": 45}),
+        (["--autotune"], {"autotune": True}),
+        (["--autotune", "--no-autotune"], {"autotune": False}),
+        (["--autotune-log-file", "/tmp/log"], {"autotune_log": b"/tmp/log"}),
+        (["--autotune-warmup-samples", "0"], {"autotune_warmup": -1}),
+        (["--autotune-steps-per-sample", "5"], {"autotune_steps": 5}),
+        (["--autotune-bayes-opt-max-samples=9"], {"autotune_samples": 9}),
         (["--log-level", "DEBUG"], {"log_level": 2}),
         (["--log-with-timestamp"], {"log_timestamp": True}),
         (["--log-with-timestamp", "--log-hide-timestamp"], {"log_timestamp": False}),
@@ -92,6 +110,7 @@ def test_an_option_comes_before_the_environment(khvdrun):
     "arguments",
     [
         ["--cycle-time-ms", "3.5"],
+        ["--autotune-gaussian-process-noise", "0.8"],
         ["--hierarchical-allreduce"],
         ["--no-torus-allreduce"],
         ["--gloo"],
@@ -128,6 +147,9 @@ def test_an_option_without_effect_is_explained_once(khvdrun, arguments):
         (["--jsrun"], "starts the ranks itself"),
         (["--fusion-threshold-mb", "big"], "'big' is not a number of MiB"),
         (["--fusion-threshold-mb", "-1"], "argument"),
+        (["--autotune-steps-per-sample", "0"], "'0' is not a whole number from 1"),
+        (["--autotune-log-file", "/"], "'/' is a directory"),
+        (["--autotune-log-file", "/missing/log"], "cannot write '/missing/log'"),
         (["--cache-capacity", "1.5"], "'1.5' is not a whole number from 0"),
         (["--log-level", "loud"], "'loud' is not one of trace, debug"),
         (["--start-timeout", "soon"], "'soon' is not a number of seconds"),
@@ -167,6 +189,7 @@ def test_a_config_file_is_laid_out_as_horovods(config, hyphens):
     assert set(options.without_effect) == {
         *("--gloo", "--cycle-time-ms", "--hierarchical-allreduce"),
         *("--mpi-threads-disable", "--num-nccl-streams"),
+        "--autotune-gaussian-process-noise",
     }
 
 

@@ -1,5 +1,6 @@
 """settings.read() on Horovod's variables and ours: which counts, what it says."""
 
+import os
 import pathlib
 import re
 import warnings
@@ -24,7 +25,7 @@ def test_nothing_set_leaves_the_engine_its_defaults():
     assert not DEFAULTS["log_timestamp"]
     # 0 is the default of khvd_options.
     others = {n: v for n, v in DEFAULTS.items() if not n.startswith("log_")}
-    assert set(others.values()) == {0}
+    assert not any(others.values())
 
 
 @pytest.mark.parametrize("prefix", ["HOROVOD_", "KERAS_HVD_"])
@@ -41,6 +42,13 @@ def test_nothing_set_leaves_the_engine_its_defaults():
         ("STALL_CHECK_DISABLE", "0", {}),
         ("START_TIMEOUT", "120", {"init_timeout": 120}),
         ("GLOO_TIMEOUT_SECONDS", "45", {"init_timeout": 45}),
+        ("AUTOTUNE", "1", {"autotune": True}),
+        ("AUTOTUNE", "0", {}),
+        ("AUTOTUNE_LOG", "/tmp/log.csv", {"autotune_log": b"/tmp/log.csv"}),
+        ("AUTOTUNE_WARMUP_SAMPLES", "5", {"autotune_warmup": 5}),
+        ("AUTOTUNE_WARMUP_SAMPLES", "0", {"autotune_warmup": -1}),
+        ("AUTOTUNE_STEPS_PER_SAMPLE", "20", {"autotune_steps": 20}),
+        ("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "40", {"autotune_samples": 40}),
         ("LOG_LEVEL", "trace", {"log_level": 1}),
         ("LOG_LEVEL", "FATAL", {"log_level": 6}),
         ("LOG_TIMESTAMP", "1", {"log_timestamp": True}),
@@ -148,6 +156,10 @@ def test_which_of_several_counts(environment, expected):
         ("HOROVOD_FUSION_THRESHOLD", "-1", "a whole number of bytes"),
         ("KERAS_HVD_FUSION_BYTES", str(2**63), "a whole number of bytes"),
         ("KERAS_HVD_CACHE_CAPACITY", "1.5", "a whole number of names from 0"),
+        ("HOROVOD_AUTOTUNE", "on", "0 or 1"),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "-1", "a whole number from 0"),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "0", "a whole number from 1"),
+        ("KERAS_HVD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", str(2**31), "a whole number"),
         ("HOROVOD_STALL_CHECK_DISABLE", "yes", "0 or 1"),
         ("HOROVOD_STALL_CHECK_TIME_SECONDS", "1m", "a number of seconds"),
         ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "nan", "a number of seconds from 0"),
@@ -171,6 +183,12 @@ def test_a_malformed_time_is_an_error_also_where_the_stall_check_is_disabled():
                 "HOROVOD_STALL_CHECK_TIME_SECONDS": "soon",
             }
         )
+
+
+def test_the_autotune_log_stays_where_it_was_meant(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = settings.read({"HOROVOD_AUTOTUNE_LOG": "log.csv"}).autotune_log
+    assert found == os.fsencode(tmp_path / "log.csv")
 
 
 @pytest.mark.parametrize("prefix", ["HOROVOD_", "KERAS_HVD_"])

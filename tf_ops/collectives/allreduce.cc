@@ -18,11 +18,6 @@
 namespace keras_hvd {
 namespace {
 
-// Up to here, reading everything from everybody is cheaper than waiting once more.
-constexpr int64_t kSmallBytes = 16 << 10;
-// Smaller windows write lines of the exchange memory again that are still in the cache
-// of the core that read them; larger ones no longer fit into the own one.
-constexpr int64_t kWindowBytes = 1 << 20;
 // The unit in which a reduced slice goes on to its second place while it is in the
 // first-level cache, where it cannot be written to both in one pass.
 constexpr int64_t kPieceBytes = 4 << 10;
@@ -90,7 +85,7 @@ class Reducer {
       : options_(options),
         communicator_(*communicator),
         line_(options.tensors),
-        window_bytes_(std::min(kWindowBytes, communicator->exchange_bytes())),
+        window_bytes_(std::min(options.window_bytes, communicator->exchange_bytes())),
         inputs_(communicator->count()),
         copy_to_output_(options.stores == Stores::kOrdinary ? CopyOrdinary
                                                             : CopyStreaming),
@@ -102,7 +97,8 @@ class Reducer {
       ReduceAlone();
       return true;
     }
-    if (line_.bytes() <= std::min(kSmallBytes, communicator_.exchange_bytes())) {
+    if (line_.bytes() <=
+        std::min(options_.small_bytes, communicator_.exchange_bytes())) {
       return ReduceSmall();
     }
     const bool ok = ReduceWindows();

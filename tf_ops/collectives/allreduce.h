@@ -25,11 +25,21 @@ inline int64_t PaddedBytes(int64_t bytes) {
   return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
+// Up to here, reading everything from everybody is cheaper than waiting once more.
+inline constexpr int64_t kAllreduceSmallBytes = 16 << 10;
+// Smaller windows write lines of the exchange memory again that are still in the cache
+// of the core that read them; larger ones no longer fit into the own one.
+inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
+
 struct AllreduceOptions {
   Reduction reduction;
   // The same types and sizes in the same order on every member.
   std::vector<AllreduceTensor> tensors;
   Stores stores = Stores::kOrdinary;
+  // Equal on all members, and no more than there is exchange memory; a window is of
+  // whole cache lines.
+  int64_t small_bytes = kAllreduceSmallBytes;
+  int64_t window_bytes = kAllreduceWindowBytes;
 };
 
 // Returns false if the job failed meanwhile; the outputs are then undefined.

@@ -23,7 +23,7 @@ void ClearHighestExponentBits(DataType dtype, std::vector<char>* bytes) {
 // has tests of its own, on the whole tensors.
 void CheckGroup(Ranks* ranks, const Reduction& reduction,
                 const std::vector<std::pair<DataType, int64_t>>& group, bool in_place,
-                Stores stores = Stores::kOrdinary) {
+                const AllreduceOptions& settings = {}) {
   const int size = ranks->size();
   std::vector<std::vector<std::vector<char>>> inputs(size), outputs(size);
   for (int rank = 0; rank < size; ++rank) {
@@ -39,9 +39,8 @@ void CheckGroup(Ranks* ranks, const Reduction& reduction,
     }
   }
   ranks->Run([&](int rank, Communicator* communicator) {
-    AllreduceOptions options;
+    AllreduceOptions options = settings;
     options.reduction = reduction;
-    options.stores = stores;
     for (size_t i = 0; i < group.size(); ++i) {
       const void* input = in_place ? outputs[rank][i].data() : inputs[rank][i].data();
       options.tensors.push_back(
@@ -84,9 +83,10 @@ TEST_P(AllreduceTest, EveryKindOfStores) {
     for (int64_t elements : kSizes) {
       for (bool in_place : {false, true}) {
         for (DataType dtype : {DataType::kInt32, DataType::kFloat32}) {
+          AllreduceOptions settings;
+          settings.stores = static_cast<Stores>(kind);
           CheckGroup(&ranks, {ReduceOp::kAverage},
-                     {{DataType::kInt8, 5}, {dtype, elements}}, in_place,
-                     static_cast<Stores>(kind));
+                     {{DataType::kInt8, 5}, {dtype, elements}}, in_place, settings);
         }
       }
     }
@@ -97,6 +97,23 @@ TEST_P(AllreduceTest, SmallTensorsInLargeExchangeMemory) {
   Ranks ranks(GetParam(), 1 << 20);
   for (int64_t elements : kSizes) {
     CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt64, elements}}, false);
+  }
+}
+
+// As autotuning changes them, from one collective to the next.
+TEST_P(AllreduceTest, WindowsAndSmallTensorsOfAllSizes) {
+  Ranks ranks(GetParam(), 1 << 20);
+  AllreduceOptions settings;
+  for (int64_t small : {int64_t{0}, int64_t{2} << 10, int64_t{64} << 10, INT64_MAX}) {
+    for (int64_t window : {kCacheLine, int64_t{3000} * kCacheLine, int64_t{4} << 20}) {
+      settings.small_bytes = small;
+      settings.window_bytes = window;
+      for (int64_t elements : {1, 1025, 10007, 40000, 200000}) {
+        if (elements * 4 > 2000 * window) continue;
+        CheckGroup(&ranks, {ReduceOp::kSum}, {{DataType::kInt32, elements}}, false,
+                   settings);
+      }
+    }
   }
 }
 

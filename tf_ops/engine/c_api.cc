@@ -12,12 +12,14 @@
 
 #include "tf_ops/collectives/adasum.h"
 #include "tf_ops/collectives/parts.h"
+#include "tf_ops/engine/autotune_log.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/process.h"
 #include "tf_ops/transport/version.h"
 
 namespace {
 
+using keras_hvd::AutotuneOptions;
 using keras_hvd::Code;
 using keras_hvd::DataType;
 using keras_hvd::Description;
@@ -389,7 +391,28 @@ Status CheckOptions(const khvd_options& options) {
     return Status::InvalidArgument("there is no log level " +
                                    std::to_string(options.log_level));
   }
+  if (options.autotune_steps < 0 || options.autotune_samples < 0) {
+    return Status::InvalidArgument("autotune takes samples of 1 step or more, got " +
+                                   std::to_string(options.autotune_samples) +
+                                   " samples of " +
+                                   std::to_string(options.autotune_steps) + " steps");
+  }
   return Status::Ok();
+}
+
+// The log is read on every rank, though rank 0's counts, so that a mistake ends all.
+Status MakeAutotuneOptions(const khvd_options& options, AutotuneOptions* autotune) {
+  autotune->on = options.autotune != 0;
+  if (!autotune->on) return Status::Ok();
+  if (options.autotune_warmup != 0) {
+    autotune->warmup_samples = std::max(options.autotune_warmup, 0);
+  }
+  if (options.autotune_steps > 0) autotune->steps_per_sample = options.autotune_steps;
+  autotune->most_samples = options.autotune_samples;
+  autotune->tunes_fusion = options.fusion_bytes <= 0;
+  autotune->log = options.autotune_log == nullptr ? "" : options.autotune_log;
+  if (autotune->log.empty()) return Status::Ok();
+  return keras_hvd::ReadAutotuneLog(options.size, autotune);
 }
 
 int64_t CacheCapacity(const khvd_options& options) {
@@ -433,6 +456,8 @@ Status Init(const khvd_options& options) {
   process.engine.cores = options.cores;
   process.engine.check = options.check != 0;
   process.engine.cache_capacity = CacheCapacity(options);
+  status = MakeAutotuneOptions(options, &process.engine.autotune);
+  if (!status.ok()) return status;
   process.local_rank = options.local_rank;
   process.local_size = options.local_size;
   process.cross_rank = options.cross_rank;

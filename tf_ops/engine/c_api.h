@@ -76,17 +76,22 @@ typedef struct {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  const char* job;         // names the job on this host; unique while it runs
-  double init_timeout;     // seconds to wait for the other ranks; 0: 60
-  double stall_warning;    // seconds until a stall is reported; 0: 60, < 0: never
-  double stall_abort;      // seconds until a stall aborts the job; 0: never
-  int64_t exchange_bytes;  // exchange memory of a rank; 0: 4 MiB
-  int64_t fusion_bytes;    // largest fused batch; 0: 64 MiB
-  int32_t cores;           // cores this job may use; 0: asks the system
-  int32_t check;           // 1: compare all results between ranks; as rank 0 says
-  int64_t cache_capacity;  // names that travel as numbers; 0: 16384, < 0: none
-  int32_t log_level;       // khvd_log_level: what is less is not written
-  int32_t log_timestamp;   // 1: lines start with the time
+  const char* job;           // names the job on this host; unique while it runs
+  double init_timeout;       // seconds to wait for the other ranks; 0: 60
+  double stall_warning;      // seconds until a stall is reported; 0: 60, < 0: never
+  double stall_abort;        // seconds until a stall aborts the job; 0: never
+  int64_t exchange_bytes;    // exchange memory of a rank; 0: 4 MiB
+  int64_t fusion_bytes;      // largest fused batch; 0: 64 MiB
+  int32_t cores;             // cores this job may use; 0: asks the system
+  int32_t check;             // 1: compare all results between ranks; as rank 0 says
+  int64_t cache_capacity;    // names that travel as numbers; 0: 16384, < 0: none
+  int32_t log_level;         // khvd_log_level: what is less is not written
+  int32_t log_timestamp;     // 1: lines start with the time
+  int32_t autotune;          // 1: look for better settings; as rank 0 says
+  const char* autotune_log;  // rank 0's file of what it found; NULL or "": none
+  int32_t autotune_warmup;   // samples that do not count; 0: 3, < 0: none
+  int32_t autotune_steps;    // steps of a sample; 0: 10
+  int32_t autotune_samples;  // the most samples of the search; 0: no limit
 } khvd_options;
 
 // One tensor of a request, contiguous, in host memory, row-major.

@@ -145,6 +145,13 @@ TEST(InitTest, RefusesOptionsThatMakeNoSense) {
     options = good;
     options.exchange_bytes = 8191;
     CHECK_HERE(refused(options, "KERAS_HVD_EXCHANGE_BYTES is 8191"));
+    options = good;
+    options.autotune_steps = -1;
+    CHECK_HERE(refused(options, "autotune takes samples of 1 step or more"));
+    options = good;
+    options.autotune = 1;
+    options.autotune_log = "/missing/log.csv";
+    CHECK_HERE(refused(options, "log '/missing/log.csv' cannot be written"));
     CHECK_HERE(khvd_init(&good) == KHVD_OK);
     return 0;
   });

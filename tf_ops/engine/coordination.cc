@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "tf_ops/engine/autotune_log.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
@@ -188,6 +189,50 @@ void Coordination::WriteZeros(const Decision::Zeros& zeros) {
   Encode(*zeros.description, &message);
   decisions_.Append(message);
 }
+
+// ---- Autotuning
+
+void Coordination::StartAutotune(const AutotuneOptions& options,
+                                 const Tuning& defaults) {
+  autotune_ = std::make_unique<Autotune>(options, defaults);
+  autotune_log_ = options.log;
+  WriteTuning();
+}
+
+void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
+  const Tuning before = autotune_->tuning();
+  if (!autotune_->Add(tensors, bytes, NowSeconds())) return;
+  if (autotune_->tuning() != before) WriteTuning();
+  WriteAutotuneLog();
+  if (autotune_->done() && LogEnabled(LogLevel::kInfo)) {
+    Log(0, LogLevel::kInfo, "autotune ends with " + Describe(autotune_->best()));
+  }
+}
+
+// What is decided after this is carried out with it, on every rank: the message has its
+// place among the decisions.
+void Coordination::WriteTuning() {
+  const Tuning& tuning = autotune_->tuning();
+  coordinator_.set_fusion_bytes(tuning.fusion_bytes);
+  std::string message;
+  EncodeInteger(static_cast<int64_t>(DecisionMessage::kTune), &message);
+  EncodeInteger(tuning.window_bytes, &message);
+  EncodeInteger(tuning.small_bytes, &message);
+  EncodeInteger(tuning.spin_microseconds, &message);
+  decisions_.Append(message);
+}
+
+// A job goes on without the file.
+void Coordination::WriteAutotuneLog() {
+  if (autotune_log_.empty()) return;
+  const Status status =
+      keras_hvd::WriteAutotuneLog(autotune_log_, segment_->size(), *autotune_);
+  if (status.ok()) return;
+  autotune_log_.clear();
+  Log(0, LogLevel::kWarning, status.message);
+}
+
+// ---- To the ranks
 
 bool Coordination::Flush() {
   const auto slowest = [&] {

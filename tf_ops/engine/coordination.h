@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/store_choice.h"
+#include "tf_ops/engine/autotune.h"
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/engine/timeline.h"
 #include "tf_ops/transport/segment.h"
@@ -62,6 +63,7 @@ enum class DecisionMessage : int64_t {
   kFail = 2,    // number, departed, count, ranks, text
   kZeros = 3,   // count, ranks, description: they have it, zeros, for the next kRun
   kAgree = 4,   // number, kind, answer, members
+  kTune = 5,    // window bytes, small bytes, spin in microseconds: from here on
 };
 
 class Coordination {
@@ -73,6 +75,13 @@ class Coordination {
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
     store_choice_.Learn(bytes, in_place, stores, seconds);
   }
+
+  // Has the job look for better settings; before anything is decided.
+  void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);
+  bool tunes() const { return autotune_ != nullptr && !autotune_->done(); }
+  // While it tunes: rank 0 has come to the last kTune; it has run a batch.
+  void NoteTuned() { autotune_->Begin(); }
+  void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
   // Does what there is to do without waiting. Returns true if there was anything.
   bool Progress();
@@ -98,6 +107,8 @@ class Coordination {
   bool NoteDepartures();
   void WriteDecision(const Decision& decision);
   void WriteZeros(const Decision::Zeros& zeros);
+  void WriteTuning();
+  void WriteAutotuneLog();
   int64_t NumberFor(const TensorKey& key);
   bool Flush();
   std::string StallText(const Stall& stall, double seconds);
@@ -111,6 +122,8 @@ class Coordination {
   uint64_t batches_ = 0;  // decided; ranks count them alike
   StreamWriter decisions_;
   StoreChoice store_choice_;
+  std::unique_ptr<Autotune> autotune_;  // null: off
+  std::string autotune_log_;            // its file; "": none, or it has failed
   NumberTable<TensorKey, TensorKeyHash> numbers_;
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
   bool anything_waits_ = false;

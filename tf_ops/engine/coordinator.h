@@ -87,6 +87,9 @@ class Coordinator {
   // `ranks` ascending. Every rank must have been told of the set before it uses it.
   void AddProcessSet(int32_t id, std::vector<int> ranks);
 
+  // From the next decision on.
+  void set_fusion_bytes(int64_t bytes) { fusion_bytes_ = bytes; }
+
   // Whether decisions are to say when each rank submitted what they are about.
   void set_wants_times(bool wants_times) { wants_times_ = wants_times; }
 
@@ -163,7 +166,7 @@ class Coordinator {
   static void Take(Settled* settled, Decision* decision);
   static bool Fusable(const Description& first, const Description& other);
 
-  const int64_t fusion_bytes_;
+  int64_t fusion_bytes_;
   std::map<int32_t, std::shared_ptr<const Members>> process_sets_;
   int32_t last_process_set_ = 0;
   std::vector<bool> joined_;

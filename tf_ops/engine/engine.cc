@@ -24,9 +24,9 @@
 namespace keras_hvd {
 namespace {
 
-// How long a rank spins for a peer that is known to be ready, with a core for each
-// rank. A futex round trip takes about as long; more would only take time from the
-// training.
+// How long a caller spins for who drives, with a core for each rank. A futex round trip
+// takes about as long; more would only take time from the training. For a peer that is
+// known to be ready it is the same, unless tuned.
 constexpr std::chrono::microseconds kSpin(50);
 // The same for a peer that is about to come: ranks that do the same work in TensorFlow
 // between two collectives end it about that much apart.
@@ -153,6 +153,14 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
                                                    options_.cache_capacity, &timeline_);
     // Before the first decision, which is what the others read first.
     segment_->header().check.store(options_.check);
+    if (options_.autotune.on && segment_->size() > 1) {
+      AutotuneOptions autotune = options_.autotune;
+      autotune.tunes_spin = options_.cores >= segment_->size();
+      autotune.most_window_bytes = communicator_.exchange_bytes();
+      Tuning defaults;
+      defaults.fusion_bytes = options_.fusion_bytes;
+      coordination_->StartAutotune(autotune, defaults);
+    }
   }
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
@@ -323,7 +331,8 @@ bool Engine::HasNews(uint32_t listening) {
 // ---- Waiting
 
 bool Engine::Wait(const Ready& ready, int awaited) {
-  if (SpinUntil(ready, kSpin)) return true;
+  const std::chrono::microseconds spin(tuning_.spin_microseconds);
+  if (SpinUntil(ready, spin)) return true;
   const Clock::time_point since = Clock::now();
   Clock::time_point stop_at = Clock::time_point::max();
   while (true) {
@@ -675,6 +684,8 @@ void Engine::HandleDecision(std::string_view message) {
       return HandleZeros(message);
     case DecisionMessage::kAgree:
       return HandleAgree(message);
+    case DecisionMessage::kTune:
+      return HandleTune(message);
   }
 }
 
@@ -720,6 +731,15 @@ void Engine::HandleAgree(std::string_view message) {
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = id;
   Finish(std::move(operation), Status::Ok());
+}
+
+// The one order of the decisions has all ranks change this between the same batches.
+void Engine::HandleTune(std::string_view message) {
+  DecodeInteger(&message, &tuning_.window_bytes);
+  DecodeInteger(&message, &tuning_.small_bytes);
+  DecodeInteger(&message, &tuning_.spin_microseconds);
+  counters_.tunings += 1;
+  if (coordination_ != nullptr) coordination_->NoteTuned();
 }
 
 // Ranks that have joined take part in the next batch with zeros.
@@ -790,6 +810,7 @@ void Engine::RunBatch(const std::vector<TensorKey>& keys) {
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, operations);
   const bool ok = RunRecorded(operations, members);
   running_.clear();
+  if (ok) NoteRun(operations, keys);
   for (auto& operation : operations) {
     const std::string title = Title(*operation->description);
     Status status;
@@ -801,6 +822,16 @@ void Engine::RunBatch(const std::vector<TensorKey>& keys) {
     }
     Finish(std::move(operation), status);
   }
+}
+
+// For who tunes the engine. Only allreduces change with the settings, but for spinning.
+void Engine::NoteRun(const std::vector<std::unique_ptr<Operation>>& operations,
+                     const std::vector<TensorKey>& keys) {
+  if (coordination_ == nullptr || !coordination_->tunes()) return;
+  if (operations.front()->description->kind != Kind::kAllreduce) return;
+  int64_t bytes = 0;
+  for (const auto& operation : operations) bytes += InputBytes(*operation);
+  if (bytes > 0) coordination_->NoteRun(keys, bytes);
 }
 
 // Why a collective that ran has failed: the job has, or this rank stopped waiting.
@@ -887,6 +918,8 @@ bool Engine::RunAllreduce(const std::vector<std::unique_ptr<Operation>>& operati
   if (allreduce.reduction.op == ReduceOp::kAdasum) return RunAdasum(allreduce);
   const bool in_place = IsInPlace(allreduce);
   allreduce.stores = stores_[in_place ? 1 : 0];
+  allreduce.window_bytes = tuning_.window_bytes;
+  allreduce.small_bytes = tuning_.small_bytes;
   const Clock::time_point start = Clock::now();
   if (!Allreduce(allreduce, &communicator_)) return false;
   if (coordination_ != nullptr) {

@@ -28,6 +28,7 @@
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/store_choice.h"
+#include "tf_ops/engine/autotune.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/description.h"
 #include "tf_ops/engine/operation_log.h"
@@ -44,6 +45,7 @@ struct EngineOptions {
   int cores = 1;                      // that all ranks of this host share
   bool check = false;                 // compare all outputs; rank 0's word counts
   size_t cache_capacity = 16384;      // names that travel as numbers
+  AutotuneOptions autotune;           // rank 0's count
 };
 
 // The end of a request whose caller drives for a while, and of which one of the two,
@@ -89,6 +91,7 @@ struct EngineCounters {
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> sleeps{0};
   std::atomic<int64_t> lost_wakes{0};
+  std::atomic<int64_t> tunings{0};  // settings that have held
 };
 
 class Engine : private Waiter {
@@ -163,6 +166,7 @@ class Engine : private Waiter {
   void HandleFail(std::string_view message);
   void HandleZeros(std::string_view message);
   void HandleAgree(std::string_view message);
+  void HandleTune(std::string_view message);
   std::unique_ptr<Operation> Take(const TensorKey& key);
   void RunBatch(const std::vector<TensorKey>& keys);
   bool RunRecorded(const std::vector<std::unique_ptr<Operation>>& operations,
@@ -175,6 +179,8 @@ class Engine : private Waiter {
   bool RunAlltoall(Operation* operation);
   bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
   bool RunReducescatter(const Operation& operation);
+  void NoteRun(const std::vector<std::unique_ptr<Operation>>& operations,
+               const std::vector<TensorKey>& keys);
   bool CheckOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                     const std::vector<int>& members);
   std::unique_ptr<Operation> TakePending(const TensorKey& key);
@@ -222,6 +228,7 @@ class Engine : private Waiter {
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   std::deque<std::string> to_do_;  // decisions that are read and not carried out
   uint64_t sequence_ = 0;
+  Tuning tuning_;
   bool decides_for_others_ = false;  // rank 0, of a set that it is not in
   uint64_t stall_reported_ = 0;      // sequence of the batch
   std::array<Stores, 2> stores_{};   // of the batch that runs, out of and in place
