@@ -7,13 +7,12 @@ timeline on and off in turns. Prints the medians of both, and how their times re
 from __future__ import annotations
 
 import argparse
-import ctypes
 import statistics
 import tempfile
-import time
+
+from repeated_allreduce import Request
 
 import keras_hvd
-from keras_hvd import native
 
 SIZES = {"4 B": 4, "1 MiB": 1 << 20}
 
@@ -46,36 +45,6 @@ def measure(name: str, size: int, options: argparse.Namespace) -> None:
         f"median of {len(ratios)} pairs {statistics.median(ratios):+.1%}",
         flush=True,
     )
-
-
-class Request:
-    """An allreduce of float32 that is run again and again."""
-
-    def __init__(self, size: int):
-        elements = size // 4
-        self._shape = (ctypes.c_int64 * 1)(elements)
-        self._values = (ctypes.c_float * elements)()
-        address = ctypes.addressof(self._values)
-        self._tensor = native.Tensor(
-            dtype=6, rank=1, shape=self._shape, input=address, output=address
-        )
-        self._request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
-            name=b"values",
-            submitter=1,
-            reduce_op=1,
-            count=1,
-            tensors=ctypes.pointer(self._tensor),
-        )
-
-    def run(self, calls: int) -> float:
-        """Runs it so often; returns the seconds that one took."""
-        run, reference = native.engine().khvd_run, ctypes.byref(self._request)
-        start = time.perf_counter()
-        for _ in range(calls):
-            code = run(reference)
-        assert code == 0, native.engine().khvd_last_error().decode()
-        return (time.perf_counter() - start) / calls
 
 
 def calls_in(request: Request, seconds: float) -> int:

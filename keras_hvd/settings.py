@@ -325,13 +325,16 @@ def _autotune_warmup(variables: Mapping[str, str]) -> int:
 def _samples(found: _Found | None, least: int) -> int:
     """A number that fits into 32 bits; 0 where it is not set."""
 
+    most = 2**31 - 1
+
     def parse(text: str) -> int:
         number = _whole(text)
-        if not least <= number < 2**31:
+        if not least <= number <= most:
             raise ValueError
         return number
 
-    return 0 if found is None else found.parse(parse, f"a whole number from {least}")
+    wanted = f"a whole number from {least} to {most}"
+    return 0 if found is None else found.parse(parse, wanted)
 
 
 def _bytes(found: _Found | None) -> int | None:
