@@ -11,7 +11,7 @@ namespace {
 // So many batches are a step where the sample's first tensor does not come again.
 constexpr int kMostBatchesPerStep = 100;
 // How often two stand against each other: in the search, and in the end.
-constexpr size_t kSearchPairs = 3;
+constexpr size_t kSearchPairs = 5;
 constexpr size_t kFinalPairs = 9;
 // A challenger loses one pair at most, and half of them it wins by this.
 constexpr int kMostLosses = 1;

@@ -49,7 +49,7 @@ TEST_F(AutotuneLogTest, NoFileSaysNothing) {
 
 TEST_F(AutotuneLogTest, TheBestOfAnUnfinishedSearchIsTakenUp) {
   Autotune autotune(options_, Tuning());
-  Take(&autotune, 14);
+  Take(&autotune, 18);
   ASSERT_FALSE(autotune.done());
   ASSERT_NE(autotune.best(), Tuning());
   ASSERT_TRUE(WriteAutotuneLog(options_.log, 2, autotune).ok());
