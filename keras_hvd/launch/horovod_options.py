@@ -44,15 +44,6 @@ _WITHOUT_EFFECT = (
     ),
     (
         (
-            *("--autotune-log-file", "--autotune-warmup-samples"),
-            *("--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples"),
-            "--autotune-gaussian-process-noise",
-        ),
-        1,
-        WITHOUT_EFFECT["AUTOTUNE"],
-    ),
-    (
-        (
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
             *("--hierarchical-allgather", "--no-hierarchical-allgather"),
             *("--torus-allreduce", "--no-torus-allreduce"),
