@@ -21,7 +21,7 @@ namespace {
 
 using keras_hvd::Child;
 
-constexpr int kSteps = 150;
+constexpr int kSteps = 1000;
 constexpr int kMostElements = 6000;  // several rounds of the exchange memory
 
 // What every rank can tell of every rank's tensors: small numbers, so that sums are
