@@ -104,6 +104,7 @@ class Summary:
         was_last: For each rank how many requests it submitted last.
         missing: For each tensor that was waited for in the end, the ranks.
         not_recorded: Requests that the timeline had no room for.
+        unreadable: Lines that are no events, but for one that was cut off at the end.
     """
 
     size: int = 0
@@ -116,6 +117,7 @@ class Summary:
     was_last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     missing: dict[str, list[int]] = field(default_factory=dict)
     not_recorded: int = 0
+    unreadable: int = 0
 
 
 def read(lines: Iterable[str]) -> Summary:
@@ -142,16 +144,21 @@ def read(lines: Iterable[str]) -> Summary:
     (2, False, 8.0)
     """
     reader = _Reader()
+    was_cut_off = False
     for line in lines:
         event = line.strip().rstrip(",").rstrip()
+        if event in ("", "["):
+            continue
+        # Only the last line can be one that a killed job had not ended.
+        reader.summary.unreadable += was_cut_off
+        was_cut_off = False
         if event == "]":
             reader.summary.is_whole = True
-        elif event not in ("", "["):
-            try:
-                reader.add(json.loads(event))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                # Cut off, or none of ours: told apart below.
-                continue
+            continue
+        try:
+            reader.add(json.loads(event))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            was_cut_off = True
     if reader.summary.size == 0:
         raise NotATimelineError("this is no timeline that keras_hvd has written")
     return reader.summary
@@ -240,6 +247,8 @@ def text(summary: Summary) -> str:
     lines = [f"{summary.size} ranks{ended}"]
     if summary.not_recorded:
         lines.append(f"not recorded, for want of room: {summary.not_recorded} requests")
+    if summary.unreadable:
+        lines.append(f"damaged, and left out: {summary.unreadable} lines of the file")
     if not summary.phases:
         return "\n".join([*lines, "no collective was recorded", *_unfinished(summary)])
     lines[0] = f"{_time(summary.last - summary.first)} recorded, " + lines[0]

@@ -121,6 +121,14 @@ def test_a_file_that_ends_early_counts_up_to_there(end):
     assert not found.is_whole
     assert found.tensors["b"].requests == 1
     assert "the file ends early" in summary.text(found)
+    assert found.unreadable == 0
+
+
+def test_damage_in_the_middle_is_counted_and_said():
+    found = summary.read(timeline(START, '{"name":"QUE', "lost", *TOGETHER[1:]))
+    assert found.tensors["b"].requests == 1
+    assert found.unreadable == 2
+    assert "damaged, and left out: 2 lines of the file" in summary.text(found)
 
 
 def test_what_was_not_recorded_and_what_never_ended_is_said():
