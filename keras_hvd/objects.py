@@ -6,20 +6,24 @@ and before TensorFlow is imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from keras_hvd import basics, native
+from keras_hvd.collectives import unnamed
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
 _DTYPES = {np.dtype(np.uint8): 0, np.dtype(np.int64): 3}
 _ALLGATHER = 1
 _BROADCAST = 2
+
+_turns = unnamed.Turns()
 
 
 def broadcast_object(
@@ -46,7 +50,8 @@ def broadcast_object(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `session` is given.
         ValueError: the process set is not part of the job.
-        MismatchError: the ranks name different roots, or there is no such rank.
+        MismatchError: the ranks name different roots, or there is no such rank; or
+            another thread of this rank calls it without a name as well.
         RankFailedError: another rank died or left.
 
     Example:
@@ -59,14 +64,14 @@ def broadcast_object(
     basics.require_initialized("broadcast_object")
     _refuse_session("broadcast_object", session)
     number = number_of(process_set, "broadcast_object")
-    name = name or "unnamed_broadcast_object"
     is_root = basics.rank() == root_rank
     data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     length = np.array(data.size, np.int64)
-    _broadcast(length, root_rank, f"{name}/length", number)
-    if not is_root:
-        data = np.empty(int(length), np.uint8)
-    _broadcast(data, root_rank, f"{name}/pickle", number)
+    with _name_or_turn("broadcast_object", name, number) as name:
+        _broadcast(length, root_rank, f"{name}/length", number)
+        if not is_root:
+            data = np.empty(int(length), np.uint8)
+        _broadcast(data, root_rank, f"{name}/pickle", number)
     return obj if is_root else pickle.loads(data)
 
 
@@ -128,6 +133,7 @@ def allgather_object(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `session` is given.
         ValueError: the process set is not part of the job.
+        MismatchError: another thread of this rank calls it without a name as well.
         RankFailedError: another rank died or left.
 
     Example:
@@ -140,13 +146,24 @@ def allgather_object(
     basics.require_initialized("allgather_object")
     _refuse_session("allgather_object", session)
     number = number_of(process_set, "allgather_object")
-    name = name or "unnamed_allgather_object"
-    data, lengths = _allgather(_pickled(obj), f"{name}/pickle", number)
+    with _name_or_turn("allgather_object", name, number) as name:
+        data, lengths = _allgather(_pickled(obj), f"{name}/pickle", number)
     ends = np.cumsum(lengths)
     return [
         pickle.loads(data[end - length : end])
         for length, end in zip(lengths, ends, strict=True)
     ]
+
+
+@contextlib.contextmanager
+def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator[str]:
+    """The name of a call; without one, two threads may not call it at once."""
+    if name:
+        yield name
+        return
+    name = f"unnamed_{function}"
+    with _turns.take(name, process_set):
+        yield name
 
 
 def _refuse_session(function: str, session: Any) -> None:

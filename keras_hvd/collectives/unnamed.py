@@ -56,8 +56,8 @@ class Turns:
             other = self._running.get(key) or self._last.get(key, this)
             if other is not this and not self._follows(this, other, key):
                 raise MismatchError(
-                    f"{name!r}: thread {this.name!r} calls an eager collective without "
-                    f"a name, as thread {other.name!r} does. The ranks may run them in "
+                    f"{name!r}: thread {this.name!r} calls it eagerly without a "
+                    f"name, as thread {other.name!r} does. The ranks may run them in "
                     "different orders and mix their tensors: give each of the two a "
                     "name, or call both from one thread"
                 )

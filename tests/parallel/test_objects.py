@@ -1,5 +1,7 @@
 """broadcast_object and allgather_object."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,28 @@ def test_only_the_root_has_to_be_picklable(rank):
 def test_names_keep_calls_apart(rank):
     assert keras_hvd.broadcast_object(rank, name="one") == 0
     assert keras_hvd.allgather_object(rank, name="one")[0] == 0
+
+
+def test_two_threads_without_names_are_an_error(rank):
+    errors = []
+    may_go_on = threading.Event()
+
+    def other_thread():
+        may_go_on.wait()
+        try:
+            keras_hvd.allgather_object(rank)
+        except keras_hvd.MismatchError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    # There when this thread calls it: on another rank it may be first.
+    keras_hvd.allgather_object(rank)
+    may_go_on.set()
+    thread.join()
+    [error] = errors
+    assert "'unnamed_allgather_object'" in error and "name" in error
+    keras_hvd.allgather_object(rank)
 
 
 def test_a_root_that_does_not_exist(size):
