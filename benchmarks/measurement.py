@@ -29,6 +29,8 @@ from keras_hvd.launch import cores
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 # A job that does not answer for so long is given up.
 _PATIENCE_SECONDS = 300
+# The first fields of /proc/stat; the rest is counted in these already.
+_STAT_COLUMNS = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
 
 
 class ContenderError(Exception):
@@ -284,8 +286,23 @@ def machine() -> dict[str, object]:
         "virtual": "hypervisor" in _first("/proc/cpuinfo", "flags").split(),
         "huge_pages": _huge_pages(),
         "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
+        "busy_cores_before": round(_busy_cores(), 2),
     }
+
+
+def _busy_cores(seconds: float = 1.0) -> float:
+    """How many cores others use. (The load average still counts what ran before.)"""
+    before, since = _core_seconds(), time.monotonic()
+    time.sleep(seconds)
+    return (_core_seconds() - before) / (time.monotonic() - since)
+
+
+def _core_seconds() -> float:
+    """What all cores have worked, and what the host kept from this machine."""
+    columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = dict(zip(_STAT_COLUMNS, map(int, columns)))
+    busy = sum(ticks.values()) - ticks["idle"] - ticks["iowait"]
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def _first(file: str, key: str) -> str:

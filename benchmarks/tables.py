@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Load for each core up to which a machine counts as idle.
-_QUIET = 0.25
+# Share of the cores in use up to which a machine counts as idle.
+_QUIET = 0.05
 
 
 @dataclass
@@ -116,11 +116,11 @@ def report(result: dict) -> str:
         The text.
     """
     parts = [f"Machine: {machine_text(result['machine'])}."]
-    load, cores = result["machine"]["load_before"], result["machine"]["cores"]
-    if load > _QUIET * cores:
+    busy, cores = result["machine"]["busy_cores_before"], result["machine"]["cores"]
+    if busy > _QUIET * cores:
         parts.append(
-            f"The machine was not idle before this run ({load:.1f} processes ran on "
-            f"its {cores} cores): these figures say little."
+            f"The machine was not idle before this run (others used {busy:.1f} of its "
+            f"{cores} cores): these figures say little."
         )
     versions = ", ".join(sorted(set(result["versions"].values())))
     parts.append(f"Versions: {versions}.")
