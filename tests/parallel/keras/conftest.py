@@ -1,5 +1,6 @@
 """Images, small smooth models, and what training has to give."""
 
+import gc
 import os
 import pathlib
 from collections.abc import Callable
@@ -17,6 +18,9 @@ Weights = list[np.ndarray]
 def same_names() -> None:
     """Keras numbers names; each test starts anew, so that all ranks have the same."""
     keras.utils.clear_session()
+    # Keras keeps the graphs of every model that was trained. Each collection of garbage
+    # would walk through them all.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
