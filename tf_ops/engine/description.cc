@@ -54,6 +54,12 @@ int64_t Elements(const TensorDescription& tensor) {
   return elements;
 }
 
+int64_t RowBytes(const TensorDescription& tensor) {
+  int64_t bytes = Bytes(tensor.dtype);
+  for (size_t i = 1; i < tensor.shape.size(); ++i) bytes *= tensor.shape[i];
+  return bytes;
+}
+
 int64_t Description::bytes() const {
   int64_t sum = 0;
   for (const TensorDescription& tensor : tensors) {

@@ -50,6 +50,7 @@ struct TensorDescription {
 };
 
 int64_t Elements(const TensorDescription& tensor);
+int64_t RowBytes(const TensorDescription& tensor);
 
 struct Description {
   int32_t process_set = 0;

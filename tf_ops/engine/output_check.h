@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
-#include "tf_ops/engine/engine.h"
+#include "tf_ops/engine/operation.h"
 
 namespace keras_hvd {
 

@@ -1,0 +1,60 @@
+// Runs one batch: hands its tensors to the collective of their kind.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
+#define KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/autotune.h"
+#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/operation.h"
+#include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// What rank 0 has decided for all: the same on all members of a batch.
+struct BatchSettings {
+  std::array<Stores, 2> stores{};  // out of and in place
+  Tuning tuning;
+};
+
+class BatchRunner {
+ public:
+  // `coordination`: rank 0's, which learns how long allreduces take; null on others.
+  BatchRunner(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
+              Timeline* timeline, Coordination* coordination);
+
+  // Runs batch `number` with the members of its process set; all of them count the
+  // batches alike. Returns false if the job has failed or this rank stops waiting.
+  bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
+           const BatchSettings& settings);
+
+  // The largest part of a tensor that goes through the exchange memory at a time.
+  int64_t exchange_bytes() const { return communicator_.exchange_bytes(); }
+
+ private:
+  bool RunCollective(const Batch& batch, const std::vector<int>& members,
+                     uint64_t number, const BatchSettings& settings);
+  bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
+  bool RunAdasum(const AllreduceOptions& allreduce);
+  bool RunAllgather(Operation* operation);
+  bool RunAlltoall(Operation* operation);
+  bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
+  bool RunReducescatter(const Operation& operation);
+  bool CheckOutputs(const Batch& batch, const std::vector<int>& members);
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  Timeline& timeline_;
+  Coordination* const coordination_;
+  Communicator communicator_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_

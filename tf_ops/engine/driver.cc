@@ -1,0 +1,273 @@
+// See driver.h.
+#include "tf_ops/engine/driver.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <chrono>
+#include <utility>
+
+#include "tf_ops/engine/job_failure.h"
+#include "tf_ops/transport/faults.h"
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+namespace {
+
+// How long a caller spins for who drives, with a core for each rank. A futex round trip
+// takes about as long; more would only take time from the training. For a peer that is
+// known to be ready it is the same, unless tuned.
+constexpr std::chrono::microseconds kSpin(50);
+// With fewer cores than ranks: how often it lets others run before it sleeps, and for
+// how long. Where they take their whole time slices, yielding would go on for long, and
+// they may be what keeps a killed rank from being seen.
+constexpr int kYields = 100;
+constexpr std::chrono::microseconds kLongestYields(1000);
+// How long a rank that shuts down waits for the peers of a batch that runs.
+constexpr std::chrono::seconds kShutdownPatience(5);
+
+void Relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Driver::Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
+               Requests* requests, Timeline* timeline, EngineCounters* counters)
+    : rank_(options.rank),
+      has_cores_(options.cores >= segment->size()),
+      segment_(std::move(segment)),
+      block_(segment_->block(rank_)),
+      requests_(*requests),
+      counters_(*counters),
+      work_(options, segment_, this, requests, &promptness_, timeline, counters) {
+  thread_ = std::thread([this] { Loop(); });
+  pthread_setname_np(thread_.native_handle(), "keras_hvd");
+}
+
+Driver::~Driver() { Stop(); }
+
+void Driver::Stop() {
+  if (!thread_.joinable()) return;
+  stopping_.store(true);
+  block_.bell.Ring();
+  thread_.join();
+}
+
+// ---- The engine's thread
+
+void Driver::Loop() {
+  std::unique_lock<std::mutex> driving(driving_);
+  while (true) {
+    const bool progressed = work_.Progress();
+    if (work_.RunNext()) continue;
+    if (stopping_.load()) break;
+    if (callers_.load() > 0) {
+      GiveWay(&driving);
+    } else if (!progressed && !SpinForNews()) {
+      Rest(&driving);
+    }
+  }
+  Leave();
+}
+
+void Driver::Leave() {
+  requests_.EndAll(Code::kShutDown, kShutDownHere);
+  // Decisions that were made are with the peers; now they may know that this rank is
+  // gone.
+  BeforeStore();
+  block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
+  segment_->RingAll();
+}
+
+// One takes over, or has its result already, within a moment.
+void Driver::GiveWay(std::unique_lock<std::mutex>* driving) {
+  driving->unlock();
+  SpinUntil([this] { return callers_.load() == 0; }, kSpin);
+  driving->lock();
+}
+
+// ---- Callers
+
+void Driver::Ring() {
+  RankBlock& coordinator = segment_->block(0);
+  coordinator.bell.Ring(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
+  // Its own engine is woken where it will have something to do at once, and where
+  // nobody decides any more or watches whether somebody does.
+  if (rank_ != 0 &&
+      (promptness_.prompt() || resting_.load() || coordinator.HasShutDown())) {
+    block_.bell.Ring();
+  }
+}
+
+void Driver::DriveIfFree(const std::atomic<bool>& ended) {
+  std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
+  DriveOrRing(&driving, ended);
+}
+
+void Driver::DriveSoon(const std::atomic<bool>& ended) {
+  std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
+  callers_ += 1;
+  // No longer than until the end: who drives may wait for what this thread does next.
+  SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
+  callers_ -= 1;
+  DriveOrRing(&driving, ended);
+}
+
+void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
+                         const std::atomic<bool>& ended) {
+  if (!driving->owns_lock()) return Ring();
+  if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
+  Drive(ended);
+  driving->unlock();
+}
+
+// Drives while there is something to do, or soon may be, instead of the engine's
+// thread; leaves the rest to it.
+void Driver::Drive(const std::atomic<bool>& ended) {
+  // The engine's thread sleeps on: nobody needs to wake it while this one looks.
+  block_.bell.Cancel();
+  while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
+    const bool progressed = work_.Progress();
+    if (!work_.RunNext() && !progressed && !SpinForNews()) break;
+  }
+  LeaveDriving();
+}
+
+// What has come meanwhile is taken in here where that is all there is to do; waking the
+// engine's thread would cost more, and this thread may be back at once.
+void Driver::LeaveDriving() {
+  block_.bell.Announce(work_.Listening());
+  if (work_.HasNews(work_.Listening())) {
+    block_.bell.Cancel();
+    work_.Progress();
+    block_.bell.Announce(work_.Listening());
+  }
+  // The ring needs the announcement: the engine's thread may sleep since before it.
+  if (requests_.any_pending() || work_.HasNews(work_.Listening()) ||
+      work_.HasDecision() || stopping_.load()) {
+    block_.bell.Ring();
+  }
+}
+
+// ---- Waiting inside of a collective
+
+bool Driver::Wait(const Ready& ready, int awaited) {
+  const std::chrono::microseconds spin(work_.execution().tuning().spin_microseconds);
+  if (SpinUntil(ready, spin)) return true;
+  const Clock::time_point since = Clock::now();
+  Clock::time_point stop_at = Clock::time_point::max();
+  while (true) {
+    work_.Progress();
+    if (ready()) return true;
+    if (segment_->Failed()) return false;
+    const RankBlock& peer = segment_->block(awaited);
+    if (peer.HasShutDown() && !ready()) {
+      segment_->Fail(rank_, Code::kRankFailed,
+                     DescribeRank(*segment_, awaited) +
+                         " left the job in the middle of " +
+                         work_.execution().running());
+      return false;
+    }
+    const bool stopping = stopping_.load();
+    if (stopping && stop_at == Clock::time_point::max()) {
+      stop_at = Clock::now() + kShutdownPatience;
+    }
+    if (Clock::now() >= stop_at) return false;
+    work_.stall_watch().CheckPeer(awaited, since);
+    SleepInCollective(ready, stopping);
+  }
+}
+
+// Nobody else may go on with the collective. `stopping` is what the caller has seen,
+// and acted on, of the wish to stop.
+void Driver::SleepInCollective(const Ready& ready, bool stopping) {
+  const auto due = [&] { return ready() || work_.HasNews(); };
+  block_.bell.Announce();
+  if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
+  counters_.sleeps += 1;
+  if (block_.bell.Sleep(Clock::now() + StallWatch::kInterval)) return;
+  CheckForLostWake(Doorbell::kEverything, due());
+  block_.bell.Cancel();
+}
+
+// ---- Waiting outside of a collective
+
+// Where decisions come soon; see promptness.h.
+bool Driver::SpinForNews() {
+  if (!requests_.any_pending()) return false;
+  promptness_.NoteWait();
+  if (!promptness_.prompt()) return false;
+  const auto due = [this] { return work_.HasNews() || callers_.load() > 0; };
+  if (SpinUntil(due, Promptness::kSpin)) return true;
+  promptness_.NoteLate();
+  return false;
+}
+
+// Sleeps until there is something to do. Only while something waits does it wake up by
+// itself, to look for stalls: an idle engine uses no time. It rests, so that the next
+// submission has to wake it, only after a while without any: in a loop of collectives
+// that would cost each of them a wake.
+//
+// All that a ring may be about is looked at after the announcement.
+void Driver::Rest(std::unique_lock<std::mutex>* driving) {
+  const uint32_t listening = work_.Listening();
+  block_.bell.Announce(listening);
+  resting_.store(was_idle_);
+  const bool watchful = !was_idle_ || work_.AnythingWaits();
+  if (watchful) resting_.store(false);
+  // A ring about what this was not listening to yet has been missed.
+  const bool listens = listening == work_.Listening();
+  if (!listens || work_.HasNews(listening) || stopping_.load()) {
+    return block_.bell.Cancel();
+  }
+  counters_.sleeps += 1;
+  const Clock::time_point deadline = watchful && !work_.has_ended()
+                                         ? Clock::now() + StallWatch::kInterval
+                                         : Clock::time_point::max();
+  driving->unlock();
+  const bool rung = block_.bell.Sleep(deadline, listening);
+  // Where a caller drives meanwhile, the news may be its own.
+  const bool alone = driving->try_lock();
+  if (!alone) driving->lock();
+  was_idle_ = !rung;
+  if (rung || !alone) return;
+  CheckForLostWake(listening, work_.HasNews(work_.Listening()));
+  block_.bell.Cancel();
+}
+
+// ---- Both
+
+// Lets others run instead, where not all ranks have a core.
+bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
+  if (!has_cores_) {
+    const Clock::time_point end = Clock::now() + kLongestYields;
+    for (int i = 0; i < kYields; ++i) {
+      if (ready()) return true;
+      sched_yield();
+      if (Clock::now() > end) break;
+    }
+    return ready();
+  }
+  const Clock::time_point end = Clock::now() + spin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      Relax();
+    }
+  } while (Clock::now() < end);
+  return ready();
+}
+
+// After a sleep that no ring has ended. Who published the news may have been held up
+// before it could ring; but ring it must.
+void Driver::CheckForLostWake(uint32_t listening, bool has_news) {
+  if (!has_news || block_.bell.Sleep(Clock::now() + StallWatch::kInterval, listening)) {
+    return;
+  }
+  counters_.lost_wakes += 1;
+}
+
+}  // namespace keras_hvd

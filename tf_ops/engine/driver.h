@@ -1,0 +1,92 @@
+// Who does an engine's work, and how it passes the time where there is none.
+//
+// One thread at a time drives an engine: its own, or a caller that would only wait
+// otherwise, which saves two changes of thread. Callers come first. Who drives spins
+// for a moment where that is worth it, and sleeps else, until somebody rings.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_
+#define KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/engine_options.h"
+#include "tf_ops/engine/promptness.h"
+#include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/timeline.h"
+#include "tf_ops/engine/work.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+class Driver : private Waiter {
+ public:
+  // Starts the engine's thread.
+  Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
+         Requests* requests, Timeline* timeline, EngineCounters* counters);
+  ~Driver() override;
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // Ends the engine's thread, and with it this rank's part in the job: what is running
+  // is finished, what is waiting ends with kShutDown.
+  void Stop();
+
+  // Each of these, for a request that was just submitted, has somebody see to it.
+  //
+  // Wakes who has to.
+  void Ring();
+  // The calling thread drives, if no other does, until the request has ended or nothing
+  // is expected soon.
+  void DriveIfFree(const std::atomic<bool>& ended);
+  // The same, and waits for a moment for its turn.
+  void DriveSoon(const std::atomic<bool>& ended);
+
+ private:
+  using Ready = std::function<bool()>;
+
+  void Loop();
+  void Leave();
+  void DriveOrRing(std::unique_lock<std::mutex>* driving,
+                   const std::atomic<bool>& ended);
+  void Drive(const std::atomic<bool>& ended);
+  void LeaveDriving();
+  void GiveWay(std::unique_lock<std::mutex>* driving);
+
+  // Inside of a collective.
+  bool Wait(const Ready& ready, int awaited) override;
+  void SleepInCollective(const Ready& ready, bool stopping);
+  // Outside of one.
+  bool SpinForNews();
+  void Rest(std::unique_lock<std::mutex>* driving);
+
+  bool SpinUntil(const Ready& ready, Clock::duration spin) const;
+  void CheckForLostWake(uint32_t listening, bool has_news);
+
+  const int rank_;
+  const bool has_cores_;  // for all ranks
+  const std::shared_ptr<Segment> segment_;
+  RankBlock& block_;
+  Requests& requests_;
+  EngineCounters& counters_;
+  Promptness promptness_;
+
+  // Held by who drives, but not while it rests.
+  std::mutex driving_;
+  Work work_;              // guarded by driving_
+  bool was_idle_ = false;  // the last sleep ended without a ring; guarded by driving_
+
+  std::atomic<int> callers_{0};  // that want to drive
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> resting_{false};  // asleep until somebody rings, stalls or not
+  std::thread thread_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_

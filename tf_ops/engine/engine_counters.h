@@ -1,0 +1,21 @@
+// What an engine counts of its work; read by any thread.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
+#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace keras_hvd {
+
+struct EngineCounters {
+  std::atomic<int64_t> batches{0};
+  std::atomic<int64_t> tensors{0};
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> sleeps{0};
+  std::atomic<int64_t> lost_wakes{0};
+  std::atomic<int64_t> tunings{0};  // settings that have held
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_

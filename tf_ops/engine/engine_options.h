@@ -1,0 +1,25 @@
+// What an engine is started with.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
+#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tf_ops/engine/autotune.h"
+
+namespace keras_hvd {
+
+struct EngineOptions {
+  int rank = 0;
+  int64_t fusion_bytes = 64 << 20;
+  double stall_warning_seconds = 60;  // negative: never
+  double stall_abort_seconds = 0;     // 0: never
+  int cores = 1;                      // that all ranks of this host share
+  bool check = false;                 // compare all outputs; rank 0's word counts
+  size_t cache_capacity = 16384;      // names that travel as numbers
+  AutotuneOptions autotune;           // rank 0's count
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_

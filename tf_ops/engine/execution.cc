@@ -1,0 +1,260 @@
+// See execution.h.
+#include "tf_ops/engine/execution.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tf_ops/engine/job_failure.h"
+#include "tf_ops/engine/log.h"
+#include "tf_ops/transport/faults.h"
+
+namespace keras_hvd {
+namespace {
+
+int64_t InputBytes(const Batch& batch) {
+  int64_t bytes = 0;
+  for (const auto& operation : batch) bytes += operation->input_bytes();
+  return bytes;
+}
+
+void LogBatch(int rank, uint64_t number, const Batch& batch) {
+  std::string text = "runs batch " + std::to_string(number) + ": " +
+                     Title(*batch.front()->description);
+  if (batch.size() > 1) text += " and " + std::to_string(batch.size() - 1) + " more";
+  Log(rank, LogLevel::kDebug,
+      text + ", " + std::to_string(InputBytes(batch)) + " bytes");
+}
+
+// Takes a list of ranks from the front of a message; says whether `rank` is in it.
+bool DecodeRanks(std::string_view* message, int rank) {
+  int64_t count, each;
+  DecodeInteger(message, &count);
+  bool concerned = false;
+  for (int64_t i = 0; i < count; ++i) {
+    DecodeInteger(message, &each);
+    concerned |= each == rank;
+  }
+  return concerned;
+}
+
+// Gives an operation zeros as its tensors, which its results replace.
+void AllocateZeros(Operation* operation) {
+  const auto lines = [](const TensorDescription& tensor) {
+    const size_t bytes = Elements(tensor) * Bytes(tensor.dtype);
+    return (bytes + sizeof(Operation::Line) - 1) / sizeof(Operation::Line);
+  };
+  const std::vector<TensorDescription>& tensors = operation->description->tensors;
+  size_t needed = 0;
+  for (const TensorDescription& tensor : tensors) needed += lines(tensor);
+  operation->zeros.resize(needed);
+  Operation::Line* line = operation->zeros.data();
+  for (const TensorDescription& tensor : tensors) {
+    operation->buffers.push_back({line, line});
+    line += lines(tensor);
+  }
+}
+
+}  // namespace
+
+Execution::Execution(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
+                     Requests* requests, Promptness* promptness, Timeline* timeline,
+                     Coordination* coordination, EngineCounters* counters)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      requests_(*requests),
+      promptness_(*promptness),
+      coordination_(coordination),
+      counters_(*counters),
+      runner_(segment_, rank, waiter, timeline, coordination),
+      decisions_(segment_->decisions(), Segment::kDecisionBytes,
+                 &segment_->header().decisions_written,
+                 &segment_->block(rank).decisions_read) {}
+
+// ---- Decisions
+
+bool Execution::Read() {
+  if (!decisions_.Fill()) return false;
+  promptness_.NoteDecision();
+  std::string_view message;
+  while (decisions_.Next(&message)) to_do_.emplace_back(message);
+  SegmentHeader& header = segment_->header();
+  BeforeStore();
+  if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
+  return true;
+}
+
+void Execution::CarryOutNext() {
+  const std::string decision = std::move(to_do_.front());
+  to_do_.pop_front();
+  std::string_view message = decision;
+  int64_t type;
+  if (!DecodeInteger(&message, &type)) return;
+  switch (static_cast<DecisionMessage>(type)) {
+    case DecisionMessage::kDefine:
+      return HandleDefine(message);
+    case DecisionMessage::kRun:
+      return HandleRun(message);
+    case DecisionMessage::kFail:
+      return HandleFail(message);
+    case DecisionMessage::kZeros:
+      return HandleZeros(message);
+    case DecisionMessage::kAgree:
+      return HandleAgree(message);
+    case DecisionMessage::kTune:
+      return HandleTune(message);
+  }
+}
+
+void Execution::HandleDefine(std::string_view message) {
+  int64_t number, process_set;
+  TensorKey key;
+  DecodeInteger(&message, &number);
+  DecodeInteger(&message, &process_set);
+  DecodeText(&message, &key.name);
+  key.process_set = static_cast<int32_t>(process_set);
+  if (dictionary_.size() <= static_cast<size_t>(number)) dictionary_.resize(number + 1);
+  dictionary_[number] = std::move(key);
+}
+
+void Execution::HandleRun(std::string_view message) {
+  for (Stores& choice : settings_.stores) {
+    int64_t stores;
+    DecodeInteger(&message, &stores);
+    choice = static_cast<Stores>(stores);
+  }
+  int64_t number;
+  std::vector<TensorKey> keys;
+  while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
+  RunBatch(keys);
+}
+
+void Execution::HandleFail(std::string_view message) {
+  int64_t number, departed;
+  std::string text;
+  DecodeInteger(&message, &number);
+  DecodeInteger(&message, &departed);
+  const bool concerned = DecodeRanks(&message, rank_);
+  DecodeText(&message, &text);
+  if (!concerned) return;
+  std::unique_ptr<Operation> operation = requests_.Take(dictionary_[number]);
+  if (operation == nullptr) return;
+  const Code code = departed ? Code::kRankFailed : Code::kInvalidArgument;
+  const std::string title = Title(*operation->description);
+  requests_.End(std::move(operation), {code, title + " failed on rank " +
+                                                 std::to_string(rank_) + ": " + text});
+}
+
+// Ranks that have joined take part in the next batch with zeros.
+void Execution::HandleZeros(std::string_view message) {
+  if (!DecodeRanks(&message, rank_)) return;
+  auto description = std::make_shared<Description>();
+  Decode(&message, description.get());
+  TensorKey key = KeyOf(*description);
+  auto operation = std::make_unique<Operation>();
+  operation->description = std::move(description);
+  operation->done = [](const Status&) {};
+  AllocateZeros(operation.get());
+  requests_.NoteJoined(operation.get());
+  zeros_[std::move(key)] = std::move(operation);
+}
+
+void Execution::HandleAgree(std::string_view message) {
+  int64_t number, kind, answer, member;
+  DecodeInteger(&message, &number);
+  DecodeInteger(&message, &kind);
+  DecodeInteger(&message, &answer);
+  std::vector<int> members;
+  while (DecodeInteger(&message, &member)) members.push_back(static_cast<int>(member));
+  const auto id = static_cast<int32_t>(answer);
+  if (static_cast<Kind>(kind) == Kind::kAddProcessSet) {
+    requests_.AddProcessSet(id, std::move(members));
+  } else if (static_cast<Kind>(kind) == Kind::kRemoveProcessSet) {
+    requests_.RemoveProcessSet(id);
+  }
+  decides_for_others_ = rank_ == 0 && requests_.process_sets().HasOneWithoutRankZero();
+  std::unique_ptr<Operation> operation = requests_.Take(dictionary_[number]);
+  if (operation == nullptr) return;
+  if (operation->answer != nullptr) *operation->answer = id;
+  requests_.End(std::move(operation), Status::Ok());
+}
+
+// The one order of the decisions has all ranks change this between the same batches.
+void Execution::HandleTune(std::string_view message) {
+  DecodeInteger(&message, &settings_.tuning.window_bytes);
+  DecodeInteger(&message, &settings_.tuning.small_bytes);
+  DecodeInteger(&message, &settings_.tuning.spin_microseconds);
+  counters_.tunings += 1;
+  if (coordination_ != nullptr) coordination_->NoteTuned();
+}
+
+// ---- Batches
+
+// All ranks count all batches, so that the numbers agree on those that share one.
+void Execution::RunBatch(const std::vector<TensorKey>& keys) {
+  sequence_ += 1;
+  const std::vector<int>& members =
+      requests_.process_sets().MembersOf(keys.front().process_set);
+  if (!std::binary_search(members.begin(), members.end(), rank_)) return;
+  Batch batch;
+  if (!TakeBatch(keys, &batch)) return EndBatch(std::move(batch), false);
+  running_ = Title(*batch.front()->description);
+  counters_.batches += 1;
+  if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, batch);
+  requests_.NoteRunning(batch);
+  const bool ok = runner_.Run(batch, members, sequence_, settings_);
+  running_.clear();
+  if (ok) NoteRun(batch, keys);
+  EndBatch(std::move(batch), ok);
+}
+
+// Takes what is to run; ends the job if something is missing.
+bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
+  for (const TensorKey& key : keys) {
+    std::unique_ptr<Operation> operation = Take(key);
+    if (operation == nullptr) {
+      segment_->Fail(rank_, Code::kInternal,
+                     "rank " + std::to_string(rank_) + " was told to run '" + key.name +
+                         "', which it has not submitted. This is a bug in keras_hvd");
+      return false;
+    }
+    batch->push_back(std::move(operation));
+  }
+  return true;
+}
+
+// What the rank has submitted under the name, or the zeros that stand for it.
+std::unique_ptr<Operation> Execution::Take(const TensorKey& key) {
+  const auto zeros = zeros_.find(key);
+  if (zeros == zeros_.end()) return requests_.Take(key);
+  std::unique_ptr<Operation> operation = std::move(zeros->second);
+  zeros_.erase(zeros);
+  return operation;
+}
+
+// For who tunes the engine. Only allreduces change with the settings, but for spinning.
+void Execution::NoteRun(const Batch& batch, const std::vector<TensorKey>& keys) {
+  if (coordination_ == nullptr || !coordination_->tunes()) return;
+  if (batch.front()->description->kind != Kind::kAllreduce) return;
+  const int64_t bytes = InputBytes(batch);
+  if (bytes > 0) coordination_->NoteRun(keys, bytes);
+}
+
+void Execution::EndBatch(Batch batch, bool ok) {
+  for (auto& operation : batch) {
+    const Status status = OutcomeOf(*operation, ok);
+    requests_.End(std::move(operation), status);
+  }
+}
+
+Status Execution::OutcomeOf(const Operation& operation, bool ok) const {
+  if (ok && !operation.out_of_memory) return Status::Ok();
+  const std::string title = Title(*operation.description);
+  const std::string rank = "rank " + std::to_string(rank_);
+  if (ok) {
+    return Status::Internal(title + ": there is no memory for the result on " + rank);
+  }
+  const Status reason = ReasonOfEnd(*segment_);
+  return {reason.code, title + " failed on " + rank + ": " + reason.message};
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,91 @@
+// Carries out rank 0's decisions on this rank, in the order that all ranks follow.
+//
+// Decisions are read as soon as they come, also in the middle of a collective, so that
+// rank 0 finds room for more; they are carried out one after the other.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
+#define KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/batch_runner.h"
+#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/operation.h"
+#include "tf_ops/engine/promptness.h"
+#include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// All of it is for who drives the engine.
+class Execution {
+ public:
+  // `waiter` passes the time inside of collectives; `coordination` is rank 0's, or
+  // null.
+  Execution(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
+            Requests* requests, Promptness* promptness, Timeline* timeline,
+            Coordination* coordination, EngineCounters* counters);
+
+  // Whether there are decisions to read.
+  bool HasNews() const { return decisions_.HasNews(); }
+  // Reads what there is; returns true if there was anything.
+  bool Read();
+
+  // Whether there are decisions that are read and not carried out.
+  bool anything_to_do() const { return !to_do_.empty(); }
+  // Carries out the next one, which may wait for peers.
+  void CarryOutNext();
+
+  // How often a batch was decided for any of the ranks, so far as they are carried out.
+  uint64_t sequence() const { return sequence_; }
+  // The title of the batch that runs; "" if none does.
+  const std::string& running() const { return running_; }
+  const Tuning& tuning() const { return settings_.tuning; }
+  int64_t exchange_bytes() const { return runner_.exchange_bytes(); }
+  // Whether this is rank 0, which decides, and there is a set that it is not in.
+  bool decides_for_others() const { return decides_for_others_; }
+
+ private:
+  void HandleDefine(std::string_view message);
+  void HandleRun(std::string_view message);
+  void HandleFail(std::string_view message);
+  void HandleZeros(std::string_view message);
+  void HandleAgree(std::string_view message);
+  void HandleTune(std::string_view message);
+
+  void RunBatch(const std::vector<TensorKey>& keys);
+  bool TakeBatch(const std::vector<TensorKey>& keys, Batch* batch);
+  std::unique_ptr<Operation> Take(const TensorKey& key);
+  void NoteRun(const Batch& batch, const std::vector<TensorKey>& keys);
+  void EndBatch(Batch batch, bool ok);
+  Status OutcomeOf(const Operation& operation, bool ok) const;
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  Requests& requests_;
+  Promptness& promptness_;
+  Coordination* const coordination_;
+  EngineCounters& counters_;
+  BatchRunner runner_;
+  StreamReader decisions_;
+  std::vector<TensorKey> dictionary_;
+  std::deque<std::string> to_do_;
+  // For the next batch: zeros for what this rank has joined before.
+  std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
+  BatchSettings settings_;
+  uint64_t sequence_ = 0;
+  std::string running_;
+  bool decides_for_others_ = false;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_

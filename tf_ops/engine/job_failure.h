@@ -1,0 +1,23 @@
+// What is said of the failure of a job: to each request that it ends, and once for all
+// ranks.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
+#define KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
+
+#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+// Why a request ends on a rank that has left the job.
+inline constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
+
+// Why requests end: the job has failed, and what to do about it, or this rank has left
+// it.
+Status ReasonOfEnd(const Segment& segment);
+
+// Logs the failure, and who was where, unless another rank does or has.
+void ReportFailureOnce(Segment* segment, int rank);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_

@@ -1,0 +1,49 @@
+// Learns whether decisions come so soon that the next one is worth spinning for.
+//
+// Outside of a collective nobody knows when the peers will be ready. A rank spins for
+// them where it took them no longer the last time: in a loop of collectives, not in a
+// training whose ranks end their steps at different times.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_
+#define KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "tf_ops/transport/doorbell.h"
+
+namespace keras_hvd {
+
+class Promptness {
+ public:
+  // How long to spin for a peer that is about to come: ranks that do the same work in
+  // TensorFlow between two collectives end it about that much apart.
+  static constexpr std::chrono::microseconds kSpin{200};
+
+  // Any thread.
+  bool prompt() const { return prompt_.load(std::memory_order_relaxed); }
+
+  // The rest is for who drives: it waits for a decision, gets one, or has spun in vain.
+  void NoteWait() {
+    if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
+  }
+  // Who slept has waited for its wake as well.
+  void NoteDecision() {
+    const Clock::time_point since =
+        std::exchange(waiting_since_, Clock::time_point::max());
+    const Clock::duration soon = prompt() ? kSpin : kWake;
+    prompt_.store(since == Clock::time_point::max() || Clock::now() - since < soon);
+  }
+  void NoteLate() { prompt_.store(false); }
+
+ private:
+  // What a decision may take, a rank's wake included, for the next one to be spun for.
+  static constexpr std::chrono::microseconds kWake{150};
+
+  Clock::time_point waiting_since_ = Clock::time_point::max();
+  std::atomic<bool> prompt_{false};
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_

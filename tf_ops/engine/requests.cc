@@ -1,0 +1,148 @@
+// See requests.h.
+#include "tf_ops/engine/requests.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tf_ops/engine/log.h"
+
+namespace keras_hvd {
+
+TensorKey KeyOf(const Description& description) {
+  return {description.process_set, description.name};
+}
+
+Requests::Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capacity,
+                   EngineCounters* counters)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      counters_(*counters),
+      process_sets_(rank, segment_->size()),
+      writer_(segment_.get(), rank, cache_capacity),
+      log_(&segment_->block(rank)) {}
+
+Status Requests::Submit(std::unique_ptr<Operation> operation) {
+  const std::shared_ptr<const Description> description = operation->description;
+  if (LogEnabled(LogLevel::kTrace)) {
+    Log(rank_, LogLevel::kTrace, "submits " + Title(*description));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!refusal_.ok()) {
+    return {refusal_.code, Title(*description) + " failed on rank " +
+                               std::to_string(rank_) + ": " + refusal_.message};
+  }
+  const Status wrong = Check(*description);
+  if (!wrong.ok()) return wrong;
+  SameName& same_name = pending_[KeyOf(*description)];
+  const bool duplicate =
+      !same_name.empty() && same_name.back()->submitter != operation->submitter;
+  operation->submitted = Clock::now();
+  if (segment_->header().WantsTimes()) writer_.WriteTime(operation->submitted);
+  operation->log_number = log_.Add(*description);
+  same_name.push_back(std::move(operation));
+  pending_count_ += 1;
+  writer_.Write(*description, duplicate);
+  return Status::Ok();
+}
+
+// What the peers must never wait for.
+Status Requests::Check(const Description& description) const {
+  const Status ruled_out = process_sets_.Check(description);
+  if (!ruled_out.ok()) return ruled_out;
+  if (description.kind == Kind::kJoin && pending_.count(KeyOf(description)) != 0) {
+    return Status::InvalidArgument("join() failed: rank " + std::to_string(rank_) +
+                                   " has joined already, in another thread");
+  }
+  return Status::Ok();
+}
+
+Status Requests::MembersOf(int32_t process_set, std::vector<int>* ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return process_sets_.Find(process_set, ranks);
+}
+
+bool Requests::FlushOverflow() {
+  bool flushed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    flushed = writer_.Flush();
+  }
+  if (flushed) segment_->block(0).bell.Ring();
+  return flushed;
+}
+
+std::unique_ptr<Operation> Requests::Take(const TensorKey& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = pending_.find(key);
+  if (found == pending_.end()) return nullptr;
+  std::unique_ptr<Operation> operation = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) pending_.erase(found);
+  pending_count_ -= 1;
+  return operation;
+}
+
+Clock::time_point Requests::OldestPending() {
+  Clock::time_point oldest = Clock::time_point::max();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [key, same_name] : pending_) {
+    oldest = std::min(oldest, same_name.front()->submitted);
+  }
+  return oldest;
+}
+
+void Requests::NoteJoined(Operation* operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  operation->log_number = log_.Add(*operation->description);
+}
+
+void Requests::NoteRunning(const Batch& batch) {
+  for (const auto& operation : batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    log_.Update(operation->log_number, Phase::kRunning);
+  }
+}
+
+void Requests::End(std::unique_ptr<Operation> operation, const Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    log_.Update(operation->log_number, status.ok() ? Phase::kDone : Phase::kFailed);
+  }
+  counters_.tensors += 1;
+  counters_.bytes += operation->input_bytes();
+  if (operation->ending == nullptr) return operation->done(status);
+  Ending& ending = *operation->ending;
+  ending.status = status;
+  ending.ended.store(true);
+  if (ending.claimed.exchange(true)) operation->done(status);
+}
+
+void Requests::EndAll(Code code, const std::string& reason) {
+  std::vector<std::unique_ptr<Operation>> operations;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refusal_.ok() || code == Code::kShutDown) refusal_ = {code, reason};
+    for (auto& [key, same_name] : pending_) {
+      for (auto& operation : same_name) operations.push_back(std::move(operation));
+    }
+    pending_.clear();
+    pending_count_ = 0;
+  }
+  for (auto& operation : operations) {
+    const std::string title = Title(*operation->description);
+    End(std::move(operation),
+        {code, title + " failed on rank " + std::to_string(rank_) + ": " + reason});
+  }
+}
+
+void Requests::AddProcessSet(int32_t id, std::vector<int> members) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  process_sets_.Add(id, std::move(members));
+}
+
+void Requests::RemoveProcessSet(int32_t id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  process_sets_.Remove(id);
+}
+
+}  // namespace keras_hvd

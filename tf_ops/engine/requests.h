@@ -1,0 +1,88 @@
+// The requests of this rank, from their submission, on any thread, to their end, which
+// is reported by who drives the engine.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
+#define KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tf_ops/engine/coordinator.h"
+#include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/operation.h"
+#include "tf_ops/engine/operation_log.h"
+#include "tf_ops/engine/process_sets.h"
+#include "tf_ops/engine/submission_writer.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+TensorKey KeyOf(const Description& description);
+
+class Requests {
+ public:
+  Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capacity,
+           EngineCounters* counters);
+
+  // On any thread.
+
+  // Takes a request and tells rank 0 of it, but rings for nobody. On an error, its
+  // `done` is not called.
+  Status Submit(std::unique_ptr<Operation> operation);
+  // Whether there are any that have not begun to run.
+  bool any_pending() const { return pending_count_.load() > 0; }
+  // The ranks of a process set that this rank knows.
+  Status MembersOf(int32_t process_set, std::vector<int>* ranks);
+
+  // The rest is for who drives.
+
+  // Tells rank 0 of what did not fit; returns true if any of it has gone.
+  bool Flush() { return writer_.overflows() && FlushOverflow(); }
+  bool CanFlush() const { return writer_.CanFlush(); }
+
+  // The oldest request of the name, which is no longer pending; null if there is none.
+  std::unique_ptr<Operation> Take(const TensorKey& key);
+  // When the oldest of those that are pending was submitted; the end of time if none
+  // is.
+  Clock::time_point OldestPending();
+  // Notes one that this rank has not submitted, but takes part in, for it has joined.
+  void NoteJoined(Operation* operation);
+  void NoteRunning(const Batch& batch);
+  // Reports the end of one that was taken.
+  void End(std::unique_ptr<Operation> operation, const Status& status);
+  // Ends all that are pending, and answers all later ones, with `reason`.
+  void EndAll(Code code, const std::string& reason);
+
+  void AddProcessSet(int32_t id, std::vector<int> members);
+  void RemoveProcessSet(int32_t id);
+  // Only who drives changes them, and so reads them without the lock.
+  const ProcessSets& process_sets() const { return process_sets_; }
+
+ private:
+  using SameName = std::deque<std::unique_ptr<Operation>>;
+
+  Status Check(const Description& description) const;
+  bool FlushOverflow();
+
+  const std::shared_ptr<Segment> segment_;
+  const int rank_;
+  EngineCounters& counters_;
+
+  std::mutex mutex_;  // guards all that follows
+  ProcessSets process_sets_;
+  std::unordered_map<TensorKey, SameName, TensorKeyHash> pending_;
+  std::atomic<int64_t> pending_count_{0};
+  SubmissionWriter writer_;
+  OperationLog log_;
+  Status refusal_;  // what is answered once no more requests are taken
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_

@@ -1,0 +1,104 @@
+// See work.h.
+#include "tf_ops/engine/work.h"
+
+#include <utility>
+
+#include "tf_ops/engine/job_failure.h"
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+namespace {
+
+std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
+                                             const std::shared_ptr<Segment>& segment,
+                                             Timeline* timeline) {
+  if (options.rank != 0) return nullptr;
+  return std::make_unique<Coordination>(segment, options.fusion_bytes,
+                                        options.cache_capacity, timeline);
+}
+
+}  // namespace
+
+Work::Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
+           Waiter* waiter, Requests* requests, Promptness* promptness,
+           Timeline* timeline, EngineCounters* counters)
+    : rank_(options.rank),
+      segment_(std::move(segment)),
+      requests_(*requests),
+      coordination_(CoordinationOf(options, segment_, timeline)),
+      execution_(segment_, rank_, waiter, requests, promptness, timeline,
+                 coordination_.get(), counters),
+      stall_watch_(options, segment_, requests, coordination_.get(), &execution_) {
+  if (coordination_ == nullptr) return;
+  // Before the first decision, which is what the others read first.
+  segment_->header().check.store(options.check);
+  if (!options.autotune.on || segment_->size() == 1) return;
+  AutotuneOptions autotune = options.autotune;
+  autotune.tunes_spin = options.cores >= segment_->size();
+  autotune.most_window_bytes = execution_.exchange_bytes();
+  Tuning defaults;
+  defaults.fusion_bytes = options.fusion_bytes;
+  coordination_->StartAutotune(autotune, defaults);
+}
+
+bool Work::Progress() {
+  if (has_ended_) return false;
+  bool progressed = requests_.Flush();
+  if (coordination_ != nullptr) progressed |= coordination_->Progress();
+  progressed |= execution_.Read();
+  stall_watch_.Check();
+  CheckCoordinatorLeft();
+  return progressed;
+}
+
+bool Work::RunNext() {
+  if (has_ended_) return false;
+  if (segment_->Failed()) {
+    HandleFailure();
+    return true;
+  }
+  if (!execution_.anything_to_do()) return false;
+  execution_.CarryOutNext();
+  return true;
+}
+
+// Nothing can be decided without rank 0's own submission, so it sleeps through those of
+// others while it has none under way; unless there is a process set without it.
+uint32_t Work::Listening() const {
+  const bool decides = execution_.decides_for_others() || requests_.any_pending();
+  return Doorbell::kNews | (decides ? Doorbell::kSubmission : 0);
+}
+
+bool Work::HasNews(uint32_t listening) {
+  if (has_ended_) return false;
+  if (segment_->Failed() || execution_.HasNews()) return true;
+  if (coordination_ != nullptr) {
+    if (coordination_->HasNews()) return true;
+    const bool listens = (listening & Doorbell::kSubmission) != 0;
+    if (listens && coordination_->HasSubmissions()) return true;
+  }
+  return requests_.CanFlush();
+}
+
+// One rank says so for all, and says who was where.
+void Work::HandleFailure() {
+  has_ended_ = true;
+  ReportFailureOnce(segment_.get(), rank_);
+  const Status reason = ReasonOfEnd(*segment_);
+  requests_.EndAll(reason.code, reason.message);
+}
+
+// Without rank 0 nothing is decided any more. What it decided before is carried out.
+void Work::CheckCoordinatorLeft() {
+  if (rank_ == 0 || execution_.anything_to_do()) return;
+  if (segment_->block(rank_).departure.load() != 0) return;
+  if (!segment_->block(0).HasShutDown() || execution_.HasNews()) return;
+  if (!requests_.any_pending() || segment_->Failed()) return;
+  segment_->Fail(
+      rank_, Code::kRankFailed,
+      DescribeRank(*segment_, 0) +
+          " has left the job: its script ended or called shutdown, while others "
+          "still had work for it");
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,69 @@
+// What there is to do for an engine, in steps; who drives takes one after the other.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_WORK_H_
+#define KERAS_HVD_TF_OPS_ENGINE_WORK_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/engine_options.h"
+#include "tf_ops/engine/execution.h"
+#include "tf_ops/engine/promptness.h"
+#include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/stall_watch.h"
+#include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// All of it is for who drives the engine.
+class Work {
+ public:
+  // `waiter` passes the time inside of collectives.
+  Work(const EngineOptions& options, std::shared_ptr<Segment> segment, Waiter* waiter,
+       Requests* requests, Promptness* promptness, Timeline* timeline,
+       EngineCounters* counters);
+
+  // Does all that can be done without waiting, which running collectives cannot.
+  // Returns true if there was anything.
+  bool Progress();
+  // Carries out a decision, or deals with the failure of the job. Returns false if
+  // there is neither.
+  bool RunNext();
+
+  // What wakes an engine outside of a collective: kinds of rings, see doorbell.h.
+  uint32_t Listening() const;
+  // Whether there is something that Progress or RunNext would see to, of what has been
+  // rung about.
+  bool HasNews(uint32_t listening = Doorbell::kEverything);
+  // Whether there is a decision that has been read and not been carried out.
+  bool HasDecision() const { return execution_.anything_to_do(); }
+  // Whether somebody has to look for stalls from time to time.
+  bool AnythingWaits() const {
+    return requests_.any_pending() ||
+           (coordination_ != nullptr && coordination_->anything_waits());
+  }
+  // Whether the job has failed, and nothing will be done any more.
+  bool has_ended() const { return has_ended_; }
+
+  StallWatch& stall_watch() { return stall_watch_; }
+  const Execution& execution() const { return execution_; }
+
+ private:
+  void HandleFailure();
+  void CheckCoordinatorLeft();
+
+  const int rank_;
+  const std::shared_ptr<Segment> segment_;
+  Requests& requests_;
+  const std::unique_ptr<Coordination> coordination_;  // on rank 0
+  Execution execution_;
+  StallWatch stall_watch_;
+  bool has_ended_ = false;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_WORK_H_
