@@ -1,0 +1,120 @@
+// For tests of the engine: random collectives, and what each rank must get of them.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
+#define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
+
+#include <random>
+#include <vector>
+
+#include "tf_ops/collectives/parts.h"
+#include "tf_ops/collectives/reduce.h"
+#include "tf_ops/engine/engine_testing.h"
+
+namespace keras_hvd {
+
+// A request of each rank, and what each must get.
+struct Plan {
+  std::vector<Ask> asks;
+  std::vector<Buffer> expected;
+};
+
+inline std::vector<int64_t> RandomSplits(int64_t rows, int size) {
+  std::vector<int64_t> splits(size, rows / size / 2);
+  splits[rows % size] += rows - size * splits[0];
+  return splits;
+}
+
+// What each rank must get of a reducescatter of int32[rows, 3], at the front of memory
+// for all of it.
+inline void KeepOwnRows(Plan* plan) {
+  const int size = static_cast<int>(plan->asks.size());
+  const int64_t row_bytes = 3 * sizeof(int32_t);
+  for (int rank = 0; rank < size; ++rank) {
+    Buffer& expected = plan->expected[rank];
+    const int64_t rows = static_cast<int64_t>(expected.size()) / row_bytes;
+    const auto at = [&](int of) {
+      return expected.begin() + PartStart(rows, of, size) * row_bytes;
+    };
+    Buffer own(at(rank), at(rank + 1));
+    own.resize(expected.size());
+    expected = own;
+  }
+}
+
+// What each rank must get of an alltoall of int32[rows].
+inline void ExchangeRows(Plan* plan) {
+  for (const Ask& ask : plan->asks) {
+    auto from = ask.input.begin();
+    for (size_t peer = 0; peer < plan->asks.size(); ++peer) {
+      const auto end = from + ask.splits[peer] * sizeof(int32_t);
+      plan->expected[peer].insert(plan->expected[peer].end(), from, end);
+      from = end;
+    }
+  }
+}
+
+inline Plan RandomPlan(int number, int size, std::mt19937_64* random) {
+  Plan plan;
+  Description description;
+  description.name = "request" + std::to_string(number);
+  description.kind = static_cast<Kind>((*random)() % kKinds);
+  std::vector<int64_t> rows(size);
+  if (description.kind == Kind::kAllreduce) {
+    const DataType dtype = static_cast<DataType>((*random)() % 8);
+    const ReduceOp op = static_cast<ReduceOp>((*random)() % kElementReduceOps);
+    description.reduction = {op, (*random)() % 2 == 0 ? 1.0 : 0.5, 1};
+    const int tensors = 1 + (*random)() % 3;
+    for (int i = 0; i < tensors; ++i) {
+      const int64_t most = (*random)() % 8 == 0 ? 9000 : 50;
+      description.tensors.push_back(
+          {dtype, {static_cast<int64_t>((*random)() % most)}});
+    }
+  } else if (description.kind == Kind::kAllgather) {
+    description.tensors = {{DataType::kInt32, {-1}}};
+    for (int64_t& count : rows) count = (*random)() % 3000;
+  } else if (description.kind == Kind::kBroadcast) {
+    description.root = (*random)() % size;
+    description.tensors = {
+        {DataType::kInt8, {static_cast<int64_t>((*random)() % 20000)}}};
+  } else if (description.kind == Kind::kReducescatter) {
+    description.tensors = {
+        {DataType::kInt32, {static_cast<int64_t>((*random)() % 2000), 3}}};
+  } else if (description.kind == Kind::kAlltoall) {
+    description.tensors = {{DataType::kInt32, {-1}}};
+    for (int64_t& count : rows) count = (*random)() % 3000;
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    Ask ask;
+    ask.description = description;
+    ask.rows = rows[rank];
+    if (description.kind == Kind::kAlltoall) ask.splits = RandomSplits(ask.rows, size);
+    const bool own_rows = HasOwnRows(description.kind);
+    ask.input.resize(own_rows ? rows[rank] * sizeof(int32_t) : description.bytes());
+    // Never NaN, of which a product may keep the one or the other.
+    for (char& byte : ask.input) byte = static_cast<char>((*random)() & 0xBF);
+    plan.asks.push_back(std::move(ask));
+  }
+  Buffer expected;
+  if (description.kind == Kind::kAllgather) {
+    for (const Ask& ask : plan.asks) {
+      expected.insert(expected.end(), ask.input.begin(), ask.input.end());
+    }
+  } else if (description.kind == Kind::kBroadcast) {
+    expected = plan.asks[description.root].input;
+  } else if (Reduces(description.kind)) {
+    expected.resize(description.bytes());
+    std::vector<const void*> inputs;
+    for (const Ask& ask : plan.asks) inputs.push_back(ask.input.data());
+    // All tensors of a group have one type here: they are one line of elements.
+    const DataType dtype = description.tensors[0].dtype;
+    Reduce(description.reduction, dtype, inputs.data(), size,
+           static_cast<int64_t>(expected.size()) / Bytes(dtype), expected.data());
+  }
+  plan.expected.assign(size, expected);
+  if (description.kind == Kind::kReducescatter) KeepOwnRows(&plan);
+  if (description.kind == Kind::kAlltoall) ExchangeRows(&plan);
+  return plan;
+}
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
