@@ -50,7 +50,7 @@ def allgather(
     """
     basics.require_initialized("allgather")
     number = number_of(process_set, "allgather")
-    tensor = _with_rows("allgather", tensor)
+    tensor = submission.with_rows("allgather", "joins", tensor)
     name = submission.name_of("allgather", name, ignore_name_scope, number)
     return submit([tensor], name, number)[0]
 
@@ -92,7 +92,9 @@ def grouped_allgather(
     """
     basics.require_initialized("grouped_allgather")
     number = number_of(process_set, "grouped_allgather")
-    tensors = [_with_rows("grouped_allgather", tensor) for tensor in tensors]
+    tensors = [
+        submission.with_rows("grouped_allgather", "joins", tensor) for tensor in tensors
+    ]
     if not tensors:
         return []
     name = submission.name_of("grouped_allgather", name, ignore_name_scope, number)
@@ -103,26 +105,14 @@ def submit(
     tensors: list[tf.Tensor], name: submission.Name, process_set: int = 0
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    submission.require_compilable(f"allgather {name.tensor!r}")
-    gathered, _ = submission.run(
+    gathered, _ = submission.run_in_any_order(
+        "allgather",
         native.ops().keras_hvd_allgather,
         name,
         tensors=tensors,
         process_set=process_set,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(gathered[0].op)
     return gathered
-
-
-def _with_rows(kind: str, value: Any) -> tf.Tensor:
-    tensor = submission.as_tensor(kind, value)
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            f"{kind} joins tensors along their first dimension, and a scalar has "
-            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
-        )
-    return tensor
 
 
 @tf.RegisterGradient("KerasHvdAllgather")
@@ -132,15 +122,9 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     process_set = op.get_attr("process_set")
     # A branch that is never taken is differentiated on ranks outside of the set too.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
-    # Which ones is a matter of types alone, so that all ranks submit the same group.
-    smooth = [i for i, output in enumerate(gathered) if output.dtype.is_floating]
+    smooth = submission.smooth_gradients(gathered, gradients[:-1])
     sums = allreduce.submit(
-        [
-            tf.zeros_like(gathered[i])
-            if gradients[i] is None
-            else tf.convert_to_tensor(gradients[i])
-            for i in smooth
-        ],
+        list(smooth.values()),
         submission.name_of_gradient(op),
         allreduce.Sum,
         process_set=process_set,

@@ -251,19 +251,16 @@ def submit(
     process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    submission.require_compilable(f"allreduce {name.tensor!r}")
-    reduced = submission.run(
+    return submission.run_reduction(
+        "allreduce",
         native.ops().keras_hvd_allreduce,
         name,
-        tensors=tensors,
-        reduce_op=int(reduce_op),
-        prescale=repr(float(prescale)),
-        postscale=repr(float(postscale)),
-        process_set=process_set,
+        tensors,
+        reduce_op,
+        prescale,
+        postscale,
+        process_set,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(reduced[0].op)
-    return reduced
 
 
 def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> ReduceOp:
@@ -318,15 +315,9 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
             f"{reduce_op.name} has no gradient: only Sum and Average can be "
             "differentiated. Put tf.stop_gradient around it if none is wanted."
         )
-    # Which ones is a matter of types alone, so that all ranks submit the same group.
-    smooth = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
+    smooth = submission.smooth_gradients(op.outputs, gradients)
     reduced = submit(
-        [
-            tf.zeros_like(op.outputs[i])
-            if gradients[i] is None
-            else tf.convert_to_tensor(gradients[i])
-            for i in smooth
-        ],
+        list(smooth.values()),
         submission.name_of_gradient(op),
         reduce_op,
         float(op.get_attr("prescale")),

@@ -58,12 +58,7 @@ def alltoall(
     """
     basics.require_initialized("alltoall")
     number = number_of(process_set, "alltoall")
-    tensor = submission.as_tensor("alltoall", tensor)
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            "alltoall splits a tensor along its first dimension, and a scalar has "
-            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
-        )
+    tensor = submission.with_rows("alltoall", "splits", tensor)
     if splits is None:
         names = submission.name_of("alltoall", name, ignore_name_scope, number)
         return submit(tensor, None, names, number)[0]
@@ -89,8 +84,8 @@ def submit(
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Runs the op, or adds it to the graph; without `splits` these are even."""
-    submission.require_compilable(f"alltoall {name.tensor!r}")
-    received, received_splits = submission.run(
+    return submission.run_in_any_order(
+        "alltoall",
         native.ops().keras_hvd_alltoall,
         name,
         tensor=tensor,
@@ -98,9 +93,6 @@ def submit(
         even=splits is None,
         process_set=process_set,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(received.op)
-    return received, received_splits
 
 
 @tf.RegisterGradient("KerasHvdAlltoall")

@@ -67,17 +67,14 @@ def submit(
     tensor: tf.Tensor, root_rank: int, name: submission.Name, process_set: int = 0
 ) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
-    submission.require_compilable(f"broadcast {name.tensor!r}")
-    value = submission.run(
+    return submission.run_in_any_order(
+        "broadcast",
         native.ops().keras_hvd_broadcast,
         name,
         tensor=tensor,
         root_rank=root_rank,
         process_set=process_set,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(value.op)
-    return value
 
 
 @tf.RegisterGradient("KerasHvdBroadcast")

@@ -67,7 +67,8 @@ def reducescatter(
     basics.require_initialized("reducescatter")
     number = number_of(process_set, "reducescatter")
     op = _reduce_op("reducescatter", op)
-    compressed, context = compression.compress(_with_rows("reducescatter", tensor))
+    tensor = submission.with_rows("reducescatter", "splits", tensor)
+    compressed, context = compression.compress(tensor)
     names = submission.name_of("reducescatter", name, ignore_name_scope, number)
     scales = (prescale_factor, postscale_factor)
     [reduced] = submit([compressed], names, op, *scales, number)
@@ -122,7 +123,10 @@ def grouped_reducescatter(
     basics.require_initialized("grouped_reducescatter")
     number = number_of(process_set, "grouped_reducescatter")
     op = _reduce_op("grouped_reducescatter", op)
-    tensors = [_with_rows("grouped_reducescatter", tensor) for tensor in tensors]
+    tensors = [
+        submission.with_rows("grouped_reducescatter", "splits", tensor)
+        for tensor in tensors
+    ]
     if not tensors:
         return []
     compressed = [compression.compress(tensor) for tensor in tensors]
@@ -144,19 +148,16 @@ def submit(
     process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    submission.require_compilable(f"reducescatter {name.tensor!r}")
-    reduced = submission.run(
+    return submission.run_reduction(
+        "reducescatter",
         native.ops().keras_hvd_reducescatter,
         name,
-        tensors=tensors,
-        reduce_op=int(reduce_op),
-        prescale=repr(float(prescale)),
-        postscale=repr(float(postscale)),
-        process_set=process_set,
+        tensors,
+        reduce_op,
+        prescale,
+        postscale,
+        process_set,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(reduced[0].op)
-    return reduced
 
 
 def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:
@@ -167,16 +168,6 @@ def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:
     )
 
 
-def _with_rows(kind: str, value: Any) -> tf.Tensor:
-    tensor = submission.as_tensor(kind, value)
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            f"{kind} splits tensors along their first dimension, and a scalar has "
-            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
-        )
-    return tensor
-
-
 @tf.RegisterGradient("KerasHvdReducescatter")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
     """The ranks' gradients one behind the other, of those outputs that have one."""
@@ -185,19 +176,9 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     scale = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
     if op.get_attr("reduce_op") == Average:
         scale /= size
-    # Which ones is a matter of types alone, so that all ranks submit the same group.
-    smooth = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating]
+    smooth = submission.smooth_gradients(op.outputs, gradients)
     gathered = allgather.submit(
-        [
-            _padded(
-                tf.zeros_like(op.outputs[i])
-                if gradients[i] is None
-                else tf.convert_to_tensor(gradients[i]),
-                op.inputs[i],
-                size,
-            )
-            for i in smooth
-        ],
+        [_padded(gradient, op.inputs[i], size) for i, gradient in smooth.items()],
         submission.name_of_gradient(op),
         process_set,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -78,6 +78,35 @@ def as_tensor(kind: str, value: Any) -> tf.Tensor:
         f"{kind} takes tensors of {names}; got {tensor.dtype.name} of shape "
         f"{tensor.shape}"
     )
+
+
+def with_rows(kind: str, does: str, value: Any) -> tf.Tensor:
+    """The same for a collective that works on rows: a scalar has none.
+
+    Args:
+        kind: the collective, for the message.
+        does: what it does to tensors: "joins" or "splits".
+        value: as for `as_tensor`.
+
+    Returns:
+        A dense tensor of at least one dimension, as far as that is known.
+
+    Raises:
+        TypeError: its element type is not supported.
+        ValueError: it is a scalar.
+
+    Example:
+
+    >>> with_rows("allgather", "joins", [1, 2]).shape
+    TensorShape([2])
+    """
+    tensor = as_tensor(kind, value)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            f"{kind} {does} tensors along their first dimension, and a scalar has "
+            f"none: give it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    return tensor
 
 
 class Name(NamedTuple):
@@ -194,6 +223,131 @@ def run(op: Callable, name: Name, **attributes: Any) -> Any:
         return op(tensor_name=name.tensor, name=name.node, **attributes)
     with _turns.take(name.tensor, attributes["process_set"]):
         return op(tensor_name=name.tensor, name=name.node, **attributes)
+
+
+def run_in_any_order(kind: str, op: Callable, name: Name, **attributes: Any) -> Any:
+    """Runs a collective's op, or adds it to the graph, free of the order of the others.
+
+    Args:
+        kind: the collective, for messages.
+        op: a function of `native.ops()` that has outputs.
+        name: the op's names.
+        attributes: its inputs and other attributes, `process_set` among them.
+
+    Returns:
+        What the op returns.
+
+    Raises:
+        NotImplementedError: it would be compiled by XLA, which cannot be.
+        MismatchError: without a name, eagerly, and from several threads.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> from keras_hvd import native
+    >>> keras_hvd.init()
+    >>> run_in_any_order(
+    ...     "broadcast",
+    ...     native.ops().keras_hvd_broadcast,
+    ...     name_of("broadcast", None),
+    ...     tensor=tf.constant(1),
+    ...     root_rank=0,
+    ...     process_set=0,
+    ... ).numpy().item()
+    1
+    """
+    require_compilable(f"{kind} {name.tensor!r}")
+    outputs = run(op, name, **attributes)
+    if not tf.executing_eagerly():
+        run_independently(tf.nest.flatten(outputs)[0].op)
+    return outputs
+
+
+def run_reduction(
+    kind: str,
+    op: Callable,
+    name: Name,
+    tensors: list[tf.Tensor],
+    reduce_op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+) -> list[tf.Tensor]:
+    """Runs an op that combines the ranks' elements, or adds it to the graph.
+
+    Args:
+        kind: the collective, for messages.
+        op: a function of `native.ops()`.
+        name: the op's names.
+        tensors: one tensor, or a group.
+        reduce_op: an `allreduce.ReduceOp`.
+        prescale: multiplies each rank's elements before the reduction.
+        postscale: multiplies the result.
+        process_set: the ranks that take part.
+
+    Returns:
+        The results, in the order of `tensors`.
+
+    Raises:
+        NotImplementedError: it would be compiled by XLA, which cannot be.
+        MismatchError: without a name, eagerly, and from several threads.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> from keras_hvd import native
+    >>> keras_hvd.init()
+    >>> [tripled] = run_reduction(
+    ...     "allreduce",
+    ...     native.ops().keras_hvd_allreduce,
+    ...     name_of("allreduce", None),
+    ...     [tf.constant(2.0)],
+    ...     keras_hvd.Sum,
+    ...     prescale=3.0,
+    ...     postscale=1.0,
+    ...     process_set=0,
+    ... )
+    >>> tripled.numpy().item()
+    6.0
+    """
+    return run_in_any_order(
+        kind,
+        op,
+        name,
+        tensors=tensors,
+        reduce_op=int(reduce_op),
+        # A float attribute would cut a double short.
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
+        process_set=process_set,
+    )
+
+
+def smooth_gradients(
+    outputs: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor | None]
+) -> dict[int, tf.Tensor]:
+    """The gradients of those outputs of a collective that can have one.
+
+    Which ones is a matter of types alone, so that all ranks submit the same group.
+
+    Args:
+        outputs: the op's outputs.
+        gradients: a gradient for each, or None.
+
+    Returns:
+        By the number of the output; zeros for None.
+
+    Example:
+
+    >>> gradients = smooth_gradients([tf.constant(1.0), tf.constant(2)], [None, None])
+    >>> {i: gradient.numpy().item() for i, gradient in gradients.items()}
+    {0: 0.0}
+    """
+    return {
+        i: tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
+        for i, (output, gradient) in enumerate(zip(outputs, gradients, strict=True))
+        if output.dtype.is_floating
+    }
 
 
 def is_compiled() -> bool:

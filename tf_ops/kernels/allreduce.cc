@@ -13,7 +13,6 @@ namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 REGISTER_OP("KerasHvdAllreduce")
     .Input("tensors: T")
@@ -42,31 +41,17 @@ postscale: multiplies the result.
 process_set: the ranks that take part.
 )doc");
 
-class AllreduceKernel : public CollectiveKernel {
+class AllreduceKernel : public ReductionKernel {
  public:
-  explicit AllreduceKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
-  }
+  explicit AllreduceKernel(OpKernelConstruction* ctx) : ReductionKernel(ctx) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto submission = std::make_unique<Submission>(ctx, done);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
-      Tensor* output = nullptr;
-      OP_REQUIRES_OK_ASYNC(
-          ctx,
-          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output),
-          done);
-      submission->Add(ctx->input(i), output);
+      OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(i), done);
     }
-    khvd_request request = Request(KHVD_ALLREDUCE);
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
-    Submission::Submit(std::move(submission), request);
+    Submission::Submit(std::move(submission), Request(KHVD_ALLREDUCE));
   }
-
- private:
-  Reduction reduction_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_CPU),

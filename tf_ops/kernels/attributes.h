@@ -22,6 +22,14 @@ struct Reduction {
   int32_t op = KHVD_AVERAGE;  // khvd_reduce_op
   double prescale = 1;
   double postscale = 1;
+
+  // Says so in a request, the engine's or that of a compiled program.
+  template <typename Request>
+  void AddTo(Request* request) const {
+    request->reduce_op = op;
+    request->prescale = prescale;
+    request->postscale = postscale;
+  }
 };
 
 // Tensors that follow each other and travel together.

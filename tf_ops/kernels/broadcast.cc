@@ -40,13 +40,8 @@ class BroadcastKernel : public CollectiveKernel {
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    Tensor* value = nullptr;
-    OP_REQUIRES_OK_ASYNC(
-        ctx,
-        ctx->forward_input_or_allocate_output({0}, 0, ctx->input(0).shape(), &value),
-        done);
-    auto submission = std::make_unique<Submission>(ctx, std::move(done));
-    submission->Add(ctx->input(0), value);
+    auto submission = std::make_unique<Submission>(ctx, done);
+    OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(0), done);
     khvd_request request = Request(KHVD_BROADCAST);
     request.root = root_rank_;
     Submission::Submit(std::move(submission), request);

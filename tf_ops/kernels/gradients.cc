@@ -81,12 +81,7 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
     auto submission = std::make_unique<Submission>(
         ctx, [this, place, end, ctx, done] { ReduceFrom(place + 1, end, ctx, done); });
     for (int i = first; i < end; ++i) {
-      Tensor* output = nullptr;
-      OP_REQUIRES_OK_ASYNC(
-          ctx,
-          ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output),
-          done);
-      submission->Add(ctx->input(i), output);
+      OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(i), done);
     }
     Tensor mark(tensorflow::DT_UINT8, tensorflow::TensorShape({0, bucket.mark}));
     submission->Add(mark, &mark);
@@ -96,9 +91,7 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
     request.name = bucket.name.c_str();
     request.submitter = submitter_;
     request.process_set = process_set_;
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
+    reduction_.AddTo(&request);
     Submission::Submit(std::move(submission), request);
   }
 

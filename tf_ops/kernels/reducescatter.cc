@@ -54,11 +54,9 @@ postscale: multiplies the result.
 process_set: the ranks that take part.
 )doc");
 
-class ReducescatterKernel : public CollectiveKernel {
+class ReducescatterKernel : public ReductionKernel {
  public:
-  explicit ReducescatterKernel(OpKernelConstruction* ctx) : CollectiveKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
-  }
+  explicit ReducescatterKernel(OpKernelConstruction* ctx) : ReductionKernel(ctx) {}
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto submission = std::make_unique<Submission>(ctx, done);
@@ -78,15 +76,8 @@ class ReducescatterKernel : public CollectiveKernel {
       OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(i, shape, &output), done);
       submission->Add(ctx->input(i), output);
     }
-    khvd_request request = Request(KHVD_REDUCESCATTER);
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
-    Submission::Submit(std::move(submission), request);
+    Submission::Submit(std::move(submission), Request(KHVD_REDUCESCATTER));
   }
-
- private:
-  Reduction reduction_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_CPU),

@@ -76,9 +76,29 @@ khvd_request CollectiveKernel::Request(khvd_kind kind) const {
   return request;
 }
 
+ReductionKernel::ReductionKernel(tensorflow::OpKernelConstruction* ctx)
+    : CollectiveKernel(ctx) {
+  OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+}
+
+khvd_request ReductionKernel::Request(khvd_kind kind) const {
+  khvd_request request = CollectiveKernel::Request(kind);
+  reduction_.AddTo(&request);
+  return request;
+}
+
 void Submission::Add(const Tensor& input, Tensor* output) {
   inputs_.push_back(input);
   outputs_.push_back(output == nullptr ? nullptr : output->data());
+}
+
+absl::Status Submission::AddOfSameShape(int index) {
+  const Tensor& input = ctx_->input(index);
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(
+      ctx_->forward_input_or_allocate_output({index}, index, input.shape(), &output));
+  Add(input, output);
+  return absl::OkStatus();
 }
 
 void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request request) {

@@ -34,6 +34,17 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   const uint64_t submitter_;
 };
 
+// The base of those that combine the ranks' elements.
+class ReductionKernel : public CollectiveKernel {
+ protected:
+  explicit ReductionKernel(tensorflow::OpKernelConstruction* ctx);
+
+  khvd_request Request(khvd_kind kind) const;
+
+ private:
+  Reduction reduction_;
+};
+
 // One run of a kernel, from ComputeAsync to TensorFlow's continuation.
 //
 // Cancellation is left aside on purpose: what was submitted belongs to the peers too,
@@ -51,6 +62,9 @@ class Submission {
   // Adds a tensor whose result goes into `output`, which is allocated and may share
   // `input`'s buffer; null when the result is allocated later, by Allocate().
   void Add(const tensorflow::Tensor& input, tensorflow::Tensor* output);
+  // Adds the op's input of this number, whose result is its output of this number, of
+  // the same shape.
+  absl::Status AddOfSameShape(int index);
 
   // Hands the request to the engine, with the tensors added so far. `submission` lives
   // until the engine has ended it; if the engine refuses, the op fails at once.

@@ -271,9 +271,7 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
 
   void Compile(XlaOpKernelContext* ctx) override {
     Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
+    reduction_.AddTo(&request);
     CompileUnchanged(ctx, request);
   }
 
@@ -408,9 +406,7 @@ class ReducescatterXlaKernel : public CollectiveXlaKernel {
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     Request request = NewRequest(KHVD_REDUCESCATTER, tensor_name_);
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
+    reduction_.AddTo(&request);
     OP_REQUIRES_OK(ctx, ReadRows(*inputs, "reducescatter splits", &request.rows));
     std::vector<xla::Shape> scattered = inputs->shapes;
     for (xla::Shape& shape : scattered) {
@@ -493,9 +489,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
                       int64_t first, int64_t place) const {
     const Bucket& bucket = buckets_[place];
     Request request = NewRequest(KHVD_ALLREDUCE, bucket.name);
-    request.reduce_op = reduction_.op;
-    request.prescale = reduction_.prescale;
-    request.postscale = reduction_.postscale;
+    reduction_.AddTo(&request);
     request.mark = bucket.mark;
     request.slot = static_cast<int32_t>(1 + place);
     Started started;
