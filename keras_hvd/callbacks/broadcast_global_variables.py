@@ -14,10 +14,10 @@ from keras_hvd.callbacks.coordination import (
     layers_of,
     model_optimizers,
 )
+from keras_hvd.distributed_class import before_first_update, is_distributed
 from keras_hvd.gradient_reduction import identity
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer import before_first_update, is_distributed
 from keras_hvd.variables import broadcast_variables
 
 

@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from keras_hvd import basics, gradient_tape, log
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
+from keras_hvd.distributed_class import is_distributed, local_variables
+from keras_hvd.nested_optimizers import leaf_optimizers
 from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer import is_distributed, leaf_optimizers, local_variables
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that write files, or to a server.

@@ -1,0 +1,83 @@
+"""Gradients of several passes that make one update: Keras' own accumulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def accumulate(optimizer: Any, passes: int) -> None:
+    """Has Keras accumulate the gradients of several passes.
+
+    Args:
+        optimizer: a Keras optimizer that does the updates itself, built or not.
+        passes: number of gradients that are added up before one update; 1 leaves the
+            optimizer as it is.
+
+    Raises:
+        ValueError: it accumulates another number already.
+
+    Example:
+
+    >>> optimizer = keras.optimizers.SGD()
+    >>> accumulate(optimizer, 3)
+    >>> optimizer.gradient_accumulation_steps
+    3
+    """
+    steps = optimizer.gradient_accumulation_steps or 1
+    if passes in (1, steps):
+        return
+    if steps > 1:
+        raise ValueError(
+            f"optimizer {optimizer.name!r} has gradient_accumulation_steps={steps}, "
+            f"and DistributedOptimizer was given backward_passes_per_step={passes}: "
+            "they are the same thing, so give one of them"
+        )
+    optimizer.gradient_accumulation_steps = passes
+    if tf.executing_eagerly():
+        # What counted updates counts passes from now on. While a step is traced, the
+        # optimizer is a new one, and this would be done again in each step.
+        optimizer._iterations.assign(optimizer._iterations * passes)
+    if optimizer.built:
+        _add_accumulators(optimizer)
+
+
+def only_accumulated(optimizer: Any) -> bool:
+    """Whether the `apply` that just ended has accumulated and not updated.
+
+    Args:
+        optimizer: a Keras optimizer.
+
+    Returns:
+        True only in eager mode: a graph has both cases in it.
+
+    Example:
+
+    >>> optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    >>> weight = keras.Variable(1.0)
+    >>> for _ in range(2):
+    ...     _ = optimizer.apply([tf.constant(1.0)], [weight])
+    ...     only_accumulated(optimizer)
+    True
+    False
+    """
+    steps = optimizer.gradient_accumulation_steps
+    return bool(
+        steps and tf.executing_eagerly() and int(optimizer._iterations) % steps != 0
+    )
+
+
+def _add_accumulators(optimizer: Any) -> None:
+    """Adds what `build` would have, in its place: files number an optimizer's state."""
+    tracked = optimizer._variables
+    first_slot = len(optimizer._trainable_variables) if optimizer.use_ema else 0
+    first_slot += 1 + isinstance(optimizer._learning_rate, keras.Variable)
+    slots = tracked[first_slot:]
+    del tracked[first_slot:]
+    vars(optimizer)["_accumulated_gradients"] = [
+        optimizer.add_variable_from_reference(each, name="gradient_accumulator")
+        for each in optimizer._trainable_variables
+    ]
+    tracked.extend(slots)

@@ -1,0 +1,42 @@
+"""Loss scaling: whether gradients are finite is agreed on by all ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_hvd.collectives.allreduce import Min, allreduce
+from keras_hvd.gradient_reduction import GradientReduction, name_in_graph
+
+
+def agree_on_finite_gradients(
+    reduction_of: Callable[[Any], GradientReduction | None],
+) -> None:
+    """Has Keras' loss scaling skip a step on all ranks if one has to.
+
+    It looks at gradients before the inner optimizer reduces them. Patched on the class,
+    because `compile` wraps optimizers in a `LossScaleOptimizer` without asking.
+
+    Args:
+        reduction_of: says how an optimizer's gradients are reduced; None if they are
+            not.
+    """
+    plain = keras.optimizers.LossScaleOptimizer.check_finite
+    if hasattr(plain, "_keras_hvd"):
+        return
+
+    @functools.wraps(plain)
+    def check_finite(self, grads):
+        finite = plain(self, grads)
+        inner = self.inner_optimizer
+        reduction = reduction_of(inner)
+        if reduction is None or reduction.is_alone():
+            return finite
+        name = name_in_graph(f"{self.name}/{inner.name}/finite")
+        return allreduce(finite, op=Min, name=name, process_set=reduction.process_set)
+
+    check_finite._keras_hvd = True
+    keras.optimizers.LossScaleOptimizer.check_finite = check_finite

@@ -1,0 +1,62 @@
+"""Optimizers that leave the updates to others, and what is inside of them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+
+def inner_optimizers(optimizer: Any) -> list[keras.optimizers.Optimizer] | None:
+    """The optimizers that one leaves the updates to.
+
+    Args:
+        optimizer: any object.
+
+    Returns:
+        A list, empty while a `MultiOptimizer` has not chosen any; None for an optimizer
+        that does the updates itself.
+
+    Example:
+
+    >>> import keras
+    >>> inner_optimizers(keras.optimizers.SGD()) is None
+    True
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return [optimizer.inner_optimizer]
+    if isinstance(optimizer, _multi_optimizer()):
+        return list(optimizer.optimizers)
+    return None
+
+
+def leaf_optimizers(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that do the updates: the inner ones, or the optimizer itself.
+
+    Args:
+        optimizer: a Keras optimizer.
+
+    Returns:
+        A list.
+
+    Example:
+
+    >>> import keras
+    >>> outer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(name="inner"))
+    >>> [leaf.name for leaf in leaf_optimizers(outer)]
+    ['inner']
+    """
+    inner = inner_optimizers(optimizer)
+    if inner is None:
+        return [optimizer]
+    return [leaf for each in inner for leaf in leaf_optimizers(each)]
+
+
+@functools.cache
+def _multi_optimizer() -> tuple[type, ...]:
+    """The class, or nothing where this Keras has none yet."""
+    found = getattr(keras.optimizers, "MultiOptimizer", None)
+    return (found,) if found else ()
