@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -87,15 +88,24 @@ def _moments_over_ranks(
     mean = tf.math.divide_no_nan(tf.reduce_sum(_masked(inputs, mask), axes), count)
     deviations = _masked(inputs - tf.reshape(mean, of_channel), mask)
     squares = tf.reduce_sum(tf.square(deviations), axes)
-    of_ranks = allgather(
-        tf.stack([count, mean, squares])[None], name=name, process_set=process_set
-    )
+    own = _with_gradient_times(process_set.size(), tf.stack([count, mean, squares]))
+    of_ranks = allgather(own[None], name=name, process_set=process_set)
     counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), count)
     between = counts * tf.square(means - mean)
     variance = tf.math.divide_no_nan(tf.reduce_sum(squares + between, axis=0), count)
     return mean, variance
+
+
+def _with_gradient_times(factor: int, values: tf.Tensor) -> tf.Tensor:
+    """The values; an allgather averages gradients, where statistics need their sum."""
+
+    @tf.custom_gradient
+    def identity(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return tf.identity(values), lambda gradient: gradient * factor
+
+    return identity(values)
 
 
 def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> tf.Tensor:

@@ -20,7 +20,8 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenates the ranks' tensors along their first dimension.
 
-    Differentiable: each rank gets its rows of the sum of all ranks' gradients.
+    Differentiable: each rank gets its rows of the average of all ranks' gradients, as
+    in Horovod.
 
     Args:
         tensor: a tensor, variable, array or list of at least one dimension. The first
@@ -63,7 +64,8 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """Concatenates the ranks' tensors, several of them as one: all or none.
 
-    Differentiable: each rank gets its rows of the sums of all ranks' gradients.
+    Differentiable: each rank gets its rows of the averages of all ranks' gradients, as
+    in Horovod.
 
     Args:
         tensors: as for `allgather`; types and shapes may be mixed.
@@ -117,25 +119,25 @@ def submit(
 
 @tf.RegisterGradient("KerasHvdAllgather")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """This rank's rows of the gradients' sums, of those outputs that have one."""
+    """This rank's rows of the gradients' averages, of those outputs that have one."""
     gathered, first_dims = op.outputs[:-1], op.outputs[-1]
     process_set = op.get_attr("process_set")
     # A branch that is never taken is differentiated on ranks outside of the set too.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
     smooth = submission.smooth_gradients(gathered, gradients[:-1])
-    sums = allreduce.submit(
+    averages = allreduce.submit(
         list(smooth.values()),
         submission.name_of_gradient(op),
-        allreduce.Sum,
+        allreduce.Average,
         process_set=process_set,
     )
     by_index = {}
-    for i, summed in zip(smooth, sums, strict=True):
+    for i, average in zip(smooth, averages, strict=True):
         # XLA must know how much it is, also in a branch; where it starts it need not.
         shape = tf.shape(op.inputs[i], tf.int64)
         start = tf.reduce_sum(first_dims[i, :rank])
         begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
         by_index[i] = tf.ensure_shape(
-            tf.slice(summed, begin, shape), op.inputs[i].shape
+            tf.slice(average, begin, shape), op.inputs[i].shape
         )
     return [by_index.get(i) for i in range(len(gathered))]

@@ -21,7 +21,8 @@ def broadcast(
 ) -> tf.Tensor:
     """Gives every rank the tensor of the root rank.
 
-    Differentiable: the root gets the sum of all ranks' gradients, the others zeros.
+    Differentiable: the root gets the average of all ranks' gradients, the others zeros,
+    as in Horovod.
 
     Args:
         tensor: a tensor, variable, array, list or number, of the same shape and type
@@ -79,13 +80,13 @@ def submit(
 
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    """The gradients' sum on the root, which all values came from; zeros elsewhere."""
-    [summed] = allreduce.submit(
+    """The gradients' average on the root, which all values came from; else zeros."""
+    [average] = allreduce.submit(
         [tf.convert_to_tensor(gradient)],
         submission.name_of_gradient(op),
-        allreduce.Sum,
+        allreduce.Average,
         process_set=op.get_attr("process_set"),
     )
     if basics.rank() == op.get_attr("root_rank"):
-        return summed
-    return tf.zeros_like(summed)
+        return average
+    return tf.zeros_like(average)

@@ -27,7 +27,8 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduces a tensor over all ranks, and gives each rank some rows of the result.
 
-    Differentiable: the gradient is the ranks' gradients, one behind the other.
+    Differentiable: the gradient is the ranks' gradients, one behind the other, with
+    `Sum` times the number of ranks, as in Horovod.
 
     Args:
         tensor: a tensor, variable, array or list of at least one dimension; the same
@@ -170,12 +171,15 @@ def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:
 
 @tf.RegisterGradient("KerasHvdReducescatter")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """The ranks' gradients one behind the other, of those outputs that have one."""
+    """The ranks' gradients one behind the other, of those outputs that have one.
+
+    Those of a sum are as many times greater as those of an average are in Horovod.
+    """
     process_set = op.get_attr("process_set")
     size = native.engine().khvd_process_set_size(process_set)
     scale = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
-    if op.get_attr("reduce_op") == Average:
-        scale /= size
+    if op.get_attr("reduce_op") == Sum:
+        scale *= size
     smooth = submission.smooth_gradients(op.outputs, gradients)
     gathered = allgather.submit(
         [_padded(gradient, op.inputs[i], size) for i, gradient in smooth.items()],
