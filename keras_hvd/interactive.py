@@ -119,8 +119,10 @@ def run(
     Raises:
         Exception: What the function raised on a rank, on the first one if it did on
             several; its cause says which rank, and where. Where it cannot be pickled,
-            a RuntimeError that says what it was.
+            or not be unpickled here, a RuntimeError that says what it was.
         RankFailedError: A rank ended before the function had returned.
+        TypeError: `func` is no function; or it, what it uses or an argument cannot be
+            pickled.
         ValueError: An argument is wrong, or asks for what this version does not have.
         KeyboardInterrupt: Of this process; all ranks have ended then.
 
@@ -159,6 +161,8 @@ def run(
             "--prefix-output-with-timestamp": bool(prefix_output_with_timestamp),
         }
     )
+    if not callable(func):
+        raise TypeError(f"run: func must be a function to call, got {func!r}")
     command = [executable or sys.executable, "-c", _RANK]
     # Wrong ones are refused here, and not by a process whose words get lost.
     ranks = command_line.read([*arguments, *command]).ranks
@@ -226,9 +230,8 @@ def _khvdrun(arguments: Sequence[str]) -> int:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # In a notebook these are no files, but what its cells show.
-        stdout=None if sys.stdout is sys.__stdout__ else subprocess.PIPE,
-        stderr=None if sys.stderr is sys.__stderr__ else subprocess.PIPE,
+        stdout=_output_to(sys.stdout, sys.__stdout__),
+        stderr=_output_to(sys.stderr, sys.__stderr__),
         # So that an interrupt from the terminal reaches it once, by way of here.
         start_new_session=True,
     )
@@ -242,6 +245,14 @@ def _khvdrun(arguments: Sequence[str]) -> int:
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _output_to(stream: TextIO | None, from_start: TextIO | None) -> int | None:
+    """Where output goes that this process would write to a stream, for `Popen`."""
+    if stream is from_start:
+        return None
+    # In a notebook it is no file, but what its cells show.
+    return subprocess.DEVNULL if stream is None else subprocess.PIPE
 
 
 def _relay(streams: Sequence[tuple[IO[bytes] | None, TextIO]]) -> None:
@@ -267,14 +278,17 @@ def _end(process: subprocess.Popen) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECONDS)
-            return
-    # It hears nothing, as where interrupts were ignored from the start.
-    process.kill()
-    process.wait()
+    try:
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_SECONDS)
+                return
+    finally:
+        # It hears nothing, as where interrupts were ignored from the start; or the user
+        # has not waited for it to end.
+        process.kill()
+        process.wait()
 
 
 def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
@@ -301,7 +315,7 @@ def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
     if failed:
         _, _, first = min(failed)
         outcome = outcomes[first]
-        raise outcome.error from RankTraceback(first, outcome.traceback)
+        raise outcome.exception() from RankTraceback(first, outcome.traceback)
     missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if missing:
         names = ", ".join(map(str, missing))

@@ -6,7 +6,7 @@ way of /proc: nothing is written to a disk, and nothing is left when that proces
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import pickle
 import sys
 import time
@@ -29,16 +29,26 @@ class Outcome:
 
     Args:
         value: What the function returned.
-        error: What it raised instead, or None; where that cannot be pickled, an error
-            that says what it was.
+        error: What it raised instead, in a pickle of its own: other processes may lack
+            what this one knows it by. Empty where it cannot be pickled; None for none.
+        description: What the error is and says.
         traceback: Of the error, as Python prints it.
         when: The time of the error, by a clock that all ranks share.
     """
 
     value: Any = None
-    error: Exception | None = None
+    error: bytes | None = None
+    description: str = ""
     traceback: str = ""
     when: float = 0.0
+
+    def exception(self) -> Exception:
+        """The error, for this process to raise, or one that describes it."""
+        with contextlib.suppress(Exception):
+            error = pickle.loads(self.error)
+            if isinstance(error, Exception):
+                return error
+        return RuntimeError(self.description)
 
 
 def dump_call(
@@ -57,11 +67,17 @@ def dump_call(
         kwargs: Its other arguments.
 
     Raises:
-        Exception: Something cannot be pickled.
+        TypeError: Something cannot be pickled.
     """
     # Modules are imported by name, from where this process finds them.
     pickle.dump(sys.path, file)
-    cloudpickle.dump((function, tuple(args), dict(kwargs)), file)
+    made = function, tuple(args), dict(kwargs)
+    try:
+        cloudpickle.dump(made, file)
+    except Exception as error:
+        raise TypeError(
+            f"run: the function, what it uses or an argument cannot be pickled: {error}"
+        ) from error
     file.flush()
 
 
@@ -102,20 +118,26 @@ def _make(call: str) -> Outcome:
 def _failure(error: BaseException, raised: Exception) -> Outcome:
     """The outcome of `error`, which is to come out as `raised`."""
     when = time.monotonic()
+    pickled = b""
+    with contextlib.suppress(Exception):
+        pickled = cloudpickle.dumps(raised)
     # Without the frame of this module.
     frames = error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames)
-    return Outcome(error=raised, traceback="".join(lines).rstrip(), when=when)
+    return Outcome(
+        error=pickled,
+        description="".join(traceback.format_exception_only(raised)).rstrip(),
+        traceback="".join(lines).rstrip(),
+        when=when,
+    )
 
 
 def _dump_outcome(outcome: Outcome, file: BinaryIO) -> Outcome:
-    """Writes an outcome, or in its place an error, where it cannot be pickled.
+    """Writes an outcome, or an error in its place, where the value cannot be pickled.
 
     Returns:
         What was written.
     """
-    if outcome.error is not None:
-        outcome = dataclasses.replace(outcome, error=_portable(outcome.error))
     try:
         cloudpickle.dump(outcome, file)
     except Exception as error:
@@ -124,13 +146,3 @@ def _dump_outcome(outcome: Outcome, file: BinaryIO) -> Outcome:
         outcome = _failure(error, TypeError(f"the result cannot be pickled: {error}"))
         cloudpickle.dump(outcome, file)
     return outcome
-
-
-def _portable(error: Exception) -> Exception:
-    """The error itself, if it survives pickling, or one that describes it."""
-    try:
-        pickle.loads(cloudpickle.dumps(error))
-        return error
-    except Exception:
-        kind = type(error)
-        return RuntimeError(f"{kind.__module__}.{kind.__qualname__}: {error}")

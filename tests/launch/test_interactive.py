@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -93,6 +94,45 @@ def test_describes_an_exception_that_cannot_be_pickled():
     with pytest.raises(RuntimeError, match=r"Stubborn: no way \(3\)") as raised:
         keras_hvd.run(fail)
     assert raised.value.__cause__.rank == 0
+
+
+def test_describes_an_exception_that_only_the_rank_knows(tmp_path):
+    (tmp_path / "module_of_ranks.py").write_text("class Odd(Exception): pass")
+
+    def fail():
+        sys.path.insert(0, str(tmp_path))
+        from module_of_ranks import Odd
+
+        raise Odd("not known here")
+
+    with pytest.raises(RuntimeError, match="module_of_ranks.Odd: not known") as raised:
+        keras_hvd.run(fail)
+    assert 'raise Odd("not known here")' in str(raised.value.__cause__)
+
+
+def test_describes_an_exception_without_text():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError
+
+        def __reduce__(self):
+            raise TypeError
+
+    def fail():
+        raise Mute
+
+    with pytest.raises(RuntimeError, match=r"Mute: <exception str\(\) failed>"):
+        keras_hvd.run(fail)
+
+
+def test_says_so_if_the_call_cannot_be_pickled(capfd):
+    lock = threading.Lock()
+    for refused in ({"func": lambda: lock}, {"func": print, "args": (lock,)}):
+        with pytest.raises(TypeError, match="run: the function, .*cannot be pickled"):
+            keras_hvd.run(**refused)
+    with pytest.raises(TypeError, match="func must be a function to call, got 3"):
+        keras_hvd.run(3)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_says_so_if_a_result_cannot_be_pickled():
@@ -222,6 +262,8 @@ def test_shows_output_where_a_notebook_shows_its_own(khvdrun, tmp_path):
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         keras_hvd.run(speak, np=2)
         shown = sys.stdout.getvalue(), sys.stderr.getvalue()
+        sys.stdout = sys.stderr = None
+        keras_hvd.run(speak)
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         print([sorted(text.splitlines()) for text in shown])
         """
@@ -250,18 +292,23 @@ WAITING = """
     import os, signal, sys
     import keras_hvd, keras_hvd.interactive
 
-    def wait(ignores):
-        if ignores:
+    def wait(ranks):
+        if ranks == "ignore":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if ranks == "hear":
+            signal.signal(signal.SIGINT, lambda *_: print("heard"))
         print(os.getpid())
         while True:
             signal.pause()
 
-    keras_hvd.interactive._PATIENCE_SECONDS = 0.5
+    ranks = sys.argv[1]
+    keras_hvd.interactive._PATIENCE_SECONDS = 60 if ranks == "hear" else 0.5
     try:
-        keras_hvd.run(wait, (sys.argv[1] == "ignores",), np=2)
+        keras_hvd.run(wait, (ranks,), np=2)
     except KeyboardInterrupt:
-        print("interrupted")
+        print("interrupted", flush=True)
+    if ranks == "hear":
+        input()
     """
 
 
@@ -272,7 +319,8 @@ def waiting(khvdrun, tmp_path):
     """
 
     def start(ranks: str):
-        process = python(khvdrun, script(tmp_path, WAITING), ranks)
+        program = script(tmp_path, WAITING)
+        process = python(khvdrun, program, ranks, stdin=subprocess.PIPE)
         lines = [process.stdout.readline() for _ in range(2)]
         ends = [os.pidfd_open(int(line.partition("] ")[2])) for line in lines]
         opened.extend(ends)
@@ -284,7 +332,7 @@ def waiting(khvdrun, tmp_path):
         os.close(end)
 
 
-@pytest.mark.parametrize("ranks", ["listen", "ignores"])
+@pytest.mark.parametrize("ranks", ["listen", "ignore"])
 def test_ctrl_c_ends_all(waiting, ranks):
     process, ends = waiting(ranks)
     with process:
@@ -297,8 +345,23 @@ def test_ctrl_c_ends_all(waiting, ranks):
     assert stderr == "khvdrun: the job was ended by SIGINT\n"
 
 
+def test_a_second_ctrl_c_is_not_waited_for(waiting):
+    """Whoever presses it twice is in a hurry; and in a notebook, which lives on."""
+    process, ends = waiting("hear")
+    with process:
+        process.send_signal(signal.SIGINT)
+        heard = sorted(process.stdout.readline() for _ in range(2))
+        assert heard == ["[0] heard\n", "[1] heard\n"]
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        for end in ends:
+            assert select.select([end], [], [], 30)[0]
+        process.communicate("\n")
+    assert process.returncode == 0
+
+
 def test_the_job_dies_with_its_caller(khvdrun, waiting):
-    process, ends = waiting("ignores")
+    process, ends = waiting("ignore")
     with process:
         process.kill()
         khvdrun.wait_until_gone()
