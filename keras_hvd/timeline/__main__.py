@@ -18,6 +18,8 @@ def main() -> int:
     )
     parser.add_argument("file", help="a timeline, of a job that was killed as well")
     path = parser.parse_args().file
+    # Names of tensors may have characters that the terminal has not.
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             print(summary.text(summary.read(lines)))

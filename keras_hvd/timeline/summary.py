@@ -156,12 +156,27 @@ def read(lines: Iterable[str]) -> Summary:
             reader.summary.is_whole = True
             continue
         try:
-            reader.add(json.loads(event))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            reader.add(json.loads(event, parse_constant=_refuse))
+        except _NO_EVENT:
             was_cut_off = True
     if reader.summary.size == 0:
         raise NotATimelineError("this is no timeline that keras_hvd has written")
     return reader.summary
+
+
+# What comes of lines that something else has written.
+_NO_EVENT = (
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no time")
 
 
 class _Reader:
@@ -177,7 +192,7 @@ class _Reader:
         if event["ph"] == "X":
             self._add_span(event)
         elif event["name"] == "start":
-            self.summary.size = event["args"]["size"]
+            self.summary.size = int(event["args"]["size"])
         elif event["name"] == "thread_name":
             names = event["args"]
             self._rows[event["tid"]] = names.get("tensor", names["name"])
@@ -189,8 +204,8 @@ class _Reader:
 
     def _add_span(self, event: Mapping[str, Any]) -> None:
         summary, name, row = self.summary, event["name"], event["tid"]
-        begin, batch = event["ts"], event["args"]["batch"]
-        end = begin + event["dur"]
+        begin, batch = float(event["ts"]), event["args"]["batch"]
+        end = begin + float(event["dur"])
         summary.first = min(summary.first, begin)
         summary.last = max(summary.last, end)
         # What the tensors of a batch went through together stands in all their rows.

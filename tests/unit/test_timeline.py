@@ -131,6 +131,16 @@ def test_damage_in_the_middle_is_counted_and_said():
     assert "damaged, and left out: 2 lines of the file" in summary.text(found)
 
 
+@pytest.mark.parametrize("time", ["NaN", "1" + 400 * "0", 20_000 * "[", '"soon"'])
+def test_lines_of_something_else_are_damage(time):
+    line = (
+        f'{{"name":"QUEUE","ph":"X","tid":0,"ts":{time},"dur":1,"args":{{"batch":1}}}}'
+    )
+    found = summary.read(timeline(START, line, *TOGETHER[1:]))
+    assert found.unreadable == 1
+    assert (found.first, found.last) == (0, 210)
+
+
 def test_what_was_not_recorded_and_what_never_ended_is_said():
     events = [
         START,
@@ -159,11 +169,15 @@ def test_the_command_prints_it_or_says_what_is_wrong(tmp_path):
     ended = run(path)
     assert ended.returncode == 0
     assert ended.stdout == summary.text(summary.read(timeline(*TOGETHER))) + "\n"
-    for content in ("", "[]", '{"traceEvents": []}', "\0\xff", "1\n2"):
+    wrong = ("", "[]", '{"traceEvents": []}', "\0\xff", "1\n2", 20_000 * "[")
+    for content in (*wrong, START.replace("3", '"three"')):
         path.write_text(content)
         ended = run(path)
         assert ended.returncode == 1
         assert f"{path}: this is no timeline" in ended.stderr
+    path.write_text("\n".join(timeline(START, row(0, r"\ud800"), *TOGETHER[3:])))
+    ended = run(path)
+    assert r"\ud800" in ended.stdout
     ended = run(tmp_path / "missing")
     assert ended.returncode == 1
     assert "No such file" in ended.stderr
