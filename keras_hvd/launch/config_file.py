@@ -116,12 +116,31 @@ def _load(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text())
+        text = path.read_text()
+        _require_distinct_keys(path, yaml.compose(text, yaml.SafeLoader))
+        return yaml.safe_load(text)
+    except UsageError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _wrong(path, f"cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
+    # A date that is none is no YAMLError.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _wrong(path, f"is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _require_distinct_keys(path: Path, node: Any, section: str = "") -> None:
+    """Of a key that comes twice, YAML's loader would pass over the first."""
+    if node is None or node.id != "mapping":
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        line, name = key.start_mark.line + 1, section + str(key.value)
+        if _name(name) in lines:
+            where = f"in lines {lines[_name(name)]} and {line}"
+            raise _wrong(path, f"{name} comes twice, {where}")
+        lines[_name(name)] = line
+        _require_distinct_keys(path, value, f"{name}.")
 
 
 def _mapping(path: Path, key: str, value: Any) -> dict[Any, Any]:

@@ -229,6 +229,17 @@ def test_an_empty_config_file_says_nothing(config):
         ("logging:\n  level: LOUD", "argument --log-level: 'LOUD' is not one of"),
         ("num_proc: none", "'none' is not a number of processes"),
         ("params: {", "is no YAML: "),
+        ("output-filename: 2026-13-45", "is no YAML: "),
+        ("a: " + 2000 * "[", "is no YAML: "),
+        ("{verbose: true, verbose: false}", "verbose comes twice, in lines 1 and 1"),
+        (
+            "timeline:\n  mark_cycles: true\n  mark-cycles: false",
+            "timeline.mark-cycles comes twice, in lines 2 and 3",
+        ),
+        (
+            "params:\n  cache-capacity: 1\n\nparams:\n  cycle-time-ms: 1",
+            "params comes twice, in lines 1 and 4",
+        ),
         ("a: &a [*b]", "is no YAML: "),
     ],
 )
