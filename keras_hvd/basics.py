@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import operator
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from keras_hvd.process_sets import ProcessSet
 
 _jobs_joined = 0
+_job = ""
+
+# Held while a thread joins, so that a second one finds it done.
+_joining = threading.RLock()
 
 
 def init(
@@ -53,40 +58,11 @@ def init(
     >>> keras_hvd.rank(), keras_hvd.size()
     (0, 1)
     """
-    global _jobs_joined
     if comm is not None:
         _check_is_world(comm, environment.world())
     sets = _sets_to_add(process_sets)
-    if is_initialized():
-        missing = [each for each in sets if each.process_set_id is None]
-        if missing:
-            raise ValueError(
-                f"init: keras_hvd is initialized already, without {missing[0]}: give "
-                "it to keras_hvd.add_process_set()"
-            )
-        return
-    world = environment.world()
-    options = native.Options(
-        struct_size=ctypes.sizeof(native.Options),
-        rank=world.rank,
-        size=world.size,
-        local_rank=world.local_rank,
-        local_size=world.local_size,
-        cross_rank=world.cross_rank,
-        cross_size=world.cross_size,
-        job=world.job.encode(),
-        **dataclasses.asdict(settings.read()),
-    )
-    timeline = settings.timeline()
-    check(native.engine().khvd_init(ctypes.byref(options)))
-    _jobs_joined += 1
-    if world.rank == 0:
-        _explain_settings()
-    atexit.unregister(shutdown)
-    atexit.register(shutdown)
-    if timeline.path:
-        _start_timeline(timeline)
-    _add(sets)
+    with _joining:
+        _join_once(sets)
 
 
 def shutdown() -> None:
@@ -279,6 +255,50 @@ def require_initialized(function: str) -> None:
         raise _outside(function)
 
 
+def _renew_lock() -> None:
+    """In a forked child nobody is left who would let go of it."""
+    global _joining
+    _joining = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _join_once(sets: list[ProcessSet]) -> None:
+    global _jobs_joined, _job
+    if is_initialized():
+        missing = [each for each in sets if each.process_set_id is None]
+        if missing:
+            raise ValueError(
+                f"init: keras_hvd is initialized already, without {missing[0]}: give "
+                "it to keras_hvd.add_process_set()"
+            )
+        return
+    world = environment.world()
+    options = native.Options(
+        struct_size=ctypes.sizeof(native.Options),
+        rank=world.rank,
+        size=world.size,
+        local_rank=world.local_rank,
+        local_size=world.local_size,
+        cross_rank=world.cross_rank,
+        cross_size=world.cross_size,
+        job=world.job.encode(),
+        **dataclasses.asdict(settings.read()),
+    )
+    timeline = settings.timeline()
+    check(native.engine().khvd_init(ctypes.byref(options)))
+    _jobs_joined += 1
+    _job = f"{world.job}, {_jobs_joined}"
+    if world.rank == 0:
+        _explain_settings()
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
+    if timeline.path:
+        _start_timeline(timeline)
+    _add(sets)
+
+
 def _check_is_world(comm: Any, world: environment.World) -> None:
     """Raises unless ranks or a communicator are all processes, in their order."""
     if hasattr(comm, "Get_rank"):
@@ -311,20 +331,20 @@ def _explain_settings() -> None:
         log.write("warning", text)
 
 
-def jobs_joined() -> int:
-    """How often this process has joined a job: what belonged to an earlier is void.
+def job() -> str:
+    """What tells the job that this process joined last from all others.
 
     Returns:
-        How many times `init` did so.
+        The same on all ranks; "" if `init` was not called.
 
     Example:
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> jobs_joined() > 0
+    >>> job() != ""
     True
     """
-    return _jobs_joined
+    return _job
 
 
 def _sets_to_add(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:

@@ -34,12 +34,12 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self._ranks: list[int] | None = _ascending(ranks_or_comm)
         self._number: int | None = None
-        self._job = 0  # that it was added to
+        self._job = ""  # that it was added to
 
     @property
     def process_set_id(self) -> int | None:
         """Its number, the same on all ranks; None while it is in no job."""
-        if self._number is None or self._job != basics.jobs_joined():
+        if self._number is None or self._job != basics.job():
             return None
         return self._number if basics.is_initialized() else None
 
@@ -142,7 +142,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     )
     process_set._number = number.value
-    process_set._job = basics.jobs_joined()
+    process_set._job = basics.job()
     return process_set
 
 

@@ -51,6 +51,21 @@ def test_returns_what_each_rank_returned_in_their_order(capfd):
     assert written.err == ""
 
 
+def test_a_process_set_of_another_job_is_of_none(capfd):
+    """Though this job has a set of the same number."""
+
+    def add(ranks, before=None):
+        keras_hvd.init()
+        added = keras_hvd.add_process_set(ranks)
+        same = keras_hvd.broadcast_object(added)
+        assert same.process_set_id == added.process_set_id == 1
+        return added, before and before.process_set_id
+
+    [(added, _), _] = keras_hvd.run(add, ([0],), np=2)
+    found = keras_hvd.run(add, ([1], added), np=2)
+    assert [of_before for _, of_before in found] == [None, None]
+
+
 def test_one_rank_unless_told():
     assert keras_hvd.run(os.getpid) != [os.getpid()]
     assert len(keras_hvd.run(os.getpid)) == 1

@@ -80,6 +80,33 @@ def test_init_and_shutdown_may_be_repeated():
         assert not keras_hvd.is_initialized()
 
 
+def test_threads_may_call_init_at_once(tmp_path):
+    """One of them joins; starting the timeline twice would be an error."""
+    program = """
+import threading, keras_hvd
+errors = []
+start = threading.Barrier(8)
+
+def join():
+    start.wait()
+    try:
+        keras_hvd.init()
+    except Exception as error:
+        errors.append(error)
+
+for _ in range(20):
+    threads = [threading.Thread(target=join) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [], errors
+    keras_hvd.shutdown()
+"""
+    environment = {**os.environ, "KERAS_HVD_TIMELINE": str(tmp_path / "timeline.json")}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
 @pytest.mark.parametrize("name", PLACE)
 def test_after_shutdown(name):
     keras_hvd.shutdown()
