@@ -48,6 +48,15 @@ _QUIET_IN_BATCHES = {
     keras.callbacks.SwapEMAWeights,
 }
 
+# Of BatchNormalization.
+_STATISTICS = (
+    "moving_mean",
+    "moving_variance",
+    "moving_stddev",
+    "renorm_mean",
+    "renorm_stddev",
+)
+
 _BATCH_HOOKS = (
     "on_batch_begin",
     "on_batch_end",
@@ -382,7 +391,9 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
         and layer.built
         and layer.trainable
         and not local_variables(optimizers, layer.trainable_weights)
-        for variable in (layer.moving_mean, layer.moving_variance)
+        # Some exist in newer versions of Keras, with renorm=True.
+        for variable in (getattr(layer, name, None) for name in _STATISTICS)
+        if variable is not None
     ]
 
 

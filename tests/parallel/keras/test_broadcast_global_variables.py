@@ -1,5 +1,6 @@
 """BroadcastGlobalVariables, and what every keras_hvd callback does besides."""
 
+import inspect
 import pathlib
 
 import keras
@@ -418,6 +419,16 @@ def test_moving_statistics_are_averaged(validates, rank, equal_on_all_ranks):
     np.testing.assert_allclose(probe.after, mean, rtol=1e-6)
     if validates:
         np.testing.assert_allclose(probe.in_validation, mean, rtol=1e-6)
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_statistics_of_renormalization_are_averaged(rank, equal_on_all_ranks):
+    if "renorm" not in inspect.signature(keras.layers.BatchNormalization).parameters:
+        pytest.skip("this Keras has none")
+    layer = keras.layers.BatchNormalization(momentum=0.5, renorm=True)
+    model = keras.Sequential([keras.Input((3,)), layer])
+    model.compile(distributed(), "mse")
+    model.fit(X + rank, X, verbose=0, callbacks=[BroadcastGlobalVariables(0)])
     assert equal_on_all_ranks(model.get_weights())
 
 
