@@ -240,7 +240,9 @@ class _ReducesGradients(_Distributed):
             return super().apply(grads)  # which says what is missing
         require_no_strategy(self)
         require_not_reduced(self, grads)
-        variables = list(trainable_variables or self._trainable_variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or list(self._trainable_variables)
         _run_before_first_update(self, variables)
         grads = _reduce_overwriting(self, list(grads), variables)
         update = _Update(grads, variables)

@@ -115,6 +115,14 @@ def test_sum(rank, size):
     np.testing.assert_allclose(variable, [-size, -size * (size - 1) / 2])
 
 
+def test_variables_may_come_from_a_generator(rank, size):
+    variables = [keras.Variable([0.0], name=name) for name in ("a", "b")]
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([tf.constant([float(rank)])] * 2, (each for each in variables))
+    for variable in variables:
+        np.testing.assert_allclose(variable, [-(size - 1) / 2])
+
+
 def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     calls = []
     reduce = keras_hvd.grouped_allreduce
