@@ -6,6 +6,7 @@ ratios, areas) do not. So variables are summed, and results computed from the su
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import keras
@@ -56,7 +57,8 @@ def means_over_ranks(
     means = {}
     for name in logs:
         values = [each[name] for each in of_ranks if name in each]
-        if all(isinstance(value, (int, float)) for value in values):
+        # NumPy's scalars among them, but not arrays.
+        if all(isinstance(value, numbers.Real) for value in values):
             means[name] = float(np.mean(values))
     return means
 

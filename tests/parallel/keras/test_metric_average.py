@@ -134,6 +134,20 @@ def test_logs_that_are_no_metrics(rank):
     assert history.history["own"] == pytest.approx([4 * ranks.mean()])
 
 
+class Adds(keras.callbacks.Callback):
+    """Logs a number of NumPy's, which is no float."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["added"] = np.float32(keras_hvd.rank())
+
+
+@pytest.mark.filterwarnings("ignore:Adds comes before")
+def test_logs_of_a_callback(rank, size):
+    callbacks = [Adds(), MetricAverage()]
+    history = make_model().fit(*part(rank, seed=1), verbose=0, callbacks=callbacks)
+    assert history.history["added"] == [(size - 1) / 2]
+
+
 @pytest.mark.parametrize(
     "reader",
     [
