@@ -107,8 +107,10 @@ Status WriteAutotuneLog(const std::string& path, int ranks, const Autotune& auto
   std::ofstream file(part, std::ios::trunc);
   file << text;
   file.close();
-  if (!file || rename(part.c_str(), path.c_str()) != 0) return Unwritable(path);
-  return Status::Ok();
+  if (file && rename(part.c_str(), path.c_str()) == 0) return Status::Ok();
+  const Status status = Unwritable(path);
+  unlink(part.c_str());
+  return status;
 }
 
 }  // namespace keras_hvd

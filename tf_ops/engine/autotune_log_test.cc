@@ -129,5 +129,16 @@ TEST_F(AutotuneLogTest, AFolderThatIsNotThereIsAnError) {
   EXPECT_EQ(written.code, Code::kInvalidArgument);
 }
 
+TEST_F(AutotuneLogTest, LeavesNothingBehindThatCannotTakeItsPlace) {
+  options_.log = testing::TempDir() + "/folder.csv";
+  mkdir(options_.log.c_str(), 0777);
+  const Status written =
+      WriteAutotuneLog(options_.log, 2, Autotune(options_, Tuning()));
+  EXPECT_EQ(written.code, Code::kInvalidArgument);
+  EXPECT_NE(written.message.find("cannot be written: Is a directory"),
+            std::string::npos);
+  EXPECT_FALSE(std::ifstream(options_.log + ".part").is_open());
+}
+
 }  // namespace
 }  // namespace keras_hvd
