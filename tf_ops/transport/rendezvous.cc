@@ -2,6 +2,7 @@
 #include "tf_ops/transport/rendezvous.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
@@ -34,6 +35,9 @@ struct Answer {
   int64_t exchange_bytes;
   char text[512];
 };
+
+// For ever, to people; the clock's numbers end after three hundred years.
+constexpr double kLongestTimeoutSeconds = 1e9;
 
 // A rank's word that it has mapped the memory.
 constexpr char kReady = 'R';
@@ -69,7 +73,7 @@ socklen_t Address(const std::string& job, sockaddr_un* address) {
 int MillisecondsUntil(Clock::time_point deadline) {
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  return static_cast<int>(std::max<int64_t>(0, left.count()));
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
 }
 
 // The result of poll() for one descriptor, signals apart.
@@ -133,9 +137,9 @@ Status ReceiveAnswer(int connection, Clock::time_point deadline, Answer* answer,
 
 Rendezvous::Rendezvous(RendezvousOptions options)
     : options_(std::move(options)), connections_(options_.size, -1) {
-  deadline_ =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(options_.timeout_seconds));
+  deadline_ = Clock::now() +
+              std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
+                  std::min(options_.timeout_seconds, kLongestTimeoutSeconds)));
 }
 
 Rendezvous::~Rendezvous() {

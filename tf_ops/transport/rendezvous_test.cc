@@ -90,6 +90,16 @@ TEST(RendezvousTest, AWorldOfOneNeedsNobody) {
   EXPECT_TRUE(Join(Options("", 0, 1)).ok());
 }
 
+TEST(RendezvousTest, ATimeoutMayBeLongerThanTheClockCounts) {
+  for (double timeout : {1e10, 1e300}) {
+    const std::string job = JobName();
+    std::vector<RendezvousOptions> all = {Options(job, 0, 2), Options(job, 1, 2)};
+    for (RendezvousOptions& options : all) options.timeout_seconds = timeout;
+    for (const Status& status : JoinAll(all))
+      EXPECT_TRUE(status.ok()) << status.message;
+  }
+}
+
 TEST(RendezvousTest, ProcessesComeToShareMemory) {
   for (int size : {2, 4}) {
     const std::string job = JobName();
