@@ -142,7 +142,7 @@ def name_of(
         The names; the tensor's is the same on all ranks.
 
     Raises:
-        ValueError: `name` is empty.
+        ValueError: `name` is empty, or has a zero byte.
         TypeError: `name` is not a string.
 
     Example:
@@ -157,6 +157,9 @@ def name_of(
             raise TypeError(f"{kind}: name must be a string, got {name!r}")
         if not name:
             raise ValueError(f"{kind}: name must not be empty; leave it out instead")
+        if "\0" in name:
+            # It would end there in the engine, and mean another tensor's.
+            raise ValueError(f"{kind}: name must not have a zero byte, got {name!r}")
         return Name(name, _node_name(name))
     if tf.executing_eagerly():
         return Name(_UNNAMED + kind, kind)

@@ -32,6 +32,12 @@ def names(function, *args):
     )
 
 
+@pytest.mark.parametrize("name", ["", "w\0of this layer"])
+def test_names_that_the_engine_could_not_tell_apart(name):
+    with pytest.raises(ValueError, match="name must not"):
+        keras_hvd.allreduce(1.0, name=name)
+
+
 def make_step():
     @tf.function
     def step(x):
