@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,9 @@ _ALLGATHER = 1
 _BROADCAST = 2
 
 _turns = unnamed.Turns()
+
+# Who asks the engine: a second thread's call must not stand in line behind the first.
+_callers = itertools.count(1)
 
 
 def broadcast_object(
@@ -223,6 +227,7 @@ def _run(kind: int, name: str, tensor: native.Tensor, **fields: Any) -> None:
         struct_size=ctypes.sizeof(native.Request),
         kind=kind,
         name=name.encode(),
+        submitter=next(_callers),
         count=1,
         tensors=ctypes.pointer(tensor),
         **fields,

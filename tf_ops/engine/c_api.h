@@ -124,7 +124,7 @@ typedef struct {
   size_t struct_size;
   int32_t kind;                // khvd_kind
   const char* name;            // what matches it to the peers' requests; not ""
-  uint64_t submitter;          // which op asks: the same op may queue, two may not
+  uint64_t submitter;          // who asks: requests of one may queue, of two may not
   int32_t process_set;         // 0: all ranks
   int32_t reduce_op;           // khvd_reduce_op; allreduce, reducescatter
   int32_t root;                // broadcast; a rank of the job

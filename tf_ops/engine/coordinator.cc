@@ -300,8 +300,9 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
     if (head.duplicate) {
       return Title(*head.description) + " was submitted on rank " +
              std::to_string(members[i]) +
-             " by a second op while the first was under way. Give each op a name of "
-             "its own";
+             " by a second op, or by the same in another call, while the first was "
+             "under way. Give each op a name of its own, or have one thread make the "
+             "calls";
     }
     heads.emplace_back(members[i], head.description.get());
     // Equal descriptions are usually one and the same object.

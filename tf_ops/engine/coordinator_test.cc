@@ -259,8 +259,8 @@ TEST(DuplicateTest, FailsOnAllRanksAndLeavesTheFirstAlone) {
   EXPECT_EQ(decisions[1].type, Decision::Type::kFail);
   EXPECT_THAT(decisions[1].ranks, ElementsAre(0));
   EXPECT_THAT(decisions[1].text,
-              HasSubstr("allreduce 'x' was submitted on rank 0 by a second op while "
-                        "the first was under way"));
+              HasSubstr("allreduce 'x' was submitted on rank 0 by a second op, or by "
+                        "the same in another call, while the first was under way"));
   coordinator.Submit(1, Share(Allreduce("x")), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);

@@ -91,7 +91,7 @@ class AllgatherKernel : public CollectiveKernel {
           done);
       submission->Add(ctx->input(i), nullptr);
     }
-    Submission::Submit(std::move(submission), Request(KHVD_ALLGATHER));
+    Submission::Submit(std::move(submission), Request(KHVD_ALLGATHER, ctx));
   }
 };
 

@@ -50,7 +50,7 @@ class AllreduceKernel : public ReductionKernel {
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(i), done);
     }
-    Submission::Submit(std::move(submission), Request(KHVD_ALLREDUCE));
+    Submission::Submit(std::move(submission), Request(KHVD_ALLREDUCE, ctx));
   }
 };
 

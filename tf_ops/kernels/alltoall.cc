@@ -88,7 +88,7 @@ class AlltoallKernel : public CollectiveKernel {
     const Tensor splits = ctx->input(1);
     auto submission = std::make_unique<AlltoallSubmission>(ctx, std::move(done));
     submission->Add(ctx->input(0), nullptr);
-    khvd_request request = Request(KHVD_ALLTOALL);
+    khvd_request request = Request(KHVD_ALLTOALL, ctx);
     static const int64_t none = 0;
     if (!even_) {
       request.splits = splits.NumElements() == 0 ? &none : splits.vec<int64_t>().data();

@@ -31,7 +31,7 @@ class BarrierKernel : public CollectiveKernel {
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     Submission::Submit(std::make_unique<Submission>(ctx, std::move(done)),
-                       Request(KHVD_BARRIER));
+                       Request(KHVD_BARRIER, ctx));
   }
 };
 

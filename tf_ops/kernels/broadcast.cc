@@ -42,7 +42,7 @@ class BroadcastKernel : public CollectiveKernel {
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto submission = std::make_unique<Submission>(ctx, done);
     OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(0), done);
-    khvd_request request = Request(KHVD_BROADCAST);
+    khvd_request request = Request(KHVD_BROADCAST, ctx);
     request.root = root_rank_;
     Submission::Submit(std::move(submission), request);
   }

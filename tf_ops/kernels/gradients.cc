@@ -89,7 +89,8 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
     request.struct_size = sizeof(request);
     request.kind = KHVD_ALLREDUCE;
     request.name = bucket.name.c_str();
-    request.submitter = submitter_;
+    request.submitter =
+        SubmitterInCall(submitter_, static_cast<uint64_t>(ctx->step_id()));
     request.process_set = process_set_;
     reduction_.AddTo(&request);
     Submission::Submit(std::move(submission), request);

@@ -76,7 +76,7 @@ class ReducescatterKernel : public ReductionKernel {
       OP_REQUIRES_OK_ASYNC(ctx, ctx->allocate_output(i, shape, &output), done);
       submission->Add(ctx->input(i), output);
     }
-    Submission::Submit(std::move(submission), Request(KHVD_REDUCESCATTER));
+    Submission::Submit(std::move(submission), Request(KHVD_REDUCESCATTER, ctx));
   }
 };
 

@@ -66,12 +66,14 @@ CollectiveKernel::CollectiveKernel(tensorflow::OpKernelConstruction* ctx)
   OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
 }
 
-khvd_request CollectiveKernel::Request(khvd_kind kind) const {
+khvd_request CollectiveKernel::Request(khvd_kind kind,
+                                       tensorflow::OpKernelContext* ctx) const {
   khvd_request request = {};
   request.struct_size = sizeof(request);
   request.kind = kind;
   request.name = tensor_name_.c_str();
-  request.submitter = submitter_;
+  request.submitter =
+      SubmitterInCall(submitter_, static_cast<uint64_t>(ctx->step_id()));
   request.process_set = process_set_;
   return request;
 }
@@ -81,8 +83,9 @@ ReductionKernel::ReductionKernel(tensorflow::OpKernelConstruction* ctx)
   OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
 }
 
-khvd_request ReductionKernel::Request(khvd_kind kind) const {
-  khvd_request request = CollectiveKernel::Request(kind);
+khvd_request ReductionKernel::Request(khvd_kind kind,
+                                      tensorflow::OpKernelContext* ctx) const {
+  khvd_request request = CollectiveKernel::Request(kind, ctx);
   reduction_.AddTo(&request);
   return request;
 }

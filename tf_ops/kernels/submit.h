@@ -23,14 +23,13 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
  protected:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* ctx);
 
-  // A request of this kernel, without tensors.
-  khvd_request Request(khvd_kind kind) const;
+  // A request of this kernel, in the step that it runs in, without tensors.
+  khvd_request Request(khvd_kind kind, tensorflow::OpKernelContext* ctx) const;
   int32_t process_set() const { return process_set_; }
 
  private:
   std::string tensor_name_;
   int32_t process_set_ = 0;
-  // Tells this kernel's requests, which may queue under one name, from another's.
   const uint64_t submitter_;
 };
 
@@ -39,7 +38,7 @@ class ReductionKernel : public CollectiveKernel {
  protected:
   explicit ReductionKernel(tensorflow::OpKernelConstruction* ctx);
 
-  khvd_request Request(khvd_kind kind) const;
+  khvd_request Request(khvd_kind kind, tensorflow::OpKernelContext* ctx) const;
 
  private:
   Reduction reduction_;

@@ -6,9 +6,14 @@
 
 namespace keras_hvd {
 
-// A number that no other op of this process has. Requests of one op may queue under one
-// name, those of two may not.
+// A number that no other op of this process has.
 uint64_t NextSubmitter();
+
+// What stands for an op in one call of its function: `call` is TensorFlow's number of
+// the step. Requests of one op in one call may queue under one name, as in a loop;
+// those of two ops may not, nor those of two calls at the same time, whose order may be
+// another one on each rank.
+uint64_t SubmitterInCall(uint64_t op, uint64_t call);
 
 }  // namespace keras_hvd
 

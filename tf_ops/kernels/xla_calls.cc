@@ -29,6 +29,7 @@
 #include "absl/types/span.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/completion.h"
+#include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/trace.h"
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
@@ -184,6 +185,8 @@ uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request re
   request.done = &Calls::Ended;
   request.allocate = &Calls::Allocate;
   request.context = started;
+  // Of two runs of a program at once nobody knows which the other ranks' first is.
+  request.submitter = SubmitterInCall(request.submitter, *run);
   TraceStart(request.name);
   // Once the engine has it, the request may end before this returns.
   const int code = khvd_submit(&request);

@@ -613,6 +613,42 @@ def test_unnamed_ones_of_two_threads_are_an_error_on_every_rank(rank, size):
     assert keras_hvd.allreduce(1.0, op=Sum).numpy() == size
 
 
+one_function = tf.function(lambda x: keras_hvd.allreduce(x, op=Sum, name="calls"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: one_function(tf.constant(1)).numpy(),
+        lambda: keras_hvd.allreduce(1, op=Sum, name="eager calls").numpy(),
+        lambda: len(keras_hvd.allgather_object(1, name="calls of objects")),
+    ],
+    ids=["function", "eager", "objects"],
+)
+def test_the_same_call_in_two_threads_is_an_error(call, size, several_ranks):
+    """The ranks may come to them in different orders, and would mix their tensors."""
+    wrong = (tf.errors.InvalidArgumentError, keras_hvd.MismatchError)
+    ends = []
+
+    def run():
+        try:
+            ends.append(call())
+        except wrong as error:
+            ends.append("by the same in another call" in str(error))
+
+    # That they meet is up to the scheduler.
+    while True not in ends:
+        ends.clear()
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(end is True or end == size for end in ends)
+        ends.extend(keras_hvd.allgather_object(True in ends))
+    assert call() == size
+
+
 def test_a_type_without_meaning_is_refused():
     with pytest.raises(TypeError, match="got string"):
         keras_hvd.allreduce(["text"])
