@@ -1,11 +1,12 @@
-// Random collectives through the C API, of all ranks and of process sets: ranks are
-// processes, and each asks for what all ask for in an order of its own, from several
-// threads.
+// Random collectives of all types through the C API, of all ranks and of process sets:
+// ranks are processes, and each asks for what all ask for in an order of its own, from
+// several threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -14,22 +15,100 @@
 #include <thread>
 #include <vector>
 
+#include "tf_ops/collectives/dtype.h"
+#include "tf_ops/collectives/number.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/testing/child.h"
 
 namespace {
 
+using keras_hvd::Bfloat16;
 using keras_hvd::Child;
+using keras_hvd::Float16;
+using Numbers = std::vector<double>;
+using Bytes = std::vector<char>;
 
 constexpr int kSteps = 1000;
 constexpr int kMostElements = 6000;  // several rounds of the exchange memory
 
-// What every rank can tell of every rank's tensors: small numbers, so that sums are
-// exact.
-float Value(uint64_t seed, int rank, int tensor, int64_t place) {
-  uint64_t mixed = seed * 0x9e3779b97f4a7c15 + rank * 1000003 + tensor * 10007 + place;
-  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9;
-  return static_cast<float>(mixed >> 58) - 20;
+bool IsFloating(int32_t dtype) {
+  return keras_hvd::IsFloating(static_cast<keras_hvd::DataType>(dtype));
+}
+
+int64_t BytesOf(int32_t dtype) { return keras_hvd::kDataTypeBytes[dtype]; }
+
+// Calls body(T()) with the type of the elements.
+template <typename Body>
+void WithType(int32_t dtype, const Body& body) {
+  switch (dtype) {
+    case KHVD_UINT8:
+      return body(uint8_t());
+    case KHVD_INT8:
+      return body(int8_t());
+    case KHVD_INT32:
+      return body(int32_t());
+    case KHVD_INT64:
+      return body(int64_t());
+    case KHVD_FLOAT16:
+      return body(Float16());
+    case KHVD_BFLOAT16:
+      return body(Bfloat16());
+    case KHVD_FLOAT32:
+      return body(float());
+    case KHVD_FLOAT64:
+      return body(double());
+    default:
+      return body(bool());
+  }
+}
+
+void Convert(double number, Float16* to) { Narrow(static_cast<float>(number), to); }
+void Convert(double number, Bfloat16* to) { Narrow(static_cast<float>(number), to); }
+void Convert(double number, bool* to) { *to = number != 0; }
+// Integers wrap around.
+template <typename T>
+void Convert(double number, T* to) {
+  if constexpr (std::is_integral_v<T>) {
+    *to = static_cast<T>(static_cast<int64_t>(number));
+  } else {
+    *to = static_cast<T>(number);
+  }
+}
+
+Bytes Encoded(int32_t dtype, const Numbers& numbers) {
+  Bytes bytes(numbers.size() * BytesOf(dtype));
+  WithType(dtype, [&](auto element) {
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      Convert(numbers[i], &element);
+      memcpy(bytes.data() + i * sizeof(element), &element, sizeof(element));
+    }
+  });
+  return bytes;
+}
+
+Numbers Decoded(int32_t dtype, const Bytes& bytes) {
+  Numbers numbers(bytes.size() / BytesOf(dtype));
+  WithType(dtype, [&](auto element) {
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      memcpy(&element, bytes.data() + i * sizeof(element), sizeof(element));
+      numbers[i] = static_cast<double>(keras_hvd::Widen(element));
+    }
+  });
+  return numbers;
+}
+
+// How far a result that is rounded may be off, for numbers of about 1.
+double Tolerance(int32_t dtype) {
+  switch (dtype) {
+    case KHVD_FLOAT16:
+      return 1e-3;
+    case KHVD_BFLOAT16:
+      return 8e-3;
+    case KHVD_FLOAT32:
+      return 1e-5;
+    default:
+      return 1e-13;
+  }
 }
 
 struct ProcessSet {
@@ -61,8 +140,7 @@ class Collective {
     root_ = static_cast<int>(random() % ranks);
     request_.root = set.members[root_];
     request_.process_set = set.id;
-    request_.reduce_op =
-        static_cast<int32_t>(KHVD_SUM + random() % 3);  // Sum, Min, Max
+    request_.reduce_op = static_cast<int32_t>(random() % KHVD_ADASUM);
     if (request_.kind == KHVD_ALLREDUCE && (ranks & (ranks - 1)) == 0 &&
         random() % 4 == 0) {
       request_.reduce_op = KHVD_ADASUM;
@@ -78,7 +156,9 @@ class Collective {
     for (int i = 0; i < ranks * std::max(ranks, request_.count); ++i) {
       sizes_.push_back(random() % (1 << random() % 13) % kMostElements);
     }
-    for (int tensor = 0; tensor < request_.count; ++tensor) AddTensor(tensor);
+    for (int tensor = 0; tensor < request_.count; ++tensor) {
+      AddTensor(tensor, DrawType(&random));
+    }
     if (request_.kind == KHVD_ALLTOALL) {
       request_.splits = SplitsOf(rank_);
       request_.split_count = ranks;
@@ -102,13 +182,20 @@ class Collective {
   }
 
   bool IsRight() const {
-    for (size_t tensor = 0; tensor < outputs_.size(); ++tensor) {
-      const std::vector<float> expected = Expected(static_cast<int>(tensor));
-      if (outputs_[tensor].size() != expected.size()) return false;
-      const bool rounds = request_.reduce_op == KHVD_ADASUM;
-      for (size_t i = 0; i < expected.size(); ++i) {
-        const float error = std::fabs(outputs_[tensor][i] - expected[i]);
-        if (error > (rounds ? 1e-5F * (1 + std::fabs(expected[i])) : 0)) return false;
+    for (int tensor = 0; tensor < request_.count; ++tensor) {
+      const int32_t dtype = tensors_[tensor].dtype;
+      const Numbers expected = Expected(tensor);
+      const Bytes& output = outputs_[tensor];
+      if (!Rounds(dtype)) {
+        if (output != Encoded(dtype, expected)) return false;
+        continue;
+      }
+      const Numbers numbers = Decoded(dtype, output);
+      if (numbers.size() != expected.size()) return false;
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const double most = Tolerance(dtype) * (1 + std::fabs(expected[i]));
+        // Written so that a NaN is wrong.
+        if (!(std::fabs(numbers[i] - expected[i]) <= most)) return false;
       }
     }
     return true;
@@ -117,6 +204,42 @@ class Collective {
  private:
   static std::string ErrorOf(int code) {
     return code == KHVD_OK ? "" : khvd_last_error();
+  }
+
+  bool Reduces() const {
+    return request_.kind == KHVD_ALLREDUCE || request_.kind == KHVD_REDUCESCATTER;
+  }
+
+  bool Rounds(int32_t dtype) const {
+    return Reduces() && IsFloating(dtype) &&
+           (request_.reduce_op == KHVD_AVERAGE || request_.reduce_op == KHVD_ADASUM);
+  }
+
+  // One that the operation has a meaning for.
+  int32_t DrawType(std::mt19937_64* random) const {
+    const bool sums =
+        request_.reduce_op == KHVD_SUM || request_.reduce_op == KHVD_AVERAGE;
+    while (true) {
+      const int32_t dtype = static_cast<int32_t>((*random)() % keras_hvd::kDataTypes);
+      if (!Reduces()) return dtype;
+      if (request_.reduce_op == KHVD_ADASUM && !IsFloating(dtype)) continue;
+      if (!sums || dtype != KHVD_BOOL) return dtype;
+    }
+  }
+
+  // What every rank can tell of every rank's tensors: small numbers, of which sums and
+  // products are exact in every type, or wrap around in the same way.
+  double Value(int rank, int tensor, int64_t place) const {
+    uint64_t mixed =
+        seed_ * 0x9e3779b97f4a7c15 + rank * 1000003 + tensor * 10007 + place;
+    mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9;
+    const int32_t dtype = tensors_[tensor].dtype;
+    if (dtype == KHVD_BOOL) return static_cast<double>(mixed >> 63);
+    const double lowest = dtype == KHVD_UINT8 ? 0 : -20;
+    if (request_.reduce_op != KHVD_PRODUCT) {
+      return static_cast<double>(mixed >> 58) + lowest;
+    }
+    return static_cast<double>(mixed >> 61) + std::max(lowest, -4.0);
   }
 
   int64_t Rows(int rank, int tensor) const {
@@ -129,14 +252,14 @@ class Collective {
 
   const int64_t* SplitsOf(int rank) const { return sizes_.data() + rank * ranks_; }
 
-  std::vector<float> Input(int rank, int tensor) const {
-    std::vector<float> input(Rows(rank, tensor));
-    for (size_t i = 0; i < input.size(); ++i) input[i] = Value(seed_, rank, tensor, i);
+  Numbers Input(int rank, int tensor) const {
+    Numbers input(Rows(rank, tensor));
+    for (size_t i = 0; i < input.size(); ++i) input[i] = Value(rank, tensor, i);
     return input;
   }
 
-  std::vector<float> Expected(int tensor) const {
-    std::vector<std::vector<float>> inputs;
+  Numbers Expected(int tensor) const {
+    std::vector<Numbers> inputs;
     for (int rank = 0; rank < ranks_; ++rank) inputs.push_back(Input(rank, tensor));
     switch (request_.kind) {
       case KHVD_BROADCAST:
@@ -146,22 +269,24 @@ class Collective {
       case KHVD_ALLTOALL:
         return Received(inputs);
       case KHVD_REDUCESCATTER:
-        return OwnRows(Reduced(inputs));
+        return OwnRows(Reduced(inputs, tensors_[tensor].dtype));
       default:
-        return request_.reduce_op == KHVD_ADASUM ? Adasum(inputs) : Reduced(inputs);
+        return request_.reduce_op == KHVD_ADASUM
+                   ? Adasum(inputs)
+                   : Reduced(inputs, tensors_[tensor].dtype);
     }
   }
 
-  static std::vector<float> Joined(const std::vector<std::vector<float>>& inputs) {
-    std::vector<float> joined;
+  static Numbers Joined(const std::vector<Numbers>& inputs) {
+    Numbers joined;
     for (const auto& input : inputs) {
       joined.insert(joined.end(), input.begin(), input.end());
     }
     return joined;
   }
 
-  std::vector<float> Received(const std::vector<std::vector<float>>& inputs) const {
-    std::vector<float> received;
+  Numbers Received(const std::vector<Numbers>& inputs) const {
+    Numbers received;
     for (int rank = 0; rank < ranks_; ++rank) {
       const int64_t* splits = SplitsOf(rank);
       const auto start =
@@ -171,7 +296,7 @@ class Collective {
     return received;
   }
 
-  std::vector<float> OwnRows(const std::vector<float>& all) const {
+  Numbers OwnRows(const Numbers& all) const {
     const int64_t count = static_cast<int64_t>(all.size());
     const auto start = [&](int64_t rank) {
       return all.begin() + count / ranks_ * rank + std::min(rank, count % ranks_);
@@ -179,46 +304,58 @@ class Collective {
     return {start(rank_), start(rank_ + 1)};
   }
 
-  std::vector<float> Reduced(const std::vector<std::vector<float>>& inputs) const {
-    std::vector<float> result = inputs[0];
-    for (int rank = 1; rank < ranks_; ++rank) {
-      for (size_t i = 0; i < result.size(); ++i) {
-        const float other = inputs[rank][i];
-        result[i] = request_.reduce_op == KHVD_SUM   ? result[i] + other
-                    : request_.reduce_op == KHVD_MIN ? std::fmin(result[i], other)
-                                                     : std::fmax(result[i], other);
+  Numbers Reduced(const std::vector<Numbers>& inputs, int32_t dtype) const {
+    Numbers result = inputs[0];
+    for (size_t i = 0; i < result.size(); ++i) {
+      for (int rank = 1; rank < ranks_; ++rank) {
+        result[i] = Combined(result[i], inputs[rank][i]);
       }
+      if (request_.reduce_op != KHVD_AVERAGE) continue;
+      result[i] /= ranks_;
+      if (!IsFloating(dtype)) result[i] = std::trunc(result[i]);
     }
     return result;
   }
 
-  static std::vector<float> Adasum(std::vector<std::vector<float>> vectors) {
+  double Combined(double a, double b) const {
+    switch (request_.reduce_op) {
+      case KHVD_MIN:
+        return std::fmin(a, b);
+      case KHVD_MAX:
+        return std::fmax(a, b);
+      case KHVD_PRODUCT:
+        return a * b;
+      default:
+        return a + b;
+    }
+  }
+
+  static Numbers Adasum(std::vector<Numbers> vectors) {
     if (vectors.size() == 1) return vectors.front();
     const auto half = vectors.begin() + vectors.size() / 2;
-    const std::vector<float> a = Adasum({vectors.begin(), half});
-    const std::vector<float> b = Adasum({half, vectors.end()});
-    const auto dot = [](const std::vector<float>& x, const std::vector<float>& y) {
+    const Numbers a = Adasum({vectors.begin(), half});
+    const Numbers b = Adasum({half, vectors.end()});
+    const auto dot = [](const Numbers& x, const Numbers& y) {
       return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
     };
     const double of_a = dot(a, a) > 0 ? 1 - dot(a, b) / (2 * dot(a, a)) : 1;
     const double of_b = dot(b, b) > 0 ? 1 - dot(a, b) / (2 * dot(b, b)) : 1;
-    std::vector<float> sum(a.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      sum[i] = static_cast<float>(of_a * a[i] + of_b * b[i]);
-    }
+    Numbers sum(a.size());
+    for (size_t i = 0; i < a.size(); ++i) sum[i] = of_a * a[i] + of_b * b[i];
     return sum;
   }
 
-  void AddTensor(int tensor) {
-    inputs_.push_back(Input(rank_, tensor));
-    outputs_.emplace_back(inputs_.back().size());
-    if (request_.kind == KHVD_REDUCESCATTER) {
-      const int64_t rows = Rows(rank_, tensor);
-      outputs_.back().resize(khvd_scattered_rows(request_.process_set, rows));
-    }
-    shapes_.push_back(std::make_unique<int64_t>(inputs_.back().size()));
+  void AddTensor(int tensor, int32_t dtype) {
     khvd_tensor& added = tensors_.emplace_back();
-    added.dtype = KHVD_FLOAT32;
+    added.dtype = dtype;
+    const int64_t rows = Rows(rank_, tensor);
+    inputs_.push_back(Encoded(dtype, Input(rank_, tensor)));
+    int64_t output_rows = rows;
+    if (request_.kind == KHVD_REDUCESCATTER) {
+      output_rows = khvd_scattered_rows(request_.process_set, rows);
+    }
+    outputs_.emplace_back(output_rows * BytesOf(dtype));
+    shapes_.push_back(std::make_unique<int64_t>(rows));
     added.rank = 1;
     added.shape = shapes_.back().get();
     added.input = inputs_.back().data();
@@ -227,8 +364,10 @@ class Collective {
 
   static void* Allocate(void* context, int32_t tensor, const int64_t* rows,
                         int32_t count) {
-    std::vector<float>& output = static_cast<Collective*>(context)->outputs_[tensor];
-    output.resize(std::accumulate(rows, rows + count, int64_t{0}));
+    Collective& self = *static_cast<Collective*>(context);
+    Bytes& output = self.outputs_[tensor];
+    output.resize(std::accumulate(rows, rows + count, int64_t{0}) *
+                  BytesOf(self.tensors_[tensor].dtype));
     return output.data();
   }
 
@@ -246,7 +385,7 @@ class Collective {
   const int rank_, ranks_;
   int root_ = 0;
   std::vector<int64_t> sizes_;
-  std::vector<std::vector<float>> inputs_, outputs_;
+  std::vector<Bytes> inputs_, outputs_;
   std::vector<std::unique_ptr<int64_t>> shapes_;
   std::vector<khvd_tensor> tensors_;
   khvd_request request_ = {};
