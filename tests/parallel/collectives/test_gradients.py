@@ -1,0 +1,142 @@
+"""Gradients of every differentiable collective, against differences.
+
+All ranks know all ranks' inputs, and so what the sum of their losses is; its numerical
+derivatives are what each rank's tape gives for that rank's own input.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import Average, Sum, native
+
+
+@pytest.fixture(params=["all", "half"])
+def process_set(request, size):
+    """All ranks; then those of even and those of odd number, side by side."""
+    if request.param == "all":
+        yield keras_hvd.global_process_set
+        return
+    if size == 1:
+        pytest.skip("needs at least 2 ranks")
+    halves = [keras_hvd.add_process_set(range(i, size, 2)) for i in range(2)]
+    yield halves[keras_hvd.rank() % 2]
+    for each in halves:
+        assert keras_hvd.remove_process_set(each)
+
+
+def slices(x):
+    return tf.IndexedSlices(x, tf.range(tf.size(x)), tf.size(x)[None])
+
+
+def splits(place, members):
+    """Of at most as many rows as there are: two for each member."""
+    return [(place + getter) % 3 for getter in range(members)]
+
+
+# What becomes of a vector of two elements for each member; every rank's own place.
+EVEN = {
+    "sum": lambda x, s: keras_hvd.allreduce(
+        x, op=Sum, prescale_factor=0.5, postscale_factor=3.0, process_set=s
+    ),
+    "average": lambda x, s: keras_hvd.allreduce(x, prescale_factor=2.0, process_set=s),
+    "group": lambda x, s: keras_hvd.grouped_allreduce(
+        [x, 2 * x[:1], tf.constant(1), 5 * x[1:]], postscale_factor=4.0, process_set=s
+    ),
+    "slices": lambda x, s: (
+        keras_hvd.allreduce(slices(x), prescale_factor=3.0, process_set=s).values
+    ),
+    "gather": lambda x, s: keras_hvd.allgather(x, process_set=s),
+    "gathered_group": lambda x, s: keras_hvd.grouped_allgather(
+        [x, tf.constant([1]), 3 * x[:1]], process_set=s
+    ),
+    "broadcast": lambda x, s: keras_hvd.broadcast(x, s.ranks[-1], process_set=s),
+    "exchange": lambda x, s: keras_hvd.alltoall(x, process_set=s),
+    "scatter_sum": lambda x, s: keras_hvd.reducescatter(
+        x[:-1], op=Sum, prescale_factor=0.5, process_set=s
+    ),
+    "scatter_average": lambda x, s: keras_hvd.reducescatter(
+        x, postscale_factor=3.0, process_set=s
+    ),
+    "scattered_group": lambda x, s: keras_hvd.grouped_reducescatter(
+        [x[:-1], 3 * x[:1]], op=Average, process_set=s
+    ),
+}
+UNEVEN = {
+    "rows": lambda x, s: keras_hvd.allgather(x[: s.rank() + 1], process_set=s),
+    "group_of_rows": lambda x, s: keras_hvd.grouped_allgather(
+        [x[s.rank() :], 3 * x[: s.rank() + 1]], process_set=s
+    ),
+    "slices_of_rows": lambda x, s: (
+        keras_hvd.allreduce(
+            slices(x[: s.rank() + 1]), op=Sum, postscale_factor=2.0, process_set=s
+        ).values
+    ),
+    "splits": lambda x, s: keras_hvd.alltoall(
+        x[: sum(splits(s.rank(), s.size()))],
+        splits(s.rank(), s.size()),
+        process_set=s,
+    )[0],
+}
+
+
+def loss(results, place):
+    """Quadratic, as differences are exact for; a weight for each element and rank."""
+    total = tf.constant(0.0, tf.float64)
+    for result in tf.nest.flatten(results):
+        if result.dtype == tf.float64:
+            weights = tf.range(tf.size(result)) + place + 1
+            total += tf.reduce_sum(tf.cast(weights, tf.float64) * result**2)
+    return total
+
+
+def inputs_of(process_set):
+    members = process_set.size()
+    return np.linspace(-1, 2, 2 * members**2).reshape(members, 2 * members)
+
+
+def expected(collective, process_set):
+    """By tf.test.compute_gradient; a mean of the losses, so times their number."""
+
+    def mean_loss(inputs):
+        place = process_set.rank()
+        own_loss = loss(collective(inputs[place], process_set), place)
+        return keras_hvd.allreduce(own_loss, process_set=process_set)
+
+    inputs = inputs_of(process_set)
+    [by_tape], [numerical] = tf.test.compute_gradient(mean_loss, [tf.constant(inputs)])
+    own = numerical.reshape(inputs.shape)[process_set.rank()] * process_set.size()
+    # What this rank's tape says of the others' inputs is nothing.
+    np.testing.assert_allclose(by_tape.sum(), own.sum(), rtol=1e-6)
+    return own
+
+
+def gradient(collective, x, process_set):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        own_loss = loss(collective(x, process_set), process_set.rank())
+    return tape.gradient(own_loss, x)
+
+
+@pytest.mark.parametrize("name", [*EVEN, *UNEVEN])
+def test_against_differences(name, process_set):
+    collective = (EVEN | UNEVEN)[name]
+    x = tf.constant(inputs_of(process_set)[process_set.rank()])
+    own = expected(collective, process_set)
+    for run in (gradient, tf.function(gradient, autograph=False)):
+        np.testing.assert_allclose(run(collective, x, process_set), own, rtol=1e-6)
+
+
+@pytest.mark.skipif(
+    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
+)
+def test_the_same_under_xla(process_set):
+    @tf.function(autograph=False, jit_compile=True)
+    def gradients(x):
+        return [gradient(collective, x, process_set) for collective in EVEN.values()]
+
+    x = tf.constant(inputs_of(process_set)[process_set.rank()])
+    for result, collective in zip(gradients(x), EVEN.values(), strict=True):
+        eager = gradient(collective, x, process_set)
+        np.testing.assert_allclose(result, eager, rtol=1e-9)
