@@ -156,3 +156,29 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def require_compressor(function: str, compression: Any) -> None:
+    """Raises unless something can be used as a compressor.
+
+    Args:
+        function: the public function that it was given to, for the message.
+        compression: what the user gave.
+
+    Raises:
+        TypeError: it lacks one of the methods of `Compressor`.
+
+    Example:
+
+    >>> require_compressor("allreduce", Compression.fp16)
+    >>> require_compressor("allreduce", "fp16")
+    Traceback (most recent call last):
+    TypeError: allreduce takes a compressor, such as keras_hvd.Compression.fp16, as ...
+    """
+    methods = ("compress", "decompress")
+    if all(callable(getattr(compression, each, None)) for each in methods):
+        return
+    raise TypeError(
+        f"{function} takes a compressor, such as keras_hvd.Compression.fp16, as "
+        f"compression; got {compression!r}"
+    )

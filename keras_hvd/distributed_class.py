@@ -24,6 +24,7 @@ from keras_hvd.gradient_reduction import (
     name_in_graph,
     path,
     require_not_reduced,
+    shown,
 )
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.loss_scaling import agree_on_finite_gradients
@@ -39,6 +40,14 @@ class Settings:
     name: str | None = None
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
+
+    @property
+    def passes(self) -> str:
+        """What is made of several passes, in words; empty where there is one."""
+        if self.backward_passes_per_step == 1:
+            return ""
+        how = "averaged" if self.average_aggregated_gradients else "added up"
+        return f"{self.backward_passes_per_step} passes {how}"
 
 
 def distribute(
@@ -134,6 +143,37 @@ def local_variables(
         for local in optimizer._local
         for each in local.among(variables)
     }
+
+
+def shared_settings(optimizer: Any) -> dict[str, str]:
+    """What a distributed optimizer was asked for that all its ranks must agree on.
+
+    Args:
+        optimizer: any object.
+
+    Returns:
+        Values by argument, as they are to be shown; empty if it is not distributed.
+        Of an optimizer that leaves the updates to others, those of the first of these.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> optimizer = keras_hvd.DistributedOptimizer(
+    ...     keras.optimizers.SGD(), op=keras_hvd.Sum)
+    >>> shared_settings(optimizer)["op"]
+    'Sum'
+    """
+    if not _is_distributing(optimizer):
+        # compile() puts a LossScaleOptimizer around one.
+        inner = inner_optimizers(optimizer) or ()
+        return next(filter(None, map(shared_settings, inner)), {})
+    settings = optimizer._settings
+    values = {**vars(settings.reduction), **vars(settings)}
+    # Sets train side by side, and what is local differs by its nature.
+    for each in ("reduction", "process_set", "scale_local_gradients"):
+        del values[each]
+    return {argument: shown(value) for argument, value in values.items()}
 
 
 def before_first_update(
@@ -288,8 +328,11 @@ class _ReducesGradients(_Distributed):
         update.reduced += len(grads)
         variables = update.variables
         local = local_variables([self], variables)
-        prefix = self._settings.name or self.name
-        return self._settings.reduction.reduce(prefix, grads, variables, local)
+        settings = self._settings
+        prefix = settings.name or self.name
+        return settings.reduction.reduce(
+            prefix, grads, variables, local, settings.passes
+        )
 
     def _is_alone(self):
         return self._settings.reduction.is_alone()

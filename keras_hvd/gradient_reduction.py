@@ -25,7 +25,7 @@ from keras_hvd.collectives.allreduce import (
     allreduce,
     grouped_allreduce,
 )
-from keras_hvd.compression import Compression, Compressor
+from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # Gradients leave in groups of about this size: large enough to be worth a collective,
@@ -87,7 +87,7 @@ class GradientReduction:
             ValueError: something has a wrong value, or does not go together.
         """
         reduce_op = _gradient_op(kind, op)
-        _require_compressor(kind, compression)
+        require_compressor(kind, compression)
         number_of(process_set, kind)
         return cls(
             op=reduce_op,
@@ -118,7 +118,7 @@ class GradientReduction:
         fields = [field.name for field in dataclasses.fields(self)]
         differing = [f for f in fields if getattr(self, f) != getattr(other, f)]
         return " and ".join(
-            ", ".join(f"{name}={_shown(getattr(each, name))}" for name in differing)
+            ", ".join(f"{name}={shown(getattr(each, name))}" for name in differing)
             for each in ((self, other) if differing else ())
         )
 
@@ -146,6 +146,7 @@ class GradientReduction:
         grads: Sequence[Gradient],
         variables: Sequence[Any],
         local: Collection[int] = (),
+        agreed: str = "",
     ) -> list[Gradient]:
         """Reduces gradients over the ranks.
 
@@ -154,6 +155,7 @@ class GradientReduction:
             grads: a gradient for each variable.
             variables: what they are the gradients of.
             local: `identity` of the variables whose gradients stay on their rank.
+            agreed: what else must be the same on all ranks, in words.
 
         Returns:
             The reduced gradients; slices remain slices unless `sparse_as_dense`.
@@ -163,26 +165,35 @@ class GradientReduction:
         """
         paths = _distinct_paths(variables)
         results = list(grads)
-        dense = []
+        dense, sparse = [], []
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if identity(variable) in local:
                 results[i] = self._scale_local(grad)
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
-                results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grad)
+                self._require_sum(f"{prefix}/{paths[i]}")
+                sparse.append(i)
             else:
                 results[i] = tf.convert_to_tensor(grad)
                 dense.append(i)
+        # Slices come last: ranks that differ in which gradients are sparse differ in
+        # the dense ones too, and get an error there before they wait for each other.
         reduced = self._reduce_dense(
             f"{prefix}/gradients",
             [results[i] for i in dense],
             [variables[i] for i in dense],
             [paths[i] for i in dense],
+            agreed,
         )
         for i, result in zip(dense, reduced, strict=True):
             results[i] = result
+        with tf.control_dependencies(reduced):
+            for i in sparse:
+                results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grads[i])
         return results
 
-    def _reduce_dense(self, prefix, grads, variables, paths):
+    def _reduce_dense(self, prefix, grads, variables, paths, agreed):
+        if self.gradient_predivide_factor != 1:
+            agreed += f" predivided by {self.gradient_predivide_factor!r}"
         factor = self.gradient_predivide_factor
         pairs = [self.compression.compress(_times(grad, 1 / factor)) for grad in grads]
         buckets = list(self._buckets(variables, paths))
@@ -190,7 +201,7 @@ class GradientReduction:
         results = _reduce_buckets(
             [[pairs[i][0] for i in bucket] for bucket in buckets],
             names,
-            [_mark_of([paths[i] for i in bucket]) for bucket in buckets],
+            [_mark_of([paths[i] for i in bucket], agreed) for bucket in buckets],
             self.op,
             self.process_set,
         )
@@ -208,13 +219,15 @@ class GradientReduction:
         sizes = [_bytes(variable) for variable in variables]
         return _buckets(sizes, _places(self.groups or (), paths))
 
-    def _reduce_slices(self, prefix: str, grad: tf.IndexedSlices) -> tf.IndexedSlices:
-        """All ranks' slices, as one process would have got them for all the data."""
+    def _require_sum(self, name: str) -> None:
         if self.op not in (Average, Sum):
             raise NotImplementedError(
-                f"{prefix} has a sparse gradient, which op={self.op.name} cannot "
+                f"{name} has a sparse gradient, which op={self.op.name} cannot "
                 "reduce: pass sparse_as_dense=True"
             )
+
+    def _reduce_slices(self, prefix: str, grad: tf.IndexedSlices) -> tf.IndexedSlices:
+        """All ranks' slices, as one process would have got them for all the data."""
         return allreduce(
             grad,
             compression=self.compression,
@@ -299,6 +312,25 @@ def name_in_graph(name: str) -> str:
     return name if names[name] == 1 else f"{name}#{names[name] - 1}"
 
 
+def shown(value: Any) -> str:
+    """A setting as messages show it.
+
+    Args:
+        value: an operation, a compressor, a number, a name...
+
+    Returns:
+        Its name if it has one.
+
+    Example:
+
+    >>> shown(Average), shown(Compression.fp16), shown(None)
+    ('Average', 'FP16Compressor', 'None')
+    """
+    if isinstance(value, ReduceOp):
+        return value.name
+    return getattr(value, "__name__", None) or repr(value)
+
+
 def mark_reduced(grads: Iterable[Gradient | None], kind: str) -> None:
     """Notes that gradients are reduced, so that an optimizer does not do it again.
 
@@ -355,14 +387,15 @@ def _reduce_buckets(
     return results
 
 
-def _mark_of(paths: Sequence[str]) -> int:
+def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
     """The length of a tensor without elements that tells the variables of a bucket.
 
     Where a variable has a gradient on some ranks only, the buckets of the ranks hold
-    different variables, perhaps of equal shapes. Shapes are compared between ranks, so
-    this makes it an error, and costs nothing: there is nothing to reduce.
+    different variables, perhaps of equal shapes; and settings that are applied around
+    the reduction may differ. Shapes are compared between ranks, so this makes it an
+    error, and costs nothing: there is nothing to reduce.
     """
-    return zlib.crc32("\n".join(paths).encode()) & 0x7FFFFFFF
+    return zlib.crc32("\n".join([*paths, agreed]).encode()) & 0x7FFFFFFF
 
 
 def _buckets(
@@ -451,16 +484,6 @@ def _gradient_op(kind: str, op: ReduceOp | None) -> ReduceOp:
 _GRADIENT_OPS = tuple(op for op in ReduceOp if op.name in ("Average", "Sum", "Adasum"))
 
 
-def _require_compressor(kind: str, compression: Any) -> None:
-    methods = ("compress", "decompress")
-    if all(callable(getattr(compression, each, None)) for each in methods):
-        return
-    raise TypeError(
-        f"{kind} takes a compressor, such as keras_hvd.Compression.fp16, as "
-        f"compression; got {compression!r}"
-    )
-
-
 def _predivide_factor(kind: str, factor: float, op: ReduceOp) -> float:
     if factor == 1.0:
         return 1.0
@@ -509,9 +532,3 @@ def _require_variables(kind: str, variables: Sequence[Any]) -> None:
     if twice and twice[0][1] > 1:
         [shown] = [path(v) for v in variables if identity(v) == twice[0][0]][:1]
         raise ValueError(f"{kind}: variable {shown!r} is in groups more than once")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, ReduceOp):
-        return value.name
-    return getattr(value, "__name__", None) or repr(value)

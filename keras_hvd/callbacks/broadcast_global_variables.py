@@ -14,7 +14,11 @@ from keras_hvd.callbacks.coordination import (
     layers_of,
     model_optimizers,
 )
-from keras_hvd.distributed_class import before_first_update, is_distributed
+from keras_hvd.distributed_class import (
+    before_first_update,
+    is_distributed,
+    shared_settings,
+)
 from keras_hvd.gradient_reduction import identity
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.objects import allgather_object
@@ -46,9 +50,11 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     Raises:
         TypeError: something in `local_variables` is not a variable.
-        ValueError: `root_rank` is no rank of the job (when training begins).
-        RuntimeError: the optimizer is not distributed, the ranks' models differ, or
-            the model has no variables yet and runs eagerly (when training begins).
+        ValueError: `root_rank` is no rank of the job, or differs between ranks (when
+            training begins).
+        RuntimeError: the optimizer is not distributed, the ranks' models or optimizers
+            differ, or the model has no variables yet and runs eagerly (when training
+            begins).
 
     Example:
 
@@ -87,14 +93,14 @@ class BroadcastGlobalVariables(DistributedCallback):
         self._local.append(LocalVariables.of(var))
 
     def on_ranks_ready(self) -> None:
-        self._require_root()
         self._sent = set()
         self._waits = False
         model = self.model
         shared = self._shared(model.weights)
-        state = _state(model, shared)
+        state = {**_state(model, shared), "root_rank": repr(self.root_rank)}
         states = allgather_object(state, name="keras_hvd/model_state")
         _require_alike(states)
+        self._require_root()
         root = states[self.root_rank]
         model._initial_epoch = root["initial_epoch"]
         _continue_seeds(model, root["seeds"])
@@ -203,7 +209,11 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
         "built": _is_built(model),
         "variables": [_describe(each) for each in shared],
         "optimizers": [
-            {"name": each.name, "built": bool(each.built)}
+            {
+                "name": each.name,
+                "built": bool(each.built),
+                "settings": shared_settings(each),
+            }
             for each in model_optimizers(model)
         ],
         "initial_epoch": model._initial_epoch,
@@ -224,6 +234,11 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
     """Raises, on every rank, where the ranks' models differ: they would hang later."""
     first = states[0]
     for rank, other in enumerate(states):
+        if other["root_rank"] != first["root_rank"]:
+            raise ValueError(
+                f"BroadcastGlobalVariables: root_rank is {first['root_rank']} on rank "
+                f"0, and {other['root_rank']} on rank {rank}"
+            )
         if other["built"] != first["built"]:
             built, not_built = (0, rank) if first["built"] else (rank, 0)
             raise RuntimeError(
@@ -238,11 +253,31 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
             [each["name"] for each in first["optimizers"]],
             [each["name"] for each in other["optimizers"]],
         )
+        for here, there in zip(first["optimizers"], other["optimizers"]):
+            _require_same_settings(rank, here, there)
         if len(first["seeds"]) != len(other["seeds"]):
             raise RuntimeError(
                 f"the model has {len(first['seeds'])} random layers on rank 0, and "
                 f"{len(other['seeds'])} on rank {rank}"
             )
+
+
+def _require_same_settings(
+    rank: int, first: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Raises where an optimizer of rank 0 is distributed otherwise than on `rank`."""
+    here, there = first["settings"], other["settings"]
+    differing = [name for name in here if name in there and here[name] != there[name]]
+    if not differing:
+        return
+    of_first, of_other = (
+        ", ".join(f"{name}={settings[name]}" for name in differing)
+        for settings in (here, there)
+    )
+    raise RuntimeError(
+        f"DistributedOptimizer {first['name']!r} has {of_first} on rank 0, and "
+        f"{of_other} on rank {rank}: give it the same arguments on all ranks"
+    )
 
 
 def _require_equal(what: str, rank: int, first: list[str], other: list[str]) -> None:

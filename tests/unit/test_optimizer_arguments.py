@@ -145,6 +145,11 @@ def test_passes_that_make_no_sense(passes):
         optimizer(backward_passes_per_step=1.5)
 
 
+def test_adasum_decides_on_the_scale_itself():
+    with pytest.raises(ValueError, match="does not go with op=keras_hvd.Adasum"):
+        optimizer(op=keras_hvd.Adasum, average_aggregated_gradients=True)
+
+
 def test_passes_and_accumulation_steps_are_the_same_thing():
     accumulating = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="gradient_accumulation_steps=2.*step=3"):
@@ -263,6 +268,24 @@ def test_saving_and_loading(arguments, tmp_path):
             np.testing.assert_array_equal(one, other)
         each.fit(np.ones((2, 3)), np.ones((2, 2)), verbose=0)
     assert keras_hvd.DistributedOptimizer(loaded.optimizer, **arguments)
+
+
+class Scaled(keras.layers.Layer):
+    def call(self, inputs):
+        return 2 * inputs
+
+
+def test_custom_objects_and_files_that_are_none(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Scaled()])
+    model.compile(optimizer(), "mse")
+    model.save(tmp_path / "model.keras")
+    given = {"custom_objects": {"Scaled": Scaled}, "safe_mode": True}
+    loaded = keras_hvd.load_model(tmp_path / "model.keras", **given)
+    assert isinstance(loaded.layers[-1], Scaled)
+    with pytest.raises(TypeError, match="Scaled"):
+        keras_hvd.load_model(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="missing.keras"):
+        keras_hvd.load_model(tmp_path / "missing.keras")
 
 
 def test_legacy_optimizers_cannot_be_loaded(tmp_path):

@@ -243,6 +243,46 @@ def test_root_that_is_no_rank(size, several_ranks, make_linear):
         )
 
 
+def test_roots_that_differ(rank, size, several_ranks, make_linear, raises_on_all_ranks):
+    """Also where the last rank's is no rank at all."""
+    for root in (1, size, "0"):
+        callback = BroadcastGlobalVariables(root if rank == size - 1 else 0)
+        with pytest.raises(ValueError) as error:
+            make_linear(distributed()).fit(X, Y, verbose=0, callbacks=[callback])
+        raises_on_all_ranks(
+            error.value, f"is 0 on rank 0, and {root!r} on rank {size - 1}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "default"),
+    [
+        ({"name": "mine"}, "name='mine'", "name=None"),
+        ({"op": keras_hvd.Sum}, "op=Sum", "op=Average"),
+        ({"groups": 2}, "groups=2", "groups=None"),
+        ({"backward_passes_per_step": 2}, "per_step=2", "per_step=1"),
+    ],
+    ids=["name", "op", "groups", "passes"],
+)
+def test_optimizers_that_differ(
+    given, shown, default, rank, several_ranks, make_linear, raises_on_all_ranks
+):
+    arguments = given if rank == 0 else {}
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(), **arguments)
+    with pytest.raises(RuntimeError) as error:
+        fit(make_linear(optimizer))
+    raises_on_all_ranks(
+        error.value, f"{shown} on rank 0, and ", f"{default} on rank 1", "'sgd'"
+    )
+
+
+def test_what_is_no_variable_cannot_be_local():
+    with pytest.raises(TypeError, match="must be a variable; got 3"):
+        BroadcastGlobalVariables(0, local_variables=[3])
+    with pytest.raises(TypeError, match="must be a variable; got 'w'"):
+        BroadcastGlobalVariables(0, device="/gpu:7").register_local_var("w")
+
+
 def test_plain_optimizer_is_refused(several_ranks, make_linear):
     with pytest.raises(RuntimeError, match="SGD 'plain' is not distributed"):
         fit(make_linear(keras.optimizers.SGD(0.1, name="plain")))

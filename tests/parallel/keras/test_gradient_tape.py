@@ -60,8 +60,9 @@ def expected(size):
         {"op": keras_hvd.Sum, "sparse_as_dense": True},
         {"compression": Compression.fp16, "in_groups": True, "sparse_as_dense": True},
         {"gradient_predivide_factor": 2.0, "groups": 2},
+        {"compression": Compression.bf16, "device_dense": "/a", "device_sparse": "/b"},
     ],
-    ids=["defaults", "sum", "fp16", "predivide"],
+    ids=["defaults", "sum", "fp16", "predivide", "bf16"],
 )
 def test_gradients(arguments, run, rank, size):
     found = gradients_of(keras_hvd.DistributedGradientTape, run, rank, **arguments)
@@ -98,6 +99,17 @@ def test_gradients_of_other_variables_on_each_rank_are_an_error(rank, several_ra
     tape = keras_hvd.DistributedGradientTape(tape)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Tape/gradients/0"):
         tape.gradient(y, [v, w])
+
+
+def test_factors_that_differ_are_an_error_on_every_rank(rank, size, several_ranks):
+    w = tf.Variable([1.0], name="w")
+    with tf.GradientTape() as tape:
+        y = 2 * w
+    factor = 2.0 if rank == size - 1 else 1.0
+    tape = keras_hvd.DistributedGradientTape(tape, gradient_predivide_factor=factor)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Tape/gradients/0"):
+        tape.gradient(y, w)
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
 
 
 @pytest.mark.parametrize("run", ["eager", "graph"])

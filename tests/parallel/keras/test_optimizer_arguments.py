@@ -196,17 +196,15 @@ F, H, MARK = tf.float32, tf.float16, tf.uint8
         (
             "defaults",
             [
-                ("KerasHvdAllgather", [F]),
-                ("KerasHvdAllgather", [tf.int32]),
                 ("KerasHvdAllreduce", [F, F, MARK]),
+                ("KerasHvdAllgather", [F, tf.int32]),
             ],
         ),
         (
             "fp16",
             [
-                ("KerasHvdAllgather", [H]),
-                ("KerasHvdAllgather", [tf.int32]),
                 ("KerasHvdAllreduce", [H, H, MARK]),
+                ("KerasHvdAllgather", [H, tf.int32]),
             ],
         ),
         ("sparse_as_dense", [("KerasHvdAllreduce", [F, F, F, MARK])]),
@@ -214,16 +212,99 @@ F, H, MARK = tf.float32, tf.float16, tf.uint8
         (
             "groups",
             [
-                ("KerasHvdAllgather", [F]),
-                ("KerasHvdAllgather", [tf.int32]),
                 ("KerasHvdAllreduce", [F, MARK]),
                 ("KerasHvdAllreduce", [F, MARK]),
+                ("KerasHvdAllgather", [F, tf.int32]),
             ],
         ),
     ],
 )
 def test_what_travels(name, expected, several_ranks):
     assert collectives_of(CASES[name]) == expected
+
+
+def of_shapes(*shapes):
+    return [
+        keras.Variable(np.zeros(shape, "float32"), name=f"v{i}")
+        for i, shape in enumerate(shapes)
+    ]
+
+
+# What the last rank is given, and how often it steps where the others do once.
+DIFFERING = {
+    "op": ({"op": keras_hvd.Sum}, 1),
+    "compression": ({"compression": Compression.bf16}, 1),
+    "sparse_as_dense": ({"sparse_as_dense": True}, 1),
+    "gradient_predivide_factor": ({"gradient_predivide_factor": 4.0}, 1),
+    "groups": ({"groups": 2}, 1),
+    "backward_passes_per_step": ({"backward_passes_per_step": 2}, 2),
+}
+
+
+@pytest.mark.parametrize("argument", DIFFERING)
+def test_an_argument_that_differs_is_an_error_on_every_rank(
+    argument, several_ranks, rank, size
+):
+    """Before any weight has changed, and nobody waits for what nobody sends."""
+    given, steps = DIFFERING[argument] if rank == size - 1 else ({}, 1)
+    variables = of_shapes((2, 1), (2,), (3,))
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), [2, 1])
+    gradients = [slices, tf.ones([2]), tf.ones([3])]
+    for _ in range(steps - 1):
+        optimizer.apply(gradients, variables)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="sgd/gradients/0' differs between ranks"
+    ):
+        optimizer.apply(gradients, variables)
+    assert not any(np.any(each) for each in variables)
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
+
+
+def test_passes_that_differ_in_how_they_add_up(several_ranks, rank):
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0),
+        backward_passes_per_step=2,
+        average_aggregated_gradients=rank == 0,
+    )
+    [variable] = of_shapes((2,))
+    optimizer.apply([tf.ones([2])], [variable])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="differs between ranks"):
+        optimizer.apply([tf.ones([2])], [variable])
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile"])
+def test_adasum(mode, rank, size):
+    """Of gradients that are orthogonal: their sum."""
+    if mode == "jit_compile" and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
+    [variable] = of_shapes((size,))
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), op=keras_hvd.Adasum
+    )
+    optimizer.build([variable])
+
+    def step():
+        optimizer.apply([tf.one_hot(rank, size) * (rank + 1.0)], [variable])
+
+    if mode != "eager":
+        step = tf.function(step, jit_compile=mode == "jit_compile")
+    if size & (size - 1):
+        with pytest.raises(NotImplementedError, match=f"power of 2, not {size}"):
+            step()
+        return
+    step()
+    np.testing.assert_allclose(variable, -np.arange(1.0, size + 1))
+
+
+def test_adasum_of_slices(several_ranks):
+    table, dense = of_shapes((2, 1), (2,))
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), op=keras_hvd.Adasum
+    )
+    slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), [2, 1])
+    with pytest.raises(NotImplementedError, match="pass sparse_as_dense=True"):
+        optimizer.apply([slices, tf.ones([2])], [table, dense])
 
 
 @pytest.mark.parametrize("rows", [1, 0])
