@@ -255,6 +255,34 @@ def require_initialized(function: str) -> None:
         raise _outside(function)
 
 
+def whole_number(function: str, argument: str, value: Any) -> int:
+    """An argument that counts something, such as a rank.
+
+    Args:
+        function: the public function that it was given to, for the message.
+        argument: its name.
+        value: what the user gave.
+
+    Returns:
+        The number.
+
+    Raises:
+        TypeError: it is something else.
+
+    Example:
+
+    >>> whole_number("broadcast", "root_rank", 1.0)
+    Traceback (most recent call last):
+    TypeError: broadcast: root_rank must be a whole number; got 1.0
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{function}: {argument} must be a whole number; got {value!r}"
+        ) from None
+
+
 def _renew_lock() -> None:
     """In a forked child nobody is left who would let go of it."""
     global _joining

@@ -50,6 +50,7 @@ def evaluate(
     >>> keras_hvd.evaluate(model, np.ones((4, 1)), np.full((4, 1), 2.5), verbose=0)
     1.5
     """
+    basics.require_initialized("evaluate")
     metrics = MetricAverage()
     logs = model.evaluate(
         x,

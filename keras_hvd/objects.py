@@ -52,8 +52,9 @@ def broadcast_object(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given.
-        ValueError: the process set is not part of the job.
+        TypeError: `session` is given, `root_rank` is no whole number, or `name` no
+            string.
+        ValueError: the process set is not part of the job, or `name` is empty.
         MismatchError: the ranks name different roots, or there is no such rank; or
             another thread of this rank calls it without a name as well.
         RankFailedError: another rank died or left.
@@ -68,6 +69,7 @@ def broadcast_object(
     basics.require_initialized("broadcast_object")
     _refuse_session("broadcast_object", session)
     number = number_of(process_set, "broadcast_object")
+    root_rank = basics.whole_number("broadcast_object", "root_rank", root_rank)
     is_root = basics.rank() == root_rank
     data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     length = np.array(data.size, np.int64)
@@ -98,8 +100,9 @@ def broadcast_object_fn(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given.
-        ValueError: the process set is not part of the job.
+        TypeError: `session` is given, `root_rank` is no whole number, or `name` no
+            string.
+        ValueError: the process set is not part of the job, or `name` is empty.
 
     Example:
 
@@ -112,6 +115,9 @@ def broadcast_object_fn(
     basics.require_initialized("broadcast_object_fn")
     _refuse_session("broadcast_object_fn", session)
     number_of(process_set, "broadcast_object_fn")
+    basics.whole_number("broadcast_object_fn", "root_rank", root_rank)
+    if name is not None:
+        unnamed.require_name("broadcast_object_fn", name)
     return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
 
 
@@ -135,8 +141,8 @@ def allgather_object(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given.
-        ValueError: the process set is not part of the job.
+        TypeError: `session` is given, or `name` is no string.
+        ValueError: the process set is not part of the job, or `name` is empty.
         MismatchError: another thread of this rank calls it without a name as well.
         RankFailedError: another rank died or left.
 
@@ -162,7 +168,8 @@ def allgather_object(
 @contextlib.contextmanager
 def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator[str]:
     """The name of a call; without one, two threads may not call it at once."""
-    if name:
+    if name is not None:
+        unnamed.require_name(function, name)
         yield name
         return
     name = f"unnamed_{function}"

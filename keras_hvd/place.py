@@ -41,6 +41,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `process_set_id` is not a whole number.
         tf.errors.FailedPreconditionError: there is no such process set.
 
     Example:
@@ -111,6 +112,7 @@ def process_set_included_op(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `process_set_id` is not a whole number.
         tf.errors.FailedPreconditionError: there is no such process set.
 
     Example:
@@ -127,8 +129,9 @@ def _place(
     function: str, quantity: str, name: str | None, process_set: int = 0
 ) -> tf.Tensor:
     basics.require_initialized(function)
+    number = basics.whole_number(function, "process_set_id", process_set)
     return native.ops().keras_hvd_place(
-        quantity=quantity, process_set=process_set, name=name or function
+        quantity=quantity, process_set=number, name=name or function
     )
 
 

@@ -34,6 +34,7 @@ def warmup_schedule(
     >>> schedule = keras_hvd.warmup_schedule(0.1 * keras_hvd.size(), warmup_steps=100)
     >>> optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(schedule))
     """
+    basics.require_initialized("warmup_schedule")
     if warmup_steps < 1:
         raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps!r}")
     first = (1 + (basics.size() - 1) / warmup_steps) / basics.size()

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd import basics
-from keras_hvd.collectives import submission
+from keras_hvd.collectives import submission, unnamed
 from keras_hvd.collectives.broadcast import broadcast
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
@@ -35,7 +35,8 @@ def broadcast_variables(
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         ValueError: the process set is not part of the job.
-        TypeError: something cannot be assigned, or its element type not be sent.
+        TypeError: something cannot be assigned, or its element type not be sent; or
+            `root_rank` is no whole number.
         tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
 
@@ -74,7 +75,8 @@ def broadcast_(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: something cannot be assigned, or its element type not be sent.
+        TypeError: something cannot be assigned, or its element type not be sent; or
+            `root_rank` is no whole number.
         ValueError: the process set is not part of the job.
         tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
@@ -100,6 +102,9 @@ def _broadcast(
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
     number_of(process_set, function)
+    if name is not None:
+        unnamed.require_name(function, name)
+    root_rank = basics.whole_number(function, "root_rank", root_rank)
     variables = list(variables)
     for variable in variables:
         if not callable(getattr(variable, "assign", None)):

@@ -33,8 +33,9 @@ class LearningRateSchedule(DistributedCallback):
     Raises:
         TypeError: the optimizer's learning rate is a schedule or a function, which
             cannot be set (when training begins).
-        ValueError: the optimizer is a `MultiOptimizer`, which has no learning rate of
-            its own; or `steps_per_epoch` is needed (when training begins).
+        ValueError: `initial_lr` is not a number, or `multiplier` neither that nor a
+            function; or the optimizer is a `MultiOptimizer`, which has no learning rate
+            of its own, or `steps_per_epoch` is needed (when training begins).
 
     Example:
 
@@ -61,7 +62,11 @@ class LearningRateSchedule(DistributedCallback):
         steps_per_epoch: int | None = None,
     ):
         super().__init__()
-        self.initial_lr = initial_lr
+        kind = type(self).__name__
+        self.initial_lr = _number(f"{kind}: initial_lr must be a number", initial_lr)
+        if not callable(multiplier):
+            wanted = f"{kind}: multiplier must be a number or a function"
+            multiplier = _number(wanted, multiplier)
         self.multiplier = multiplier if callable(multiplier) else lambda _: multiplier
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -104,6 +109,13 @@ class LearningRateSchedule(DistributedCallback):
         after = float(optimizer.learning_rate)
         if self.momentum_correction and before not in (0.0, after):
             _scale_momentum(optimizer, after / before)
+
+
+def _number(wanted: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{wanted}; got {value!r}") from None
 
 
 def _scale_momentum(optimizer: keras.optimizers.Optimizer, factor: float) -> None:

@@ -23,8 +23,8 @@ class LearningRateWarmup(LearningRateSchedule):
     Raises:
         TypeError: the optimizer's learning rate is a schedule or a function, which
             cannot be set (when training begins); see `keras_hvd.warmup_schedule`.
-        ValueError: the optimizer is a `MultiOptimizer`, or `steps_per_epoch` is needed
-            (when training begins).
+        ValueError: `initial_lr` is not a number; or the optimizer is a
+            `MultiOptimizer`, or `steps_per_epoch` is needed (when training begins).
 
     Example:
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import allgather, submission
-from keras_hvd.compression import Compression
+from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -77,10 +77,11 @@ def allreduce(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, or not by `op`, or `average` is
-            no bool.
-        ValueError: `op` is no reduction, `average` is given as well, or the process
-            set is not part of the job.
+        TypeError: the element type is not supported, or not by `op`; `average` is no
+            bool, a factor no number, or `compression` no compressor.
+        ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
+            have more rows than indices or fewer, or the process set is not part of the
+            job.
         NotImplementedError: `tf.IndexedSlices` with another `op`, or Adasum of a number
             of ranks that is no power of 2.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
@@ -94,20 +95,16 @@ def allreduce(
     array([10., 20.], dtype=float32)
     """
     basics.require_initialized("allreduce")
-    reduce_op = _reduce_op("allreduce", average, op)
-    scales = (prescale_factor, postscale_factor)
-    if isinstance(tensor, tf.IndexedSlices):
-        return _reduce_slices(
-            "allreduce",
-            tensor,
-            compression,
-            reduce_op,
-            scales,
-            name,
-            process_set,
-            ignore_name_scope,
-        )
     number = number_of(process_set, "allreduce")
+    reduce_op = _reduce_op("allreduce", average, op)
+    scales = submission.scales_of("allreduce", prescale_factor, postscale_factor)
+    require_compressor("allreduce", compression)
+    if isinstance(tensor, tf.IndexedSlices):
+        slices = _checked_slices("allreduce", tensor, reduce_op)
+        names = submission.name_of("allreduce", name, ignore_name_scope, number)
+        return _reduce_slices(
+            slices, names, compression, reduce_op, scales, process_set
+        )
     tensor = submission.as_tensor("allreduce", tensor)
     _require_supported("allreduce", reduce_op, [tensor], process_set)
     compressed, context = compression.compress(tensor)
@@ -152,10 +149,11 @@ def grouped_allreduce(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported, or not by `op`, or `average` is no
-            bool.
-        ValueError: `op` is no reduction, `average` is given as well, or the process
-            set is not part of the job.
+        TypeError: an element type is not supported, or not by `op`; `average` is no
+            bool, a factor no number, or `compression` no compressor.
+        ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
+            have more rows than indices or fewer, or the process set is not part of the
+            job.
         NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum,
             or Adasum of a number of ranks that is no power of 2.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
@@ -172,61 +170,81 @@ def grouped_allreduce(
     basics.require_initialized("grouped_allreduce")
     number = number_of(process_set, "grouped_allreduce")
     reduce_op = _reduce_op("grouped_allreduce", average, op)
-    scales = (prescale_factor, postscale_factor)
+    scales = submission.scales_of(
+        "grouped_allreduce", prescale_factor, postscale_factor
+    )
+    require_compressor("grouped_allreduce", compression)
     results = list(tensors)
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
     given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
     _require_supported("grouped_allreduce", reduce_op, given, process_set)
-    for place, i in enumerate(sparse):
-        results[i] = _reduce_slices(
-            "grouped_allreduce",
-            results[i],
-            compression,
-            reduce_op,
-            scales,
-            None if name is None else f"{name}/{place}",
-            process_set,
-            ignore_name_scope,
+    slices = [
+        _checked_slices("grouped_allreduce", results[i], reduce_op) for i in sparse
+    ]
+
+    # The first collective has the call's own name, whatever it is of, and the others
+    # wait for it: there ranks meet that have slices where others have none.
+    def name_of(part: int) -> submission.Name:
+        of_part = f"{name}/{part}" if name and part else name
+        return submission.name_of(
+            "grouped_allreduce", of_part, ignore_name_scope, number
         )
-    if not dense:
-        return results
-    compressed = [compression.compress(tensor) for tensor in given]
-    names = submission.name_of("grouped_allreduce", name, ignore_name_scope, number)
-    reduced = submit([c for c, _ in compressed], names, reduce_op, *scales, number)
-    for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
-        results[i] = compression.decompress(tensor, context)
+
+    first: list[tf.Tensor] = []
+    if dense:
+        compressed = [compression.compress(tensor) for tensor in given]
+        group = [tensor for tensor, _ in compressed]
+        first = submit(group, name_of(0), reduce_op, *scales, number)
+        for i, tensor, (_, context) in zip(dense, first, compressed, strict=True):
+            results[i] = compression.decompress(tensor, context)
+    for part, (i, each) in enumerate(zip(sparse, slices, strict=True)):
+        names = name_of(part + 1 if dense else part)
+        with tf.control_dependencies(first):
+            results[i] = _reduce_slices(
+                each, names, compression, reduce_op, scales, process_set
+            )
+        first = first or [results[i].values]
     return results
 
 
-def _reduce_slices(
-    kind: str,
-    slices: tf.IndexedSlices,
-    compression: Any,
-    reduce_op: ReduceOp,
-    scales: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    ignore_name_scope: bool,
+def _checked_slices(
+    kind: str, slices: tf.IndexedSlices, reduce_op: ReduceOp
 ) -> tf.IndexedSlices:
-    """All ranks' slices: what stands at an index several times counts as the sum."""
+    """Slices that can be reduced; whatever is wrong raises before anything is sent."""
     if reduce_op not in (Average, Sum):
         raise NotImplementedError(
             f"{kind} of tf.IndexedSlices takes op=Average or Sum, got {reduce_op.name}:"
             " make them dense, with tf.convert_to_tensor(), for any other"
         )
+    values = submission.as_tensor(kind, slices.values)
+    indices = submission.as_tensor(kind, slices.indices)
+    if not indices.dtype.is_integer:
+        raise TypeError(
+            f"{kind}: the indices of tf.IndexedSlices must be integers; got "
+            f"{indices.dtype.name}"
+        )
+    if not values.shape[:1].is_compatible_with(indices.shape):
+        raise ValueError(
+            f"{kind}: tf.IndexedSlices have an index for each row; got values of shape "
+            f"{values.shape} and indices of shape {indices.shape}"
+        )
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
-    number = number_of(process_set, kind)
 
-    def gather(part: str, tensor: tf.Tensor) -> tf.Tensor:
-        tensor = submission.as_tensor(kind, tensor)
-        of_part = None if name is None else f"{name}/{part}"
-        names = submission.name_of(f"{kind}_{part}", of_part, ignore_name_scope, number)
-        return allgather.submit([tensor], names, number)[0]
-
+def _reduce_slices(
+    slices: tf.IndexedSlices,
+    names: submission.Name,
+    compression: Any,
+    reduce_op: ReduceOp,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+) -> tf.IndexedSlices:
+    """All ranks' slices: what stands at an index several times counts as the sum."""
     compressed, context = compression.compress(slices.values)
-    values = compression.decompress(gather("values", compressed), context)
-    indices = gather("indices", slices.indices)
+    number = number_of(process_set, "allreduce")
+    gathered, indices = allgather.submit([compressed, slices.indices], names, number)
+    values = compression.decompress(gathered, context)
     count = process_set.size() if reduce_op == Average else 1
     values = _scaled(values, scales[0] * scales[1], count)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import tensorflow as tf
@@ -38,7 +37,7 @@ def broadcast(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported.
+        TypeError: the element type is not supported, or `root_rank` no whole number.
         ValueError: the process set is not part of the job.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other, or
             there is no such root.
@@ -52,8 +51,8 @@ def broadcast(
     array([1, 2], dtype=int32)
     """
     basics.require_initialized("broadcast")
-    root_rank = operator.index(root_rank)
     number = number_of(process_set, "broadcast")
+    root_rank = basics.whole_number("broadcast", "root_rank", root_rank)
     name = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = tf.convert_to_tensor(tensor)
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_hvd import basics, native
 from keras_hvd.collectives import allgather, submission
 from keras_hvd.collectives.allreduce import Average, ReduceOp, Sum
-from keras_hvd.compression import Compression
+from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -51,7 +51,8 @@ def reducescatter(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported.
+        TypeError: the element type is not supported, a factor is no number, or
+            `compression` no compressor.
         ValueError: `tensor` is a scalar, `op` another reduction, or the process set not
             part of the job.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
@@ -68,10 +69,11 @@ def reducescatter(
     basics.require_initialized("reducescatter")
     number = number_of(process_set, "reducescatter")
     op = _reduce_op("reducescatter", op)
+    scales = submission.scales_of("reducescatter", prescale_factor, postscale_factor)
+    require_compressor("reducescatter", compression)
     tensor = submission.with_rows("reducescatter", "splits", tensor)
     compressed, context = compression.compress(tensor)
     names = submission.name_of("reducescatter", name, ignore_name_scope, number)
-    scales = (prescale_factor, postscale_factor)
     [reduced] = submit([compressed], names, op, *scales, number)
     return compression.decompress(reduced, context)
 
@@ -107,7 +109,8 @@ def grouped_reducescatter(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported.
+        TypeError: an element type is not supported, a factor is no number, or
+            `compression` no compressor.
         ValueError: one of `tensors` is a scalar, `op` another reduction, or the process
             set not part of the job.
         tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
@@ -124,6 +127,10 @@ def grouped_reducescatter(
     basics.require_initialized("grouped_reducescatter")
     number = number_of(process_set, "grouped_reducescatter")
     op = _reduce_op("grouped_reducescatter", op)
+    scales = submission.scales_of(
+        "grouped_reducescatter", prescale_factor, postscale_factor
+    )
+    require_compressor("grouped_reducescatter", compression)
     tensors = [
         submission.with_rows("grouped_reducescatter", "splits", tensor)
         for tensor in tensors
@@ -132,7 +139,6 @@ def grouped_reducescatter(
         return []
     compressed = [compression.compress(tensor) for tensor in tensors]
     names = submission.name_of("grouped_reducescatter", name, process_set=number)
-    scales = (prescale_factor, postscale_factor)
     reduced = submit([given for given, _ in compressed], names, op, *scales, number)
     return [
         compression.decompress(result, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -109,6 +110,43 @@ def with_rows(kind: str, does: str, value: Any) -> tf.Tensor:
     return tensor
 
 
+def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
+    """The factors of a reduction, as numbers.
+
+    Args:
+        kind: the collective, for the message.
+        prescale: what multiplies each rank's elements.
+        postscale: what multiplies the result.
+
+    Returns:
+        Both.
+
+    Raises:
+        TypeError: one is not a number, or not known before the graph runs.
+        ValueError: one is not a number (NaN).
+
+    Example:
+
+    >>> scales_of("allreduce", 1, tf.constant(0.5))
+    (1.0, 0.5)
+    """
+    prescale = _scale(kind, "prescale_factor", prescale)
+    return prescale, _scale(kind, "postscale_factor", postscale)
+
+
+def _scale(kind: str, argument: str, value: Any) -> float:
+    try:
+        # A string is none, though Python would take it for one.
+        scale = None if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        scale = None
+    if scale is None:
+        raise TypeError(f"{kind}: {argument} must be a number; got {value!r}")
+    if math.isnan(scale):
+        raise ValueError(f"{kind}: {argument} must be a number; got {value!r}")
+    return scale
+
+
 class Name(NamedTuple):
     """An op's two names: among the ranks, and in its graph."""
 
@@ -153,13 +191,7 @@ def name_of(
     Name(tensor='unnamed_allreduce', node='allreduce')
     """
     if name is not None:
-        if not isinstance(name, str):
-            raise TypeError(f"{kind}: name must be a string, got {name!r}")
-        if not name:
-            raise ValueError(f"{kind}: name must not be empty; leave it out instead")
-        if "\0" in name:
-            # It would end there in the engine, and mean another tensor's.
-            raise ValueError(f"{kind}: name must not have a zero byte, got {name!r}")
+        unnamed.require_name(kind, name)
         return Name(name, _node_name(name))
     if tf.executing_eagerly():
         return Name(_UNNAMED + kind, kind)

@@ -10,10 +10,37 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from keras_hvd.exceptions import MismatchError
 
 _Key = tuple[int, str]  # a process set and a name
+
+
+def require_name(kind: str, name: Any) -> None:
+    """Raises unless something can name a collective.
+
+    Args:
+        kind: the collective, for the message.
+        name: what the user gave, other than None.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it is empty, or has a zero byte.
+
+    Example:
+
+    >>> require_name("allreduce", "")
+    Traceback (most recent call last):
+    ValueError: allreduce: name must not be empty; leave it out instead
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{kind}: name must be a string, got {name!r}")
+    if not name:
+        raise ValueError(f"{kind}: name must not be empty; leave it out instead")
+    if "\0" in name:
+        # It would end there in the engine, and mean another tensor's.
+        raise ValueError(f"{kind}: name must not have a zero byte, got {name!r}")
 
 
 class Turns:

@@ -28,6 +28,7 @@ def start_timeline(
         MismatchError: The file cannot be written, or a timeline is being written; a
             `ValueError`, too.
         NotInitializedError: `init` was not called.
+        TypeError: `file_path` is not a path.
 
     Example:
 

@@ -1,5 +1,7 @@
 """A rank's place in the job."""
 
+import pytest
+
 import keras_hvd
 from keras_hvd import environment
 
@@ -19,4 +21,12 @@ def test_every_rank_is_there_once(rank, size):
 
 def test_init_again_does_nothing(rank, size):
     keras_hvd.init()
+    keras_hvd.init(range(size))
     assert (keras_hvd.rank(), keras_hvd.size()) == (rank, size)
+
+
+def test_init_of_other_ranks_than_all_on_one_of_them(rank, size):
+    if rank == size - 1:
+        with pytest.raises(ValueError, match=f"as rank {rank} of {size}"):
+            keras_hvd.init([rank + 1])
+    assert keras_hvd.allgather_object(rank) == list(range(size))

@@ -27,6 +27,18 @@ def test_in_a_session(root, use_resource, rank, size):
     np.testing.assert_array_equal(b, [root, 2 * root])
 
 
+def test_a_root_that_does_not_exist(size):
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.get_variable("a", initializer=1.0)
+        broadcast = keras_hvd.broadcast_global_variables(size)
+        session.run(v1.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"root_rank {size}"):
+            session.run(broadcast)
+        with pytest.raises(TypeError, match="root_rank must be a whole number"):
+            keras_hvd.broadcast_global_variables("0")
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
+
+
 def test_hook(rank, size):
     """The first thing that the session does after its initializers."""
     hook = keras_hvd.BroadcastGlobalVariablesHook(size - 1, device="/cpu:0")

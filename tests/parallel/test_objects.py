@@ -1,5 +1,6 @@
 """broadcast_object and allgather_object."""
 
+import pickle
 import threading
 
 import numpy as np
@@ -31,6 +32,18 @@ def test_every_root_and_every_rank(make, rank, size):
 def test_only_the_root_has_to_be_picklable(rank):
     given = "fine" if rank == 0 else lambda: None
     assert keras_hvd.broadcast_object(given) == "fine"
+
+
+def test_what_cannot_be_pickled_on_one_rank(rank, size):
+    """The others wait for what it gives instead."""
+    cannot, last = lambda: None, size - 1
+    if rank == last:
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            keras_hvd.broadcast_object(cannot, last)
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            keras_hvd.allgather_object(cannot)
+    assert keras_hvd.broadcast_object(rank, last) == last
+    assert keras_hvd.allgather_object(rank) == list(range(size))
 
 
 def test_names_keep_calls_apart(rank):

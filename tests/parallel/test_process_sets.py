@@ -81,7 +81,11 @@ def test_every_collective(run, even_and_odd, rank, size):
             keras_hvd.allreduce(x, op=Sum),
         )
 
-    compiled = run_as(run, collectives)
+    def collectives_and_barrier(x):
+        keras_hvd.barrier(own)
+        return collectives(x)
+
+    compiled = run_as(run, collectives_and_barrier)
     of_ranks = [np.array([peer, 1.5], np.float32) for peer in range(size)]
     members = [of_ranks[peer] for peer in own.ranks]
     for _ in range(2):
@@ -162,6 +166,10 @@ def test_objects_variables_and_barriers(even_and_odd, rank):
     keras_hvd.broadcast_variables(variables, root, process_set=own)
     for variable in variables:
         np.testing.assert_array_equal(variable, [root] * len(variable.numpy()))
+    variables[0].assign([float(rank)])
+    value = keras_hvd.broadcast_(variables[0], root, process_set=own)
+    np.testing.assert_array_equal(value, [root])
+    np.testing.assert_array_equal(variables[0], [root])
     keras_hvd.barrier(own)
     keras_hvd.barrier(process_set=own, name="named")
 
@@ -326,6 +334,19 @@ def test_what_cannot_be_added(add, rank, size):
     assert keras_hvd.allreduce(1, op=Sum) == size
 
 
+def test_what_is_no_set_on_one_rank(several_ranks, rank, size):
+    """An error there, while the others wait for it to come with a set."""
+    if rank == size - 1:
+        for wrong in ([0, 0], "0", 3):
+            with pytest.raises((TypeError, ValueError), match="a process set"):
+                keras_hvd.add_process_set(wrong)
+    first = keras_hvd.add_process_set([0])
+    if rank == 0:
+        with pytest.raises(TypeError, match="takes a keras_hvd.ProcessSet"):
+            keras_hvd.remove_process_set([0])
+    assert keras_hvd.remove_process_set(first)
+
+
 def test_one_rank_adds_what_another_removes(add, rank, size):
     known = add([1])
     with pytest.raises(keras_hvd.MismatchError, match="rank 0: remove_process_set of"):
@@ -375,6 +396,9 @@ def test_places_of_no_set():
     for call in (keras_hvd.size_op, keras_hvd.process_set_included_op):
         with pytest.raises(tf.errors.FailedPreconditionError, match="process set 999"):
             call(999)
+        for wrong in (keras_hvd.global_process_set, 0.5, "0"):
+            with pytest.raises(TypeError, match=f"{call.__name__}: process_set_id"):
+                call(wrong)
 
 
 def test_overlapping_sets_in_another_order_on_each_rank(add, rank, size):

@@ -94,6 +94,8 @@ def test_only_some_ranks_may_start_and_stop_it(path, rank, size):
 def test_what_is_wrong_raises_on_rank_0_and_stops_nobody(path, rank):
     wrong = path.parent / "missing" / "timeline.json"
     if rank == 0:
+        with pytest.raises(TypeError, match="not int"):
+            keras_hvd.start_timeline(3)
         with pytest.raises(ValueError, match="missing/timeline.json' cannot be"):
             keras_hvd.start_timeline(wrong)
         keras_hvd.start_timeline(path)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd import native
 
 
 def variables(rank):
@@ -23,7 +24,21 @@ def variables(rank):
     ]
 
 
-@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
+WAYS = {
+    "eager": lambda f: f,
+    "graph": tf.function,
+    "xla": lambda f: tf.function(f, jit_compile=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def run(request):
+    """Makes a function run eagerly, as a graph, or compiled."""
+    if request.param == "xla" and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
+    return WAYS[request.param]
+
+
 def test_every_root(run, rank, size):
     for root in range(size):
         mine = variables(rank)
@@ -35,7 +50,6 @@ def test_every_root(run, rank, size):
 
 
 @pytest.mark.parametrize("name", [None, "by the user"])
-@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
 def test_in_place(run, name, rank, size):
     for root in range(size):
         mine = variables(rank)

@@ -63,11 +63,20 @@ def test_same_bits_as_without_xla(dtype, values, rank):
         reduced = [keras_hvd.allreduce(x, op=op) for op in ops]
         group = keras_hvd.grouped_allreduce([x, x[0], x[:0]], op=ops[-1])
         last = keras_hvd.size() - 1
+        rows = tf.tile(x, [keras_hvd.size(), 1])
+        scattered = [
+            keras_hvd.reducescatter(rows[:-1], op=op)
+            for op in ops
+            if op in (keras_hvd.Average, keras_hvd.Sum)
+        ]
         return [
             *reduced,
             *group,
+            *scattered,
             keras_hvd.broadcast(x, last),
             keras_hvd.allgather(x),
+            *keras_hvd.grouped_allgather([x, x[0], x[:0]]),
+            keras_hvd.alltoall(rows),
         ]
 
     expected = tf.function(step, autograph=False)(x)

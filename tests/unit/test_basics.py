@@ -38,9 +38,30 @@ calls = {
     "broadcast_object_fn": keras_hvd.broadcast_object_fn,
     "allgather_object": lambda: keras_hvd.allgather_object(1),
     "broadcast_variables": lambda: keras_hvd.broadcast_variables([], 0),
+    "grouped_allgather": lambda: keras_hvd.grouped_allgather([[1.0]]),
+    "reducescatter": lambda: keras_hvd.reducescatter([1.0]),
+    "grouped_reducescatter": lambda: keras_hvd.grouped_reducescatter([[1.0]]),
+    "alltoall": lambda: keras_hvd.alltoall([1.0]),
+    "broadcast_": lambda: keras_hvd.broadcast_([], 0),
+    "remove_process_set": lambda: keras_hvd.remove_process_set(0),
+    "size_op": keras_hvd.size_op,
+    "local_rank_op": keras_hvd.local_rank_op,
+    "local_size_op": keras_hvd.local_size_op,
+    "process_set_included_op": keras_hvd.process_set_included_op,
+    "broadcast_global_variables": lambda: keras_hvd.broadcast_global_variables(0),
+    "start_timeline": lambda: keras_hvd.start_timeline("never.json"),
+    "stop_timeline": keras_hvd.stop_timeline,
+    "evaluate": lambda: keras_hvd.evaluate(None),
+    "warmup_schedule": lambda: keras_hvd.warmup_schedule(0.1, warmup_steps=1),
     "is_homogeneous": keras_hvd.is_homogeneous,
     "mpi_threads_supported": keras_hvd.mpi_threads_supported,
 }
+documented = {
+    name
+    for name in keras_hvd.__all__
+    if "NotInitializedError: " in (getattr(keras_hvd, name).__doc__ or "")
+}
+assert documented == set(calls), documented ^ set(calls)
 assert keras_hvd.is_initialized() is False
 keras_hvd.shutdown()
 for name, call in calls.items():

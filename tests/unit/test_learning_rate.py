@@ -140,6 +140,33 @@ def test_several_rates():
         rates_of(model, LearningRateWarmup(0.1))
 
 
+@pytest.mark.parametrize("rate", [None, "fast", [0.1]])
+def test_what_is_no_rate(rate):
+    """Horovod's error, of all that is none."""
+    for callback in (
+        lambda: LearningRateSchedule(rate, 0.1),
+        lambda: LearningRateWarmup(rate),
+    ):
+        with pytest.raises(ValueError, match="initial_lr must be a number; got"):
+            callback()
+
+
+@pytest.mark.parametrize("multiplier", [None, "half"])
+def test_what_is_no_multiplier(multiplier):
+    with pytest.raises(ValueError, match="multiplier must be a number or a function"):
+        LearningRateSchedule(0.1, multiplier)
+
+
+def test_a_warmup_of_no_epochs_does_nothing():
+    warmup = LearningRateWarmup(0.8, warmup_epochs=0, steps_per_epoch=4)
+    rates = rates_of(make_model(keras.optimizers.SGD(0.3)), warmup, epochs=1)
+    assert rates == [0.3] * 4
+
+
+def test_warmup_schedule_of_a_name():
+    assert keras_hvd.warmup_schedule(0.1, 3, name="mine").name == "mine"
+
+
 def test_warmup_schedule_of_no_steps():
     with pytest.raises(ValueError, match="at least 1"):
         keras_hvd.warmup_schedule(0.1, warmup_steps=0)

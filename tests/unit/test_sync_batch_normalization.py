@@ -20,6 +20,14 @@ def test_what_it_does_not_do(name):
     keras_hvd.SyncBatchNormalization(**{name: False})
 
 
+def test_what_is_no_process_set():
+    keras_hvd.init()
+    with pytest.raises(TypeError, match="process_set must be a keras_hvd.ProcessSet"):
+        keras_hvd.SyncBatchNormalization(process_set=[0])
+    with pytest.raises(ValueError, match="is not part of the job"):
+        keras_hvd.SyncBatchNormalization(process_set=keras_hvd.ProcessSet([0]))
+
+
 def test_saving_and_loading(tmp_path):
     keras_hvd.init()
     model = make_model()

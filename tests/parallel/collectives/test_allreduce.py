@@ -143,6 +143,8 @@ RUNS = {
     "eager": lambda f: f,
     "graph": tf.function,
 }
+if native.build_info()["xla"]:
+    RUNS["xla"] = lambda f: tf.function(f, jit_compile=True)
 
 
 def slices_of(rank, dtype=tf.float32):
@@ -192,7 +194,7 @@ def test_indexed_slices_compiled_by_xla(rank, size):
     np.testing.assert_array_equal(reduce(given.values, given.indices), expected)
 
 
-@pytest.mark.parametrize("run", ["eager", "graph"])
+@pytest.mark.parametrize("run", RUNS)
 def test_slices_among_a_group(run, rank, size):
     @RUNS[run]
     def reduce():
@@ -255,23 +257,54 @@ def test_average_and_op_exclude_each_other():
         keras_hvd.grouped_allreduce([1.0], average=False, op=Sum)
 
 
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
-def test_compression(name, rank, size):
+def test_compression(name, run, rank, size):
     compression = getattr(keras_hvd.Compression, name)
-    x = tf.constant([rank + 0.5, 256.0])
+
+    @RUNS[run]
+    def reduce(x):
+        given = {"compression": compression, "op": Sum}
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = keras_hvd.allreduce(x, **given)
+        slices = tf.IndexedSlices(x[None, :], tf.constant([0]))
+        return (
+            tape.gradient(total, x),
+            keras_hvd.allreduce(3, **given),
+            total,
+            *keras_hvd.grouped_allreduce([x], **given),
+            tf.reduce_sum(keras_hvd.allreduce(slices, **given).values, 0),
+        )
+
+    gradient, integer, *sums = reduce(tf.constant([rank + 0.5, 256.0]))
     expected = np.array([sum(range(size)) + size / 2, 256.0 * size], np.float32)
-    for result in (
-        keras_hvd.allreduce(x, compression=compression, op=Sum),
-        *keras_hvd.grouped_allreduce([x], compression=compression, op=Sum),
-    ):
+    for result in sums:
         assert result.dtype == tf.float32
         np.testing.assert_array_equal(result, expected)
-    slices = keras_hvd.allreduce(
-        tf.IndexedSlices(x[None, :], tf.constant([0])), compression=compression, op=Sum
-    )
-    assert slices.values.dtype == tf.float32
-    np.testing.assert_array_equal(tf.reduce_sum(slices.values, 0), expected)
-    assert keras_hvd.allreduce(3, compression=compression, op=Sum) == 3 * size
+    np.testing.assert_array_equal(gradient, [size, size])
+    assert integer == 3 * size
+
+
+class Sketch:
+    """Of a user: keeps every other element, and gives those twice."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor[::2], tf.size(tensor)
+
+    @staticmethod
+    def decompress(tensor, context):
+        return tf.repeat(tensor, 2)[:context]
+
+
+def test_a_compressor_of_ones_own(size):
+    x = tf.constant([1.0, 2.0, 3.0])
+    for result in (
+        keras_hvd.allreduce(x, compression=Sketch, op=Sum),
+        *keras_hvd.grouped_allreduce([x], compression=Sketch(), op=Sum),
+    ):
+        np.testing.assert_array_equal(result, [size, size, 3 * size])
 
 
 def test_the_input_keeps_its_value(size):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Average, Max, Min, Product, Sum
+from keras_hvd import Adasum, Average, Max, Min, Product, Sum
 
 
 def test_alone_or_at_once(size):
@@ -57,6 +57,14 @@ WRONG = {
     "allgather": lambda: keras_hvd.allgather([1.0]),
     "broadcast": lambda: keras_hvd.broadcast(1.0, keras_hvd.size() - 1),
     "barrier": keras_hvd.barrier,
+    "alltoall": lambda: keras_hvd.alltoall([1.0] * keras_hvd.size()),
+    "reducescatter": lambda: keras_hvd.reducescatter([1.0]),
+    "gathered group": lambda: keras_hvd.grouped_allgather([[1.0], [2]]),
+    "scattered group": lambda: keras_hvd.grouped_reducescatter([[1.0], [2]]),
+    # Of three ranks there is no Adasum.
+    "adasum": lambda: keras_hvd.allreduce(
+        1.0, op=Max if keras_hvd.size() == 3 else Adasum
+    ),
     "slices": lambda: keras_hvd.allreduce(
         tf.IndexedSlices(tf.ones([1]), tf.constant([0]))
     ),

@@ -35,6 +35,19 @@ def test_best(rank, make_linear, points, path_of_rank):
         assert int(loaded.optimizer.iterations) == 6
 
 
+def test_weights_alone(rank, make_linear, points, path_of_rank):
+    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    path = path_of_rank.with_name("best.weights.h5")
+    best = BestModelCheckpoint("loss", save_weights_only=True, filepath=path)
+    model.fit(*points, verbose=0, callbacks=[MetricAverage(), best])
+    assert path.exists() == (rank == 0)
+    if rank == 0:
+        other = make_linear(None)
+        other.load_weights(path)
+        for one, loaded in zip(model.get_weights(), other.get_weights()):
+            assert (one == loaded).all()
+
+
 def test_without_a_path(make_linear, points):
     model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     with pytest.raises(ValueError, match="set its attribute filepath before fit"):

@@ -102,6 +102,20 @@ def test_evaluate(return_dict, rank, size):
     assert values == pytest.approx([expected[name] for name in names], rel=1e-6)
 
 
+class Seen(keras.callbacks.Callback):
+    def on_test_end(self, logs=None):
+        self.logs = dict(logs)
+
+
+def test_callbacks_of_evaluate_see_what_it_returns(rank, size):
+    seen = Seen()
+    keras_hvd.evaluate(
+        make_model(), *part(rank, seed=2), batch_size=8, verbose=0, callbacks=[seen]
+    )
+    expected = of_one_process(size, seed=2)
+    assert seen.logs == pytest.approx(expected, rel=1e-6)
+
+
 def test_evaluate_prints_on_rank_0_what_it_returns(rank, capsys):
     loss, *_ = keras_hvd.evaluate(make_model(), *part(rank, seed=2), verbose=2)
     printed = capsys.readouterr().out

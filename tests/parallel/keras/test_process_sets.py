@@ -90,6 +90,28 @@ def test_sync_batch_normalization(sets, rank):
     np.testing.assert_allclose(layer.moving_variance, [np.var(mine.ranks)], rtol=1e-6)
 
 
+def test_metrics(sets, rank):
+    """The logs of a set are those of its ranks' data."""
+    mine = sets[rank % 2]
+    keras.utils.clear_session()
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+    )
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.0), process_set=mine
+    )
+    model.compile(optimizer, "mse")
+    x, y = np.ones((2, 1), "float32"), np.full((2, 1), rank, "float32")
+    average = keras_hvd.callbacks.MetricAverage(device="/gpu:7", process_set=mine)
+    history = model.fit(
+        x, y, verbose=0, validation_data=(x, y + 1), callbacks=[average]
+    )
+    members = np.array(mine.ranks, float)
+    np.testing.assert_allclose(history.history["loss"], [np.mean(members**2)])
+    of_validation = [np.mean((members + 1) ** 2)]
+    np.testing.assert_allclose(history.history["val_loss"], of_validation)
+
+
 @pytest.mark.parametrize("of", ["optimizer", "tape", "layer"])
 def test_rank_outside(of, sets):
     """Also of a set of one rank, which has nothing to reduce."""

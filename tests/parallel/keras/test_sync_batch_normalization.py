@@ -119,6 +119,16 @@ def test_float16(rank, size, equal_on_all_ranks):
     assert equal_on_all_ranks([layer.moving_mean.numpy()])
 
 
+@runs
+def test_channels_that_differ_are_an_error_on_every_rank(run, rank, several_ranks):
+    layer = keras_hvd.SyncBatchNormalization(name="layer")
+    x = tf.ones([2, 3 if rank == 0 else 4])
+    layer.build(x.shape)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="layer/moments"):
+        run(lambda: layer(x, training=True))()
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == keras_hvd.size()
+
+
 def test_without_training_it_is_alone(rank, several_ranks):
     layer = keras_hvd.SyncBatchNormalization(name="layer")
     layer.build((None, 3))

@@ -212,7 +212,12 @@ def test_slices_without_a_shape_are_refused_where_they_become_dense():
         keras_hvd.broadcast(slices, 0)
 
 
+OF_ONE = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall")
+OF_GROUPS = ("grouped_allreduce", "grouped_allgather")
+
+
 def test_a_name_may_leave_out_the_name_scopes():
+    """`grouped_reducescatter` cannot; nor can Horovod's."""
     names = []
 
     @tf.function(autograph=False)
@@ -220,26 +225,21 @@ def test_a_name_may_leave_out_the_name_scopes():
         for _ in range(2):
             with tf.name_scope("layer"):
                 for ignore in (False, True):
-                    y = keras_hvd.allreduce(x, ignore_name_scope=ignore)
-                    names.append(y.op.get_attr("tensor_name").decode())
-                    y = keras_hvd.allgather(y, ignore_name_scope=ignore)
-                    names.append(y.op.get_attr("tensor_name").decode())
-                    y = keras_hvd.broadcast(y, 0, ignore_name_scope=ignore)
-                    names.append(y.op.get_attr("tensor_name").decode())
+                    for function in OF_ONE + OF_GROUPS:
+                        given = {"root_rank": 0} if function == "broadcast" else {}
+                        y = getattr(keras_hvd, function)(
+                            [x] if function in OF_GROUPS else x,
+                            ignore_name_scope=ignore,
+                            **given,
+                        )
+                        [y] = tf.nest.flatten(y)
+                        names.append(y.op.get_attr("tensor_name").decode())
         return y
 
     np.testing.assert_array_equal(step(tf.ones([2])), [1, 1])
     assert names == [
-        "step/layer/allreduce",
-        "step/layer/allgather",
-        "step/layer/broadcast",
-        "step/allreduce",
-        "step/allgather",
-        "step/broadcast",
-        "step/layer_1/allreduce",
-        "step/layer_1/allgather",
-        "step/layer_1/broadcast",
-        "step/allreduce_1",
-        "step/allgather_1",
-        "step/broadcast_1",
+        f"step/{scope}{function}{number}"
+        for layer, number in (("layer/", ""), ("layer_1/", "_1"))
+        for scope, number in ((layer, ""), ("", number))
+        for function in OF_ONE + OF_GROUPS
     ]

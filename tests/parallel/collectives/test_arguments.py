@@ -1,0 +1,275 @@
+"""Arguments that are wrong on one rank, or differ between ranks, of every collective.
+
+What is wrong raises before anything is sent, so that the other ranks only wait until
+the rank comes with what is right. What differs raises on all of them.
+"""
+
+import inspect
+
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import Average, Compression, Max, Min, Sum, native
+
+InvalidArgument = tf.errors.InvalidArgumentError
+# Some of XLA's ways to hand on an error lose its type.
+AtRunTime = (InvalidArgument, tf.errors.InternalError)
+
+WAYS = {
+    "eager": lambda f: f,
+    "graph": lambda f: tf.function(f, autograph=False),
+    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def run(request):
+    """Makes a function run eagerly, as a graph, or compiled."""
+    if request.param == "xla" and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
+    return WAYS[request.param]
+
+
+def slices(values, indices=(0,), dtype=tf.int32):
+    return tf.IndexedSlices(
+        tf.constant(values), tf.constant(indices, dtype), tf.constant([3, 1])
+    )
+
+
+def right_arguments(size):
+    """A call of each function that all ranks can make."""
+    tensor, tensors = {"tensor": [[1.0]]}, {"tensors": [[1.0], [2]]}
+    variables = {"variables": [tf.Variable([1.0]), tf.Variable(2)], "root_rank": 0}
+    return {
+        "allreduce": tensor,
+        "grouped_allreduce": tensors,
+        "allgather": tensor,
+        "grouped_allgather": tensors,
+        "reducescatter": tensor,
+        "grouped_reducescatter": tensors,
+        "alltoall": {"tensor": [1.0] * size, "splits": [1] * size},
+        "broadcast": tensor | {"root_rank": 0},
+        "barrier": {},
+        "broadcast_": variables,
+        "broadcast_variables": variables,
+        "broadcast_object": {"obj": "any", "root_rank": 0},
+        "allgather_object": {"obj": "any"},
+    }
+
+
+FUNCTIONS = list(right_arguments(1))
+OF_OBJECTS = ["broadcast_object", "allgather_object"]
+
+NO_ROOT = (*AtRunTime, keras_hvd.MismatchError)
+NO_NUMBER = [
+    (None, TypeError, "factor must be a number; got None"),
+    ("2", TypeError, "factor must be a number; got '2'"),
+    (float("nan"), ValueError, "factor must be a number; got nan"),
+]
+# By argument: values, what they raise, and what that says.
+WRONG = {
+    "tensor": [
+        (["text"], TypeError, "got string"),
+        ([[1.0], [1.0, 2.0]], ValueError, ""),
+    ],
+    "tensors": [
+        ([[1.0], ["text"]], TypeError, "got string"),
+        (3, TypeError, "not iterable"),
+    ],
+    "average": [(1, TypeError, "average must be True or False")],
+    "compression": [
+        ("fp16", TypeError, "takes a compressor, .* got 'fp16'"),
+        (None, TypeError, "takes a compressor, .* got None"),
+    ],
+    "op": [
+        ("Sum", ValueError, "op must be .* got 'Sum'"),
+        (17, ValueError, "op must be .* got 17"),
+    ],
+    "prescale_factor": NO_NUMBER,
+    "postscale_factor": NO_NUMBER,
+    "name": [
+        (7, TypeError, "name must be a string, got 7"),
+        ("", ValueError, "name must not be empty"),
+    ],
+    "process_set": [
+        ([0], TypeError, "process_set must be a keras_hvd.ProcessSet, got"),
+        (keras_hvd.ProcessSet([0]), ValueError, "is not part of the job"),
+    ],
+    "root_rank": [
+        (0.5, TypeError, "root_rank must be a whole number; got 0.5"),
+        ("0", TypeError, "root_rank must be a whole number; got '0'"),
+        (-1, NO_ROOT, "root_rank -1"),
+        (1000, NO_ROOT, "root_rank 1000"),
+    ],
+    "splits": [
+        ([1.0], TypeError, "int32 or int64; got float32"),
+        (1, ValueError, "a number for each rank"),
+        ([1] * 9, AtRunTime, "number for each rank"),
+    ],
+    "variables": [
+        ([tf.ones([1])], TypeError, "takes variables, which have an assign"),
+        ([tf.Variable("text")], TypeError, "got string"),
+    ],
+    "session": [("s", TypeError, "session must be None")],
+    "obj": [(lambda: None, Exception, "pickle")],
+}
+NO_ROWS = [(1.0, ValueError, "tf.expand_dims"), *WRONG["tensor"]]
+NO_SUM = ([True], AtRunTime, "bool")
+NO_SLICES = [
+    (slices([[1.0]], [0.0], tf.float32), TypeError, "indices .* integers; got float32"),
+    (slices([[1.0]], [0, 1]), ValueError, "an index for each row|not compatible"),
+    (slices(1.0, [0]), ValueError, "an index for each row|not compatible"),
+    (slices([["text"]]), TypeError, "got string"),
+]
+# Where a function refuses more than others.
+WRONG_HERE = {
+    ("allreduce", "tensor"): [*WRONG["tensor"], NO_SUM, *NO_SLICES],
+    ("allreduce", "op"): [*WRONG["op"], ("Adasum", ValueError, "got 'Adasum'")],
+    ("allgather", "tensor"): NO_ROWS,
+    ("reducescatter", "tensor"): [*NO_ROWS, NO_SUM],
+    ("alltoall", "tensor"): NO_ROWS,
+    ("grouped_allreduce", "tensors"): [
+        *WRONG["tensors"],
+        *[([[1.0], value], *error) for value, *error in NO_SLICES],
+    ],
+    ("grouped_allgather", "tensors"): [
+        *WRONG["tensors"],
+        ([[1.0], 1.0], ValueError, "tf.expand_dims"),
+    ],
+    ("grouped_reducescatter", "tensors"): [
+        *WRONG["tensors"],
+        ([[1.0], 1.0], ValueError, "tf.expand_dims"),
+    ],
+    ("reducescatter", "op"): [*WRONG["op"], (Max, ValueError, "Sum or .*Average")],
+    ("grouped_reducescatter", "op"): [(Min, ValueError, "Sum or .*Average")],
+    ("broadcast_object", "obj"): [],  # the root's alone counts: see test_objects.py
+}
+WITHOUT_MEANING = {
+    "device_dense": "/gpu:7",
+    "device_sparse": "/gpu:7",
+    "ignore_name_scope": True,
+    "inplace": True,
+}
+
+
+def arguments_of(function):
+    return list(inspect.signature(getattr(keras_hvd, function)).parameters)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_wrong_ones_on_one_rank(function, run, rank, size):
+    """All that can be wrong, one after another; then it does as the others do."""
+    if function in OF_OBJECTS and run is not WAYS["eager"]:
+        pytest.skip("Python objects are sent when a function is traced")
+    call, right = getattr(keras_hvd, function), right_arguments(size)[function]
+    culprit = FUNCTIONS.index(function) % size
+    for argument in arguments_of(function) if rank == culprit else ():
+        if argument in WITHOUT_MEANING:
+            continue
+        for value, error, text in WRONG_HERE.get(
+            (function, argument), WRONG.get(argument)
+        ):
+            arguments = right | {argument: value}
+            with pytest.raises(error, match=text):
+                run(lambda arguments=arguments: call(**arguments))()
+
+    def step():
+        return call(**right)
+
+    run(step)()
+    assert keras_hvd.allreduce(1, op=Sum) == size
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_has_no_meaning_may_differ(function, rank, size):
+    given = {
+        argument: value
+        for argument, value in WITHOUT_MEANING.items()
+        if argument in arguments_of(function)
+    }
+    right = right_arguments(size)[function]
+    getattr(keras_hvd, function)(**right, **(given if rank == 0 else {}))
+    assert keras_hvd.allreduce(1, op=Sum) == size
+
+
+FP16, ROWS = Compression.fp16, [[1.0], [2.0]]
+DIFFERENCES = {
+    "prescale": ("allreduce", {}, {"prescale_factor": 0.5}, "prescale 0.5"),
+    "postscale": ("allreduce", {}, {"postscale_factor": 3}, "postscale 3"),
+    "average": ("allreduce", {"average": True}, {"average": False}, "Average.*Sum"),
+    "compression": ("allreduce", {}, {"compression": FP16}, "float32.*float16"),
+    "slices": ("allreduce", {}, {"tensor": slices([[1.0]])}, "allreduce .*allgather "),
+    "types of slices": (
+        "allreduce",
+        {"tensor": slices([[1.0]])},
+        {"tensor": slices([[1.0]], dtype=tf.int64)},
+        "int32.*int64",
+    ),
+    "op of a group": ("grouped_allreduce", {"op": Max}, {"op": Min}, "Max.*Min"),
+    "scale of a group": (
+        "grouped_allreduce",
+        {"prescale_factor": 2},
+        {"prescale_factor": 4},
+        "prescale 2.*prescale 4",
+    ),
+    "types of a group": ("grouped_allreduce", {}, {"tensors": [[1], [2]]}, "float32"),
+    "slices in a group": (
+        "grouped_allreduce",
+        {},
+        {"tensors": [slices([[1.0]]), [2]]},
+        "allreduce Average of 2 tensors .*allreduce Average of int32",
+    ),
+    "slices alone in a group": (
+        "grouped_allreduce",
+        {"tensors": [[1.0]]},
+        {"tensors": [slices([[1.0]])]},
+        "allreduce .*allgather ",
+    ),
+    "rows": ("allgather", {}, {"tensor": [[1.0, 2.0]]}, r"\[any,1\].*\[any,2\]"),
+    "gathered group": ("grouped_allgather", {}, {"tensors": [[1.0], [2.0]]}, "int32"),
+    "scattered op": ("reducescatter", {"op": Sum}, {"op": Average}, "Sum.*Average"),
+    "scattered scale": (
+        "reducescatter",
+        {},
+        {"postscale_factor": 0.1},
+        r"postscale 0\.1",
+    ),
+    "scattered compression": ("reducescatter", {}, {"compression": FP16}, "float16"),
+    "scattered group": ("grouped_reducescatter", {}, {"tensors": [ROWS]}, "2 tensors"),
+    "scattered group's scale": (
+        "grouped_reducescatter",
+        {},
+        {"prescale_factor": 9},
+        "prescale 9",
+    ),
+    "exchanged type": ("alltoall", {}, {"tensor": [1] * 4}, "float32.*int32"),
+    "root": ("broadcast", {"root_rank": 0}, {"root_rank": 1}, "root 0.*root 1"),
+    "root of variables": ("broadcast_", {}, {"root_rank": 1}, "root 0.*root 1"),
+}
+COMPILED = ["prescale", "slices", "rows", "scattered op", "exchanged type", "root"]
+
+
+@pytest.mark.parametrize(
+    "name, way",
+    [(name, way) for way in ("eager", "graph") for name in DIFFERENCES]
+    + [(name, "xla") for name in COMPILED],
+)
+def test_a_difference_is_an_error_on_every_rank(name, way, several_ranks, rank, size):
+    if way == "xla" and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
+    function, common, odd, text = DIFFERENCES[name]
+    arguments = right_arguments(size)[function] | common
+    if rank == size - 1:
+        arguments |= odd
+        if function == "alltoall":
+            arguments["tensor"] = [1] * size
+
+    def step():
+        return getattr(keras_hvd, function)(**arguments)
+
+    # Of those that have come by then in their order; the last one differs.
+    with pytest.raises(InvalidArgument, match=f"ranks? .*: .*{text}") as error:
+        WAYS[way](step)()
+    assert f"; rank {size - 1}: " in str(error.value)
+    assert keras_hvd.allreduce(1, op=Sum) == size
