@@ -135,7 +135,7 @@ def test_every_collective_that_splits(run, even_and_odd, rank):
     if members == 1:
         np.testing.assert_array_equal(adasum, x)
     upstream = np.array([peer + 1.0 for peer in own.ranks])
-    expected = upstream * (2 + 1 / members) + upstream.sum()
+    expected = upstream * (members + 1 + 1) + upstream.mean()
     np.testing.assert_allclose(gradient, expected, rtol=1e-6)
 
 
@@ -194,9 +194,10 @@ def test_gradients_keep_the_set(run, even_and_odd, rank):
     of_sum, of_average, of_gather, of_broadcast = run_as(run, gradients)(tf.ones([2]))
     upstream = sum(member + 1.0 for member in own.ranks)
     np.testing.assert_allclose(of_sum, [upstream] * 2)
-    np.testing.assert_allclose(of_average, [upstream / own.size()] * 2, rtol=1e-6)
-    np.testing.assert_allclose(of_gather, [upstream] * 2)
-    np.testing.assert_allclose(of_broadcast, [upstream * (rank == root)] * 2)
+    average = upstream / own.size()
+    np.testing.assert_allclose(of_average, [average] * 2, rtol=1e-6)
+    np.testing.assert_allclose(of_gather, [average] * 2, rtol=1e-6)
+    np.testing.assert_allclose(of_broadcast, [average * (rank == root)] * 2, rtol=1e-6)
 
 
 def test_names_of_all_ranks_do_not_depend_on_sets(even_and_odd, rank, size):

@@ -1,7 +1,7 @@
 """Gradients of every differentiable collective, against differences.
 
-All ranks know all ranks' inputs, and so what the sum of their losses is; its numerical
-derivatives are what each rank's tape gives for that rank's own input.
+All ranks know all ranks' inputs, and so what the sum of their losses is. Its numerical
+derivatives, by Horovod's factor, are what each rank's tape gives for its own input.
 """
 
 import numpy as np
@@ -81,6 +81,21 @@ UNEVEN = {
 }
 
 
+# Which power of the number of members Horovod's gradients are multiplied by.
+FACTORS = {
+    "broadcast": -1,
+    "gather": -1,
+    "gathered_group": -1,
+    "group_of_rows": -1,
+    "rows": -1,
+    "slices": -1,
+    "slices_of_rows": -1,
+    "scatter_average": 1,
+    "scatter_sum": 1,
+    "scattered_group": 1,
+}
+
+
 def loss(results, place):
     """Quadratic, as differences are exact for; a weight for each element and rank."""
     total = tf.constant(0.0, tf.float64)
@@ -96,8 +111,9 @@ def inputs_of(process_set):
     return np.linspace(-1, 2, 2 * members**2).reshape(members, 2 * members)
 
 
-def expected(collective, process_set):
+def expected(name, process_set):
     """By tf.test.compute_gradient; a mean of the losses, so times their number."""
+    collective = (EVEN | UNEVEN)[name]
 
     def mean_loss(inputs):
         place = process_set.rank()
@@ -107,6 +123,7 @@ def expected(collective, process_set):
     inputs = inputs_of(process_set)
     [by_tape], [numerical] = tf.test.compute_gradient(mean_loss, [tf.constant(inputs)])
     own = numerical.reshape(inputs.shape)[process_set.rank()] * process_set.size()
+    own *= float(process_set.size()) ** FACTORS.get(name, 0)
     # What this rank's tape says of the others' inputs is nothing.
     np.testing.assert_allclose(by_tape.sum(), own.sum(), rtol=1e-6)
     return own
@@ -123,7 +140,7 @@ def gradient(collective, x, process_set):
 def test_against_differences(name, process_set):
     collective = (EVEN | UNEVEN)[name]
     x = tf.constant(inputs_of(process_set)[process_set.rank()])
-    own = expected(collective, process_set)
+    own = expected(name, process_set)
     for run in (gradient, tf.function(gradient, autograph=False)):
         np.testing.assert_allclose(run(collective, x, process_set), own, rtol=1e-6)
 
