@@ -9,6 +9,8 @@ executes this file too, starts without TensorFlow.
 import importlib
 from typing import TYPE_CHECKING
 
+from keras_hvd.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from keras_hvd import callbacks as callbacks
     from keras_hvd import environment as environment
@@ -184,6 +186,8 @@ __all__ = list(_SUBMODULES) + list(_DEFINED_IN)
 def __getattr__(name: str):
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "elastic":
+        raise AttributeError(f"{__name__} has no elastic jobs: a job keeps its ranks")
     if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_DEFINED_IN[name]}")

@@ -1,6 +1,7 @@
 """keras_hvd.run: what comes back from the ranks, and that nothing stays behind."""
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -81,7 +82,7 @@ def test_large_results():
     assert (result == 7).all()
 
 
-def test_raises_what_a_rank_raised():
+def test_raises_what_a_rank_raised(capfd):
     def fail_on_rank_1(kind):
         keras_hvd.init()
         if keras_hvd.rank() == 1:
@@ -96,6 +97,7 @@ def test_raises_what_a_rank_raised():
     assert str(cause).startswith("on rank 1:\nTraceback (most recent call last):\n")
     assert 'raise kind("no data")' in str(cause)
     assert str(cause).endswith("FileNotFoundError: no data")
+    assert re.search(r"khvdrun: rank 1 .* failed first", capfd.readouterr().err)
 
 
 def test_describes_an_exception_that_cannot_be_pickled():
