@@ -17,6 +17,7 @@ import numpy as np
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import unnamed
+from keras_hvd.exceptions import MismatchError
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
@@ -55,8 +56,10 @@ def broadcast_object(
         TypeError: `session` is given, `root_rank` is no whole number, or `name` no
             string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        MismatchError: the ranks name different roots, or there is no such rank; or
-            another thread of this rank calls it without a name as well.
+        Exception: the root's object cannot be pickled: there, what pickle raised.
+        MismatchError: the root's object cannot be pickled, elsewhere; the ranks name
+            different roots, or there is no such rank; or another thread of this rank
+            calls it without a name as well.
         RankFailedError: another rank died or left.
 
     Example:
@@ -71,10 +74,12 @@ def broadcast_object(
     number = number_of(process_set, "broadcast_object")
     root_rank = basics.whole_number("broadcast_object", "root_rank", root_rank)
     is_root = basics.rank() == root_rank
-    data = _pickled(obj) if is_root else np.empty(0, np.uint8)
+    data, error = _pickled(obj) if is_root else (np.empty(0, np.uint8), None)
     length = np.array(data.size, np.int64)
     with _name_or_turn("broadcast_object", name, number) as name:
         _broadcast(length, root_rank, f"{name}/length", number)
+        if not length:
+            raise error or _not_pickled("broadcast_object", root_rank)
         if not is_root:
             data = np.empty(int(length), np.uint8)
         _broadcast(data, root_rank, f"{name}/pickle", number)
@@ -143,7 +148,9 @@ def allgather_object(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `session` is given, or `name` is no string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        MismatchError: another thread of this rank calls it without a name as well.
+        Exception: this rank's object cannot be pickled: what pickle raised.
+        MismatchError: another rank's object cannot be pickled; or another thread of
+            this rank calls it without a name as well.
         RankFailedError: another rank died or left.
 
     Example:
@@ -156,8 +163,13 @@ def allgather_object(
     basics.require_initialized("allgather_object")
     _refuse_session("allgather_object", session)
     number = number_of(process_set, "allgather_object")
+    own, error = _pickled(obj)
     with _name_or_turn("allgather_object", name, number) as name:
-        data, lengths = _allgather(_pickled(obj), f"{name}/pickle", number)
+        data, lengths = _allgather(own, f"{name}/pickle", number)
+    if 0 in lengths:
+        raise error or _not_pickled(
+            "allgather_object", process_set.ranks[lengths.index(0)]
+        )
     ends = np.cumsum(lengths)
     return [
         pickle.loads(data[end - length : end])
@@ -185,8 +197,21 @@ def _refuse_session(function: str, session: Any) -> None:
         )
 
 
-def _pickled(obj: Any) -> np.ndarray:
-    return np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
+def _pickled(obj: Any) -> tuple[np.ndarray, Exception | None]:
+    """An object's pickle; or nothing, as no pickle is, and the reason."""
+    try:
+        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        return np.empty(0, np.uint8), error
+    return np.frombuffer(data, np.uint8), None
+
+
+def _not_pickled(function: str, rank: int) -> MismatchError:
+    """What is raised where others wait for an object that does not come."""
+    return MismatchError(
+        f"{function}: what rank {rank} gave cannot be pickled; the error that it "
+        "raised says why"
+    )
 
 
 def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -> None:

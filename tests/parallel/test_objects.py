@@ -35,13 +35,16 @@ def test_only_the_root_has_to_be_picklable(rank):
 
 
 def test_what_cannot_be_pickled_on_one_rank(rank, size):
-    """The others wait for what it gives instead."""
-    cannot, last = lambda: None, size - 1
+    """Raises on all of them; on that rank, what pickle says."""
+    last = size - 1
+    cannot = (lambda: None) if rank == last else "fine"
+    expected, match = keras_hvd.MismatchError, f"what rank {last} gave"
     if rank == last:
-        with pytest.raises((AttributeError, pickle.PicklingError)):
-            keras_hvd.broadcast_object(cannot, last)
-        with pytest.raises((AttributeError, pickle.PicklingError)):
-            keras_hvd.allgather_object(cannot)
+        expected, match = (AttributeError, pickle.PicklingError), "pickle"
+    with pytest.raises(expected, match=match):
+        keras_hvd.broadcast_object(cannot, last)
+    with pytest.raises(expected, match=match):
+        keras_hvd.allgather_object(cannot)
     assert keras_hvd.broadcast_object(rank, last) == last
     assert keras_hvd.allgather_object(rank) == list(range(size))
 

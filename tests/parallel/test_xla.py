@@ -305,17 +305,16 @@ def test_one_program_in_two_threads(size):
             except tf.errors.InvalidArgumentError as error:
                 ends.append("by the same in another call" in str(error))
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(ends) == 100
-    assert all(end in ([size] * 2, True) for end in ends)
-    succeeded = [size] * 2 in ends
-    assert (
-        keras_hvd.allgather_object((succeeded, True in ends)) == [(True, True)] * size
-    )
+    # That they meet, and that not all do, is up to the scheduler.
+    seen_by = [False]
+    while not all(seen_by):
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(end in ([size] * 2, True) for end in ends)
+        seen_by = keras_hvd.allgather_object([size] * 2 in ends and True in ends)
 
 
 def test_two_functions_in_two_threads(size):
