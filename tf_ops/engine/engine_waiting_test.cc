@@ -75,14 +75,14 @@ TEST(DrivingTest, AnEngineThatStopsEndsWhatItsCallersWaitFor) {
 TEST(DrivingTest, ASmallRequestMayEndOnTheThreadThatSubmitsIt) {
   Job job(1);
   int here = 0;
-  for (int i = 0; i < 100; ++i) {
+  // How many do is up to the scheduler: not those at which the engine's thread looked.
+  for (int i = 0; i < 10000 && here <= 20; ++i) {
     Ask ask = Sum("x", {1});
     ask.on_end = [&, caller = std::this_thread::get_id()] {
       here += std::this_thread::get_id() == caller;
     };
     EXPECT_TRUE(job[0].Run(std::move(ask)).ok());
   }
-  // But for those that only submit, and those at which the engine's thread looked.
   EXPECT_GT(here, 20);
 }
 
