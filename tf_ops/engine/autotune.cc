@@ -10,6 +10,9 @@ namespace {
 
 // So many batches are a step where the sample's first tensor does not come again.
 constexpr int kMostBatchesPerStep = 100;
+// What comes so often while that tensor does not is what steps are counted by: that one
+// comes once, or at the end of an epoch.
+constexpr int kMostRepeats = 20;
 // How often two stand against each other: in the search, and in the end.
 constexpr size_t kSearchPairs = 5;
 constexpr size_t kFinalPairs = 9;
@@ -51,11 +54,7 @@ bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double 
   if (done() || progress_ == Progress::kSwitching) return false;
   if (progress_ == Progress::kReady) {
     // The first batch may have waited for anything: the time runs from its end.
-    progress_ = Progress::kSampling;
-    marker_ = tensors.front();
-    steps_ = batches_ = 0;
-    bytes_ = 0;
-    began_ = now;
+    BeginSample(tensors.front(), now);
     return false;
   }
   bytes_ += bytes;
@@ -65,6 +64,12 @@ bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double 
   if (again || batches_ == kMostBatchesPerStep) {
     steps_ += 1;
     batches_ = 0;
+  } else if (steps_ == 0) {
+    for (const TensorKey& tensor : tensors) {
+      if (++repeats_[tensor] < kMostRepeats) continue;
+      BeginSample(tensor, now);
+      return false;
+    }
   }
   const double seconds = now - began_;
   if (steps_ < options_.steps_per_sample || seconds <= options_.least_seconds) {
@@ -74,6 +79,15 @@ bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double 
   EndSample(static_cast<double>(bytes_) / seconds);
   progress_ = tuning_ == before ? Progress::kReady : Progress::kSwitching;
   return true;
+}
+
+void Autotune::BeginSample(const TensorKey& marker, double now) {
+  progress_ = Progress::kSampling;
+  marker_ = marker;
+  repeats_.clear();
+  steps_ = batches_ = 0;
+  bytes_ = 0;
+  began_ = now;
 }
 
 void Autotune::EndSample(double score) {

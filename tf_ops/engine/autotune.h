@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tf_ops/collectives/allreduce.h"
@@ -99,6 +100,7 @@ class Autotune {
   };
 
   std::vector<Tuning> Values(size_t setting) const;
+  void BeginSample(const TensorKey& marker, double now);
   void EndSample(double score);
   void EndWarmup();
   void StartDuel(const Tuning& holder, const Tuning& challenger);
@@ -122,6 +124,8 @@ class Autotune {
   enum class Progress { kSwitching, kReady, kSampling };
   Progress progress_ = Progress::kSwitching;
   TensorKey marker_;
+  // Until the marker has come again: how often others have.
+  std::unordered_map<TensorKey, int, TensorKeyHash> repeats_;
   int steps_ = 0;
   int batches_ = 0;
   int64_t bytes_ = 0;

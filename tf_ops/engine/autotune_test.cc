@@ -251,6 +251,21 @@ TEST(AutotuneTest, ASampleHasALeastTime) {
   EXPECT_TRUE(autotune.Add(Keys({"a"}), 1, 1.1));
 }
 
+TEST(AutotuneTest, AStepIsNotCountedByWhatComesOnceInAnEpoch) {
+  Autotune autotune(Quick(), Tuning());
+  autotune.Begin();
+  EXPECT_FALSE(autotune.Add(Keys({"stop_training"}), 1, 0));
+  double now = 0;
+  int steps = 0;
+  for (bool ended = false; !ended; ++steps) {
+    autotune.Add(Keys({"grad/b"}), 100, now += 1);
+    ended = autotune.Add(Keys({"grad/a"}), 100, now += 1);
+    ended |= !autotune.samples().empty();
+  }
+  EXPECT_LT(steps, 30);
+  EXPECT_EQ(autotune.samples()[0].bytes_per_second, 100);
+}
+
 TEST(AutotuneTest, NamesThatNeverComeAgainMakeStepsAsWell) {
   Autotune autotune(Quick(), Tuning());
   autotune.Begin();
