@@ -112,7 +112,6 @@ WRONG = {
         ([tf.Variable("text")], TypeError, "got string"),
     ],
     "session": [("s", TypeError, "session must be None")],
-    "obj": [(lambda: None, Exception, "pickle")],
 }
 NO_ROWS = [(1.0, ValueError, "tf.expand_dims"), *WRONG["tensor"]]
 NO_SUM = ([True], AtRunTime, "bool")
