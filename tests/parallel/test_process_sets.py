@@ -238,7 +238,7 @@ def test_a_branch_for_members(run, even_and_odd, rank):
     loss, gradient = run_as(run, step)(tf.constant([rank + 1.0]))
     own = even_and_odd[rank % 2]
     assert loss == sum(member + 1 for member in own.ranks)
-    np.testing.assert_array_equal(gradient, [own.size()])
+    np.testing.assert_array_equal(gradient, [own.size() if run == "xla" else 1])
 
 
 def test_a_rank_outside_gets_an_error_at_once(add, rank, size):
