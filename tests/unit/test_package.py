@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import keras_hvd
+from keras_hvd import native
 
 SOURCE = ast.parse(Path(keras_hvd.__file__).read_text())
 
@@ -53,6 +54,15 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = keras_hvd.bogus
     with pytest.raises(ImportError):
         from keras_hvd import bogus  # noqa: F401
+
+
+def test_has_a_version():
+    assert keras_hvd.__version__ == native.engine().khvd_version().decode()
+
+
+def test_elastic_jobs_are_refused_with_the_reason():
+    with pytest.raises(AttributeError, match="keras_hvd has no elastic jobs"):
+        _ = keras_hvd.elastic
 
 
 def test_importing_it_imports_nothing_heavy():
