@@ -19,8 +19,16 @@ import tensorflow as tf
 import keras_hvd
 from keras_hvd import native
 
+# How a function runs, by the name that tests show.
+WAYS = {
+    "eager": lambda function: function,
+    "graph": lambda function: tf.function(function, autograph=False),
+    "xla": lambda function: tf.function(function, autograph=False, jit_compile=True),
+}
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_xla: compiles a collective")
     # A test that fails on one rank leaves the others waiting; not for ever.
     os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "60")
     keras_hvd.init()
@@ -33,6 +41,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     if keras_hvd.rank() != 0 and not report.failed:
         return report.outcome, "", ""
     return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("needs_xla") and not native.build_info()["xla"]:
+        pytest.skip("this TensorFlow cannot compile collectives")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +65,20 @@ def several_ranks(size: int) -> None:
     """Skips a test that says something about several ranks only."""
     if size == 1:
         pytest.skip("needs at least 2 ranks")
+
+
+@pytest.fixture(
+    params=["eager", "graph", pytest.param("xla", marks=pytest.mark.needs_xla)]
+)
+def way(request: pytest.FixtureRequest) -> str:
+    """One of `WAYS`."""
+    return request.param
+
+
+@pytest.fixture
+def run(way: str) -> Callable[[Callable], Callable]:
+    """Makes a function run eagerly, as a graph, or compiled."""
+    return WAYS[way]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 
 def variables(rank):
@@ -22,21 +21,6 @@ def variables(rank):
         keras.Variable(np.full([5], rank), dtype="float16"),
         keras.Variable([rank], dtype="uint32"),
     ]
-
-
-WAYS = {
-    "eager": lambda f: f,
-    "graph": tf.function,
-    "xla": lambda f: tf.function(f, jit_compile=True),
-}
-
-
-@pytest.fixture(params=WAYS)
-def run(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
 
 
 def test_every_root(run, rank, size):

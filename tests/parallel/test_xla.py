@@ -13,13 +13,10 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_hvd
-from keras_hvd import native
 from keras_hvd.collectives import gradients
 from keras_hvd.gradient_reduction import _mark_of
 
-pytestmark = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
+pytestmark = pytest.mark.needs_xla
 
 DTYPES = (
     tf.uint8,

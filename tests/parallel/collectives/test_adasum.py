@@ -5,24 +5,10 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Adasum, native
+from keras_hvd import Adasum
 
 FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
 TOLERANCES = {tf.float16: 1e-3, tf.bfloat16: 8e-3, tf.float32: 1e-6, tf.float64: 1e-14}
-
-WAYS = {
-    "eager": lambda f: f,
-    "graph": lambda f: tf.function(f, autograph=False),
-    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
-}
-
-
-@pytest.fixture(params=WAYS)
-def run(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
 
 
 @pytest.fixture

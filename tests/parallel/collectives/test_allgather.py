@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 DTYPES = [
     tf.uint8,
@@ -97,26 +96,11 @@ def test_gradient_is_this_ranks_rows_of_the_average(run, rank, size):
     )
 
 
-WAYS = {
-    "eager": lambda f: f,
-    "graph": lambda f: tf.function(f, autograph=False),
-    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
-}
-
-
-@pytest.fixture(params=WAYS)
-def run_each(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
-
-
-def test_a_group_of_mixed_types_and_shapes(run_each, values, rank, size):
+def test_a_group_of_mixed_types_and_shapes(run, values, rank, size):
     shapes = {tf.float32: (3, 2), tf.int64: (1,), tf.bool: (5, 0), tf.float16: (2, 4)}
     inputs = [[values(d, shapes[d], peer) for d in shapes] for peer in range(size)]
 
-    @run_each
+    @run
     def gather(*tensors):
         return keras_hvd.grouped_allgather(tensors)
 
@@ -136,11 +120,11 @@ def test_a_group_of_uneven_rows(run, values, rank, size):
         assert_same(result, np.concatenate([of_rank[place] for of_rank in inputs]))
 
 
-def test_gradient_of_a_group(run_each, rank, size):
+def test_gradient_of_a_group(run, rank, size):
     """Of floating results alone, used or not."""
     weights = np.arange(2.0 * size, dtype=np.float32) + 1
 
-    @run_each
+    @run
     def gradients(x, y, z):
         with tf.GradientTape() as tape:
             tape.watch([x, z])

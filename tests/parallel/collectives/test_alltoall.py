@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 DTYPES = [
     tf.uint8,
@@ -19,26 +18,7 @@ DTYPES = [
     tf.bool,
 ]
 
-WAYS = {
-    "eager": lambda f: f,
-    "graph": lambda f: tf.function(f, autograph=False),
-    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
-}
-
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-
-
-@pytest.fixture(params=WAYS)
-def run(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
-
-
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def assert_same(result, expected):
@@ -131,8 +111,8 @@ def test_as_much_received_as_given(run, rank, size):
 
 
 @pytest.mark.parametrize("way", ["eager", "graph"])
-def test_gradient_of_uneven_splits(way, rank, size):
-    @WAYS[way]
+def test_gradient_of_uneven_splits(run, rank, size):
+    @run
     def gradient(x, splits, weight):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -221,7 +201,7 @@ def test_what_cannot_be_split_is_refused():
         keras_hvd.alltoall([1.0], 1)
 
 
-@needs_xla
+@pytest.mark.needs_xla
 @pytest.mark.usefixtures("several_ranks")
 def test_a_compiled_program_gets_as_many_rows_as_it_gives(rank, size):
     @tf.function(jit_compile=True)

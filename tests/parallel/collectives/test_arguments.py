@@ -10,25 +10,11 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Average, Compression, Max, Min, Sum, native
+from keras_hvd import Average, Compression, Max, Min, Sum
 
 InvalidArgument = tf.errors.InvalidArgumentError
 # Some of XLA's ways to hand on an error lose its type.
 AtRunTime = (InvalidArgument, tf.errors.InternalError)
-
-WAYS = {
-    "eager": lambda f: f,
-    "graph": lambda f: tf.function(f, autograph=False),
-    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
-}
-
-
-@pytest.fixture(params=WAYS)
-def run(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
 
 
 def slices(values, indices=(0,), dtype=tf.int32):
@@ -159,9 +145,9 @@ def arguments_of(function):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_wrong_ones_on_one_rank(function, run, rank, size):
+def test_wrong_ones_on_one_rank(function, way, run, rank, size):
     """All that can be wrong, one after another; then it does as the others do."""
-    if function in OF_OBJECTS and run is not WAYS["eager"]:
+    if function in OF_OBJECTS and way != "eager":
         pytest.skip("Python objects are sent when a function is traced")
     call, right = getattr(keras_hvd, function), right_arguments(size)[function]
     culprit = FUNCTIONS.index(function) % size
@@ -254,11 +240,9 @@ COMPILED = ["prescale", "slices", "rows", "scattered op", "exchanged type", "roo
 @pytest.mark.parametrize(
     "name, way",
     [(name, way) for way in ("eager", "graph") for name in DIFFERENCES]
-    + [(name, "xla") for name in COMPILED],
+    + [pytest.param(name, "xla", marks=pytest.mark.needs_xla) for name in COMPILED],
 )
-def test_a_difference_is_an_error_on_every_rank(name, way, several_ranks, rank, size):
-    if way == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
+def test_a_difference_is_an_error_on_every_rank(name, run, several_ranks, rank, size):
     function, common, odd, text = DIFFERENCES[name]
     arguments = right_arguments(size)[function] | common
     if rank == size - 1:
@@ -271,6 +255,6 @@ def test_a_difference_is_an_error_on_every_rank(name, way, several_ranks, rank, 
 
     # Of those that have come by then in their order; the last one differs.
     with pytest.raises(InvalidArgument, match=f"ranks? .*: .*{text}") as error:
-        WAYS[way](step)()
+        run(step)()
     assert f"; rank {size - 1}: " in str(error.value)
     assert keras_hvd.allreduce(1, op=Sum) == size

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Average, Sum, native
+from keras_hvd import Average, Sum
 
 
 @pytest.fixture(params=["all", "half"])
@@ -145,9 +145,7 @@ def test_against_differences(name, process_set):
         np.testing.assert_allclose(run(collective, x, process_set), own, rtol=1e-6)
 
 
-@pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
+@pytest.mark.needs_xla
 def test_the_same_under_xla(process_set):
     @tf.function(autograph=False, jit_compile=True)
     def gradients(x):

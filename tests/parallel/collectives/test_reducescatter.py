@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Average, Sum, native
+from keras_hvd import Average, Sum
 
 DTYPES = [
     tf.uint8,
@@ -19,22 +19,8 @@ DTYPES = [
 ]
 SHAPES = [(0,), (1,), (3,), (7, 5), (4, 0, 3), (1023,), (65_537, 3)]
 
-WAYS = {
-    "eager": lambda f: f,
-    "graph": lambda f: tf.function(f, autograph=False),
-    "xla": lambda f: tf.function(f, autograph=False, jit_compile=True),
-}
-
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 each_op = pytest.mark.parametrize("op", [Average, Sum], ids=lambda op: op.name)
-
-
-@pytest.fixture(params=WAYS)
-def run(request):
-    """Makes a function run eagerly, as a graph, or compiled."""
-    if request.param == "xla" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
-    return WAYS[request.param]
 
 
 def rows_of(rank, rows, size):

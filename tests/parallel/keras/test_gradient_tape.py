@@ -6,19 +6,16 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import Compression, native
+from keras_hvd import Compression
 from keras_hvd.callbacks import BroadcastGlobalVariables
 
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 RUNS = {
     "eager": lambda function: function,
     "graph": tf.function,
     "jit_compile": tf.function(jit_compile=True),
 }
 runs = pytest.mark.parametrize(
-    "run", ["eager", "graph", pytest.param("jit_compile", marks=needs_xla)]
+    "run", ["eager", "graph", pytest.param("jit_compile", marks=pytest.mark.needs_xla)]
 )
 
 
@@ -161,7 +158,9 @@ def fit(kind, x, y, **compiled):
     return model
 
 
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=needs_xla)])
+@pytest.mark.parametrize(
+    "xla", [False, pytest.param(True, marks=pytest.mark.needs_xla)]
+)
 def test_train_step(xla, rank, points, equal_on_all_ranks):
     """With a plain optimizer, which the callbacks take where a tape reduces."""
     x, y = points

@@ -8,11 +8,6 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
-
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def shared_and_local() -> list[keras.Variable]:
@@ -75,7 +70,11 @@ def test_copies_know_them_by_path(rank, size):
 
 @pytest.mark.parametrize(
     "compiled",
-    [{}, {"run_eagerly": True}, pytest.param({"jit_compile": True}, marks=needs_xla)],
+    [
+        {},
+        {"run_eagerly": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.needs_xla),
+    ],
 )
 def test_layers(compiled, rank, points, difference, equal_on_all_ranks):
     """Ranks train one body together, and each its own head, which is built later."""
@@ -128,7 +127,7 @@ def with_registered_source_unscaled(tape, v):
     [
         lambda f: f,
         tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=needs_xla),
+        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
     ],
     ids=["eager", "graph", "jit_compile"],
 )

@@ -6,13 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 BATCH_OF_RANK = 2
-
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def by_fit(model, x, y):
@@ -321,7 +316,7 @@ def test_custom_optimizer_that_would_skip_the_reduction(kind, in_graph, several_
         tf.function(step)() if in_graph else step()
 
 
-@needs_xla
+@pytest.mark.needs_xla
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_ranks_need_not_agree_on_xla(
     steps_per_execution, rank, make_linear, points, difference
@@ -348,7 +343,7 @@ def test_ranks_need_not_agree_on_xla(
         assert difference(model.get_weights(), others) < 1e-5
 
 
-@needs_xla
+@pytest.mark.needs_xla
 def test_compiled_loop_of_ones_own(rank, size):
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
@@ -363,7 +358,7 @@ def test_compiled_loop_of_ones_own(rank, size):
     np.testing.assert_allclose(variable.numpy(), [-3 * (size - 1) / 2])
 
 
-@needs_xla
+@pytest.mark.needs_xla
 @pytest.mark.parametrize("first_traced", ["alone", "inside"])
 def test_a_step_called_alone_and_inside_of_a_compiled_function(
     first_traced, rank, size, monkeypatch
@@ -388,7 +383,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
         np.testing.assert_allclose(variable, [-2.0 * factor * (size - 1)] * 2)
 
 
-@needs_xla
+@pytest.mark.needs_xla
 def test_error_of_a_step_traced_inside_of_a_compiled_function(
     rank, several_ranks, raises_on_all_ranks, monkeypatch
 ):
@@ -414,7 +409,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
     raises_on_all_ranks(raised.value, "sgd/gradients/1")
 
 
-@needs_xla
+@pytest.mark.needs_xla
 def test_infinite_gradient_of_one_rank_under_xla(rank, size):
     """All ranks skip the step, as they do without XLA."""
     variable = keras.Variable([0.0], name="v")

@@ -13,14 +13,9 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 from keras_hvd.compression import Compression
 
 BATCH_OF_RANK = 2
-
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def sgd(rate: float = 0.5, **arguments) -> keras.optimizers.Optimizer:
@@ -148,7 +143,10 @@ def reference(tokens, size):
     ("mode", "name"),
     [("eager", name) for name in CASES]
     + [("fit", name) for name in TRACED]
-    + [pytest.param("jit_compile", name, marks=needs_xla) for name in TRACED],
+    + [
+        pytest.param("jit_compile", name, marks=pytest.mark.needs_xla)
+        for name in TRACED
+    ],
 )
 def test_weights(
     mode, name, tokens, reference, part_of_batches, difference, equal_on_all_ranks
@@ -273,11 +271,12 @@ def test_passes_that_differ_in_how_they_add_up(several_ranks, rank):
         optimizer.apply([tf.ones([2])], [variable])
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "jit_compile"])
+@pytest.mark.parametrize(
+    "mode",
+    ["eager", "graph", pytest.param("jit_compile", marks=pytest.mark.needs_xla)],
+)
 def test_adasum(mode, rank, size):
     """Of gradients that are orthogonal: their sum."""
-    if mode == "jit_compile" and not native.build_info()["xla"]:
-        pytest.skip("this TensorFlow cannot compile collectives")
     [variable] = of_shapes((size,))
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), op=keras_hvd.Adasum

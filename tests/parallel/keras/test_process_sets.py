@@ -6,17 +6,13 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 runs = pytest.mark.parametrize(
     "run",
     [
         lambda function: function,
         tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=needs_xla),
+        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
     ],
     ids=["eager", "graph", "jit_compile"],
 )

@@ -6,17 +6,13 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
-needs_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 runs = pytest.mark.parametrize(
     "run",
     [
         lambda f: f,
         tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=needs_xla),
+        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
     ],
     ids=["eager", "graph", "jit_compile"],
 )
@@ -136,7 +132,9 @@ def test_without_training_it_is_alone(rank, several_ranks):
         layer(np.ones((2, 3), "float32"), training=False)
 
 
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=needs_xla)])
+@pytest.mark.parametrize(
+    "xla", [False, pytest.param(True, marks=pytest.mark.needs_xla)]
+)
 def test_fit(xla, size, images, part_of_batches, difference, equal_on_all_ranks):
     """As trained by one process; one of the layers is used twice."""
 

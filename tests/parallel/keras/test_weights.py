@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 from keras_hvd.callbacks import BroadcastGlobalVariables
 
 STEPS = 50
@@ -95,14 +94,11 @@ CASES = {
 }
 
 
-with_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 compiled_or_not = pytest.mark.parametrize(
     "xla",
     [
         pytest.param(False, id=""),
-        pytest.param(True, id="jit_compile", marks=with_xla),
+        pytest.param(True, id="jit_compile", marks=pytest.mark.needs_xla),
     ],
 )
 
