@@ -13,6 +13,7 @@ from keras_hvd.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from keras_hvd import callbacks as callbacks
+    from keras_hvd import data as data
     from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
     from keras_hvd.basics import cross_rank as cross_rank
@@ -102,7 +103,7 @@ if TYPE_CHECKING:
     from keras_hvd.variables import broadcast_ as broadcast_
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
-_SUBMODULES = ("callbacks", "environment", "exceptions")
+_SUBMODULES = ("callbacks", "data", "environment", "exceptions")
 
 # name: the module under keras_hvd that defines it
 _DEFINED_IN = {

@@ -1,0 +1,107 @@
+"""distribute: a whole input pipeline, as each rank needs it."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from keras_hvd import basics
+from keras_hvd.data.even import even
+from keras_hvd.data.shard import POLICIES, check_dataset, place_in, shard
+from keras_hvd.launch import cores
+from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set
+
+MODES = ("drop", "repeat", "off")
+
+
+def distribute(
+    dataset: tf.data.Dataset,
+    batch_size: int,
+    *,
+    policy: str = "auto",
+    mode: str = "drop",
+    steps: int | None = None,
+    drop_remainder: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.data.Dataset:
+    """Makes the input pipeline of each rank out of that of one process.
+
+    Each rank gets its part of the elements, taken before they are shuffled (`shard`),
+    in batches of its share of the global one, as many as the other ranks (`even`). They
+    are made ahead, by threads of their own, one for each core that this rank has.
+    TensorFlow's own sharding is turned off.
+
+    Args:
+        dataset: single elements, the same dataset on all ranks: read, mapped and
+            shuffled as for one process, not batched.
+        batch_size: how many elements all ranks together take in a step.
+        policy: as for `shard`.
+        mode: "drop" or "repeat", as for `even`; "off": the ranks may come to different
+            numbers of steps.
+        steps: as for `even`: saves the reading that counts the elements.
+        drop_remainder: whether a last batch that is smaller is left out.
+        process_set: the ranks that train together; by default all of them.
+
+    Returns:
+        A dataset of batches of `batch_size / process_set.size()` elements.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `dataset` is not a `tf.data.Dataset`, or `batch_size` or `steps` no
+            whole number.
+        ValueError: `batch_size` is not a multiple of the number of ranks, or there is
+            no such policy or mode; or what `shard` and `even` raise.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> samples = tf.data.Dataset.range(100).shuffle(100)
+    >>> dataset = keras_hvd.data.distribute(samples, batch_size=20)
+    >>> int(dataset.cardinality())
+    5
+    """
+    check_dataset("distribute", dataset)
+    if policy not in POLICIES:
+        raise ValueError(
+            f"distribute: policy must be one of {POLICIES}; got {policy!r}"
+        )
+    if mode not in MODES:
+        raise ValueError(
+            f"distribute: mode must be one of {MODES}; got {mode!r}. For 'pad' give "
+            "the result of mode='off' to keras_hvd.data.even()"
+        )
+    batch_size = basics.whole_number("distribute", "batch_size", batch_size)
+    size, _ = place_in(process_set, "distribute")
+    if batch_size < 1 or batch_size % size:
+        raise ValueError(
+            "distribute: batch_size is that of all ranks together, a multiple of "
+            f"their number, {size}; got {batch_size}"
+        )
+    part = shard(dataset, policy, process_set)
+    part = part.batch(batch_size // size, drop_remainder=drop_remainder)
+    if mode != "off":
+        part = even(part, mode, steps=steps, process_set=process_set)
+    return part.prefetch(tf.data.AUTOTUNE).with_options(_options(process_set))
+
+
+def _options(process_set: ProcessSet) -> tf.data.Options:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = _threads(process_set)
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    return options
+
+
+def _threads(process_set: ProcessSet) -> int:
+    """How many cores this rank has to itself: bound to some, or its share of all."""
+    mine = os.sched_getaffinity(0)
+    of_ranks = allgather_object(
+        (os.uname().nodename, mine), name="keras_hvd/cores", process_set=process_set
+    )
+    here = os.uname().nodename
+    sharing = sum(host == here and bool(mine & other) for host, other in of_ranks)
+    return max(1, cores.available() // sharing)

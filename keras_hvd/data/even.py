@@ -1,0 +1,265 @@
+"""even: every rank makes the same number of steps, however the data divides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd import basics, log
+from keras_hvd.data.graph import DatasetGraph
+from keras_hvd.data.shard import check_dataset, place_in
+from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set
+
+MODES = ("drop", "repeat", "pad")
+
+# What TensorFlow can tell the number of elements after, if it knows the one before.
+_DERIVED = frozenset(
+    {
+        "BatchDataset",
+        "CacheDataset",
+        "MapAndBatchDataset",
+        "MapDataset",
+        "ModelDataset",
+        "OptionsDataset",
+        "PaddedBatchDataset",
+        "PrefetchDataset",
+        "PrivateThreadPoolDataset",
+        "RepeatDataset",
+        "ShardDataset",
+        "ShuffleAndRepeatDataset",
+        "ShuffleDataset",
+        "SkipDataset",
+        "TakeDataset",
+    }
+)
+
+
+def even(
+    dataset: tf.data.Dataset,
+    mode: str = "drop",
+    *,
+    steps: int | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tf.data.Dataset | tuple[tf.data.Dataset, int]:
+    """Gives all ranks the same number of steps: of elements of their datasets.
+
+    Every rank calls it with its part, batched already; the number is agreed in one
+    collective. Where TensorFlow does not know how many elements a dataset has, as with
+    files of records, what it takes to know is read once: the files, without the maps
+    and shuffles after that. `steps` saves it. A dataset that gives fewer elements later
+    than it was counted to raises then.
+
+    Args:
+        dataset: this rank's part.
+        mode: "drop": the number of the rank that has least; others leave out what they
+            have more, with a shuffle something else in each epoch. "repeat": the number
+            of the rank that has most; others begin anew. "pad": the same, and what is
+            repeated has a sample weight of 0. Elements are `(x, y)` or `(x, y, w)`
+            then, and become the latter. `weighted_metrics` and losses with
+            `reduction="mean_with_sample_weight"` leave these rows out; plain metrics
+            and `sum_over_batch_size` count them, which is warned of.
+        steps: the number, where it is known or another one is wanted; not with "pad".
+        process_set: the ranks that make steps together; by default all of them.
+
+    Returns:
+        The dataset, of a known cardinality unless it has no end. With "pad" the pair of
+        it and of the number of rows that all ranks have, without padding.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `dataset` is not a `tf.data.Dataset`, or `steps` no whole number.
+        ValueError: there is no such mode; `steps` is not positive, or given with "pad";
+            the process set is not part of the job, or without this rank; the ranks gave
+            different modes or steps; a rank has no data; or, with "pad", the elements
+            are something else, or have no end.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(10).filter(lambda x: x > 2).batch(4)
+    >>> int(keras_hvd.data.even(dataset).cardinality())
+    2
+    """
+    check_dataset("even", dataset)
+    if mode not in MODES:
+        raise ValueError(f"even: mode must be one of {MODES}; got {mode!r}")
+    if steps is not None:
+        steps = basics.whole_number("even", "steps", steps)
+        if steps < 1 or mode == "pad":
+            raise ValueError(
+                f"even: steps must be positive, and is not given with mode='pad'; got "
+                f"steps={steps} and mode={mode!r}"
+            )
+    place_in(process_set, "even")
+    mine = {"mode": mode, "steps": steps, "error": "", "count": steps, "rows": 0}
+    try:
+        _measure(dataset, mine)
+    except (ValueError, tf.errors.OpError) as error:
+        mine["error"] = str(error)
+    of_ranks = allgather_object(mine, name="keras_hvd/even", process_set=process_set)
+    _require_alike(of_ranks, process_set)
+    counts = [each["count"] for each in of_ranks]
+    if mode == "drop":
+        return _with_steps(dataset, min(counts), mine["count"])
+    if mode == "repeat":
+        return _repeated(dataset, max(counts), mine)
+    padded = _padded(dataset, max(counts), mine["count"])
+    if len({*counts}) > 1 and process_set.rank() == 0:
+        _warn_of_padding(counts)
+    return padded, sum(each["rows"] for each in of_ranks)
+
+
+def count_elements(dataset: tf.data.Dataset) -> float:
+    """How many elements one pass over a dataset gives.
+
+    Args:
+        dataset: any dataset; as little of it as possible is read.
+
+    Returns:
+        The number; `math.inf` without an end.
+
+    Raises:
+        ValueError: it has to be read for that, and its graph cannot be.
+
+    Example:
+
+    >>> count_elements(tf.data.Dataset.range(5).filter(lambda x: x > 1).batch(2))
+    2
+    """
+    known = int(dataset.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        return math.inf
+    if known >= 0:
+        return known
+    graph = DatasetGraph(dataset, "even")
+    chain = graph.chain()
+    place = len(chain) - 1
+    while place > 0 and graph.kind(chain[place]) in _DERIVED:
+        place -= 1
+    name = chain[place]
+    graph.add_cardinality(name, _length(graph.build_part(name)))
+    known = int(graph.build().cardinality())
+    return known if known >= 0 else _length(dataset)
+
+
+def _length(dataset: tf.data.Dataset) -> int:
+    return int(dataset.reduce(np.int64(0), lambda count, *_: count + 1))
+
+
+def _measure(dataset: tf.data.Dataset, mine: dict[str, Any]) -> None:
+    """Fills in what has to be known of this rank's dataset."""
+    if mine["mode"] == "pad":
+        _require_rows(dataset.element_spec)
+    if mine["steps"] is None:
+        mine["count"] = count_elements(dataset)
+    if mine["mode"] == "pad":
+        if mine["count"] == math.inf:
+            raise ValueError("the dataset has no end, and nothing to pad")
+        mine["rows"] = _count_rows(dataset)
+
+
+def _require_rows(spec: Any) -> None:
+    is_batch = isinstance(spec, tuple) and len(spec) in (2, 3)
+    if is_batch and all(each.shape.rank != 0 for each in tf.nest.flatten(spec)):
+        return
+    raise ValueError(
+        "mode='pad' takes batches (x, y) or (x, y, weights) of tensors with rows; got "
+        f"elements of {spec}"
+    )
+
+
+def _count_rows(dataset: tf.data.Dataset) -> int:
+    """How many rows all elements have together."""
+
+    def add(rows: tf.Tensor, *batch: Any) -> tf.Tensor:
+        return rows + _rows_of(batch)
+
+    return int(dataset.reduce(np.int64(0), add))
+
+
+def _rows_of(batch: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+
+
+def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> None:
+    """Raises, on every rank, what is wrong on one, or differs between them."""
+    ranks = process_set.ranks
+    first = of_ranks[0]
+    for rank, each in zip(ranks, of_ranks):
+        if each["error"]:
+            raise ValueError(f"even: on rank {rank}: {each['error']}")
+        for what in ("mode", "steps"):
+            if each[what] != first[what]:
+                raise ValueError(
+                    f"even: {what} is {first[what]!r} on rank {ranks[0]}, and "
+                    f"{each[what]!r} on rank {rank}: give all ranks the same"
+                )
+    empty = [rank for rank, each in zip(ranks, of_ranks) if each["count"] == 0]
+    if empty:
+        raise ValueError(
+            f"even: the dataset of rank {', '.join(map(str, empty))} has no elements, "
+            f"those of the ranks {ranks} have {[each['count'] for each in of_ranks]}. "
+            "Batches may be too large for so many ranks (drop_remainder=True), or "
+            "there are fewer files or elements than ranks"
+        )
+
+
+def _with_steps(
+    dataset: tf.data.Dataset, steps: float, count: float
+) -> tf.data.Dataset:
+    """A dataset cut off after so many elements, which says how many it has."""
+    if steps == math.inf:
+        return dataset
+    known = int(dataset.cardinality())
+    if known == steps == count:
+        return dataset
+    dataset = dataset.take(int(steps))
+    return dataset.apply(tf.data.experimental.assert_cardinality(int(steps)))
+
+
+def _repeated(
+    dataset: tf.data.Dataset, steps: float, mine: dict[str, Any]
+) -> tf.data.Dataset:
+    is_short = mine["count"] < steps or mine["steps"] is not None
+    if is_short and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
+        dataset = dataset.repeat()
+    return _with_steps(dataset, steps, mine["count"])
+
+
+def _padded(dataset: tf.data.Dataset, steps: float, count: float) -> tf.data.Dataset:
+    def weigh(weight: float) -> Any:
+        def with_weights(x: Any, y: Any, weights: Any = None) -> Any:
+            if weights is None:
+                rows = _rows_of((x, y))
+                weights = tf.fill([rows], tf.constant(weight, keras.config.floatx()))
+                static = tf.nest.flatten((x, y))[0].shape[:1]
+                return x, y, tf.ensure_shape(weights, static)
+            return (
+                x,
+                y,
+                tf.nest.map_structure(lambda w: w * tf.cast(weight, w.dtype), weights),
+            )
+
+        return with_weights
+
+    padded = dataset.map(weigh(1.0))
+    if count < steps:
+        more = dataset.repeat().take(int(steps - count)).map(weigh(0.0))
+        padded = padded.concatenate(more)
+    return _with_steps(padded, steps, steps)
+
+
+def _warn_of_padding(counts: list[int]) -> None:
+    log.warn(
+        f"even: the ranks have {', '.join(map(str, counts))} steps, and are padded to "
+        f"{max(counts)} with rows of sample weight 0. weighted_metrics leave them out, "
+        "and losses with reduction='mean_with_sample_weight'; metrics= and other "
+        "losses (sum_over_batch_size, Keras' default) count every row",
+        stacklevel=3,
+    )

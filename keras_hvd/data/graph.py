@@ -1,0 +1,425 @@
+"""The graph of a `tf.data.Dataset`: what it is made of, and the same changed.
+
+TensorFlow writes down what a dataset is made of when it is saved or sent to another
+process. Here that graph is read, changed at one place, and made a dataset again, in the
+same process: Python functions in it stay those that they are.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import message
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import gen_experimental_dataset_ops
+
+# `ParallelMapDatasetV2` is a `MapDataset`.
+_DATASET = re.compile(r"(Experimental|Legacy)?(Parallel)?([\w>]*Dataset)(V\d+)?$")
+
+# Ops of tf.data that read files, in their shortest names.
+_READERS = frozenset(
+    {
+        "CSVDataset",
+        "FixedLengthRecordDataset",
+        "LMDBDataset",
+        "SSTableDataset",
+        "TFRecordDataset",
+        "TextLineDataset",
+    }
+)
+
+# How the names of ops begin that draw numbers of their own. (Not the stateless ones.)
+_RANDOM = (
+    "Multinomial",
+    "NonDeterministicInts",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "RngReadAndSkip",
+    "SampleDistortedBoundingBox",
+    "StatefulRandom",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "TruncatedNormal",
+)
+
+# Datasets whose arguments may differ between ranks that read the same: seeds, the place
+# of a cache, the number of a shard.
+_OWN_ARGUMENTS = frozenset(
+    {
+        "CacheDataset",
+        "RandomDataset",
+        "SamplingDataset",
+        "ShardDataset",
+        "ShuffleAndRepeatDataset",
+        "ShuffleDataset",
+    }
+)
+
+# Arguments that are a dataset's state, and the ops that stand for a new one.
+_STATE = {"cache": "DummyMemoryCache", "seed_generator": "DummySeedGenerator"}
+
+_HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
+
+# Variables and tables that a dataset's functions use: the graph has copies of them.
+_COPIED = {"VarHandleOp": "a variable", "MutableHashTableV2": "a mutable table"}
+
+
+class DatasetGraph:
+    """What a dataset is made of.
+
+    Args:
+        dataset: any dataset.
+        function: the public function that it was given to, for messages.
+
+    Raises:
+        ValueError: TensorFlow cannot write its graph down: it is too large, or has
+            something that exists in this process only.
+
+    Example:
+
+    >>> graph = DatasetGraph(tf.data.Dataset.range(3).batch(2), "shard")
+    >>> [graph.kind(name) for name in graph.chain()]
+    ['RangeDataset', 'BatchDataset']
+    >>> [batch.tolist() for batch in graph.build().as_numpy_iterator()]
+    [[0, 1], [2]]
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, function: str):
+        self._dataset = dataset
+        self._function = function
+        try:
+            serialized = dataset._as_serialized_graph(
+                external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
+            )
+            self._graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+        except (tf.errors.OpError, message.Error) as error:
+            raise self._cannot("be written down", error) from error
+        self._nodes = {node.name: node for node in self._graph.node}
+        self._functions = {
+            each.signature.name: each for each in self._graph.library.function
+        }
+        (self._end,) = (node for node in self._graph.node if node.op == "_Retval")
+        self._added = 0
+        self._take_own_state()
+
+    def chain(self) -> list[str]:
+        """The datasets from the source to the end, each the only input of the next.
+
+        Returns:
+            Their names. The first is a source, or has several datasets as inputs.
+        """
+        names = [self._source_of(self._end, 0)]
+        while len(inputs := self.inputs(names[-1])) == 1:
+            names.append(inputs[0])
+        return names[::-1]
+
+    def inputs(self, name: str) -> list[str]:
+        """The datasets that a dataset reads."""
+        sources = map(_node_of, self._nodes[name].input)
+        return [each for each in sources if self._is_dataset(each)]
+
+    def before(self, name: str) -> list[str]:
+        """A dataset and all that it is made of, sources first."""
+        found: dict[str, None] = {}
+        stack = [(name, False)]
+        while stack:
+            current, is_done = stack.pop()
+            if is_done:
+                found[current] = None
+            elif current not in found:
+                stack.append((current, True))
+                stack.extend((each, False) for each in self.inputs(current))
+        return list(found)
+
+    def kind(self, name: str) -> str:
+        """What a dataset does: its op, without version, in one spelling."""
+        return _kind(self._nodes[name].op)
+
+    def reads_files(self, name: str) -> bool:
+        """Whether a dataset's functions read files as datasets."""
+        return any(_kind(op) in _READERS for op in self._ops(name))
+
+    def is_reader(self, name: str) -> bool:
+        """Whether a dataset itself reads files."""
+        return self.kind(name) in _READERS
+
+    def draws(self, name: str) -> bool:
+        """Whether a dataset's functions draw random numbers."""
+        return any(op.startswith(_RANDOM) for op in self._ops(name))
+
+    def copies(self) -> str:
+        """What else functions use that a graph has a copy of; "" for nothing."""
+        found = [_COPIED[n.op] for n in self._graph.node if n.op in _COPIED]
+        return found[0] if found else ""
+
+    def attribute(self, name: str, attribute: str) -> Any:
+        """The value of an attribute; None if the dataset has no such attribute."""
+        node = self._nodes[name]
+        if attribute not in node.attr:
+            return None
+        value = node.attr[attribute]
+        return getattr(value, value.WhichOneof("value"))
+
+    def set_attribute(self, name: str, attribute: str, value: bool | str) -> None:
+        """Gives an attribute that a dataset has another value."""
+        if isinstance(value, bool):
+            self._nodes[name].attr[attribute].b = value
+        else:
+            self._nodes[name].attr[attribute].s = value.encode()
+
+    def argument(self, name: str, place: int) -> np.ndarray:
+        """The constant that is a dataset's input number `place`."""
+        node = self._nodes[self._source_of(self._nodes[name], place)]
+        return tf.make_ndarray(node.attr["value"].tensor)
+
+    def set_argument(self, name: str, place: int, value: Any, dtype: tf.DType) -> None:
+        """Replaces a dataset's input number `place` by a constant."""
+        self._nodes[name].input[place] = self._constant(value, dtype)
+
+    def digest(self, name: str) -> int:
+        """A number that is the same on two ranks whose elements are the same.
+
+        It stands for the dataset and all before it: their ops, the data and the names
+        of files that they begin with, not what Python functions return.
+        """
+        crc = 0
+        for each in self.before(name):
+            node = self._nodes[each]
+            text = f"{self.kind(each)} {sorted(self._ops(each))}"
+            crc = zlib.crc32(text.encode(), crc)
+            if self.kind(each) in _OWN_ARGUMENTS:
+                continue
+            for source in map(_node_of, node.input):
+                tensor = self._nodes[source].attr["value"].tensor
+                if tensor.dtype not in _HANDLES:
+                    crc = zlib.crc32(tensor.SerializeToString(deterministic=True), crc)
+        return crc
+
+    def add_shard(self, name: str, size: int, index: int) -> None:
+        """Has all that reads a dataset in the chain read every `size`-th element."""
+        self._insert("ShardDataset", name, size, index)
+
+    def add_cardinality(self, name: str, count: int) -> None:
+        """Says how many elements a dataset in the chain has."""
+        self._insert("AssertCardinalityDataset", name, count)
+
+    def remove(self, name: str) -> None:
+        """Takes a dataset of one input out of the chain."""
+        (source,) = self.inputs(name)
+        _redirect(self._reader_of(name), name, source)
+
+    def build(self) -> tf.data.Dataset:
+        """The dataset of this graph.
+
+        Returns:
+            A dataset with the element spec and options of the one that was read.
+
+        Raises:
+            ValueError: TensorFlow cannot make it.
+        """
+        built = _Built(self._variant(self._end.input[0]), self._dataset)
+        return built.with_options(self._dataset.options())
+
+    def build_part(self, name: str) -> tf.data.Dataset:
+        """One of the datasets that it is made of, flat: no dicts, no nested tuples."""
+        types, shapes = self._structure(name)
+        spec = tuple(
+            tf.TensorSpec(tf.TensorShape(shape), tf.dtypes.as_dtype(dtype))
+            for dtype, shape in zip(types.list.type, shapes.list.shape)
+        )
+        return _Built(self._variant(name), self._dataset, spec)
+
+    def _take_own_state(self) -> None:
+        """Lets go of the caches and generators of seeds that the original has.
+
+        What it cached before is no part, and where its seeds are differs by rank.
+        """
+        for node in list(self._graph.node):
+            definition = op_def_registry.get(node.op)
+            if definition is None or not self._is_dataset(node.name):
+                continue
+            for place, argument in enumerate(definition.input_arg):
+                if argument.name in _STATE:
+                    new = self._graph.node.add(
+                        op=_STATE[argument.name], name=self._new_name(argument.name)
+                    )
+                    self._nodes[new.name] = new
+                    node.input[place] = new.name
+
+    def _variant(self, end: str) -> tf.Tensor:
+        graph = graph_pb2.GraphDef()
+        graph.library.CopyFrom(self._graph.library)
+        graph.versions.CopyFrom(self._graph.versions)
+        for node in self._needed(end):
+            graph.node.add().CopyFrom(_without_unknown_attributes(node))
+        dataset_end = graph.node.add()
+        dataset_end.CopyFrom(self._end)
+        dataset_end.input[0] = end
+        try:
+            return gen_experimental_dataset_ops.dataset_from_graph(
+                graph.SerializeToString()
+            )
+        except (tf.errors.OpError, message.Error) as error:
+            raise self._cannot("be made anew", error) from error
+
+    def _needed(self, end: str) -> Iterator[node_def_pb2.NodeDef]:
+        """The nodes that lead to one, in the order of the graph."""
+        wanted, stack = set(), [_node_of(end)]
+        while stack:
+            name = stack.pop()
+            if name not in wanted:
+                wanted.add(name)
+                stack.extend(map(_node_of, self._nodes[name].input))
+        return (node for node in self._graph.node if node.name in wanted)
+
+    def _source_of(self, node: node_def_pb2.NodeDef, place: int) -> str:
+        """The node behind an input, through nodes that only hand it on."""
+        name = _node_of(node.input[place])
+        while self._nodes[name].op == "Identity":
+            name = _node_of(self._nodes[name].input[0])
+        return name
+
+    def _is_dataset(self, name: str) -> bool:
+        return _DATASET.match(self._nodes[name].op) is not None
+
+    def _ops(self, name: str) -> set[str]:
+        """The ops in a dataset's functions, and in what these call."""
+        ops: set[str] = set()
+        known: set[str] = set()
+        stack = list(_called(self._nodes[name]))
+        while stack:
+            function = stack.pop()
+            if function in known or function not in self._functions:
+                continue
+            known.add(function)
+            for node in self._functions[function].node_def:
+                ops.add(node.op)
+                stack.extend([node.op, *_called(node)])
+        return ops
+
+    def _insert(self, op: str, name: str, *arguments: int) -> None:
+        """Puts a dataset behind one in the chain, with elements of the same kind."""
+        reader = self._reader_of(name)
+        node = self._graph.node.add(op=op, name=self._new_name(op))
+        node.input.append(name)
+        node.input.extend(self._constant(each, tf.int64) for each in arguments)
+        types, shapes = self._structure(name)
+        node.attr["output_types"].CopyFrom(types)
+        node.attr["output_shapes"].CopyFrom(shapes)
+        self._nodes[node.name] = node
+        _redirect(reader, name, node.name)
+
+    def _reader_of(self, name: str) -> node_def_pb2.NodeDef:
+        """What comes next in the chain."""
+        chain = self.chain()
+        place = chain.index(name) + 1
+        return self._nodes[chain[place]] if place < len(chain) else self._end
+
+    def _structure(self, name: str) -> tuple[Any, Any]:
+        """The types and shapes of a dataset's elements, as attributes."""
+        attributes = self._nodes[name].attr
+        if "output_shapes" not in attributes:
+            # A reader of files: its elements are strings.
+            strings = node_def_pb2.NodeDef().attr
+            strings["types"].list.type.append(tf.string.as_datatype_enum)
+            strings["shapes"].list.shape.add()
+            return strings["types"], strings["shapes"]
+        types = "output_types" if "output_types" in attributes else "Toutput_types"
+        return attributes[types], attributes["output_shapes"]
+
+    def _constant(self, value: Any, dtype: tf.DType) -> str:
+        node = self._graph.node.add(op="Const", name=self._new_name("constant"))
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        self._nodes[node.name] = node
+        return node.name
+
+    def _new_name(self, kind: str) -> str:
+        self._added += 1
+        return f"keras_hvd/{kind}_{self._added}"
+
+    def _cannot(self, what: str, error: Exception) -> ValueError:
+        return ValueError(
+            f"{self._function}: the graph of this dataset cannot {what}, as changing "
+            "it takes. Give each rank its part where the dataset begins, with "
+            ".shard(keras_hvd.size(), keras_hvd.rank()) or by slices of arrays, and "
+            f"pass policy='off'. TensorFlow says: {str(error)[:500]}"
+        )
+
+
+class _Built(dataset_ops.DatasetSource):
+    """A dataset from a graph.
+
+    Args:
+        variant: the dataset, as TensorFlow's ops know it.
+        origin: the dataset whose graph it was. Its functions are kept: those that are
+            Python would be forgotten otherwise.
+        spec: of its elements; by default as of `origin`.
+    """
+
+    def __init__(self, variant: tf.Tensor, origin: tf.data.Dataset, spec: Any = None):
+        self._spec = origin.element_spec if spec is None else spec
+        self._kept = list(_functions_of(origin))
+        super().__init__(variant)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._spec
+
+
+def _functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
+    yield getattr(dataset, "_kept", None)
+    yield from dataset._functions()
+    # Readers keep what they are made of here, and name no inputs.
+    inner = getattr(dataset, "_impl", None)
+    for each in [*dataset._inputs(), *([inner] if inner is not None else [])]:
+        yield from _functions_of(each)
+
+
+def _node_of(source: str) -> str:
+    return source.lstrip("^").split(":")[0]
+
+
+def _kind(op: str) -> str:
+    match = _DATASET.match(op)
+    return match.group(3) if match else op
+
+
+def _called(node: node_def_pb2.NodeDef) -> Iterator[str]:
+    """The functions that a node is given."""
+    for value in node.attr.values():
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            yield value.func.name
+        elif kind == "list":
+            yield from (each.name for each in value.list.func)
+
+
+def _redirect(node: node_def_pb2.NodeDef, old: str, new: str) -> None:
+    for place, source in enumerate(node.input):
+        if _node_of(source) == old:
+            node.input[place] = new
+
+
+def _without_unknown_attributes(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+    """TensorFlow writes some that it then complains of, on standard error."""
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        return node
+    known = {each.name for each in definition.attr}
+    unknown = [key for key in node.attr if key not in known and key[0] != "_"]
+    if not unknown:
+        return node
+    copied = node_def_pb2.NodeDef()
+    copied.CopyFrom(node)
+    for key in unknown:
+        del copied.attr[key]
+    return copied

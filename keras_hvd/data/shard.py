@@ -1,0 +1,463 @@
+"""shard: each rank gets its part of a dataset, before it is shuffled and batched."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_hvd import basics, log
+from keras_hvd.data.graph import DatasetGraph
+from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+
+POLICIES = ("auto", "file", "data", "off")
+
+_SHUFFLES = frozenset({"ShuffleDataset", "ShuffleAndRepeatDataset"})
+_REPEATS = frozenset({"RepeatDataset", "ShuffleAndRepeatDataset"})
+
+# After them an element is no longer what the user calls a sample.
+_BATCHES = frozenset(
+    {
+        "BatchDataset",
+        "DenseToRaggedBatchDataset",
+        "DenseToSparseBatchDataset",
+        "GroupByReducerDataset",
+        "GroupByWindowDataset",
+        "MapAndBatchDataset",
+        "PaddedBatchDataset",
+        "SlidingWindowDataset",
+        "WindowDataset",
+    }
+)
+
+# One element in, the same number of elements out, at the same places: what is done
+# before them for a part of the elements is the same as after them, and cheaper.
+_ONE_TO_ONE = frozenset(
+    {
+        "CacheDataset",
+        "MapDataset",
+        "MaxIntraOpParallelismDataset",
+        "ModelDataset",
+        "OptionsDataset",
+        "PrefetchDataset",
+        "PrivateThreadPoolDataset",
+    }
+)
+
+# Each element by itself decides whether it stays: it does not matter which rank has it.
+_ELEMENTWISE = _ONE_TO_ONE | {
+    "AssertCardinalityDataset",
+    "FilterDataset",
+    "IgnoreErrorsDataset",
+}
+
+# Whose functions decide how many elements there are.
+_COUNT_BY_FUNCTION = frozenset(
+    {
+        "FilterDataset",
+        "FlatMapDataset",
+        "InterleaveDataset",
+        "ScanDataset",
+        "TakeWhileDataset",
+    }
+)
+
+# Each element becomes several, whichever rank has it.
+_EXPANDING = frozenset({"FlatMapDataset", "InterleaveDataset", "UnbatchDataset"})
+
+# Drawn anew at each start of the iteration unless they are given seeds: where among the
+# arguments the first of two seeds is.
+_SEEDS = {
+    "RandomDataset": 0,
+    "SamplingDataset": 2,
+    "ShuffleAndRepeatDataset": 2,
+    "ShuffleDataset": 2,
+}
+
+
+class _Cut(NamedTuple):
+    """Where a dataset is divided between the ranks."""
+
+    policy: str
+    dataset: str  # whose elements, or files, are divided
+
+
+class _Unsuitable(Exception):
+    """A graph cannot be divided in some way; the text says why."""
+
+
+def shard(
+    dataset: tf.data.Dataset,
+    policy: str = "auto",
+    process_set: ProcessSet = global_process_set,
+) -> tf.data.Dataset:
+    """Gives each rank its part of a dataset, all ranks together the whole, once.
+
+    Every rank calls it with the same dataset. Whatever was done to it, the part is
+    taken where the order matters: before the first `shuffle`, `batch`, `padded_batch`,
+    `window` or `repeat`, and before a `map` next to it, so that each rank maps its part
+    only. What follows works on this rank's part: a batch size is each rank's, and so is
+    a `take` after the batch. Where elements are counted or dropped between a shuffle
+    and the batch (`take`, `skip`, ...), the part is taken after that, and the shuffle
+    gets an order that all ranks share, the same in each epoch; a warning says so.
+
+    That the ranks' datasets begin with the same data is checked. A Python generator
+    must yield the same on all ranks, which is not.
+
+    Args:
+        dataset: the same on all ranks; not a part of it.
+        policy: "file": ranks read different files. "data": ranks read all files and
+            keep every n-th element. "auto": "file" if the dataset starts from files of
+            which there are at least as many as ranks, and nothing counts elements
+            before the batch; else "data". "off": the dataset as it is. Rank 0 writes
+            which it was (level `info` of `KERAS_HVD_LOG_LEVEL`).
+        process_set: the ranks that share the dataset; by default all of them.
+
+    Returns:
+        A dataset of this rank's part, of the same kind of elements. With one rank it is
+        `dataset` itself.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `dataset` is not a `tf.data.Dataset`.
+        ValueError: there is no such policy; the process set is not part of the job, or
+            without this rank; the ranks' datasets or policies differ; with "file", the
+            dataset cannot be divided by files; elements are dropped at random, and then
+            counted; or the graph of the dataset cannot be read.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(6).shuffle(6, seed=1).batch(3)
+    >>> sum(len(batch) for batch in keras_hvd.data.shard(dataset))
+    6
+    """
+    check_dataset("shard", dataset)
+    if policy not in POLICIES:
+        raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
+    size, place = place_in(process_set, "shard")
+    if policy == "off" or size == 1:
+        return dataset
+    graph, mine = _proposal(dataset, policy, size)
+    plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
+    _require_alike(plans, process_set)
+    if _is_sharded_by_user(plans, place, size):
+        return dataset
+    if place == 0:
+        _say(graph, mine, size)
+    _, cut = mine["cut"]
+    _settle(graph, cut, plans[0]["seeds"], place, size)
+    graph.add_shard(cut, size, place)
+    return graph.build()
+
+
+def check_dataset(function: str, dataset: Any) -> None:
+    """Raises unless a public function was given a dataset.
+
+    Args:
+        function: its name, for the message.
+        dataset: what it was given.
+
+    Raises:
+        TypeError: it is something else.
+
+    Example:
+
+    >>> check_dataset("shard", [1, 2])
+    Traceback (most recent call last):
+    TypeError: shard takes a tf.data.Dataset; got a list
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"{function} takes a tf.data.Dataset; got a {type(dataset).__name__}"
+        )
+
+
+def place_in(process_set: ProcessSet, function: str) -> tuple[int, int]:
+    """The size of a process set, and this rank's place in it.
+
+    Args:
+        process_set: what the user gave.
+        function: the public function that it was given to, for the message.
+
+    Returns:
+        Both.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: it is not a `ProcessSet`.
+        ValueError: it is not part of the job, or this rank is not in it.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> place_in(keras_hvd.global_process_set, "shard")
+    (1, 0)
+    """
+    basics.require_initialized(f"data.{function}")
+    number_of(process_set, function)
+    place = process_set.rank()
+    if place is None:
+        raise ValueError(
+            f"{function}: rank {basics.rank()} is not in {process_set}, whose ranks "
+            "share the dataset: call it on these alone"
+        )
+    return process_set.size(), place
+
+
+def _proposal(
+    dataset: tf.data.Dataset, policy: str, size: int
+) -> tuple[DatasetGraph | None, dict[str, Any]]:
+    """The dataset's graph, and what this rank would do, for comparison.
+
+    What is wrong with it is part of that: all ranks learn of it, and none waits.
+    """
+    proposal: dict[str, Any] = {"policy": policy, "error": ""}
+    try:
+        graph = DatasetGraph(dataset, "shard")
+        cut, proposal["files"], proposal["why"] = _choose(graph, policy, size)
+    except (_Unsuitable, ValueError) as error:
+        return None, {**proposal, "error": str(error)}
+    before = graph.before(cut.dataset)
+    proposal["cut"] = cut
+    proposal["kinds"] = [graph.kind(name) for name in before]
+    proposal["digest"] = graph.digest(cut.dataset)
+    proposal["seeds"] = {
+        name: _seeds(graph, name) for name in before if graph.kind(name) in _SEEDS
+    }
+    proposal["shards"] = [
+        (int(graph.argument(name, 1)), int(graph.argument(name, 2)))
+        for name in graph.before(graph.chain()[-1])
+        if graph.kind(name) == "ShardDataset"
+    ]
+    return graph, proposal
+
+
+def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:
+    """Where to cut, how many files there are, and why not by files."""
+    if policy == "data":
+        return _Cut("data", _cut_in(graph, graph.chain())), 0, ""
+    try:
+        name, files = _file_cut(graph, size)
+    except _Unsuitable as error:
+        if policy == "file":
+            raise
+        return _Cut("data", _cut_in(graph, graph.chain())), 0, str(error)
+    return _Cut("file", name), files, ""
+
+
+def _file_cut(graph: DatasetGraph, size: int) -> tuple[str, int]:
+    """The dataset of files that is to be divided, and how many these are."""
+    chain = graph.chain()
+    readers = [name for name in chain if graph.reads_files(name)]
+    if not readers:
+        raise _Unsuitable("it does not start from files that tf.data reads")
+    place = chain.index(readers[0])
+    for name in chain[place + 1 :]:
+        kind = graph.kind(name)
+        if kind in _BATCHES:
+            break
+        if kind not in _ELEMENTWISE | _SHUFFLES | _REPEATS | _EXPANDING:
+            raise _Unsuitable(f"{kind} counts the elements of all files")
+    name = _cut_in(graph, chain[:place])
+    files = _count(graph.build_part(name), size)
+    if files < size:
+        raise _Unsuitable(f"it has {files} files for {size} ranks")
+    return name, files
+
+
+def _count(dataset: tf.data.Dataset, enough: int) -> int:
+    """How many elements a dataset has; for one without a known end, up to `enough`."""
+    known = int(dataset.cardinality())
+    if known >= 0:
+        return known
+    return sum(1 for _ in dataset.take(enough))
+
+
+def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
+    """The dataset of a chain whose elements are to be divided."""
+    first = _first_that_orders(graph, chain)
+    end = next(
+        (i for i in range(1, len(chain)) if graph.kind(chain[i]) in _BATCHES),
+        len(chain),
+    )
+    counting = [
+        i
+        for i in range(max(first, 1), end)
+        if graph.kind(chain[i]) not in _ELEMENTWISE | _SHUFFLES | _REPEATS
+    ]
+    place = counting[-1] if counting else first - 1
+    _require_settled(graph, chain[place])
+    while place > 0 and graph.kind(chain[place]) in _ONE_TO_ONE:
+        place -= 1
+    return chain[place]
+
+
+def _first_that_orders(graph: DatasetGraph, chain: list[str]) -> int:
+    """The first place of a chain, from 1, that must come after the cut."""
+    is_random = False
+    for i, name in enumerate(chain):
+        kind = graph.kind(name)
+        is_random = is_random or graph.draws(name)
+        if i == 0:
+            continue
+        if kind in _SHUFFLES | _REPEATS | _BATCHES:
+            return i
+        if is_random and kind in _COUNT_BY_FUNCTION:
+            return i
+    return len(chain)
+
+
+def _require_settled(graph: DatasetGraph, name: str) -> None:
+    """Raises where ranks would not come to the same elements before a cut."""
+    is_random: dict[str, bool] = {}
+    for each in graph.before(name):
+        inputs = [is_random[source] for source in graph.inputs(each)]
+        is_random[each] = graph.draws(each) or any(inputs)
+        if is_random[each] and graph.kind(each) in _COUNT_BY_FUNCTION:
+            raise _Unsuitable(
+                f"{graph.kind(each)} may drop elements by random numbers, on each rank "
+                "others, and elements are counted after it (take, skip, ...). Drop by "
+                "numbers that all ranks share (tf.random.stateless_uniform), or put "
+                "keras_hvd.data.shard() before it"
+            )
+
+
+def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:
+    """A dataset's seeds, or new ones, and whether they settle its order for good."""
+    place = _SEEDS[graph.kind(name)]
+    seeds = [int(graph.argument(name, place + i)) for i in range(2)]
+    settled = any(seeds) and not any(
+        graph.attribute(name, attribute) or False
+        for attribute in ("reshuffle_each_iteration", "rerandomize_each_iteration")
+    )
+    if not any(seeds):
+        seeds = [int.from_bytes(os.urandom(4), "little") + 1 for _ in range(2)]
+    return seeds[0], seeds[1], settled
+
+
+def _settle(
+    graph: DatasetGraph,
+    cut: str,
+    seeds: dict[str, tuple[int, int, bool]],
+    place: int,
+    size: int,
+) -> None:
+    """Has all that comes before the cut give the same elements on all ranks, always."""
+    for name in graph.before(cut):
+        kind = graph.kind(name)
+        if kind in _SEEDS:
+            for i in range(2):
+                graph.set_argument(name, _SEEDS[kind] + i, seeds[name][i], tf.int64)
+            for attribute in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
+                if graph.attribute(name, attribute):
+                    graph.set_attribute(name, attribute, False)
+        if graph.attribute(name, "deterministic") is not None:
+            graph.set_attribute(name, "deterministic", "true")
+    for name in graph.before(graph.chain()[-1]):
+        if graph.kind(name) == "CacheDataset":
+            _give_own_file(graph, name, place, size)
+    chain = graph.chain()
+    for name in chain[chain.index(cut) + 1 :]:
+        if graph.kind(name) == "AssertCardinalityDataset":
+            # It says how many elements all ranks have.
+            graph.remove(name)
+
+
+def _give_own_file(graph: DatasetGraph, name: str, place: int, size: int) -> None:
+    """Ranks that cached different elements in one file would read each other's."""
+    file = graph.argument(name, 1).item().decode()
+    if file:
+        graph.set_argument(name, 1, f"{file}-{place}-of-{size}", tf.string)
+
+
+def _require_alike(plans: list[dict[str, Any]], process_set: ProcessSet) -> None:
+    """Raises, on every rank, what is wrong on one of them, or differs between them."""
+    ranks = process_set.ranks
+    for rank, plan in zip(ranks, plans):
+        if plan["error"]:
+            raise ValueError(
+                f"shard: the dataset of rank {rank} cannot be divided with policy="
+                f"{plan['policy']!r}: {plan['error']}"
+            )
+    first = plans[0]
+    for rank, plan in zip(ranks, plans):
+        for what in ("policy", "cut", "files", "kinds"):
+            if plan[what] != first[what]:
+                raise ValueError(
+                    f"shard: {what} is {_shown(first[what])} on rank {ranks[0]}, and "
+                    f"{_shown(plan[what])} on rank {rank}: give all ranks the same "
+                    "dataset and policy"
+                )
+        if plan["digest"] != first["digest"]:
+            raise ValueError(
+                f"shard: the dataset of rank {rank} begins with other data, or files "
+                f"of other names, or in another order, than that of rank {ranks[0]}. "
+                "Give all ranks the same dataset, from sorted names and arrays in the "
+                "same order; where each rank has its own part, pass policy='off'"
+            )
+
+
+def _shown(value: Any) -> str:
+    return f"by {value.policy}" if isinstance(value, _Cut) else str(value)
+
+
+def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> bool:
+    """Whether the ranks have different shards already; says so on the first."""
+    different = [
+        shards
+        for shards in zip(*(plan["shards"] for plan in plans))
+        if len({*shards}) > 1
+    ]
+    if not different:
+        return False
+    if place == 0:
+        count, index = different[0][0]
+        log.warn(
+            f"shard: the dataset was sharded before, by .shard({count}, {index}) on "
+            "this rank and with another index on others. It is left as it is, for each "
+            f"rank would get a part of its part, 1 of {size * size}. Take that .shard "
+            "out, or pass policy='off'",
+            stacklevel=3,
+        )
+    return True
+
+
+def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
+    """Writes what was chosen, and warns of what it costs."""
+    if mine["cut"].policy == "file":
+        text = f"by files, {mine['files']} for {size} ranks"
+    else:
+        text = "by elements, each rank every " + _ordinal(size)
+        if mine["why"]:
+            text += f"; not by files, as {mine['why']}"
+    log.write("info", f"keras_hvd.data.shard: {text}")
+    frozen = [
+        name
+        for name, (*_, settled) in mine["seeds"].items()
+        if not settled and graph.kind(name) in _SHUFFLES
+    ]
+    if frozen:
+        log.warn(
+            "shard: a shuffle comes before the place where the ranks' parts are taken, "
+            "because elements are counted or read from files after it. It has the same "
+            "order on all ranks now, in each epoch. To shuffle anew in each epoch, "
+            "shuffle behind that place too",
+            stacklevel=3,
+        )
+    copied = graph.copies()
+    if copied:
+        log.warn(
+            f"shard: a function of the dataset uses {copied}. The part has a copy of "
+            "it, as it is now: if it will change, call shard() before that function is "
+            "given to map()",
+            stacklevel=3,
+        )
+
+
+def _ordinal(number: int) -> str:
+    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")

@@ -1,0 +1,297 @@
+"""ShardedPyDataset: each rank gets its part of the batches of a `PyDataset`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_hvd import basics
+from keras_hvd.data.shard import place_in
+from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet, global_process_set
+
+MODES = ("split", "drop", "repeat")
+
+
+class ShardedPyDataset(keras.utils.PyDataset):
+    """The part of a `keras.utils.PyDataset` that is this rank's.
+
+    Every rank makes one of the same dataset, and gives it to `fit`, `evaluate` or
+    `predict` in its place, with all ranks. Only the batches of its part are made on a
+    rank, by as many workers, threads or processes, as the dataset asks for. All ranks
+    together get each batch once in an epoch, and all as many steps.
+
+    The dataset's `on_epoch_begin` and `on_epoch_end` are called with the same seeds of
+    Python's `random` and of `numpy.random` on all ranks, so that all shuffle alike; a
+    dataset with a random generator of its own needs the same seed on all ranks. That
+    the ranks' datasets agree is checked when it is made, and after each epoch.
+
+    Args:
+        inner: the dataset, the same on all ranks. Its batches are rows of arrays.
+        shuffle: whether ranks get other batches in each epoch. (Keras shuffles what one
+            rank has besides, if `fit` has `shuffle=True`.)
+        mode: what becomes of the batches that are left over where their number is not a
+            multiple of the ranks'. "split": ranks share their rows in one more, smaller
+            step. "drop": they are left out. "repeat": some ranks get another batch a
+            second time.
+        seed: of the shuffling; by default one that rank 0 draws.
+        process_set: the ranks that share the dataset; by default all of them.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `inner` is not a `PyDataset`, or `seed` no whole number.
+        ValueError: there is no such mode; the process set is not part of the job, or
+            without this rank; the ranks' datasets or arguments differ; or there are too
+            few batches, or rows in them, for all ranks.
+
+    Example:
+
+    >>> import keras, keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> class Squares(keras.utils.PyDataset):
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return np.array([[index]]), np.array([index**2])
+    >>> dataset = keras_hvd.data.ShardedPyDataset(Squares())
+    >>> sorted(int(y[0]) for x, y in dataset)
+    [0, 1, 4, 9, 16]
+    """
+
+    def __init__(
+        self,
+        inner: keras.utils.PyDataset,
+        shuffle: bool = True,
+        mode: str = "split",
+        seed: int | None = None,
+        process_set: ProcessSet = global_process_set,
+    ):
+        if not isinstance(inner, keras.utils.PyDataset):
+            raise TypeError(
+                "ShardedPyDataset takes a keras.utils.PyDataset; got a "
+                f"{type(inner).__name__}"
+            )
+        if mode not in MODES:
+            raise ValueError(
+                f"ShardedPyDataset: mode must be one of {MODES}; got {mode!r}"
+            )
+        if seed is not None:
+            seed = basics.whole_number("ShardedPyDataset", "seed", seed)
+        # Known from here on: forked workers have no engine to ask.
+        self._size, self._place = place_in(process_set, "ShardedPyDataset")
+        super().__init__(
+            workers=inner.workers,
+            use_multiprocessing=inner.use_multiprocessing,
+            max_queue_size=inner.max_queue_size,
+        )
+        self.inner = inner
+        self._shuffle = bool(shuffle)
+        self._mode = mode
+        self._process_set = process_set
+        self._epoch = 0
+        self._seed = 0 if seed is None else seed
+        self._known_order: tuple[Any, list[int]] = None, []
+        self._is_settled = False
+        drawn = int.from_bytes(os.urandom(4), "little")
+        first = self._agree({"arguments": (self._shuffle, mode, seed), "drawn": drawn})
+        self._seed = first["drawn"] if seed is None else seed
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches of each rank; None if there is no end."""
+        count = self.inner.num_batches
+        if count is None:
+            return None
+        if self._mode == "drop":
+            return count // self._size
+        return -(-count // self._size)
+
+    def __getitem__(self, index: int) -> Any:
+        """Makes a batch of this rank's part.
+
+        Args:
+            index: its number in this part.
+
+        Returns:
+            A batch of the inner dataset, or some rows of one.
+        """
+        count = self.inner.num_batches
+        position = index * self._size + self._place
+        if count is None:
+            return self.inner[position]
+        whole = count // self._size * self._size
+        if position >= whole and self._mode == "split":
+            return self._rows_of_left_over(self._order(count)[whole:])
+        return self.inner[self._order(count)[position % count]]
+
+    def on_epoch_begin(self) -> None:
+        """Begins an epoch."""
+        with self._same_random_numbers("begin"):
+            self.inner.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Ends an epoch, with all ranks: they have other batches then, if shuffled.
+
+        Keras starts the workers of an epoch before it says that the epoch begins, so
+        that it would be too late then. It says once that one ended before the first.
+        """
+        with self._same_random_numbers("end"):
+            self.inner.on_epoch_end()
+        self._epoch += 1
+        self._agree({"epoch": self._epoch})
+
+    def _order(self, count: int) -> list[int]:
+        """The inner dataset's batches in the order in which ranks take them in turn."""
+        key = (self._seed, self._epoch, count)
+        if self._known_order[0] != key:
+            self._known_order = key, self._new_order(count)
+        return self._known_order[1]
+
+    def _new_order(self, count: int) -> list[int]:
+        order = [*range(count)]
+        if self._shuffle:
+            random.Random(f"{self._seed} {self._epoch}").shuffle(order)
+        whole = count // self._size * self._size
+        if self._mode == "split" and whole and count - 1 in order[whole:]:
+            # The last batch may have few rows: too few to be shared.
+            place = order.index(count - 1)
+            order[place], order[whole - 1] = order[whole - 1], order[place]
+        return order
+
+    def _rows_of_left_over(self, batches: list[int]) -> Any:
+        """This rank's rows of the batch that it shares with some others."""
+        shared = self._place * len(batches) // self._size
+        sharing = [
+            place
+            for place in range(self._size)
+            if place * len(batches) // self._size == shared
+        ]
+        batch = self.inner[batches[shared]]
+        rows = _rows_in(batch)
+        place, parts = sharing.index(self._place), len(sharing)
+        part = slice(rows * place // parts, rows * (place + 1) // parts)
+        return keras.tree.map_structure(
+            lambda array: array if array is None else array[part], batch
+        )
+
+    def _agree(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Compares what the ranks have, and returns what the first one has."""
+        state["rank"] = basics.rank()
+        state["error"] = ""
+        try:
+            state["batches"] = self.inner.num_batches
+            self._describe_first_batch(state)
+        except Exception as error:
+            # The others must not wait for it.
+            state["error"] = f"{type(error).__name__}: {error}"
+        states = allgather_object(
+            state, name="keras_hvd/sharded_py_dataset", process_set=self._process_set
+        )
+        _require_alike(states)
+        _require_enough(states[0], self._size, self._mode)
+        return states[0]
+
+    def _describe_first_batch(self, state: dict[str, Any]) -> None:
+        """What tells the ranks whether their batches have the same numbers.
+
+        Batches that differ each time, as augmented ones do, tell nothing.
+        """
+        hooks = ("on_epoch_begin", "on_epoch_end")
+        is_static = all(
+            getattr(type(self.inner), hook) is getattr(keras.utils.PyDataset, hook)
+            for hook in hooks
+        )
+        if (self._is_settled and is_static) or state["batches"] == 0:
+            return
+        with self._same_random_numbers("check"):
+            batch = self.inner[0]
+        state["rows"] = _rows_in(batch)
+        state["first batch"] = _digest(batch)
+        if not self._is_settled:
+            with self._same_random_numbers("check"):
+                self._is_random = _digest(self.inner[0]) != state["first batch"]
+            self._is_settled = True
+        if self._is_random:
+            del state["first batch"]
+
+    @contextlib.contextmanager
+    def _same_random_numbers(self, purpose: str) -> Iterator[None]:
+        """Has Python's and NumPy's generators draw the same on all ranks."""
+        seed = f"{self._seed} {self._epoch} {purpose}".encode()
+        python, numpy = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(zlib.crc32(seed))
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _rows_in(batch: Any) -> int:
+    arrays = [each for each in keras.tree.flatten(batch) if each is not None]
+    return int(arrays[0].shape[0])
+
+
+def _digest(batch: Any) -> int:
+    crc = 0
+    for each in keras.tree.flatten(batch):
+        if each is not None:
+            array = keras.ops.convert_to_numpy(each)
+            crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
+    return crc
+
+
+def _require_alike(states: list[dict[str, Any]]) -> None:
+    """Raises, on every rank, what is wrong on one, or differs between them."""
+    first = states[0]
+    for each in states:
+        if each["error"]:
+            raise ValueError(
+                f"ShardedPyDataset: the dataset of rank {each['rank']} raised "
+                f"{each['error']}"
+            )
+        for what in ("arguments", "batches", "epoch"):
+            if each.get(what) != first.get(what):
+                raise ValueError(
+                    f"ShardedPyDataset: {what} is {first.get(what)} on rank "
+                    f"{first['rank']}, and {each.get(what)} on rank {each['rank']}: "
+                    "give all ranks the same dataset, and the same calls of fit, "
+                    "evaluate and predict"
+                )
+        digests = (first.get("first batch"), each.get("first batch"))
+        if None not in digests and digests[0] != digests[1]:
+            raise ValueError(
+                f"ShardedPyDataset: batch 0 of rank {each['rank']} has other rows than "
+                f"that of rank {first['rank']}: samples would be read twice, or never. "
+                "Give the dataset's random generator the same seed on all ranks; where "
+                "each rank has its own part, do without ShardedPyDataset"
+            )
+
+
+def _require_enough(state: dict[str, Any], size: int, mode: str) -> None:
+    batches = state["batches"]
+    if batches is None:
+        return
+    if batches == 0 or (mode == "drop" and batches < size):
+        raise ValueError(
+            f"ShardedPyDataset: the dataset has {batches} batches for {size} ranks "
+            f"with mode={mode!r}"
+        )
+    left_over = batches % size
+    if mode != "split" or not left_over or "rows" not in state:
+        return
+    parts = -(-size // left_over)
+    if state["rows"] < parts:
+        raise ValueError(
+            f"ShardedPyDataset: of {batches} batches of {state['rows']} rows "
+            f"{left_over} are left over for {size} ranks, too few rows to share: use "
+            "mode='drop' or mode='repeat', or larger batches"
+        )
