@@ -29,6 +29,7 @@ from keras_hvd.gradient_reduction import (
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.loss_scaling import agree_on_finite_gradients
 from keras_hvd.nested_optimizers import inner_optimizers, leaf_optimizers
+from keras_hvd.process_sets import ProcessSet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +175,25 @@ def shared_settings(optimizer: Any) -> dict[str, str]:
     for each in ("reduction", "process_set", "scale_local_gradients"):
         del values[each]
     return {argument: shown(value) for argument, value in values.items()}
+
+
+def reduces_with(optimizer: Any) -> ProcessSet:
+    """The ranks whose gradients a distributed optimizer reduces with this rank's.
+
+    Args:
+        optimizer: a distributed optimizer that does the updates itself.
+
+    Returns:
+        A process set.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> reduces_with(keras_hvd.DistributedOptimizer(keras.optimizers.SGD())).ranks
+    [0]
+    """
+    return optimizer._settings.reduction.process_set
 
 
 def before_first_update(

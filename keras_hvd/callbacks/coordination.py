@@ -9,7 +9,7 @@ callbacks (moving statistics, verbosity) and what must see what all of them did
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +17,12 @@ import tensorflow as tf
 
 from keras_hvd import basics, gradient_tape, log
 from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
-from keras_hvd.distributed_class import is_distributed, local_variables
+from keras_hvd.collectives.join import join
+from keras_hvd.distributed_class import (
+    is_distributed,
+    local_variables,
+    reduces_with,
+)
 from keras_hvd.nested_optimizers import leaf_optimizers
 from keras_hvd.objects import allgather_object
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
@@ -65,6 +70,11 @@ _BATCH_HOOKS = (
 )
 
 
+# Collectives whose names a rank's last words before a stall may be.
+_BEGINNING = "keras_hvd/beginning of fit"
+_MEETING = "keras_hvd/steps of the epoch"
+
+
 class DistributedCallback(keras.callbacks.Callback):
     """Base of keras_hvd's callbacks. At size 1 it does nothing."""
 
@@ -94,6 +104,8 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._others = others
         self._statistics_differ = False
         self._tapes_before: int | None = None
+        self._epoch = 0
+        self._steps: int | None = None
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         # The same dict goes to all callbacks, the progress bar among them.
@@ -113,6 +125,8 @@ class _BeforeOthers(keras.callbacks.Callback):
         _warn_of_unsynchronized(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
+        if self._steps is not None:
+            self._steps = batch + 1
         # Which is when the step has been traced, or run.
         if self._tapes_before is None:
             return
@@ -123,15 +137,31 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._statistics_differ = True
+        self._epoch = epoch
+        self._steps = 0
 
     def on_test_begin(self, logs=None):
+        self._meet()
         self._average_statistics()
 
     def on_epoch_end(self, epoch, logs=None):
+        self._meet()
         self._average_statistics()
         for callback in self._others if logs is not None else ():
             if isinstance(callback, DistributedCallback):
                 callback.on_epoch_over()
+
+    def _meet(self):
+        """Waits, once an epoch, for the ranks that are in a step yet.
+
+        Where data ran out on this rank, those would wait for its gradients for ever.
+        """
+        if self._steps is None:
+            return
+        steps, self._steps = self._steps, None
+        join()
+        ranks = allgather_object((steps, _trained_with(self.model)), name=_MEETING)
+        _require_same_steps(ranks, f"made in epoch {self._epoch + 1}")
 
     def _average_statistics(self):
         if not self._statistics_differ:
@@ -157,7 +187,14 @@ class _AfterOthers(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         may_stop = any(map(_may_stop_in_batches, self._list.callbacks))
-        self._agrees_in_batches = _any_rank(may_stop, "may_stop_in_batches")
+        params = self.params or {}
+        steps, epochs = params.get("steps"), params.get("epochs")
+        ranks = allgather_object(
+            (may_stop, epochs, steps, _trained_with(self.model)), name=_BEGINNING
+        )
+        _require_same_epochs([each[1] for each in ranks])
+        _require_same_steps([each[2:] for each in ranks], "to make in an epoch")
+        self._agrees_in_batches = any(each[0] for each in ranks)
         for callback in self._list.callbacks:
             if isinstance(callback, DistributedCallback):
                 callback.on_ranks_ready()
@@ -173,6 +210,57 @@ class _AfterOthers(keras.callbacks.Callback):
     def _agree_on_stopping(self):
         # A rank that stopped alone would leave the others waiting for its gradients.
         self.model.stop_training = _any_rank(self.model.stop_training, "stop_training")
+
+
+def _trained_with(model: keras.Model) -> list[list[int]]:
+    """The sets of ranks that the model's gradients are reduced in."""
+    leaves = [
+        leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)
+    ]
+    sets = [reduces_with(leaf).ranks for leaf in leaves if is_distributed(leaf)]
+    # Those of a tape are not known: all ranks, most likely.
+    return sets or [[*range(basics.size())]]
+
+
+def _require_same_epochs(epochs: list[int | None]) -> None:
+    """Raises, on every rank, where some would be through before others."""
+    if len({*epochs}) > 1:
+        raise RuntimeError(
+            f"fit has epochs={_by_rank(epochs)}: the ranks with more would wait for "
+            "the others. Give all ranks the same number"
+        )
+
+
+def _require_same_steps(
+    ranks: list[tuple[int | None, list[list[int]]]], what: str
+) -> None:
+    """Raises, on every rank, where those that train together make other steps.
+
+    Args:
+        ranks: for each rank its steps, None if it does not know them, and the sets of
+            ranks that it trains with.
+        what: what the steps are, for the message.
+    """
+    steps = [each[0] for each in ranks]
+    for _, sets in ranks:
+        for members in sets:
+            known = [steps[rank] for rank in members if steps[rank] is not None]
+            if len({*known}) > 1:
+                raise RuntimeError(
+                    f"the ranks have different numbers of steps {what}: "
+                    f"{_by_rank(steps, members)}. Those with more would wait for the "
+                    "gradients of the others. Give each rank as much data, with "
+                    "keras_hvd.data.even(dataset), keras_hvd.data.distribute() or "
+                    "arrays of the same length, or the same steps_per_epoch to fit"
+                )
+
+
+def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:
+    ranks = range(len(values)) if ranks is None else ranks
+    return ", ".join(
+        f"{'unknown' if values[rank] is None else values[rank]} on rank {rank}"
+        for rank in ranks
+    )
 
 
 def require_distributed(model: keras.Model) -> None:

@@ -74,17 +74,15 @@ def test_fit_trains_on_all_of_it(size):
     """With workers, which Keras starts before it says that the epoch begins."""
     seen = []
 
-    class Watch(keras.layers.Layer):
-        def call(self, x):
-            seen.extend(x.numpy()[:, 0].astype(int).tolist())
-            return x
+    class Watched(keras.Sequential):
+        def train_step(self, data):
+            seen.extend(data[0].numpy()[:, 0].astype(int).tolist())
+            return super().train_step(data)
 
     keras.utils.clear_session()
-    model = keras.Sequential([keras.Input((1,)), Watch(), keras.layers.Dense(1)])
+    model = Watched([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
-    seen.clear()
     model.compile(optimizer, "mse", run_eagerly=True)
-    seen.clear()
     dataset = ShardedPyDataset(Shuffled(400, workers=3), seed=7)
     assert dataset.workers == 3
     callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]

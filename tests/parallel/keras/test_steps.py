@@ -1,0 +1,149 @@
+"""Ranks with different numbers of steps: an error on all of them, and nobody waits."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
+
+pytestmark = pytest.mark.usefixtures("several_ranks")
+
+
+class Steps(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.made = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.made = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.made += 1
+
+
+def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones((count, 3), np.float32), np.zeros((count, 2), np.float32)
+
+
+def unknown(batches: int) -> tf.data.Dataset:
+    """Batches of which nobody knows how many there are."""
+    dataset = tf.data.Dataset.from_tensor_slices(rows(4 * batches))
+    return dataset.filter(lambda x, y: True).batch(4)
+
+
+@pytest.fixture
+def model(make_linear):
+    return make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+
+
+def test_known_steps_are_compared_before_the_first(model, rank, raises_on_all_ranks):
+    steps = Steps()
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(
+            *rows(40 + 4 * rank),
+            batch_size=4,
+            verbose=0,
+            callbacks=[MetricAverage(), steps],
+        )
+    raises_on_all_ranks(
+        caught.value,
+        "different numbers of steps to make in an epoch: 10 on rank 0, 11 on rank 1",
+        "keras_hvd.data.even",
+        "steps_per_epoch",
+    )
+    assert steps.made == 0
+
+
+def test_steps_per_epoch_makes_them_the_same(model, rank):
+    x, y = rows(40 + 4 * rank)
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+        steps_per_epoch=10,
+        verbose=0,
+        callbacks=[BroadcastGlobalVariables(0)],
+    )
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_unknown_steps_end_with_the_epoch(
+    which, validates, model, rank, size, raises_on_all_ranks
+):
+    has_less = rank == (0 if which == "first" else size - 1)
+    made = [4] * size
+    made[0 if which == "first" else -1] = 2
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(
+            unknown(2 if has_less else 4),
+            epochs=2,
+            verbose=0,
+            validation_data=unknown(1 + rank) if validates else None,
+            callbacks=[BroadcastGlobalVariables(0), MetricAverage()],
+        )
+    shown = ", ".join(f"{steps} on rank {peer}" for peer, steps in enumerate(made))
+    raises_on_all_ranks(caught.value, f"steps made in epoch 1: {shown}")
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_data_that_ends_before_steps_per_epoch(model, rank, raises_on_all_ranks):
+    dataset = unknown(3 if rank == 0 else 6)
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(dataset, steps_per_epoch=6, verbose=0, callbacks=[MetricAverage()])
+    raises_on_all_ranks(caught.value, "made in epoch 1: 3 on rank 0, 6 on rank 1")
+
+
+def test_as_many_unknown_steps_train(model):
+    steps = Steps()
+    model.fit(
+        unknown(5),
+        epochs=3,
+        verbose=0,
+        validation_data=unknown(2),
+        callbacks=[BroadcastGlobalVariables(0), MetricAverage(), steps],
+    )
+    assert steps.made == 5
+
+
+def test_even_datasets_train(model, rank, equal_on_all_ranks):
+    dataset = keras_hvd.data.even(unknown(3 + rank))
+    model.fit(dataset, epochs=2, verbose=0, callbacks=[BroadcastGlobalVariables(0)])
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_distributed_data_trains(model, equal_on_all_ranks, size):
+    samples = tf.data.Dataset.from_tensor_slices(rows(101)).shuffle(101)
+    dataset = keras_hvd.data.distribute(samples, batch_size=4 * size)
+    model.fit(dataset, epochs=2, verbose=0, callbacks=[BroadcastGlobalVariables(0)])
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_epochs_are_compared(model, rank, raises_on_all_ranks):
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(*rows(8), epochs=2 + rank, verbose=0, callbacks=[MetricAverage()])
+    raises_on_all_ranks(caught.value, "fit has epochs=2 on rank 0, 3 on rank 1")
+
+
+def test_process_sets_make_their_own_steps(make_linear, rank, size):
+    sets = [
+        keras_hvd.add_process_set([0]),
+        keras_hvd.add_process_set([*range(1, size)]),
+    ]
+    try:
+        mine = sets[rank > 0]
+        optimizer = keras_hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.01), process_set=mine
+        )
+        steps = Steps()
+        make_linear(optimizer).fit(
+            *rows(8 if rank == 0 else 12),
+            batch_size=4,
+            epochs=2,
+            verbose=0,
+            callbacks=[MetricAverage(process_set=mine), steps],
+        )
+        assert steps.made == (2 if rank == 0 else 3)
+    finally:
+        for each in sets:
+            keras_hvd.remove_process_set(each)
