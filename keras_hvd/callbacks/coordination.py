@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import basics, gradient_tape, log
-from keras_hvd.collectives.allreduce import Average, Max, allreduce, grouped_allreduce
+from keras_hvd.collectives.allreduce import Average, Sum, allreduce, grouped_allreduce
 from keras_hvd.collectives.join import join
 from keras_hvd.distributed_class import (
     is_distributed,
@@ -451,7 +451,8 @@ def _enclosing_list(
 
 
 def _any_rank(flag: bool, name: str) -> bool:
-    return bool(allreduce(tf.constant(int(flag)), op=Max, name=f"keras_hvd/{name}"))
+    # Not their maximum: a rank that has ended its epoch gives zeros for a sum only.
+    return bool(allreduce(tf.constant(int(flag)), op=Sum, name=f"keras_hvd/{name}"))
 
 
 def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:
