@@ -35,11 +35,12 @@ class BroadcastGlobalVariables(DistributedCallback):
     plus their own rank, so that ranks draw different numbers and runs can be repeated.
 
     Like every callback of keras_hvd, on more than one rank it also: checks that the
-    model's optimizer is distributed; has rank 0 alone print progress bars and write
-    files (`ModelCheckpoint`, `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...; a
-    callback with an attribute `every_rank = True` is left alone); averages the moving
-    statistics of BatchNormalization after each epoch, before validation; stops all
-    ranks when `stop_training` is set on one.
+    model's optimizer is distributed, and that all ranks make the same number of steps
+    in each epoch; has rank 0 alone print progress bars and write files
+    (`ModelCheckpoint`, `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...; a callback
+    with an attribute `every_rank = True` is left alone); averages the moving statistics
+    of BatchNormalization after each epoch, before validation; stops all ranks when
+    `stop_training` is set on one.
 
     Args:
         root_rank: the rank whose state all get.
