@@ -1,11 +1,12 @@
-"""Builds keras_hvd's two native libraries with Bazel and puts them into a folder.
+"""Builds keras_hvd's native libraries with Bazel and puts them into a folder.
 
     python -I bazel/build_libraries.py FOLDER [CONFIG]
 
-They are built against the TensorFlow of the Python that runs this. `-I` makes it look
-past the environment that pip builds in, at what that Python really has installed. What
-the libraries were built from is noted beside them, in build_info.json. CONFIG is one of
-.bazelrc, like faults.
+The op library is built against the TensorFlow of the Python that runs this. `-I` makes
+it look past the environment that pip builds in, at what that Python really has
+installed. Run by several Pythons, it puts the op libraries of their TensorFlows side by
+side. What the libraries were built from is noted beside them, in build_info.json.
+CONFIG is one of .bazelrc, like faults.
 """
 
 from __future__ import annotations
@@ -20,31 +21,49 @@ import subprocess
 import sys
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = ("libkeras_hvd.so", "libkeras_hvd_ops.so")
+ENGINE = "libkeras_hvd.so"
+OPS = "libkeras_hvd_ops.so"
 BUILD_INFO = "build_info.json"
 
 
 def build_libraries(folder: pathlib.Path, *configs: str) -> None:
-    """Builds both libraries into `folder`, or exits with what is missing."""
+    """Builds the libraries into `folder`, or exits with what is missing."""
     tensorflow = _tensorflow()
-    targets = (f"//tf_ops:{name}" for name in LIBRARIES)
+    targets = (f"//tf_ops:{name}" for name in (ENGINE, OPS))
     _run_bazel("build", *(f"--config={config}" for config in configs), *targets)
     built = pathlib.Path(_run_bazel("info", "bazel-bin").strip(), "tf_ops")
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in LIBRARIES:
-        _install(built / name, folder / name)
-    version = runpy.run_path(str(CHECKOUT / "keras_hvd" / "version.py"))
-    info = {
-        "version": version["__version__"],
+    if _differ(built / ENGINE, folder / ENGINE):
+        # Op libraries of other builds may not fit what this engine offers them.
+        _forget_ops(folder)
+        _install(built / ENGINE, folder / ENGINE)
+    minor = ".".join(tensorflow["version"].split(".")[:2])
+    _install(built / OPS, folder / f"libkeras_hvd_ops_{minor}.so")
+    _note(folder, minor, tensorflow)
+
+
+def _forget_ops(folder: pathlib.Path) -> None:
+    (folder / BUILD_INFO).unlink(missing_ok=True)
+    for library in folder.glob("libkeras_hvd_ops*.so"):
+        library.unlink()
+
+
+def _note(folder: pathlib.Path, minor: str, tensorflow: dict[str, str | bool]) -> None:
+    """Adds to build_info.json what the op library of a minor version is built from."""
+    path = folder / BUILD_INFO
+    others = json.loads(path.read_text()).get("ops", {}) if path.exists() else {}
+    ops = {
         "tensorflow": tensorflow["version"],
         "distribution": tensorflow["distribution"],
         "xla": tensorflow["xla"],
     }
-    (folder / BUILD_INFO).write_text(json.dumps(info, indent=2) + "\n")
+    version = runpy.run_path(str(CHECKOUT / "keras_hvd" / "version.py"))["__version__"]
+    info = {"version": version, "ops": others | {minor: ops}}
+    path.write_text(json.dumps(info, indent=2) + "\n")
 
 
-def _tensorflow() -> dict[str, str]:
+def _tensorflow() -> dict[str, str | bool]:
     # Under -I the folder of this file is not on the path.
     finder = runpy.run_path(str(CHECKOUT / "bazel" / "find_tensorflow.py"))
     try:
@@ -78,12 +97,16 @@ def _run_bazel(command: str, *arguments: str) -> str:
 
 def _install(built: pathlib.Path, installed: pathlib.Path) -> None:
     """Puts a new file in the old one's place: processes may have that one mapped."""
-    if installed.exists() and filecmp.cmp(built, installed, shallow=False):
+    if not _differ(built, installed):
         return
     incoming = installed.with_name(f".{installed.name}.{os.getpid()}")
     shutil.copyfile(built, incoming)
     incoming.chmod(0o755)
     incoming.replace(installed)
+
+
+def _differ(built: pathlib.Path, installed: pathlib.Path) -> bool:
+    return not installed.exists() or not filecmp.cmp(built, installed, shallow=False)
 
 
 if __name__ == "__main__":

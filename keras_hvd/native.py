@@ -1,13 +1,15 @@
-"""The two native libraries: where they are, whether they fit, and what is in them.
+"""The native libraries: where they are, whether they fit, and what is in them.
 
 `libkeras_hvd.so` is the engine behind its C API and needs nothing but the system;
-`libkeras_hvd_ops.so` holds the TensorFlow ops, for one minor version of TensorFlow.
-The structures below mirror those of tf_ops/engine/c_api.h.
+`libkeras_hvd_ops_2.21.so` holds the TensorFlow ops for TensorFlow 2.21, and those for
+other minor versions may lie beside it. The structures below mirror those of
+tf_ops/engine/c_api.h.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 import functools
 import importlib.metadata
 import json
@@ -23,7 +25,8 @@ from keras_hvd.version import __version__
 
 _FOLDER = pathlib.Path(__file__).resolve().parent / "_native"
 _ENGINE = "libkeras_hvd.so"
-_OPS = "libkeras_hvd_ops.so"
+_OPS = "libkeras_hvd_ops_{minor}.so"
+_ALL_OPS = "libkeras_hvd_ops*.so"
 _BUILD_INFO = "build_info.json"
 
 Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
@@ -185,8 +188,8 @@ def ops() -> ModuleType:
         The module that TensorFlow makes of the op library: one function for each op.
 
     Raises:
-        LibraryError: TensorFlow or the library is missing, it was built for another
-            minor version of TensorFlow, or another copy of it is in this process.
+        LibraryError: TensorFlow is missing, there is no op library for its minor
+            version, or another copy of keras_hvd's libraries is in this process.
 
     Example:
 
@@ -203,7 +206,7 @@ def ops() -> ModuleType:
 
 
 def ops_library(tensorflow: str) -> pathlib.Path:
-    """Finds the op library, without opening it.
+    """Finds the op library for a version of TensorFlow, without opening it.
 
     Args:
         tensorflow: the version of TensorFlow that is to open it.
@@ -212,22 +215,46 @@ def ops_library(tensorflow: str) -> pathlib.Path:
         Its path.
 
     Raises:
-        LibraryError: it is missing, or was built for another minor version.
+        LibraryError: there is none for this minor version.
 
     Example:
 
-    >>> ops_library(build_info()["tensorflow"]).name
-    'libkeras_hvd_ops.so'
+    >>> import tensorflow as tf
+    >>> ops_library(tf.__version__).exists()
+    True
     """
-    path = _library(_OPS)
-    built_for = build_info()["tensorflow"]
-    if _minor(built_for) != _minor(tensorflow):
-        raise exceptions.LibraryError(
-            f"{path} was built for TensorFlow {built_for}, and this is TensorFlow "
-            f"{tensorflow}: an op library serves one minor version. Rebuild it "
-            f"with: {_build_command()}"
-        )
-    return path
+    ops_info(tensorflow)
+    return _library(_OPS.format(minor=_minor(tensorflow)))
+
+
+def ops_info(tensorflow: str) -> dict[str, Any]:
+    """What the op library for a version of TensorFlow was built against.
+
+    Args:
+        tensorflow: the version of TensorFlow that is to open it.
+
+    Returns:
+        `tensorflow` (the version of the headers), `distribution` (the package that they
+        came with), and `xla`: whether collectives can be compiled by XLA.
+
+    Raises:
+        LibraryError: there is no op library for this minor version.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> sorted(ops_info(tf.__version__))
+    ['distribution', 'tensorflow', 'xla']
+    """
+    built = build_info()["ops"]
+    if _minor(tensorflow) in built:
+        return built[_minor(tensorflow)]
+    versions = " and ".join(each["tensorflow"] for each in built.values())
+    raise exceptions.LibraryError(
+        f"the TensorFlow ops in {_FOLDER} were built for TensorFlow {versions}, and "
+        f"this is TensorFlow {tensorflow}: an op library serves one minor version. "
+        f"Build one for it with: {_build_command()}"
+    )
 
 
 @functools.cache
@@ -235,9 +262,8 @@ def build_info() -> dict[str, Any]:
     """What the libraries were built from.
 
     Returns:
-        `version` of keras_hvd, `tensorflow` (the version of the headers),
-        `distribution` (the package that they came with), and `xla`: whether
-        collectives can be compiled by XLA.
+        `version` of keras_hvd, and `ops`: for each minor version of TensorFlow that
+        there is an op library for, what `ops_info` returns.
 
     Raises:
         LibraryError: the libraries are not built, or belong to another version of
@@ -246,7 +272,7 @@ def build_info() -> dict[str, Any]:
     Example:
 
     >>> sorted(build_info())
-    ['distribution', 'tensorflow', 'version', 'xla']
+    ['ops', 'version']
     """
     path = _FOLDER / _BUILD_INFO
     if not path.exists():
@@ -292,12 +318,12 @@ def _mapped_libraries() -> set[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     paths = {column[5] for column in columns if len(column) == 6}
-    names = (_ENGINE, _OPS)
-    return {
-        path
-        for path in paths
-        if path.rsplit("/", 1)[-1].removesuffix(" (deleted)") in names
-    }
+    return {path for path in paths if _is_ours(path.removesuffix(" (deleted)"))}
+
+
+def _is_ours(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name == _ENGINE or fnmatch.fnmatchcase(name, _ALL_OPS)
 
 
 def _tensorflow() -> ModuleType:
@@ -306,16 +332,18 @@ def _tensorflow() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise
+        *_, built_for = build_info()["ops"].values()
         raise exceptions.LibraryError(
-            f"{sys.executable} has no TensorFlow. Install the one that keras_hvd was "
+            f"{sys.executable} has no TensorFlow. Install one that keras_hvd was "
             f"built for with: {sys.executable} -m pip install "
-            f"{build_info()['distribution']}=={build_info()['tensorflow']}"
+            f"{built_for['distribution']}=={built_for['tensorflow']}"
         ) from error
     return tensorflow
 
 
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
+def _minor(version: str) -> str:
+    """Of a version such as 2.21.0, the part that an op library is for: 2.21."""
+    return ".".join(version.split(".")[:2])
 
 
 def _unusable(path: pathlib.Path, error: Exception) -> exceptions.LibraryError:

@@ -411,12 +411,12 @@ def require_compilable(what: str) -> None:
         NotImplementedError: keras_hvd was built against a TensorFlow whose XLA lacks
             what collectives need.
     """
-    if not is_compiled() or native.build_info()["xla"]:
+    if not is_compiled() or native.ops_info(tf.__version__)["xla"]:
         return
     raise NotImplementedError(
-        f"{what} would be compiled by XLA, and TensorFlow "
-        f"{native.build_info()['tensorflow']} lacks what collectives need there: pass "
-        "jit_compile=False to compile() or to tf.function(), or use a newer TensorFlow"
+        f"{what} would be compiled by XLA, and TensorFlow {tf.__version__} lacks what "
+        "collectives need there: pass jit_compile=False to compile() or to "
+        "tf.function(), or use a newer TensorFlow"
     )
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import json
 import os
 import platform
 import socket
@@ -64,17 +65,21 @@ def _tensorflow() -> str:
 def _ops() -> str:
     # In a process of its own: TensorFlow logs as it likes, and aborts if it must.
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from keras_hvd import native"
+        "import json, sys; sys.path.insert(0, sys.argv[1]); "
+        "from keras_hvd import native; native.ops(); import tensorflow as tf; "
+        "print(json.dumps(native.ops_info(tf.__version__)))"
     )
     opened = subprocess.run(
-        [sys.executable, "-c", f"{program}; native.ops()", _ROOT],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", program, _ROOT], capture_output=True, text=True
     )
     if opened.returncode != 0:
         last_words = opened.stderr.strip().splitlines() or ["no reason given"]
         raise installed.Missing(last_words[-1])
-    return f"built for TensorFlow {native.build_info()['tensorflow']}"
+    info = json.loads(opened.stdout.splitlines()[-1])
+    built_for = f"built for TensorFlow {info['tensorflow']}"
+    if info["xla"]:
+        return built_for
+    return f"{built_for}, which lacks what collectives in jit_compile=True need"
 
 
 def _keras() -> str:

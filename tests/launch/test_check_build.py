@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tensorflow as tf
+
 import keras_hvd
+from keras_hvd import native
 from keras_hvd.version import __version__
 
 PACKAGE = Path(keras_hvd.__file__).parent
@@ -34,6 +37,8 @@ def test_finds_what_is_built(khvdrun):
         "CUDA",
     ]
     assert [found[name][0] for name in list(found)[:5]] == ["yes"] * 5
+    has_xla = native.ops_info(tf.__version__)["xla"]
+    assert ("jit_compile=True" in found["TensorFlow ops"][1]) is not has_xla
     assert found["engine"][1].endswith(f"libkeras_hvd.so, version {__version__}")
     assert all(reason for _, reason in found.values())
 

@@ -121,12 +121,13 @@ def test_fails_where_nothing_is_built(tmp_path):
 def test_fails_where_the_ops_are_for_another_tensorflow(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "keras_hvd")
     path = tmp_path / "keras_hvd" / "_native" / "build_info.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tensorflow": "2.5.0"}))
+    ops = {"2.5": {"tensorflow": "2.5.0", "distribution": "tensorflow", "xla": False}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ops": ops}))
     ended, found = diagnose("-np", "2", cwd=tmp_path)
     assert ended.returncode == 1
     assert found["engine"][0] == "ok"
     assert found["TensorFlow"][0] == "failure"
-    assert "was built for TensorFlow 2.5.0" in ended.stdout
+    assert "were built for TensorFlow 2.5.0" in ended.stdout
 
 
 def test_fails_where_the_system_refuses_shared_memory():

@@ -12,7 +12,9 @@ import keras_hvd
 from keras_hvd import Adasum, Max, Sum
 
 SCRIPT = Path(__file__).parent / "ranks" / "sets_at_init.py"
-RUN = pytest.mark.parametrize("run", ["eager", "graph", "xla"])
+RUN = pytest.mark.parametrize(
+    "run", ["eager", "graph", pytest.param("xla", marks=pytest.mark.needs_xla)]
+)
 
 
 def run_as(run, function):

@@ -12,6 +12,7 @@ import sys
 import types
 
 import pytest
+import tensorflow as tf
 
 from keras_hvd import native
 from keras_hvd.exceptions import LibraryError
@@ -44,9 +45,18 @@ def folder(tmp_path, monkeypatch, unopened):
     return tmp_path
 
 
-def put_build_info(folder, **fields):
-    info = {"version": __version__, "tensorflow": "2.21.0", "distribution": "tf"}
-    (folder / "build_info.json").write_text(json.dumps(info | fields))
+def put_build_info(folder, *tensorflows, version=__version__):
+    """As after builds against these versions of tensorflow-cpu."""
+    ops = {
+        tensorflow.rpartition(".")[0]: {
+            "tensorflow": tensorflow,
+            "distribution": "tensorflow-cpu",
+            "xla": False,
+        }
+        for tensorflow in tensorflows
+    }
+    info = {"version": version, "ops": ops}
+    (folder / "build_info.json").write_text(json.dumps(info))
 
 
 def test_structures_have_the_layout_of_the_header(tmp_path):
@@ -105,7 +115,7 @@ def test_library_exports_the_c_api_alone():
 
 def test_op_library_finds_the_engine_beside_itself():
     printed = subprocess.run(
-        ["readelf", "-d", native._FOLDER / "libkeras_hvd_ops.so"],
+        ["readelf", "-d", native.ops_library(tf.__version__)],
         check=True,
         capture_output=True,
         text=True,
@@ -122,9 +132,11 @@ def test_not_built(folder):
 
 
 def test_library_missing_beside_its_build_info(folder):
-    put_build_info(folder)
-    with pytest.raises(LibraryError, match="libkeras_hvd.so is missing"):
+    put_build_info(folder, "2.21.0")
+    with pytest.raises(LibraryError, match=r"libkeras_hvd\.so is missing"):
         native.engine()
+    with pytest.raises(LibraryError, match=r"libkeras_hvd_ops_2\.21\.so is missing"):
+        native.ops_library("2.21.4")
 
 
 def test_checkout_is_rebuilt_in_place(unopened):
@@ -138,7 +150,7 @@ def test_libraries_of_another_version(folder):
 
 
 def test_library_that_cannot_be_opened(folder):
-    put_build_info(folder)
+    put_build_info(folder, "2.21.0")
     (folder / "libkeras_hvd.so").write_text("not a library")
     # The real one is mapped by now: it would be the second copy.
     code = (
@@ -157,21 +169,34 @@ def test_library_that_cannot_be_opened(folder):
 def test_another_minor_version_of_tensorflow_is_refused_before_opening(
     folder, monkeypatch
 ):
-    put_build_info(folder, tensorflow="2.20.0")
-    (folder / "libkeras_hvd_ops.so").write_text("opening this would fail otherwise")
+    put_build_info(folder, "2.16.2", "2.20.0")
+    for minor in ("2.16", "2.20"):
+        library = folder / f"libkeras_hvd_ops_{minor}.so"
+        library.write_text("opening this would fail otherwise")
     monkeypatch.setattr(native, "_mapped_libraries", set)
     tensorflow = types.SimpleNamespace(__version__="2.21.3")
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     with pytest.raises(LibraryError) as raised:
         native.ops()
     message = str(raised.value)
-    assert "built for TensorFlow 2.20.0" in message
+    assert "built for TensorFlow 2.16.2 and 2.20.0" in message
     assert "this is TensorFlow 2.21.3" in message
     assert f"{sys.executable} -m pip install" in message
 
 
+def test_op_libraries_lie_side_by_side(folder, monkeypatch):
+    # The real ones are mapped by now: they would be the second copies.
+    monkeypatch.setattr(native, "_mapped_libraries", set)
+    put_build_info(folder, "2.2.1", "2.21.0")
+    for minor in ("2.2", "2.21"):
+        (folder / f"libkeras_hvd_ops_{minor}.so").touch()
+    assert native.ops_library("2.2.3") == folder / "libkeras_hvd_ops_2.2.so"
+    assert native.ops_library("2.21.1") == folder / "libkeras_hvd_ops_2.21.so"
+    assert native.ops_info("2.21.1")["tensorflow"] == "2.21.0"
+
+
 def test_missing_tensorflow(folder, monkeypatch):
-    put_build_info(folder, distribution="tensorflow-cpu")
+    put_build_info(folder, "2.16.2", "2.21.0")
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(LibraryError, match="pip install tensorflow-cpu==2.21.0"):
         native.ops()

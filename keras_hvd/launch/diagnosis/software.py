@@ -35,7 +35,7 @@ def tensorflow() -> Finding:
         native.ops_library(version)
     except LibraryError as error:
         return failure(name, f"{figure}: no ops for it", str(error))
-    built_for = native.build_info()["tensorflow"]
+    built_for = native.ops_info(version)["tensorflow"]
     return Finding(name, f"{figure}; the ops are built for {built_for}")
 
 

@@ -175,6 +175,7 @@ def test_indexed_slices_are_gathered(run, dtype, rank, size):
         np.testing.assert_array_equal(result.dense_shape, [4, 2])
 
 
+@pytest.mark.needs_xla
 def test_indexed_slices_compiled_by_xla(rank, size):
     @tf.function(jit_compile=True)
     def reduce(values, indices):

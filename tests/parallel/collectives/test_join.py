@@ -15,8 +15,8 @@ def test_alone_or_at_once(size):
         assert keras_hvd.allgather_object(last) == [last] * size
 
 
-@pytest.mark.parametrize("run", ["eager", "graph", "xla"])
 def test_uneven_data(run, rank, size):
+    @run
     def step(x):
         return (
             keras_hvd.allreduce(x, op=Sum),
@@ -24,8 +24,6 @@ def test_uneven_data(run, rank, size):
             *keras_hvd.grouped_allreduce([2 * x, tf.ones([], tf.int64)], op=Sum),
         )
 
-    if run != "eager":
-        step = tf.function(step, jit_compile=run == "xla")
     for longest in range(size):
         # Rank `longest` has most, the ranks after it ever less.
         steps = [2 + 2 * ((peer - longest - 1) % size) for peer in range(size)]

@@ -188,8 +188,8 @@ def test_thousands_of_ops_in_one_function():
 
 
 def test_a_tensorflow_whose_xla_lacks_what_is_needed(monkeypatch):
-    info = native.build_info() | {"xla": False}
-    monkeypatch.setattr(native, "build_info", lambda: info)
+    info = native.ops_info(tf.__version__) | {"xla": False}
+    monkeypatch.setattr(native, "ops_info", lambda tensorflow: info)
 
     @tf.function(jit_compile=True)
     def step(x):
