@@ -3,6 +3,7 @@
 The names with `Callback` are Horovod's.
 """
 
+from keras_hvd.callbacks.backup_and_restore import BackupAndRestore
 from keras_hvd.callbacks.best_model_checkpoint import BestModelCheckpoint
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.learning_rate_schedule import LearningRateSchedule
@@ -15,6 +16,7 @@ LearningRateWarmupCallback = LearningRateWarmup
 MetricAverageCallback = MetricAverage
 
 __all__ = [
+    "BackupAndRestore",
     "BestModelCheckpoint",
     "BroadcastGlobalVariables",
     "BroadcastGlobalVariablesCallback",

@@ -1,0 +1,246 @@
+"""BackupAndRestore: training goes on where it was, the place in the data included."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd import basics, log
+from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
+from keras_hvd.callbacks.coordination import DistributedCallback
+from keras_hvd.data.position import Position
+from keras_hvd.objects import broadcast_object
+
+_STATE = "training.json"
+
+
+class BackupAndRestore(DistributedCallback):
+    """Saves the training as it goes on, and begins from what was saved, if there is.
+
+    As `keras.callbacks.BackupAndRestore`, but within an epoch too: with a `Position`,
+    training goes on behind the last step that was saved, on any number of ranks, so
+    that each sample is trained on exactly once in that epoch. Weights and place are
+    saved as one: a job that is killed meanwhile leaves the backup before. The model
+    must have its variables before `fit`; on several ranks rank 0 alone reads and writes
+    files, and `BroadcastGlobalVariables(0)` gives all ranks what it read.
+
+    `fit` must see the end of each epoch: no `steps_per_epoch`, no `dataset.repeat()`.
+    Epochs are `fit`'s: the position follows their numbers. Samples that are left at an
+    epoch's end, by `even(mode="drop")`, are not caught up on.
+
+    Args:
+        backup_dir: a folder for nothing else.
+        position: that of the data; None to save and restore at ends of epochs alone.
+        batch_size: how many samples this rank takes in a step; needed with a position.
+        save_freq: "epoch", or a number of steps; then at the ends of epochs as well.
+        delete_checkpoint: whether the backup is deleted when training has come to its
+            end.
+
+    Raises:
+        TypeError: `position` is no Position, or `batch_size` or `save_freq` no number.
+        ValueError: a number is not positive, or given without `position`.
+
+    Example:
+
+    >>> import keras, keras_hvd, pathlib, tempfile, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "numbers.txt").write_text("1\\n2\\n3\\n4\\n")
+    >>> position = keras_hvd.data.Position()
+    >>> numbers = keras_hvd.data.from_files(
+    ...     str(folder / "*.txt"), "text", position=position)
+    >>> numbers = numbers.map(lambda line: [tf.strings.to_number(line)]).batch(2)
+    >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> history = model.fit(numbers.map(lambda x: (x, x)), epochs=2, verbose=0,
+    ...     callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0),
+    ...         keras_hvd.callbacks.BackupAndRestore(
+    ...             str(folder / "backup"), position, batch_size=2, save_freq=1)])
+    >>> position.epoch
+    2
+    """
+
+    def __init__(
+        self,
+        backup_dir: str,
+        position: Position | None = None,
+        batch_size: int | None = None,
+        save_freq: str | int = "epoch",
+        delete_checkpoint: bool = True,
+    ):
+        super().__init__()
+        if not isinstance(position, (Position, type(None))):
+            raise TypeError(
+                f"BackupAndRestore: position must be a Position, got {position!r}"
+            )
+        if position is None and not (batch_size is None and save_freq == "epoch"):
+            raise ValueError(
+                "BackupAndRestore: batch_size and save_freq take a position: without "
+                "one, training can only go on from the beginning of an epoch"
+            )
+        if position is not None:
+            batch_size = _positive("batch_size", batch_size)
+        if save_freq != "epoch":
+            save_freq = _positive("save_freq", save_freq)
+        self.backup_dir = os.fspath(backup_dir)
+        self.position = position
+        self.batch_size = batch_size
+        self.save_freq = save_freq
+        self.delete_checkpoint = delete_checkpoint
+        self._epoch = 0
+        self._steps = 0  # of the epoch
+        self._saved_at = 0  # which of them
+        self._written = ""  # the file of weights that belongs to the backup
+
+    def check_order(self, others, place):
+        # Rank 0 alone reads the weights.
+        for each in others:
+            if isinstance(each, BroadcastGlobalVariables) and each.root_rank == 0:
+                return
+        raise ValueError(
+            "BackupAndRestore needs BroadcastGlobalVariables(0) among the callbacks, "
+            "for rank 0 alone restores the model"
+        )
+
+    def on_train_begin(self, logs=None):
+        if not self.model.built:
+            raise ValueError(
+                f"BackupAndRestore: model {self.model.name!r} has no variables yet: "
+                "call model.build(input_shape), or the model on a batch, before fit()"
+            )
+        found = self._restore_model() if basics.rank() == 0 else None
+        found = broadcast_object(found, 0, name="keras_hvd/backup")
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            return
+        self.model._initial_epoch = found["epoch"]
+        if self.position is not None and found["position"] is not None:
+            self.position.restore(found["position"])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+        self._steps = self._saved_at = 0
+        position = self.position
+        if position is not None and position.epoch != epoch:
+            position.start_epoch(epoch)
+        self._is_rest = position is not None and position.is_inside_epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Which is the last step's, with steps_per_execution.
+        steps = batch + 1 - self._steps
+        self._steps = batch + 1
+        if self.position is None:
+            return
+        self._require_one_iteration()
+        self.position.advance_at_most(steps * self.batch_size)
+        if self.save_freq == "epoch" or self._steps - self._saved_at < self.save_freq:
+            return
+        self._saved_at = self._steps
+        self._save(self._epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.position is not None:
+            self._warn_of_many_left()
+            self.position.end_epoch()
+        if self._is_rest:
+            _forget_number_of_steps()
+        self._save(epoch + 1)
+
+    def on_train_end(self, logs=None):
+        if not self.delete_checkpoint or basics.rank() != 0:
+            return
+        if tf.io.gfile.exists(self.backup_dir):
+            tf.io.gfile.rmtree(self.backup_dir)
+
+    def _require_one_iteration(self):
+        if self.position.iterations == 1:
+            return
+        raise RuntimeError(
+            f"BackupAndRestore: epoch {self._epoch} of fit() is not one iteration of "
+            f"the dataset of its Position, but {self.position.iterations}: leave out "
+            "steps_per_epoch and dataset.repeat(), so that fit() sees where an epoch "
+            "ends, and give fit() the dataset that the position was given to"
+        )
+
+    def _warn_of_many_left(self):
+        left = self.position.left
+        taken = self._steps * self.batch_size
+        if left < max(taken, 2 * self.batch_size):
+            return
+        log.warn(
+            f"BackupAndRestore: at the end of epoch {self._epoch}, {left} samples of "
+            f"rank {basics.rank()} had been read and not trained on, more than the "
+            f"{taken} that had: is its batch_size={self.batch_size} the dataset's?"
+        )
+
+    # --- files -----------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.backup_dir, name)
+
+    def _save(self, epoch: int) -> None:
+        position = None if self.position is None else self.position.state()
+        if basics.rank() != 0:
+            return
+        tf.io.gfile.makedirs(self.backup_dir)
+        # The backup before stays whole until the state names the new weights.
+        weights = "b" if self._written.startswith("a") else "a"
+        weights = f"{weights}.weights.h5"
+        self.model.save_weights(self._path(weights), overwrite=True)
+        state = {"weights": weights, "epoch": epoch, "position": position}
+        with tf.io.gfile.GFile(self._path(f"{_STATE}.new"), "w") as file:
+            file.write(json.dumps(state))
+        tf.io.gfile.rename(self._path(f"{_STATE}.new"), self._path(_STATE), True)
+        self._written = weights
+
+    def _restore_model(self) -> dict[str, Any] | Exception | None:
+        """Rank 0: loads what was saved, and returns its state; or an error for all."""
+        if not tf.io.gfile.exists(self._path(_STATE)):
+            return None
+        try:
+            with tf.io.gfile.GFile(self._path(_STATE), "r") as file:
+                state = json.loads(file.read())
+            optimizer = self.model.optimizer
+            if optimizer is not None and not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
+            self.model.load_weights(self._path(state["weights"]))
+        except Exception as error:
+            return ValueError(
+                f"BackupAndRestore: cannot restore from {self.backup_dir!r}: "
+                f"{type(error).__name__}: {error}"
+            )
+        self._written = state["weights"]
+        return state
+
+
+def _positive(argument: str, value: Any) -> int:
+    value = basics.whole_number("BackupAndRestore", argument, value)
+    if value < 1:
+        raise ValueError(f"BackupAndRestore: {argument}={value} must be at least 1")
+    return value
+
+
+def _forget_number_of_steps() -> None:
+    """Has `fit` find out anew how many steps an epoch has.
+
+    It takes the first epoch's number for that of all, and the rest of an epoch has
+    fewer. Nothing public tells it otherwise.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        iterator = frame.f_locals.get("epoch_iterator")
+        if hasattr(iterator, "_num_batches"):
+            if iterator.data_adapter.num_batches is None:
+                iterator._num_batches = None
+            return
+        frame = frame.f_back
+    raise RuntimeError(
+        "BackupAndRestore: this version of Keras would take the steps of the rest of "
+        "an epoch for those of whole epochs. Train the rest with a fit() of its own, "
+        "with epochs=position.epoch + 1, and go on with another"
+    )

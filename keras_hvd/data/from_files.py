@@ -1,0 +1,385 @@
+"""from_files: samples of many files, each read by one rank."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd import basics, log
+from keras_hvd.data import plan as plans
+from keras_hvd.data import readers, shuffling
+from keras_hvd.data.position import Position
+from keras_hvd.exceptions import MismatchError
+from keras_hvd.objects import allgather_object, broadcast_object
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+
+# Samples after which is written down where they came from.
+_RECORDED = 256
+# Samples that are read ahead of a file that is not shuffled.
+_AHEAD = 64
+# Files that rank 0 asks for their sizes at once: on remote systems that takes a while.
+_ASKED = 32
+
+
+def from_files(
+    pattern: str | Sequence[str],
+    reader: str | Callable[[tf.Tensor], tf.data.Dataset],
+    *,
+    shuffle: int = 1024,
+    seed: int = 0,
+    interleave: int = 4,
+    position: Position | None = None,
+    process_set: ProcessSet = global_process_set,
+    **options: Any,
+) -> tf.data.Dataset:
+    """The samples of many files: each file is read by one rank.
+
+    Files are divided so that ranks read about as many bytes. With fewer files than
+    ranks each rank reads all of them and keeps every n-th sample. Either way each sample
+    is handed out exactly once in an epoch, on one rank. Which rank has which files does
+    not change between epochs, so that a rank's epochs are all as long, as `fit` expects.
+    Ranks' numbers of samples may differ: `keras_hvd.data.even` makes their steps alike.
+
+    Every iteration of the dataset is an epoch, in an order of its own: that of the
+    files, and that of the samples, each among `shuffle` neighbours in its file while
+    `interleave` files are read in turns. Orders are a function of the seed and the
+    number of the epoch, the same in every run.
+
+    Every rank calls it, with the same arguments. Rank 0 looks which files there are.
+
+    Args:
+        pattern: what `tf.io.gfile.glob` takes, or a list of patterns and files.
+        reader: "tfrecord", "text", "csv", "parquet" or "avro" (see `options` for what
+            their samples are); or a function from a file's name, a string tensor, to a
+            dataset of its samples, always the same in the same order.
+        shuffle: how many neighbouring samples of a file are shuffled among each other;
+            a rank holds `shuffle * interleave` in memory. 0: nothing is shuffled, files
+            included.
+        seed: of the orders, from 0 to 2**32 - 1.
+        interleave: how many files a rank reads in turns.
+        position: follows the place in the data, to save it and go on from it.
+        process_set: the ranks that share the files; by default all of them.
+        **options: of the reader:
+            "tfrecord", "text": `compression`, "GZIP" or "ZLIB". Samples are strings.
+            "csv": `columns`, a dict of names and types, or of names and defaults for
+            what is empty; without it all columns, as strings. `header=False` for files
+            without a first line of names, `delimiter`, `compression`. Samples are dicts
+            of scalars.
+            "parquet": `columns`, a list of names; `engine`, "tensorflow-io" (on
+            TensorFlow 2.16 only) or "pyarrow", where row groups take the place of
+            files; by default what is there, in this order. Samples are dicts.
+            "avro": through tensorflow-io, on TensorFlow 2.16 only. `schema`, the
+            reader's, in JSON; `features`, as `tfio.experimental.columnar.parse_avro`
+            takes them. Samples are dicts; strings, not parsed, without `features`.
+
+    Returns:
+        A `tf.data.Dataset` of this rank's samples. It is sharded: do not shard it again.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: an argument is of another type, or the reader has no such option.
+        ValueError: no file matches, one is given twice, or a value is out of range; the
+            process set is not part of the job; a file cannot be read as what it is said
+            to be.
+        ImportError: what reads these files is not installed, or does not load.
+        MismatchError: the ranks give different arguments, or one of them does not see
+            the files that rank 0 sees.
+        RankFailedError: another rank died or left.
+
+    Example:
+
+    >>> import keras_hvd, tempfile, pathlib
+    >>> keras_hvd.init()
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in "ab":
+    ...     _ = (folder / f"{name}.txt").write_text(f"{name}1\\n{name}2\\n")
+    >>> lines = keras_hvd.data.from_files(str(folder / "*.txt"), "text", seed=1)
+    >>> sorted(lines.as_numpy_iterator())
+    [b'a1', b'a2', b'b1', b'b2']
+    """
+    basics.require_initialized("from_files")
+    number_of(process_set, "from_files")
+    patterns = _patterns(pattern)
+    shuffle = _at_least(0, "shuffle", shuffle)
+    seed = _at_least(0, "seed", seed)
+    interleave = _at_least(1, "interleave", interleave)
+    if seed >= 2**32:
+        raise ValueError(f"from_files: seed={seed} must be below 2**32")
+    if not isinstance(position, (Position, type(None))):
+        raise TypeError(f"from_files: position must be a Position, got {position!r}")
+    opener = readers.make(reader, options)
+    _require_alike(
+        {
+            "pattern": patterns,
+            "reader": reader if isinstance(reader, str) else "a function",
+            "shuffle": shuffle,
+            "seed": seed,
+            "interleave": interleave,
+            "options": {name: repr(value) for name, value in options.items()},
+            "a position": position is not None,
+        },
+        process_set,
+    )
+    pieces = _agreed_pieces(patterns, opener, process_set)
+    plan = plans.Plan(pieces, seed, shuffle, process_set.rank(), process_set.size())
+    _require_readable(plan, process_set)
+    _report(plan)
+    if position is not None:
+        position.attach(plan, process_set)
+    return _dataset(plan, opener, interleave, position)
+
+
+def _patterns(pattern: Any) -> list[str]:
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    if not patterns or not all(isinstance(each, str) for each in patterns):
+        raise TypeError(
+            "from_files: pattern must be a string, or a list of at least one; got "
+            f"{pattern!r}"
+        )
+    return patterns
+
+
+def _at_least(least: int, argument: str, value: Any) -> int:
+    value = basics.whole_number("from_files", argument, value)
+    if value < least:
+        raise ValueError(f"from_files: {argument}={value} must be at least {least}")
+    return value
+
+
+def _require_alike(arguments: dict[str, Any], process_set: ProcessSet) -> None:
+    of_ranks = allgather_object(
+        arguments, name="keras_hvd/data/arguments", process_set=process_set
+    )
+    for name in arguments:
+        values = [each[name] for each in of_ranks]
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            ranks = process_set.ranks
+            raise MismatchError(
+                f"from_files: {name} is {values[0]!r} on rank {ranks[0]}, "
+                f"{values[other]!r} on rank {ranks[other]}. All ranks that share files "
+                "give the same"
+            )
+
+
+# --- which files there are ------------------------------------------------------------
+
+
+def _agreed_pieces(
+    patterns: list[str], opener: readers.Reader, process_set: ProcessSet
+) -> list[plans.Piece]:
+    """What the first rank of the set finds, and has the reader know of the format."""
+    found: Any = None
+    if process_set.rank() == 0:
+        try:
+            found = _find(patterns, opener)
+        except Exception as error:
+            found = error
+    found = broadcast_object(
+        _picklable(found),
+        process_set.ranks[0],
+        name="keras_hvd/data/files",
+        process_set=process_set,
+    )
+    if isinstance(found, Exception):
+        raise found
+    pieces, opener.format = found
+    return pieces
+
+
+def _picklable(found: Any) -> Any:
+    """Errors of TensorFlow take more arguments than they remember."""
+    if isinstance(found, (ImportError, TypeError, ValueError)):
+        return type(found)(str(found))
+    if isinstance(found, Exception):
+        return ValueError(f"from_files: {type(found).__name__}: {found}")
+    return found
+
+
+def _find(patterns: list[str], opener: readers.Reader) -> tuple[list[plans.Piece], Any]:
+    paths = []
+    for pattern in patterns:
+        matches = sorted(tf.io.gfile.glob(pattern))
+        # A name with characters that mean something in patterns.
+        if not matches and tf.io.gfile.exists(pattern):
+            matches = [pattern]
+        if not matches:
+            raise ValueError(f"from_files: no file matches {pattern!r}")
+        paths += matches
+    [(path, times)] = collections.Counter(paths).most_common(1)
+    if times > 1:
+        raise ValueError(
+            f"from_files: {path!r} is there twice; each file is read once in an epoch"
+        )
+    with ThreadPoolExecutor(_ASKED) as pool:
+        sizes = list(pool.map(_size, paths))
+        opener.learn(paths[0])
+        groups = list(pool.map(opener.groups, paths, sizes))
+    pieces = [
+        plans.Piece(path, group, size)
+        for path, of_path in zip(paths, groups)
+        for group, size in of_path
+    ]
+    if not pieces:
+        raise ValueError(f"from_files: there is nothing in the files of {patterns!r}")
+    return pieces, opener.format
+
+
+def _size(path: str) -> int:
+    stat = tf.io.gfile.stat(path)
+    if stat.is_directory:
+        raise ValueError(f"from_files: {path!r} is a folder; give its files, {path}/*")
+    return stat.length
+
+
+def _require_readable(plan: plans.Plan, process_set: ProcessSet) -> None:
+    """Raises, on every rank, where one does not see what it is to read."""
+    own = [plan.pieces[i] for i in plan.share()[:, plans.PIECE]]
+    with ThreadPoolExecutor(_ASKED) as pool:
+        problems = [each for each in pool.map(_problem, own) if each]
+    of_ranks = allgather_object(
+        problems[:1], name="keras_hvd/data/problems", process_set=process_set
+    )
+    for rank, of_rank in zip(process_set.ranks, of_ranks):
+        if of_rank:
+            raise MismatchError(
+                f"from_files: rank {rank} does not see the files of rank "
+                f"{process_set.ranks[0]}: {of_rank[0]}. All ranks need the same files, "
+                "under the same names"
+            )
+
+
+def _problem(piece: plans.Piece) -> str:
+    try:
+        size = tf.io.gfile.stat(piece.path).length
+    except tf.errors.OpError as error:
+        return f"{piece.path}: {error.message}"
+    if piece.group < 0 and size != piece.size:
+        return f"{piece.path} has {size} bytes there, {piece.size} here"
+    return ""
+
+
+def _report(plan: plans.Plan) -> None:
+    if plan.rank == 0 and len(plan.pieces) < plan.size:
+        what = "row groups" if plan.pieces[0].group >= 0 else "files"
+        log.warn(
+            f"from_files: {len(plan.pieces)} {what} for {plan.size} ranks: each rank "
+            f"reads all of them, and keeps every {plan.size}th sample. With as many "
+            f"{what} as ranks each would be read once",
+            stacklevel=3,
+        )
+
+
+# --- the dataset ----------------------------------------------------------------------
+
+
+def _dataset(
+    plan: plans.Plan,
+    opener: readers.Reader,
+    interleave: int,
+    position: Position | None,
+) -> tf.data.Dataset:
+    epochs = itertools.count()
+    all_parts = plan.share()
+
+    def begin() -> list[np.ndarray]:
+        """What an iteration reads; runs when it begins."""
+        if position is None:
+            return _reads(plan, 0, next(epochs), all_parts)
+        return _reads(plan, *position.begin())
+
+    def record(iteration: np.ndarray, parts: np.ndarray) -> np.int64:
+        position.record(int(iteration), parts)
+        return np.int64(0)
+
+    def end(iteration: np.ndarray) -> np.int64:
+        position.end(int(iteration))
+        return np.int64(0)
+
+    def open_part(number, path, group, start, step, seed):
+        samples = _part(opener, plan.shuffle, path, group, start, step, seed)
+        if position is None:
+            return samples
+        return tf.data.Dataset.zip(
+            (tf.data.Dataset.from_tensors(number).repeat(), samples)
+        )
+
+    def iteration(_: tf.Tensor) -> tf.data.Dataset:
+        number, *columns = tf.numpy_function(begin, [], _READ)
+        number.set_shape([])
+        for column in columns:
+            column.set_shape([None])
+        samples = tf.data.Dataset.from_tensor_slices(tuple(columns)).interleave(
+            open_part, cycle_length=interleave, block_length=1
+        )
+        if position is None:
+            return samples
+
+        def recorded(parts: tf.data.Dataset, samples: Any) -> tf.data.Dataset:
+            parts = parts.batch(_RECORDED).get_single_element()
+            done = tf.numpy_function(record, [number, parts], tf.int64)
+            return shuffling.together(samples).skip(tf.reshape(done, []))
+
+        def ended(_: tf.Tensor) -> tf.data.Dataset:
+            done = tf.numpy_function(end, [number], tf.int64)
+            return samples.take(tf.reshape(done, []))
+
+        samples = samples.window(_RECORDED).flat_map(recorded)
+        return samples.concatenate(tf.data.Dataset.range(1).flat_map(ended))
+
+    dataset = tf.data.Dataset.range(1).flat_map(iteration)
+    options = tf.data.Options()
+    options.deterministic = True
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = policy
+    return dataset.with_options(options)
+
+
+# What `_reads` returns.
+_READ = [tf.int64, tf.int64, tf.string, tf.int64, tf.int64, tf.int64, tf.int64]
+
+
+def _reads(
+    plan: plans.Plan, iteration: int, epoch: int, parts: np.ndarray
+) -> list[np.ndarray]:
+    """An iteration: its number; parts' numbers, paths, groups, starts, steps, seeds."""
+    places, seeds = plan.order(epoch)
+    order = np.argsort(places[parts[:, plans.PIECE]], kind="stable")
+    parts = parts[order]
+    pieces = [plan.pieces[i] for i in parts[:, plans.PIECE]]
+    return [
+        np.int64(iteration),
+        order,
+        np.array([piece.path.encode() for piece in pieces], object),
+        np.array([piece.group for piece in pieces], np.int64),
+        parts[:, plans.START],
+        parts[:, plans.STEP],
+        seeds[parts[:, plans.PIECE]],
+    ]
+
+
+def _part(
+    opener: readers.Reader,
+    shuffle: int,
+    path: tf.Tensor,
+    group: tf.Tensor,
+    start: tf.Tensor,
+    step: tf.Tensor,
+    seed: tf.Tensor,
+) -> tf.data.Dataset:
+    """The samples of a part, in the order of its epoch."""
+    samples = opener.open(path, group)
+    size = shuffle if shuffle > 1 else _AHEAD
+    first = start // size
+    windows = samples.skip(first * size).window(size).prefetch(1)
+    if shuffle > 1:
+        samples = shuffling.shuffled(windows, size, seed, first)
+    else:
+        samples = windows.flat_map(shuffling.together)
+    return samples.skip(start % size).shard(step, 0)

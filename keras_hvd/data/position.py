@@ -1,0 +1,440 @@
+"""Position: where training is in the data, to be saved and to go on from.
+
+How it is exact, whatever ranks there are and whatever shuffles and prefetches:
+
+- The order of samples in a piece (a file, or a row group) is a function of the seed,
+  the epoch and the piece alone. So "the first n of it" means the same in every job, and
+  an epoch's rest is a few numbers a piece (see plan.py).
+- A rank reads several pieces in turns. Which piece each of its samples came from is
+  written down as they leave `from_files`, before the steps that keep order (`map`,
+  `batch`, `prefetch`). When the training loop has consumed n samples, those are the
+  first n written down, whatever the pipeline has read ahead.
+- Saving gathers all ranks' parts. Going on divides them again, among the ranks that
+  there are then.
+
+It is the training loop, or the callback `BackupAndRestore`, that says what it consumed,
+with `advance`, and that an epoch is over, with `end_epoch`. The samples of an epoch that
+were not consumed then (those that `even(mode="drop")` left) are not caught up on: the
+next epoch has all samples again.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd import basics, log
+from keras_hvd.data import plan as plans
+from keras_hvd.data import shuffling
+from keras_hvd.exceptions import MismatchError
+from keras_hvd.objects import allgather_object
+from keras_hvd.process_sets import ProcessSet
+
+_VERSION = 1
+
+
+class Position(tf.train.experimental.PythonState):
+    """A place in the data of `from_files` that can be saved, and gone on from.
+
+    Give it to `from_files`; from then on an iteration of the dataset begins where the
+    position is. Training moves it: `advance` after each step and `end_epoch` after each
+    epoch, or the callback `keras_hvd.callbacks.BackupAndRestore`, which also saves and
+    restores it together with the model. Between `from_files` and the training loop
+    there may be what keeps samples and their order (`map`, `batch`, `prefetch`), not
+    what changes them (`filter`, `repeat`, another `shuffle`).
+
+    It can be saved as part of a `tf.train.Checkpoint`; call `state` on all ranks right
+    before.
+
+    Example:
+
+    >>> import keras_hvd, tempfile, pathlib
+    >>> keras_hvd.init()
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("1 2 3 4".replace(" ", "\\n"))
+    >>> position = keras_hvd.data.Position()
+    >>> lines = keras_hvd.data.from_files(
+    ...     str(folder / "*.txt"), "text", shuffle=0, position=position)
+    >>> for line in lines.as_numpy_iterator():
+    ...     position.advance(1)
+    ...     if line == b"2":
+    ...         break
+    >>> saved = position.state()
+    >>> position.end_epoch()
+    >>> position.restore(saved)
+    >>> list(lines.as_numpy_iterator())
+    [b'3', b'4']
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._plan: plans.Plan | None = None
+        self._process_set: ProcessSet | None = None
+        self._restored: dict[str, Any] | None = None  # until there is a plan
+        self._saved: dict[str, Any] | None = None  # what `state` gave, if still true
+        self._begin_epoch(0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that it is in, from 0."""
+        if self._restored is not None:
+            return self._restored["epoch"]
+        return self._epoch
+
+    @property
+    def is_inside_epoch(self) -> bool:
+        """Whether it was restored to a place within its epoch, or moved there."""
+        return self._restored is not None or self._inside
+
+    def advance(self, samples: int) -> None:
+        """Says that this rank's training loop has consumed samples of the epoch.
+
+        Args:
+            samples: how many more, of this rank.
+
+        Raises:
+            TypeError: it is no whole number.
+            ValueError: it is negative, or more than what was read.
+            RuntimeError: the position belongs to no dataset.
+        """
+        samples = basics.whole_number("Position.advance", "samples", samples)
+        self._require_plan("advance")
+        with self._lock:
+            if not 0 <= samples <= self._waiting:
+                raise ValueError(
+                    f"Position.advance({samples}): since the last call the dataset has "
+                    f"handed out at most {self._waiting} samples in epoch {self._epoch}"
+                )
+            self._take(samples)
+
+    def end_epoch(self) -> None:
+        """Goes to the beginning of the next epoch; what is left of this one is left.
+
+        Raises:
+            RuntimeError: the position belongs to no dataset.
+        """
+        self.start_epoch(self.epoch + 1)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch.
+
+        Args:
+            epoch: its number, from 0; orders are a function of it.
+
+        Raises:
+            TypeError: it is no whole number.
+            ValueError: it is negative.
+            RuntimeError: the position belongs to no dataset.
+        """
+        epoch = basics.whole_number("Position.start_epoch", "epoch", epoch)
+        self._require_plan("start_epoch")
+        if epoch < 0:
+            raise ValueError(f"Position.start_epoch({epoch}): epochs count from 0")
+        with self._lock:
+            self._begin_epoch(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Where all ranks are: every rank calls it, after the same step.
+
+        Returns:
+            What `restore` takes, on any number of ranks; the same on all ranks. It is
+            made of numbers, strings and lists, for JSON or pickle.
+
+        Raises:
+            RuntimeError: the position belongs to no dataset.
+            MismatchError: the ranks are in different epochs.
+            RankFailedError: another rank died or left.
+        """
+        self._require_plan("state")
+        with self._lock:
+            own = (self._epoch, self._inside, self._parts, self._of_all_digest())
+        of_ranks = allgather_object(
+            own, name="keras_hvd/data/position", process_set=self._process_set
+        )
+        _require_same_epoch(of_ranks, self._process_set.ranks)
+        inside = any(each[1] for each in of_ranks)
+        parts = np.concatenate([each[2] for each in of_ranks]) if inside else None
+        state = {
+            "version": _VERSION,
+            "epoch": own[0],
+            **self._settings(),
+            "parts": None if parts is None else _compact(parts),
+        }
+        with self._lock:
+            self._saved = state
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to where a state was taken; the dataset's next iteration begins there.
+
+        Args:
+            state: what `state` returned, in this job or in one of other ranks, and the
+                same on all ranks. Where only one of them has read it from a file,
+                `keras_hvd.broadcast_object` gives it to the others.
+
+        Raises:
+            ValueError: it is of other files, of another seed or shuffle, or no state.
+        """
+        _require_state(state)
+        with self._lock:
+            if self._plan is None:
+                self._restored = state
+            else:
+                self._go_to(state)
+
+    def serialize(self) -> str:
+        """What `tf.train.Checkpoint` saves: the last `state`.
+
+        Returns:
+            A text.
+
+        Raises:
+            RuntimeError: the position has moved since `state` was called.
+        """
+        if self._plan is not None and self._process_set.size() == 1:
+            return json.dumps(self.state())
+        if self._saved is None:
+            raise RuntimeError(
+                "a keras_hvd.data.Position is saved as its last state(), and has moved "
+                "since: call state() on all ranks, then save the checkpoint"
+            )
+        return json.dumps(self._saved)
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """What `tf.train.Checkpoint` calls to restore it.
+
+        Args:
+            string_value: what `serialize` returned.
+
+        Raises:
+            ValueError: as for `restore`.
+        """
+        self.restore(json.loads(string_value))
+
+    # --- for from_files and the callback ---------------------------------------------
+
+    def attach(self, plan: plans.Plan, process_set: ProcessSet) -> None:
+        """Makes this the position in a dataset.
+
+        Args:
+            plan: of the dataset.
+            process_set: the ranks that share it.
+
+        Raises:
+            ValueError: it belongs to another dataset, or was restored to a place in
+                other files.
+        """
+        with self._lock:
+            if self._plan is not None:
+                raise ValueError(
+                    "from_files: this Position belongs to another dataset already"
+                )
+            self._plan, self._process_set = plan, process_set
+            restored, self._restored = self._restored, None
+            try:
+                if restored is None:
+                    self._begin_epoch(self._epoch)
+                else:
+                    self._go_to(restored)
+            except ValueError:
+                self._plan, self._restored = None, restored
+                raise
+
+    def begin(self) -> tuple[int, int, np.ndarray]:
+        """Begins an iteration.
+
+        Returns:
+            The iteration's number, its epoch, and this rank's parts.
+
+        Raises:
+            RuntimeError: the epoch before was read to its end and not ended.
+        """
+        with self._lock:
+            if self._ended and self._advanced:
+                raise RuntimeError(
+                    f"epoch {self._epoch} was read to its end, but not ended: call "
+                    "Position.end_epoch() after it. A dataset with a Position cannot be "
+                    "repeat()ed: iterate over it once for each epoch"
+                )
+            if self._ended and not self._warned:
+                self._warned = True
+                log.warn(
+                    f"epoch {self._epoch} is read again, for nobody has moved the "
+                    "Position: use keras_hvd.callbacks.BackupAndRestore, or call its "
+                    "advance() and end_epoch()"
+                )
+            self._stop_iteration()
+            self.iterations += 1
+            return self._iteration, self._epoch, self._parts.copy()
+
+    def record(self, iteration: int, parts: np.ndarray) -> None:
+        """Writes down which of its parts the next samples of an iteration come from.
+
+        Args:
+            iteration: its number.
+            parts: indexes of parts, one a sample.
+        """
+        with self._lock:
+            if iteration == self._iteration:
+                self._read.append(parts)
+                self._waiting += len(parts)
+
+    def end(self, iteration: int) -> None:
+        """Takes note that an iteration has been read to its end.
+
+        Args:
+            iteration: its number.
+        """
+        with self._lock:
+            if iteration == self._iteration:
+                self._ended = True
+
+    def advance_at_most(self, samples: int) -> None:
+        """As `advance`, where the last step of an epoch may have had fewer.
+
+        Args:
+            samples: of a full step.
+
+        Raises:
+            ValueError: it is more than what was read, and there is more to read.
+        """
+        with self._lock:
+            ended, waiting = self._ended, self._waiting
+        self.advance(min(samples, waiting) if ended else samples)
+
+    @property
+    def left(self) -> int:
+        """Samples that were read and not consumed."""
+        return self._waiting
+
+    # --- inside, with the lock held --------------------------------------------------
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._of_all: np.ndarray | None = None
+        self._inside = False
+        self._settle()
+
+    def _go_to(self, state: dict[str, Any]) -> None:
+        self._require_same_settings(state)
+        self._epoch = state["epoch"]
+        self._of_all = None
+        if state["parts"] is not None:
+            self._of_all = _expand(state["parts"], len(self._plan.pieces))
+        self._inside = self._of_all is not None
+        self._settle()
+
+    def _settle(self) -> None:
+        """Begins at `_epoch` and `_of_all`, whatever was before."""
+        if self._plan is not None:
+            self._parts = self._plan.share(self._of_all)
+        self._saved = None
+        self._warned = False
+        self.iterations = 0  # begun since
+        self._stop_iteration()
+
+    def _stop_iteration(self) -> None:
+        """Forgets what an iteration has read ahead; it may still be reading."""
+        self._iteration = getattr(self, "_iteration", 0) + 1
+        self._read: collections.deque[np.ndarray] = collections.deque()
+        self._waiting = 0
+        self._ended = self._advanced = False
+
+    def _take(self, samples: int) -> None:
+        self._advanced = self._advanced or samples > 0
+        self._inside = self._inside or samples > 0
+        self._saved = None
+        self._waiting -= samples
+        while samples:
+            first = self._read.popleft()
+            if len(first) > samples:
+                self._read.appendleft(first[samples:])
+                first = first[:samples]
+            samples -= len(first)
+            counts = np.bincount(first, minlength=len(self._parts))
+            self._parts[:, plans.START] += counts * self._parts[:, plans.STEP]
+
+    def _of_all_digest(self) -> int:
+        return 0 if self._of_all is None else zlib.crc32(self._of_all.tobytes())
+
+    def _require_plan(self, method: str) -> None:
+        if self._plan is None:
+            raise RuntimeError(
+                f"Position.{method}: give the position to keras_hvd.data.from_files "
+                "first"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "files": self._plan.digest(),
+            "pieces": len(self._plan.pieces),
+            "seed": self._plan.seed,
+            "shuffle": self._plan.shuffle,
+            "shuffled": _shuffled() if self._plan.shuffle > 1 else [],
+        }
+
+    def _require_same_settings(self, state: dict[str, Any]) -> None:
+        """Raises where the rest of an epoch would not be the rest."""
+        if state["parts"] is None:
+            return
+        own = self._settings()
+        differ = [name for name in own if own[name] != state.get(name)]
+        if not differ:
+            return
+        if "files" in differ:
+            raise ValueError(
+                "Position: the saved place is in other files (their names, sizes or "
+                f"order differ): it has {state.get('pieces')} files or row groups, "
+                f"this dataset {own['pieces']}"
+            )
+        if "shuffled" in differ:
+            raise ValueError(
+                "Position: the saved place is within an epoch, and this version of "
+                f"TensorFlow ({tf.__version__}) shuffles otherwise than the one that "
+                "saved it"
+            )
+        shown = ", ".join(f"{n}={state.get(n)!r}, now {own[n]!r}" for n in differ)
+        raise ValueError(
+            f"Position: the saved place is within an epoch of {shown}: use the same"
+        )
+
+
+def _require_same_epoch(of_ranks: list[tuple[Any, ...]], ranks: list[int]) -> None:
+    if len({(each[0], each[3]) for each in of_ranks}) == 1:
+        return
+    shown = ", ".join(f"rank {r}: {each[0]}" for r, each in zip(ranks, of_ranks))
+    raise MismatchError(
+        f"Position.state: the ranks are in different epochs ({shown}), or were restored "
+        "to different places. All ranks call end_epoch() and restore() alike"
+    )
+
+
+def _require_state(state: Any) -> None:
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        raise ValueError(f"Position.restore: this is no state of a Position: {state!r}")
+
+
+def _compact(parts: np.ndarray) -> list[list[int]]:
+    """Parts without the pieces of which nothing was read."""
+    untouched = (parts[:, plans.START] == 0) & (parts[:, plans.STEP] == 1)
+    kept = parts[~untouched]
+    return kept[np.lexsort(kept.T[::-1])].tolist()
+
+
+def _expand(parts: list[list[int]], pieces: int) -> np.ndarray:
+    touched = np.array(parts, np.int64).reshape(-1, 3)
+    others = np.setdiff1d(np.arange(pieces), touched[:, plans.PIECE])
+    return np.concatenate([touched, plans.whole(pieces)[others]])
+
+
+def _shuffled() -> list[int]:
+    """An order that changes if TensorFlow's way of shuffling does."""
+    windows = tf.data.Dataset.range(16).window(8)
+    numbers = shuffling.shuffled(windows, 8, tf.constant(7, tf.int64))
+    return [int(number) for number in numbers]

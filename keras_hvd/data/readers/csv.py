@@ -1,0 +1,94 @@
+"""CSV files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd.data.readers.reader import Reader, check_compression
+
+
+@dataclasses.dataclass
+class Csv(Reader):
+    """Rows, as dicts of scalars.
+
+    Args:
+        columns: names, and types or defaults for what is empty; None: all columns, as
+            strings. Without a first line of names, all columns in their order.
+        header: whether each file begins with a line of names.
+        delimiter: between columns.
+        compression: "", "GZIP" or "ZLIB".
+    """
+
+    columns: dict[str, Any] | None = None
+    header: bool = True
+    delimiter: str = ","
+    compression: str = ""
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
+        if self.columns is None and not self.header:
+            raise ValueError(
+                "from_files: CSV files without a line of names need columns={name: "
+                "type, ...} of all their columns"
+            )
+        if not isinstance(self.columns, (dict, type(None))) or self.columns == {}:
+            raise TypeError(
+                "from_files: columns must be a dict of names and types, such as "
+                f"{{'x': tf.float32}}; got {self.columns!r}"
+            )
+
+    def learn(self, path: str) -> None:
+        if not self.header:
+            return
+        line = b""
+        first = tf.data.TextLineDataset(path, self.compression).take(1)
+        for line in first.as_numpy_iterator():
+            pass
+        try:
+            [names] = csv.reader([line.decode()], delimiter=self.delimiter)
+        except (UnicodeDecodeError, ValueError):
+            names = []
+        if not names:
+            raise ValueError(
+                f"from_files: {path!r} does not begin with a line of names; say "
+                "header=False if it has none"
+            )
+        missing = [name for name in self.columns or () if name not in names]
+        if missing:
+            raise ValueError(
+                f"from_files: {path!r} has no column {missing[0]!r}; it has "
+                + ", ".join(map(repr, names))
+            )
+        self.format = (line, names)
+
+    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
+        if self.header:
+            path = self._checked(path)
+        names = self.format[1] if self.header else list(self.columns)
+        columns = self.columns or dict.fromkeys(names, tf.string)
+        # Of columns that are chosen, tf.data wants those that come first in front.
+        chosen = sorted(columns, key=names.index)
+        rows = tf.data.experimental.CsvDataset(
+            path,
+            [columns[name] for name in chosen],
+            compression_type=self.compression,
+            header=self.header,
+            field_delim=self.delimiter,
+            select_cols=[names.index(name) for name in chosen],
+        )
+        return rows.map(lambda *row: dict(zip(chosen, row)))
+
+    def _checked(self, path: tf.Tensor) -> tf.Tensor:
+        """The path, once the file's names are known to be those of the first."""
+        first = tf.data.TextLineDataset(path, self.compression).take(1)
+        line = first.reduce(self.format[0], lambda _, line: line)
+        alike = tf.debugging.Assert(
+            tf.equal(line, self.format[0]),
+            ["from_files: a file has other columns than the first:", path, line],
+        )
+        with tf.control_dependencies([alike]):
+            return tf.identity(path)

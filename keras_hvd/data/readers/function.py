@@ -1,0 +1,29 @@
+"""Files of any format, through a function of the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from keras_hvd.data.readers.reader import Reader
+
+
+@dataclasses.dataclass
+class Function(Reader):
+    """Files that a function opens.
+
+    Args:
+        function: from a string scalar, a file's name, to a dataset.
+    """
+
+    function: Callable[[tf.Tensor], tf.data.Dataset]
+
+    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
+        dataset = self.function(path)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"from_files: the reader must return a tf.data.Dataset, got {dataset!r}"
+            )
+        return dataset

@@ -1,0 +1,211 @@
+"""Parquet files: through tensorflow-io where it loads, elsewhere through pyarrow."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd.data.readers import tensorflow_io
+from keras_hvd.data.readers.reader import Reader
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_TENSORFLOW_IO = "tensorflow-io"
+_PYARROW = "pyarrow"
+
+
+@dataclasses.dataclass
+class Parquet(Reader):
+    """Rows, as dicts of tensors.
+
+    Args:
+        columns: their names; None: all of them.
+        engine: "tensorflow-io", which reads whole files, or "pyarrow", which reads row
+            groups; None: the first of them that there is.
+    """
+
+    columns: list[str] | None = None
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            raise TypeError(
+                f"from_files: columns must be a list of names, got {self.columns!r}"
+            )
+        if self.engine not in (None, _TENSORFLOW_IO, _PYARROW):
+            raise ValueError(
+                f"from_files: engine must be {_TENSORFLOW_IO!r} or {_PYARROW!r}, got "
+                f"{self.engine!r}"
+            )
+        self.engine = (
+            self.engine or _PYARROW * bool(tensorflow_io.why_not()) or (_TENSORFLOW_IO)
+        )
+        reason = _why_not(self.engine)
+        if reason:
+            raise ImportError(
+                f"from_files: Parquet files are read through {tensorflow_io.VERSIONS}, "
+                f"or through pyarrow: {reason}"
+            )
+
+    def learn(self, path: str) -> None:
+        learn = _with_tensorflow_io if self.engine == _TENSORFLOW_IO else _with_pyarrow
+        specs = learn(path)
+        names = list(specs) if self.columns is None else list(self.columns)
+        missing = [name for name in names if name not in specs]
+        if missing:
+            raise ValueError(
+                f"from_files: {path!r} has no column {missing[0]!r}; it has "
+                + ", ".join(map(repr, specs))
+            )
+        for name in names:
+            if isinstance(specs[name], str):
+                raise ValueError(
+                    f"from_files: column {name!r} of {path!r} is of type {specs[name]}, "
+                    "which no tensor is; name the others with columns=[...]"
+                )
+        self.format = {name: specs[name] for name in names}
+
+    def groups(self, path: str, size: int) -> list[tuple[int, int]]:
+        if self.engine == _TENSORFLOW_IO:
+            return [(-1, size)]
+        with _opened(path) as file:
+            metadata = file.metadata
+            return [
+                (group, metadata.row_group(group).total_byte_size)
+                for group in range(metadata.num_row_groups)
+            ]
+
+    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
+        if self.engine == _TENSORFLOW_IO:
+            io = tensorflow_io.load()
+            return io.IODataset.from_parquet(path, columns=self.format).map(dict)
+        columns = tf.numpy_function(
+            self._read, [path, group], [spec.dtype for spec in self.format.values()]
+        )
+        for column, spec in zip(columns, self.format.values()):
+            column.set_shape([None, *spec.shape])
+        return tf.data.Dataset.from_tensor_slices(dict(zip(self.format, columns)))
+
+    def _read(self, path: bytes, group: np.ndarray) -> list[np.ndarray]:
+        path, group = path.decode(), int(group)
+        with _opened(path) as file:
+            table = file.read_row_group(group, list(self.format))
+        where = f"row group {group} of {path!r}"
+        return [
+            _array(table.column(name), spec, f"column {name!r} in {where}")
+            for name, spec in self.format.items()
+        ]
+
+
+def _why_not(engine: str) -> str:
+    if engine == _TENSORFLOW_IO:
+        return tensorflow_io.why_not()
+    if importlib.util.find_spec("pyarrow") is None:
+        return "pyarrow is not installed: pip install 'keras_hvd[io]'"
+    return ""
+
+
+def _with_tensorflow_io(path: str) -> dict[str, Any]:
+    specs = tensorflow_io.load().IODataset.from_parquet(path).element_spec
+    return {name.decode(): spec for name, spec in specs.items()}
+
+
+# --- pyarrow --------------------------------------------------------------------------
+
+
+def _with_pyarrow(path: str) -> dict[str, Any]:
+    """The columns' specs; the names of types that have none."""
+    with _opened(path) as file:
+        return {field.name: _spec(field.type) for field in file.schema_arrow}
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[pyarrow.parquet.ParquetFile]:
+    import pyarrow
+    from pyarrow import parquet
+
+    # What is no local file TensorFlow may know how to open.
+    source = tf.io.gfile.GFile(path, "rb") if "://" in path else path
+    try:
+        with parquet.ParquetFile(source) as file:
+            yield file
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"from_files: {path!r}: {error}") from None
+
+
+def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
+    from pyarrow import types
+
+    if types.is_fixed_size_list(kind):
+        inner = _spec(kind.value_type)
+        if isinstance(inner, str) or inner.dtype == tf.string:
+            return str(kind)
+        return tf.TensorSpec([kind.list_size, *inner.shape], inner.dtype)
+    stored = _stored(kind)
+    if types.is_binary(stored):
+        return tf.TensorSpec([], tf.string)
+    if (
+        types.is_boolean(stored)
+        or types.is_integer(stored)
+        or types.is_floating(stored)
+    ):
+        return tf.TensorSpec([], tf.as_dtype(stored.to_pandas_dtype()))
+    return str(kind)
+
+
+def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type that a column is read as: of times, the numbers in the file."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return pyarrow.binary()
+    if types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return pyarrow.binary()
+    if types.is_date32(kind) or types.is_time32(kind):
+        return pyarrow.int32()
+    if types.is_temporal(kind):
+        return pyarrow.int64()
+    return kind
+
+
+def _array(column: pyarrow.ChunkedArray, spec: tf.TensorSpec, where: str) -> np.ndarray:
+    if _spec(column.type) != spec:
+        raise ValueError(
+            f"from_files: {where} is of type {column.type}, in the first file of "
+            f"{spec.dtype.name} and shape {spec.shape}"
+        )
+    array = column.combine_chunks()
+    while spec.shape.rank and hasattr(array, "flatten") and _is_list(array.type):
+        _require_no_nulls(array, where)
+        array = array.flatten()
+    if not spec.dtype.is_floating:
+        _require_no_nulls(array, where)
+    values = array.cast(_stored(array.type)).to_numpy(zero_copy_only=False)
+    if spec.dtype == tf.string:
+        return np.asarray(values, object)
+    values = np.asarray(values, spec.dtype.as_numpy_dtype)
+    return values.reshape(-1, *spec.shape)
+
+
+def _is_list(kind: pyarrow.DataType) -> bool:
+    from pyarrow import types
+
+    return types.is_fixed_size_list(kind)
+
+
+def _require_no_nulls(array: pyarrow.Array, where: str) -> None:
+    if array.null_count:
+        raise ValueError(
+            f"from_files: {where} has {array.null_count} nulls, which only floating "
+            "point has a value for (NaN)"
+        )

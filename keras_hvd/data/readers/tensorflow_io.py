@@ -1,0 +1,49 @@
+"""tensorflow-io, where it loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+
+import tensorflow as tf
+
+VERSIONS = "tensorflow-io 0.37.1, which loads on TensorFlow 2.16 only"
+
+
+def why_not() -> str:
+    """Why tensorflow-io cannot be used.
+
+    Returns:
+        The reason; empty if it can.
+
+    Example:
+
+    >>> bool(why_not()) or bool(load())
+    True
+    """
+    if not tf.__version__.startswith("2.16."):
+        return f"this is TensorFlow {tf.__version__}"
+    if importlib.util.find_spec("tensorflow_io") is None:
+        return "tensorflow-io is not installed: pip install 'keras_hvd[io]'"
+    try:
+        load()
+    except Exception as error:  # whatever its libraries fail with
+        return f"it does not load: {error}"
+    return ""
+
+
+def load() -> types.ModuleType:
+    """Imports it, its ops included.
+
+    Returns:
+        The module.
+
+    Raises:
+        Exception: it does not load.
+    """
+    import tensorflow_io
+    from tensorflow_io.python.ops import core_ops
+
+    # Its library is opened when one of its ops is first used.
+    core_ops.io_parquet_readable_info  # noqa: B018
+    return tensorflow_io
