@@ -129,6 +129,7 @@ class BackupAndRestore(DistributedCallback):
         if position is not None and position.epoch != epoch:
             position.start_epoch(epoch)
         self._is_rest = position is not None and position.is_inside_epoch
+        self._iterations = 0 if position is None else position.iterations
 
     def on_train_batch_end(self, batch, logs=None):
         # Which is the last step's, with steps_per_execution.
@@ -158,11 +159,12 @@ class BackupAndRestore(DistributedCallback):
             tf.io.gfile.rmtree(self.backup_dir)
 
     def _require_one_iteration(self):
-        if self.position.iterations == 1:
+        begun = self.position.iterations - self._iterations
+        if begun == 1:
             return
         raise RuntimeError(
             f"BackupAndRestore: epoch {self._epoch} of fit() is not one iteration of "
-            f"the dataset of its Position, but {self.position.iterations}: leave out "
+            f"the dataset of its Position, but {begun}: leave out "
             "steps_per_epoch and dataset.repeat(), so that fit() sees where an epoch "
             "ends, and give fit() the dataset that the position was given to"
         )

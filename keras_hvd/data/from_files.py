@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
+NAME = "keras_hvd_from_files"
+"""Of the datasets here, in the graphs of those that are made of them."""
+
 # Samples after which is written down where they came from.
 _RECORDED = 256
 # Samples that are read ahead of a file that is not shuffled.
@@ -34,6 +38,7 @@ def from_files(
     shuffle: int = 1024,
     seed: int = 0,
     interleave: int = 4,
+    even: int | None = None,
     position: Position | None = None,
     process_set: ProcessSet = global_process_set,
     **options: Any,
@@ -41,10 +46,10 @@ def from_files(
     """The samples of many files: each file is read by one rank.
 
     Files are divided so that ranks read about as many bytes. With fewer files than
-    ranks each rank reads all of them and keeps every n-th sample. Either way each sample
-    is handed out exactly once in an epoch, on one rank. Which rank has which files does
-    not change between epochs, so that a rank's epochs are all as long, as `fit` expects.
-    Ranks' numbers of samples may differ: `keras_hvd.data.even` makes their steps alike.
+    ranks each rank reads all of them and keeps every n-th sample. Either way each
+    sample is handed out exactly once in an epoch, on one rank. Which rank has which
+    files does not change between epochs: a rank's epochs are all as long, as `fit`
+    expects. Ranks' numbers of samples may differ; see `even`.
 
     Every iteration of the dataset is an epoch, in an order of its own: that of the
     files, and that of the samples, each among `shuffle` neighbours in its file while
@@ -63,6 +68,11 @@ def from_files(
             included.
         seed: of the orders, from 0 to 2**32 - 1.
         interleave: how many files a rank reads in turns.
+        even: a batch size: each rank hands out the same number of samples in an epoch,
+            as many whole batches as the rank has that has least; what others leave out
+            is something else in each epoch. Files are read once for that, to count. As
+            `keras_hvd.data.even`, but also for the rest of an epoch, which a `position`
+            goes on in. None: all samples.
         position: follows the place in the data, to save it and go on from it.
         process_set: the ranks that share the files; by default all of them.
         **options: of the reader:
@@ -79,14 +89,14 @@ def from_files(
             takes them. Samples are dicts; strings, not parsed, without `features`.
 
     Returns:
-        A `tf.data.Dataset` of this rank's samples. It is sharded: do not shard it again.
+        A `tf.data.Dataset` of this rank's samples. Do not shard it again.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: an argument is of another type, or the reader has no such option.
         ValueError: no file matches, one is given twice, or a value is out of range; the
             process set is not part of the job; a file cannot be read as what it is said
-            to be.
+            to be; or with `even` a rank has less than a batch.
         ImportError: what reads these files is not installed, or does not load.
         MismatchError: the ranks give different arguments, or one of them does not see
             the files that rank 0 sees.
@@ -109,6 +119,7 @@ def from_files(
     shuffle = _at_least(0, "shuffle", shuffle)
     seed = _at_least(0, "seed", seed)
     interleave = _at_least(1, "interleave", interleave)
+    even = 0 if even is None else _at_least(1, "even", even)
     if seed >= 2**32:
         raise ValueError(f"from_files: seed={seed} must be below 2**32")
     if not isinstance(position, (Position, type(None))):
@@ -121,6 +132,7 @@ def from_files(
             "shuffle": shuffle,
             "seed": seed,
             "interleave": interleave,
+            "even": even,
             "options": {name: repr(value) for name, value in options.items()},
             "a position": position is not None,
         },
@@ -130,6 +142,8 @@ def from_files(
     plan = plans.Plan(pieces, seed, shuffle, process_set.rank(), process_set.size())
     _require_readable(plan, process_set)
     _report(plan)
+    if even:
+        plan = _counted(plan, opener, even, process_set)
     if position is not None:
         position.attach(plan, process_set)
     return _dataset(plan, opener, interleave, position)
@@ -265,6 +279,51 @@ def _problem(piece: plans.Piece) -> str:
     return ""
 
 
+def _counted(
+    plan: plans.Plan, opener: readers.Reader, batch: int, process_set: ProcessSet
+) -> plans.Plan:
+    """A plan that knows how many samples there are; each piece is read by one rank."""
+    own = range(plan.rank, len(plan.pieces), plan.size)
+    if len(plan.pieces) >= plan.size:
+        own = [int(piece) for piece in plan.share()[:, plans.PIECE]]
+    counted: Any
+    try:
+        counted = dict(zip(own, _count([plan.pieces[i] for i in own], opener)))
+    except Exception as error:
+        counted = _picklable(error)
+    of_ranks = allgather_object(
+        counted, name="keras_hvd/data/counts", process_set=process_set
+    )
+    counts: dict[int, int] = {}
+    for rank, of_rank in zip(process_set.ranks, of_ranks):
+        if isinstance(of_rank, Exception):
+            raise ValueError(f"from_files: on rank {rank}: {of_rank}")
+        counts.update(of_rank)
+    plan = dataclasses.replace(
+        plan, batch=batch, counts=[counts[i] for i in range(len(plan.pieces))]
+    )
+    if plan.limit() == 0:
+        raise ValueError(
+            f"from_files: even={batch}: of {sum(counts.values())} samples some rank "
+            f"would get less than a batch: {plan.size} ranks need smaller batches, or "
+            "more files, of about the same size"
+        )
+    return plan
+
+
+def _count(pieces: list[plans.Piece], opener: readers.Reader) -> list[int]:
+    def count(path: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
+        return opener.open(path, group).reduce(np.int64(0), lambda n, *_: n + 1)
+
+    if not pieces:
+        return []
+    paths = [piece.path for piece in pieces]
+    groups = np.array([piece.group for piece in pieces], np.int64)
+    counts = tf.data.Dataset.from_tensor_slices((paths, groups))
+    counts = counts.map(count, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return [int(each) for each in counts.as_numpy_iterator()]
+
+
 def _report(plan: plans.Plan) -> None:
     if plan.rank == 0 and len(plan.pieces) < plan.size:
         what = "row groups" if plan.pieces[0].group >= 0 else "files"
@@ -286,12 +345,12 @@ def _dataset(
     position: Position | None,
 ) -> tf.data.Dataset:
     epochs = itertools.count()
-    all_parts = plan.share()
+    all_parts, limit = plan.share(), plan.limit()
 
     def begin() -> list[np.ndarray]:
         """What an iteration reads; runs when it begins."""
         if position is None:
-            return _reads(plan, 0, next(epochs), all_parts)
+            return _reads(plan, 0, next(epochs), all_parts, limit)
         return _reads(plan, *position.begin())
 
     def record(iteration: np.ndarray, parts: np.ndarray) -> np.int64:
@@ -311,13 +370,16 @@ def _dataset(
         )
 
     def iteration(_: tf.Tensor) -> tf.data.Dataset:
-        number, *columns = tf.numpy_function(begin, [], _READ)
+        number, limit, *columns = tf.numpy_function(begin, [], _READ)
         number.set_shape([])
+        # TensorFlow's optimizer dies of an op's second output as an argument of `take`.
+        limit = tf.reshape(limit, [])
         for column in columns:
             column.set_shape([None])
         samples = tf.data.Dataset.from_tensor_slices(tuple(columns)).interleave(
             open_part, cycle_length=interleave, block_length=1
         )
+        samples = samples.take(limit)
         if position is None:
             return samples
 
@@ -333,7 +395,8 @@ def _dataset(
         samples = samples.window(_RECORDED).flat_map(recorded)
         return samples.concatenate(tf.data.Dataset.range(1).flat_map(ended))
 
-    dataset = tf.data.Dataset.range(1).flat_map(iteration)
+    # By the name `shard` knows that it is this rank's part already.
+    dataset = tf.data.Dataset.range(1, name=NAME).flat_map(iteration, name=NAME)
     options = tf.data.Options()
     options.deterministic = True
     policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -342,19 +405,20 @@ def _dataset(
 
 
 # What `_reads` returns.
-_READ = [tf.int64, tf.int64, tf.string, tf.int64, tf.int64, tf.int64, tf.int64]
+_READ = [*[tf.int64] * 3, tf.string, *[tf.int64] * 4]
 
 
 def _reads(
-    plan: plans.Plan, iteration: int, epoch: int, parts: np.ndarray
+    plan: plans.Plan, iteration: int, epoch: int, parts: np.ndarray, limit: int
 ) -> list[np.ndarray]:
-    """An iteration: its number; parts' numbers, paths, groups, starts, steps, seeds."""
+    """An iteration's number and limit; parts' numbers, paths, groups, ... and seeds."""
     places, seeds = plan.order(epoch)
     order = np.argsort(places[parts[:, plans.PIECE]], kind="stable")
     parts = parts[order]
     pieces = [plan.pieces[i] for i in parts[:, plans.PIECE]]
     return [
         np.int64(iteration),
+        np.int64(limit),
         order,
         np.array([piece.path.encode() for piece in pieces], object),
         np.array([piece.group for piece in pieces], np.int64),
@@ -381,5 +445,5 @@ def _part(
     if shuffle > 1:
         samples = shuffling.shuffled(windows, size, seed, first)
     else:
-        samples = windows.flat_map(shuffling.together)
+        samples = shuffling.unshuffled(windows)
     return samples.skip(start % size).shard(step, 0)

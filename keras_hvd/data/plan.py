@@ -6,7 +6,7 @@ progression of places in it: every `step`-th, from `start` on. A whole piece is 
 (0, 1); what is left of a part of which `n` were taken is (start + n * step, step); and
 every k-th of that, from the j-th on, is (start + (n + j) * step, step * k). So what is
 left of an epoch is three numbers a part, whatever ranks there were and will be, and
-nobody needs to know how many samples a piece has.
+nobody needs to know how many samples a piece has, but to give all ranks as many.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Plan:
         shuffle: how many neighbours in a piece are shuffled among each other.
         rank: this rank, among those that share the pieces.
         size: how many share them.
+        batch: ranks hand out as many samples, a multiple of it; 0: all they have.
+        counts: how many samples the pieces have; empty if nobody knows.
     """
 
     pieces: Sequence[Piece]
@@ -55,6 +57,8 @@ class Plan:
     shuffle: int
     rank: int
     size: int
+    batch: int = 0
+    counts: Sequence[int] = ()
 
     def share(self, parts: np.ndarray | None = None) -> np.ndarray:
         """This rank's parts of an epoch.
@@ -65,10 +69,33 @@ class Plan:
         Returns:
             An int64 array of shape (own parts, 3).
         """
-        if parts is None:
-            parts = whole(len(self.pieces))
+        return self._shares(parts)[self.rank]
+
+    def limit(self, parts: np.ndarray | None = None) -> int:
+        """How many samples of its share each rank hands out.
+
+        Args:
+            parts: as for `share`.
+
+        Returns:
+            The number; -1 for all.
+        """
+        if not self.batch:
+            return -1
+        counts = np.array(self.counts, np.int64)
+        least = min(int(lengths(each, counts).sum()) for each in self._shares(parts))
+        return least // self.batch * self.batch
+
+    def _shares(self, parts: np.ndarray | None) -> list[np.ndarray]:
         sizes = np.array([piece.size for piece in self.pieces], np.int64)
-        return shares(parts, remaining(parts, sizes), self.size)[self.rank]
+        if parts is None:
+            # By bytes, whether the numbers of samples are known or not.
+            return shares(whole(len(sizes)), sizes.astype(np.float64), self.size)
+        if self.counts:
+            weights = lengths(parts, np.array(self.counts, np.int64))
+        else:
+            weights = remaining(parts, sizes)
+        return shares(parts, weights, self.size)
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Where in an epoch each piece comes, and the seed of its samples' order.
@@ -115,6 +142,25 @@ def whole(pieces: int) -> np.ndarray:
     parts[:, PIECE] = np.arange(pieces)
     parts[:, STEP] = 1
     return parts
+
+
+def lengths(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """How many samples parts have.
+
+    Args:
+        parts: of shape (parts, 3).
+        counts: how many the pieces have.
+
+    Returns:
+        An int64 array of shape (parts,).
+
+    Example:
+
+    >>> lengths(np.array([[0, 1, 2], [0, 9, 1]]), np.array([6]))
+    array([3, 0])
+    """
+    left = counts[parts[:, PIECE]] - parts[:, START]
+    return np.maximum(-(-left // parts[:, STEP]), 0)
 
 
 def remaining(parts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ How it is exact, whatever ranks there are and whatever shuffles and prefetches:
 - Saving gathers all ranks' parts. Going on divides them again, among the ranks that
   there are then.
 
-It is the training loop, or the callback `BackupAndRestore`, that says what it consumed,
-with `advance`, and that an epoch is over, with `end_epoch`. The samples of an epoch that
-were not consumed then (those that `even(mode="drop")` left) are not caught up on: the
-next epoch has all samples again.
+It is the training loop, or the callback `BackupAndRestore`, that says what it has
+consumed, with `advance`, and that an epoch is over, with `end_epoch`. The samples of an
+epoch that were not consumed then (those that `even(mode="drop")` left) are not caught
+up on: the next epoch has all samples again.
 """
 
 from __future__ import annotations
@@ -246,11 +246,12 @@ class Position(tf.train.experimental.PythonState):
                 self._plan, self._restored = None, restored
                 raise
 
-    def begin(self) -> tuple[int, int, np.ndarray]:
+    def begin(self) -> tuple[int, int, np.ndarray, int]:
         """Begins an iteration.
 
         Returns:
-            The iteration's number, its epoch, and this rank's parts.
+            The iteration's number, its epoch, this rank's parts, and how many samples
+            of them to hand out; -1 for all.
 
         Raises:
             RuntimeError: the epoch before was read to its end and not ended.
@@ -259,11 +260,11 @@ class Position(tf.train.experimental.PythonState):
             if self._ended and self._advanced:
                 raise RuntimeError(
                     f"epoch {self._epoch} was read to its end, but not ended: call "
-                    "Position.end_epoch() after it. A dataset with a Position cannot be "
-                    "repeat()ed: iterate over it once for each epoch"
+                    "Position.end_epoch() after it. A dataset with a Position cannot "
+                    "be repeat()ed: iterate over it once for each epoch"
                 )
-            if self._ended and not self._warned:
-                self._warned = True
+            # Once more is what `even` does to count.
+            if self._ended and self.iterations == 2:
                 log.warn(
                     f"epoch {self._epoch} is read again, for nobody has moved the "
                     "Position: use keras_hvd.callbacks.BackupAndRestore, or call its "
@@ -271,7 +272,7 @@ class Position(tf.train.experimental.PythonState):
                 )
             self._stop_iteration()
             self.iterations += 1
-            return self._iteration, self._epoch, self._parts.copy()
+            return self._iteration, self._epoch, self._parts.copy(), self._limit
 
     def record(self, iteration: int, parts: np.ndarray) -> None:
         """Writes down which of its parts the next samples of an iteration come from.
@@ -334,8 +335,8 @@ class Position(tf.train.experimental.PythonState):
         """Begins at `_epoch` and `_of_all`, whatever was before."""
         if self._plan is not None:
             self._parts = self._plan.share(self._of_all)
+            self._limit = self._plan.limit(self._of_all)
         self._saved = None
-        self._warned = False
         self.iterations = 0  # begun since
         self._stop_iteration()
 
@@ -351,6 +352,8 @@ class Position(tf.train.experimental.PythonState):
         self._inside = self._inside or samples > 0
         self._saved = None
         self._waiting -= samples
+        if self._limit >= 0:
+            self._limit -= samples
         while samples:
             first = self._read.popleft()
             if len(first) > samples:
@@ -410,8 +413,8 @@ def _require_same_epoch(of_ranks: list[tuple[Any, ...]], ranks: list[int]) -> No
         return
     shown = ", ".join(f"rank {r}: {each[0]}" for r, each in zip(ranks, of_ranks))
     raise MismatchError(
-        f"Position.state: the ranks are in different epochs ({shown}), or were restored "
-        "to different places. All ranks call end_epoch() and restore() alike"
+        f"Position.state: the ranks are in different epochs ({shown}), or were "
+        "restored to different places. All ranks call end_epoch() and restore() alike"
     )
 
 

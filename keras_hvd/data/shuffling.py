@@ -50,11 +50,28 @@ def shuffled(
     return windows.enumerate(first).flat_map(shuffle)
 
 
-def together(*window: Any) -> tf.data.Dataset:
-    """The samples of a window: `tf.data.Dataset.window` takes them apart.
+def unshuffled(windows: tf.data.Dataset) -> tf.data.Dataset:
+    """The samples of windows in their order.
 
     Args:
-        *window: datasets, nested as a sample is.
+        windows: what `dataset.window(size)` gives.
+
+    Returns:
+        A dataset of the windows' samples.
+
+    Example:
+
+    >>> [int(each) for each in unshuffled(tf.data.Dataset.range(4).window(3))]
+    [0, 1, 2, 3]
+    """
+    return windows.enumerate().flat_map(lambda _, window: together(window))
+
+
+def together(window: Any) -> tf.data.Dataset:
+    """The samples of one window, which `tf.data.Dataset.window` has taken apart.
+
+    Args:
+        window: datasets, nested as a sample is.
 
     Returns:
         A dataset of samples.
@@ -65,9 +82,6 @@ def together(*window: Any) -> tf.data.Dataset:
     >>> [int(each["x"]) for each in together({"x": numbers})]
     [0, 1]
     """
-    samples = window[0] if len(window) == 1 else window
-    return (
-        samples
-        if isinstance(samples, tf.data.Dataset)
-        else tf.data.Dataset.zip(samples)
-    )
+    if isinstance(window, tf.data.Dataset):
+        return window
+    return tf.data.Dataset.zip(window)

@@ -44,10 +44,8 @@ class Csv(Reader):
     def learn(self, path: str) -> None:
         if not self.header:
             return
-        line = b""
         first = tf.data.TextLineDataset(path, self.compression).take(1)
-        for line in first.as_numpy_iterator():
-            pass
+        line = b"".join(first.as_numpy_iterator())
         try:
             [names] = csv.reader([line.decode()], delimiter=self.delimiter)
         except (UnicodeDecodeError, ValueError):

@@ -67,8 +67,9 @@ class Parquet(Reader):
         for name in names:
             if isinstance(specs[name], str):
                 raise ValueError(
-                    f"from_files: column {name!r} of {path!r} is of type {specs[name]}, "
-                    "which no tensor is; name the others with columns=[...]"
+                    f"from_files: column {name!r} of {path!r} is of type "
+                    f"{specs[name]}, which no tensor is; name the others with "
+                    "columns=[...]"
                 )
         self.format = {name: specs[name] for name in names}
 
