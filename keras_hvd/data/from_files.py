@@ -27,6 +27,8 @@ NAME = "keras_hvd_from_files"
 _RECORDED = 256
 # Samples that are read ahead of a file that is not shuffled.
 _AHEAD = 64
+# The part of all samples from which on it is warned of.
+_MOST_LEFT_OUT = 0.1
 # Files that rank 0 asks for their sizes at once: on remote systems that takes a while.
 _ASKED = 32
 
@@ -307,6 +309,14 @@ def _counted(
             f"from_files: even={batch}: of {sum(counts.values())} samples some rank "
             f"would get less than a batch: {plan.size} ranks need smaller batches, or "
             "more files, of about the same size"
+        )
+    left_out = sum(counts.values()) - plan.limit() * plan.size
+    if plan.rank == 0 and left_out > _MOST_LEFT_OUT * sum(counts.values()):
+        log.warn(
+            f"from_files: with even={batch} each epoch leaves out {left_out} of "
+            f"{sum(counts.values())} samples, for files are of different sizes, and "
+            f"each is read by one of {plan.size} ranks. More, smaller files would do",
+            stacklevel=3,
         )
     return plan
 

@@ -23,6 +23,10 @@ PIECE, START, STEP = range(3)
 """The columns of parts, an int64 array of shape (parts, 3)."""
 
 
+# Into which `split` would divide the work of each rank.
+_PARTS_OF_RANK = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """What is read from its beginning on.
@@ -63,6 +67,8 @@ class Plan:
     def share(self, parts: np.ndarray | None = None) -> np.ndarray:
         """This rank's parts of an epoch.
 
+        Of a whole epoch these are whole pieces, if there are as many as ranks.
+
         Args:
             parts: what is left of the epoch, of shape (parts, 3); None for all of it.
 
@@ -95,7 +101,7 @@ class Plan:
             weights = lengths(parts, np.array(self.counts, np.int64))
         else:
             weights = remaining(parts, sizes)
-        return shares(parts, weights, self.size)
+        return shares(*split(parts, weights, self.size), self.size)
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Where in an epoch each piece comes, and the seed of its samples' order.
@@ -218,6 +224,34 @@ def shares(parts: np.ndarray, weights: np.ndarray, ranks: int) -> list[np.ndarra
         owners[part] = rank
         heapq.heapreplace(loads, (load + float(weights[part]), count + 1, rank))
     return [parts[owners == rank] for rank in range(ranks)]
+
+
+def split(
+    parts: np.ndarray, weights: np.ndarray, ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Divides large parts, so that all of them can be shared out evenly.
+
+    Args:
+        parts: of shape (parts, 3).
+        weights: of shape (parts,).
+        ranks: how many will share them; a part is not divided into more.
+
+    Returns:
+        The same samples in more parts, and the weights of these.
+
+    Example:
+
+    >>> split(np.array([[0, 4, 1]]), np.array([6.0]), 2)
+    (array([[0, 4, 2],
+           [0, 5, 2]]), array([3., 3.]))
+    """
+    most = max(float(weights.sum()) / (_PARTS_OF_RANK * ranks), 1e-9)
+    ways = np.clip(np.ceil(weights / most), 1, ranks).astype(np.int64)
+    result = np.repeat(parts, ways, axis=0)
+    place = np.arange(len(result)) - np.repeat(np.cumsum(ways) - ways, ways)
+    result[:, START] += place * result[:, STEP]
+    result[:, STEP] *= np.repeat(ways, ways)
+    return result, np.repeat(weights / ways, ways)
 
 
 def _every(parts: np.ndarray, rank: int, ranks: int) -> np.ndarray:
