@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from keras_hvd.process_sets import global_process_set as global_process_set
     from keras_hvd.process_sets import remove_process_set as remove_process_set
     from keras_hvd.schedules import warmup_schedule as warmup_schedule
+    from keras_hvd.strategy.strategy import Strategy as Strategy
     from keras_hvd.sync_batch_normalization import (
         SyncBatchNormalization as SyncBatchNormalization,
     )
@@ -174,6 +175,7 @@ _DEFINED_IN = {
     "global_process_set": "process_sets",
     "remove_process_set": "process_sets",
     "warmup_schedule": "schedules",
+    "Strategy": "strategy.strategy",
     "SyncBatchNormalization": "sync_batch_normalization",
     "broadcast_": "variables",
     "start_timeline": "timeline",

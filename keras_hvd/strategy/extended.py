@@ -1,0 +1,290 @@
+"""What `tf.distribute` asks of a strategy: one replica here, as many as there are ranks.
+
+A value in the cross-replica context is this rank's, a plain tensor: there are no
+containers of several replicas' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from keras_hvd.process_sets import ProcessSet
+from keras_hvd.strategy import distributed_dataset, reduction, variables
+from keras_hvd.strategy.replica_context import ReplicaContext
+
+
+class Extended(distribute_lib.StrategyExtendedV1):
+    """The `extended` of a `keras_hvd.Strategy`.
+
+    Args:
+        strategy: the strategy that it belongs to.
+        process_set: the ranks, each of which is a replica.
+        device: where this rank computes, and keeps its variables.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> extended = keras_hvd.Strategy().extended
+    >>> extended.call_for_each_replica(lambda x: x + 1, args=(tf.constant(1),)).numpy()
+    2
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, process_set: ProcessSet, device: str
+    ) -> None:
+        super().__init__(strategy)
+        self.process_set = process_set
+        self._size = process_set.size()
+        self._rank = process_set.rank()
+        self._device = device
+
+    # --- collectives ------------------------------------------------------------------
+
+    def reduce_nested(self, reduce_op: Any, value: Any) -> Any:
+        """Reduces all tensors of a structure over the ranks, together.
+
+        Args:
+            reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
+            value: a tensor, `tf.IndexedSlices`, or a nested structure of them.
+
+        Returns:
+            The results, in the same structure.
+        """
+        reduced = reduction.all_reduce(
+            as_reduce_op(reduce_op), tf.nest.flatten(value), self.process_set
+        )
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def gather_nested(self, value: Any, axis: Any) -> Any:
+        """Joins all tensors of a structure along a dimension, over the ranks.
+
+        Args:
+            value: a tensor, or a nested structure of them.
+            axis: the dimension.
+
+        Returns:
+            The results, in the same structure.
+
+        Raises:
+            NotImplementedError: there are `tf.IndexedSlices` in it.
+        """
+        flat = tf.nest.flatten(value)
+        if any(isinstance(each, tf.IndexedSlices) for each in flat):
+            raise NotImplementedError("all_gather does not take tf.IndexedSlices")
+        gathered = reduction.all_gather(flat, axis, self.process_set)
+        return tf.nest.pack_sequence_as(value, gathered)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        del destinations, options
+        return self.reduce_nested(reduce_op, value)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        del options
+        values = [value for value, _ in value_destination_pairs]
+        return reduction.all_reduce(reduce_op, values, self.process_set)
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del options
+        return self.reduce_nested(reduce_op, value)
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del destinations, options
+        return self.gather_nested(value, axis)
+
+    def _broadcast_to(self, tensor, destinations):
+        del destinations
+        return variables.of_first_rank(tensor, "broadcast_to", self.process_set)
+
+    # --- running ----------------------------------------------------------------------
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        context = ReplicaContext(self._container_strategy(), self._rank)
+        with tf.device(self._device), context:
+            return fn(*args, **kwargs)
+
+    def _update(self, var, fn, args, kwargs, group):
+        return self._update_non_slot(var, fn, (var, *args), kwargs, group)
+
+    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
+        del colocate_with
+        with tf.device(self._device), distribute_lib.UpdateContext(0):
+            result = fn(*args, **kwargs)
+        return result if group else tf.nest.map_structure(self._local_results, result)
+
+    # --- variables --------------------------------------------------------------------
+
+    def _create_variable(self, next_creator, **kwargs):
+        colocate_with = kwargs.pop("colocate_with", None)
+        place = (
+            tf.device(self._device)
+            if colocate_with is None or isinstance(colocate_with, str)
+            else tf.compat.v1.colocate_with(colocate_with)
+        )
+        with place:
+            return variables.create(
+                next_creator, kwargs, self._container_strategy(), self.process_set
+            )
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not self.variable_created_in_scope(colocate_with_variable):
+            raise ValueError(
+                "colocate_vars_with takes a variable that was made in the scope of "
+                f"this keras_hvd.Strategy; got {colocate_with_variable!r}"
+            )
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable was made in the strategy's scope.
+
+        Args:
+            v: a `tf.Variable`.
+
+        Returns:
+            True if it was.
+        """
+        return v._distribute_strategy is self._container_strategy()
+
+    def read_var(self, v: Any) -> tf.Tensor:
+        """The value of a variable, aggregated over the ranks if it is ON_READ.
+
+        Args:
+            v: a variable that was made in the strategy's scope.
+
+        Returns:
+            A tensor, the same on all ranks.
+
+        Raises:
+            ValueError: it is ON_READ and says no aggregation.
+        """
+        return variables.read_aggregate(v, self.process_set)
+
+    def value_container(self, value: Any) -> Any:
+        """What holds a replica's value: here the value itself.
+
+        Args:
+            value: what `run` returned, or a variable.
+
+        Returns:
+            The same.
+        """
+        return value
+
+    def _local_results(self, val):
+        return (val,)
+
+    # --- data -------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        return distributed_dataset.distribute(
+            dataset, self._container_strategy(), self.process_set, options
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        context = tf.distribute.InputContext(self._size, self._rank, self._size)
+        return distributed_dataset.from_function(
+            dataset_fn, context, self._container_strategy(), self.process_set, options
+        )
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._size))
+
+    # --- what there is ----------------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._size
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The one device of this rank, as a tuple."""
+        return (self._device,)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The one device of this rank, as a tuple."""
+        return (self._device,)
+
+    def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
+        """The one device of this rank, as a tuple.
+
+        Args:
+            var_list: variables.
+
+        Returns:
+            The device's name.
+        """
+        del var_list
+        return (self._device,)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each rank builds its own graph: it does."""
+        return True
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this rank initializes its variables: each does."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this rank is the one that writes checkpoints."""
+        return self._rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this rank is the one that writes summaries."""
+        return self._rank == 0
+
+    @property
+    def _global_batch_size(self):
+        return True
+
+    @property
+    def _support_per_replica_values(self):
+        return False
+
+    def _in_multi_worker_mode(self):
+        # Asked by parts of TensorFlow that would start servers, or pack values into
+        # containers of several replicas'.
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        del replica_id_in_sync_group
+        return 0
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        del replica_id
+        return self._rank
+
+
+def as_reduce_op(reduce_op: Any) -> tf.distribute.ReduceOp:
+    """A reduction of `tf.distribute`.
+
+    Args:
+        reduce_op: the reduction, or its name in any case.
+
+    Returns:
+        The reduction.
+
+    Raises:
+        ValueError: there is none of that name.
+        TypeError: it is something else.
+
+    Example:
+
+    >>> as_reduce_op("sum")
+    <ReduceOp.SUM: 'SUM'>
+    """
+    if isinstance(reduce_op, str):
+        return tf.distribute.ReduceOp(reduce_op.upper())
+    if isinstance(reduce_op, tf.distribute.ReduceOp):
+        return reduce_op
+    raise TypeError(
+        "reduce_op must be tf.distribute.ReduceOp.SUM or MEAN, or its name; got "
+        f"{reduce_op!r}"
+    )

@@ -1,0 +1,208 @@
+"""Reduction and concatenation of whatever a `tf.distribute` user hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd.collectives import submission
+from keras_hvd.collectives.allgather import grouped_allgather
+from keras_hvd.collectives.allreduce import Average, Sum, grouped_allreduce
+from keras_hvd.process_sets import ProcessSet
+
+# Types that the engine lacks, and one that holds all their values, or adds them up
+# modulo the same power of two.
+_WIDER = {
+    tf.int16: tf.int64,
+    tf.uint16: tf.int64,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+# What turns a result that travelled in another form into the form that it is wanted in.
+_Restore = Callable[[Any], Any]
+
+
+def all_reduce(
+    reduce_op: tf.distribute.ReduceOp,
+    values: Sequence[Any],
+    process_set: ProcessSet,
+    name: str | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduces values over the ranks, all of them together.
+
+    Args:
+        reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
+        values: tensors, variables, numbers or `tf.IndexedSlices`, of the same shapes
+            and types on every rank.
+        process_set: the ranks that take part.
+        name: matches the call to the other ranks'; by default as for
+            `keras_hvd.grouped_allreduce`.
+
+    Returns:
+        The results in the order of `values`. The mean of integers is a float, as in
+        `tf.distribute`.
+
+    Raises:
+        TypeError: a type cannot be reduced.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> values = [1, tf.constant(2.0)]
+    >>> mean = tf.distribute.ReduceOp.MEAN
+    >>> all_reduce(mean, values, keras_hvd.global_process_set)[0].numpy().item()
+    1.0
+    """
+    sent, restore = [], []
+    for value in values:
+        tensor, back = _reducible(reduce_op, value)
+        sent.append(tensor)
+        restore.append(back)
+    reduced = grouped_allreduce(
+        sent,
+        op=Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average,
+        name=name,
+        process_set=process_set,
+    )
+    return [back(result) for back, result in zip(restore, reduced, strict=True)]
+
+
+def all_gather(
+    values: Sequence[Any],
+    axis: int | tf.Tensor,
+    process_set: ProcessSet,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Joins the ranks' tensors along a dimension, several of them together.
+
+    The gradient is that of `tf.distribute`: this rank's part of the sum of all ranks'
+    gradients.
+
+    Args:
+        values: tensors of at least one dimension; the ranks' may differ in that along
+            which they are joined.
+        axis: the dimension: a number, or a scalar integer tensor.
+        process_set: the ranks that take part.
+        name: matches the call to the other ranks'; by default as for
+            `keras_hvd.grouped_allgather`.
+
+    Returns:
+        The results in the order of `values`.
+
+    Raises:
+        TypeError: a type cannot be sent.
+        ValueError: a value is a scalar, or has no such dimension.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> values = [tf.ones([1, 2]), tf.ones([3, 4])]
+    >>> gathered = all_gather(values, 1, keras_hvd.global_process_set)
+    >>> [each.shape.as_list() for each in gathered]
+    [[1, 2], [3, 4]]
+    """
+    sent, restore = [], []
+    for value in values:
+        tensor, back = _gatherable(value, axis, process_set.size())
+        sent.append(tensor)
+        restore.append(back)
+    gathered = grouped_allgather(sent, name=name, process_set=process_set)
+    return [back(result) for back, result in zip(restore, gathered, strict=True)]
+
+
+def _reducible(
+    reduce_op: tf.distribute.ReduceOp, value: Any
+) -> tuple[tf.Tensor | tf.IndexedSlices, _Restore]:
+    """What the engine can reduce in place of a value, and the way back."""
+    if isinstance(value, tf.IndexedSlices):
+        values, back = _reducible(reduce_op, value.values)
+        slices = tf.IndexedSlices(values, value.indices, value.dense_shape)
+        return slices, lambda result: tf.IndexedSlices(
+            back(result.values), result.indices, result.dense_shape
+        )
+    tensor = tf.convert_to_tensor(value)
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        return _parts(tensor), _from_parts
+    if reduce_op == tf.distribute.ReduceOp.MEAN and dtype.is_integer:
+        return tf.cast(tensor, tf.float64), _same
+    if dtype in _WIDER:
+        return tf.cast(tensor, _WIDER[dtype]), lambda result: tf.cast(result, dtype)
+    return tensor, _same
+
+
+def _gatherable(
+    value: Any, axis: int | tf.Tensor, size: int
+) -> tuple[tf.Tensor, _Restore]:
+    """What the engine can join along its rows in place of a value, and the way back."""
+    tensor = tf.convert_to_tensor(value)
+    if tensor.shape.rank == 0:
+        raise ValueError(
+            "all_gather joins tensors along a dimension, and a scalar has none: give "
+            f"it one, with tf.expand_dims(x, 0); got {tensor}"
+        )
+    there, back_again = _axis_first(tensor, axis)
+    if tensor.dtype.is_floating or tensor.dtype.is_complex:
+        tensor = _gradient_times(tensor, size)
+    tensor = there(tensor)
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        return _parts(tensor), lambda result: back_again(_from_parts(result))
+    if submission.is_supported(dtype) or not dtype.size:
+        return tensor, back_again
+    sent = tf.bitcast(tensor, tf.uint8)
+    return sent, lambda result: back_again(tf.bitcast(result, dtype))
+
+
+def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Restore]:
+    """How a dimension becomes the first one, and how it is put back."""
+    known = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
+    rank = tensor.shape.rank
+    if known is None or rank is None:
+        dynamic_rank = tf.rank(tensor)
+        axis = tf.cast(axis, tf.int32)
+        axis = tf.where(axis < 0, axis + dynamic_rank, axis)
+        before, after = tf.range(axis), tf.range(axis + 1, dynamic_rank)
+        to_front = tf.concat([[axis], before, after], 0)
+        return (
+            lambda x: tf.transpose(x, to_front),
+            lambda x: tf.transpose(x, tf.math.invert_permutation(to_front)),
+        )
+    if not -rank <= known < rank:
+        raise ValueError(
+            f"all_gather: axis must be a dimension of the tensor; got axis={known} and "
+            f"shape {tensor.shape}"
+        )
+    place = int(known) % rank
+    if place == 0:
+        return _same, _same
+    to_front = [place, *range(place), *range(place + 1, rank)]
+    back = [*range(1, place + 1), 0, *range(place + 1, rank)]
+    return lambda x: tf.transpose(x, to_front), lambda x: tf.transpose(x, back)
+
+
+def _gradient_times(tensor: tf.Tensor, factor: int) -> tf.Tensor:
+    """The tensor, whose gradient is multiplied."""
+
+    @tf.custom_gradient
+    def identity(x):
+        return tf.identity(x), lambda gradient: gradient * tf.cast(factor, x.dtype)
+
+    return identity(tensor)
+
+
+def _parts(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+
+
+def _from_parts(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.complex(tensor[..., 0], tensor[..., 1])
+
+
+def _same(value: Any) -> Any:
+    return value

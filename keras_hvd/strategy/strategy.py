@@ -1,0 +1,154 @@
+"""keras_hvd.Strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from keras_hvd import basics
+from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.strategy import extended, reduction
+
+
+class Strategy(tf.distribute.Strategy):
+    """A `tf.distribute.Strategy` whose replicas are the ranks of the job.
+
+    Each process is one replica, on one device. What `run` returns, and what a
+    distributed dataset gives, is a plain tensor: this rank's. `reduce` and `gather`
+    combine the ranks' tensors.
+
+    Args:
+        process_set: the ranks that train together; by default all of them.
+        device: where this rank computes, as in "/device:CPU:0"; by default its first
+            GPU, or its CPU.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: `process_set` is not a `ProcessSet`.
+        ValueError: the process set is not part of the job, or this rank not of the set.
+
+    Example:
+
+    >>> import keras_hvd, tensorflow as tf
+    >>> keras_hvd.init()
+    >>> strategy = keras_hvd.Strategy()
+    >>> with strategy.scope():
+    ...     weight = tf.Variable(2.0)
+    >>> dataset = tf.data.Dataset.range(6, output_type=tf.float32).batch(4)
+    >>> for batch in strategy.experimental_distribute_dataset(dataset):
+    ...     outputs = strategy.run(lambda x: weight * x, args=(batch,))
+    ...     print(strategy.reduce("MEAN", outputs, axis=0).numpy())
+    3.0
+    9.0
+    """
+
+    def __init__(
+        self,
+        process_set: ProcessSet = global_process_set,
+        device: str | None = None,
+    ) -> None:
+        basics.require_initialized("Strategy")
+        number_of(process_set, "Strategy")
+        if not process_set.included():
+            raise ValueError(
+                f"Strategy: rank {basics.rank()} is not in {process_set}: only its "
+                "ranks make a strategy of it"
+            )
+        super().__init__(extended.Extended(self, process_set, device or _device()))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Combines the ranks' values, and with `axis` the elements of each as well.
+
+        A value that is equal on all ranks counts as many times as there are ranks.
+
+        Args:
+            reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
+            value: this rank's value: a tensor, or a nested structure of them.
+            axis: the dimension, or dimensions, along which each rank's tensor is
+                reduced first; the ranks' may differ in them, and the mean is that of
+                all elements. None: the ranks' tensors have one shape, which the result
+                has too.
+
+        Returns:
+            A tensor, or a structure of them, the same on all ranks. The mean of
+            integers is a float.
+
+        Raises:
+            RuntimeError: it is called in a replica context.
+            TypeError: `reduce_op` is no reduction, or a type cannot be reduced.
+
+        Example:
+
+        >>> import keras_hvd, tensorflow as tf
+        >>> keras_hvd.init()
+        >>> strategy = keras_hvd.Strategy()
+        >>> strategy.reduce("MEAN", tf.constant([1.0, 2.0]), axis=0).numpy().item()
+        1.5
+        """
+        distribute_lib._require_cross_replica_or_default_context_extended(self.extended)
+        reduce_op = extended.as_reduce_op(reduce_op)
+        if axis is None:
+            return self.extended.reduce_nested(reduce_op, value)
+        flat = [tf.convert_to_tensor(each) for each in _leaves(value)]
+        sums = [tf.reduce_sum(each, axis) for each in flat]
+        process_set = self.extended.process_set
+        total = tf.distribute.ReduceOp.SUM
+        if reduce_op == total:
+            results = reduction.all_reduce(total, sums, process_set)
+        else:
+            counts = [_count(each, axis) for each in flat]
+            both = reduction.all_reduce(total, [*sums, *counts], process_set)
+            results = [
+                _quotient(*pair)
+                for pair in zip(both[: len(flat)], both[len(flat) :], strict=True)
+            ]
+        if len(results) == 1 and not tf.nest.is_nested(value):
+            return results[0]
+        return tf.nest.pack_sequence_as(value, results)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: Any, logical_device_id: int
+    ) -> Any:
+        """Leaves a tensor on the one device that a replica has.
+
+        Args:
+            tensor: a tensor.
+            logical_device_id: 0.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            NotImplementedError: it is to go to another device.
+        """
+        if logical_device_id != 0:
+            raise NotImplementedError(
+                "experimental_assign_to_logical_device: a keras_hvd.Strategy has one "
+                f"device per process, number 0; got {logical_device_id!r}"
+            )
+        return tensor
+
+    def __deepcopy__(self, memo: Any) -> Strategy:
+        # It stands for the job, and variables know it by its identity.
+        return self
+
+
+def _device() -> str:
+    """This rank's device."""
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return f"/device:{kind}:0"
+
+
+def _leaves(value: Any) -> list[Any]:
+    return tf.nest.flatten(value)
+
+
+def _count(tensor: tf.Tensor, axis: Any) -> tf.Tensor:
+    """How many elements of a tensor each sum along an axis is made of."""
+    return tf.reduce_prod(tf.gather(tf.shape(tensor, tf.int64), axis))
+
+
+def _quotient(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    return tf.truediv(total, tf.cast(count, total.dtype))

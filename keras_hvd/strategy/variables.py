@@ -1,0 +1,277 @@
+"""Variables of a strategy: plain ones, equal on all ranks.
+
+They start with the first rank's values. Those that say an aggregation apply it when
+they are assigned in a replica context; reading never does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.function.trace_type import default_types
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.trackable import base as trackable
+
+from keras_hvd.collectives.allgather import allgather
+from keras_hvd.collectives.broadcast import broadcast
+from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.process_sets import ProcessSet
+from keras_hvd.strategy import reduction
+
+_NONE = tf.VariableAggregation.NONE
+_ONLY_FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
+_ON_READ = tf.VariableSynchronization.ON_READ
+
+_REDUCE_OPS = {
+    tf.VariableAggregation.SUM: tf.distribute.ReduceOp.SUM,
+    tf.VariableAggregation.MEAN: tf.distribute.ReduceOp.MEAN,
+}
+
+
+def create(
+    next_creator: Callable[..., Any],
+    arguments: dict[str, Any],
+    strategy: tf.distribute.Strategy,
+    process_set: ProcessSet,
+) -> Any:
+    """Makes a variable whose initial value is the first rank's.
+
+    Args:
+        next_creator: what TensorFlow makes it with.
+        arguments: what TensorFlow hands over to it.
+        strategy: the strategy in whose scope it is made.
+        process_set: the strategy's ranks.
+
+    Returns:
+        The variable.
+
+    Raises:
+        ValueError: its synchronization is NONE.
+    """
+    synchronization = arguments.get("synchronization")
+    if synchronization == tf.VariableSynchronization.NONE:
+        raise ValueError(
+            f"variable {arguments.get('name')!r}: a keras_hvd.Strategy has a copy of "
+            "it on each rank, and cannot leave them without synchronization: use "
+            "tf.VariableSynchronization.ON_READ for values that differ between ranks"
+        )
+    if arguments.get("initial_value") is not None:
+        arguments["initial_value"] = functools.partial(
+            _initial_value,
+            arguments["initial_value"],
+            arguments.get("dtype"),
+            arguments.get("name") or "Variable",
+            process_set,
+        )
+    variable = next_creator(**arguments)
+    # Where a tf.function makes it, TensorFlow forgets these.
+    aggregation = arguments.get("aggregation") or _NONE
+    variable._distribute_strategy = strategy
+    variable._aggregation = aggregation
+    if synchronization == _ON_READ:
+        variable._synchronization = synchronization
+    elif aggregation != _NONE:
+        variable.__class__ = _aggregating_class(type(variable))
+    return variable
+
+
+def read_aggregate(variable: Any, process_set: ProcessSet) -> tf.Tensor:
+    """The value of a variable over all ranks.
+
+    Args:
+        variable: a variable of a strategy.
+        process_set: the strategy's ranks.
+
+    Returns:
+        For an ON_READ variable, what its aggregation makes of the ranks' values; for
+        any other its value.
+
+    Raises:
+        ValueError: it is ON_READ and says no aggregation.
+    """
+    value = tf.convert_to_tensor(variable)
+    if variable.synchronization != _ON_READ:
+        return tf.identity(value)
+    name = f"Strategy/{variable.name}/read"
+    if variable.aggregation == _NONE:
+        raise ValueError(
+            f"variable {variable.name!r} is ON_READ without an aggregation: it has a "
+            "value on each rank, and none over all of them"
+        )
+    return _aggregated(variable.aggregation, value, name, process_set)
+
+
+def of_first_rank(value: Any, name: str, process_set: ProcessSet) -> tf.Tensor:
+    """The first rank's value, on every rank.
+
+    Args:
+        value: anything that becomes a tensor, of the same shape and type on all ranks;
+            strings may be of any length.
+        name: matches the call to the other ranks'.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tensor.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> of_first_rank(["a", "bc"], "words", keras_hvd.global_process_set).numpy()
+    array([b'a', b'bc'], dtype=object)
+    """
+    tensor = tf.convert_to_tensor(value)
+    name = name_in_graph(f"Strategy/{name}")
+    if tensor.dtype == tf.string:
+        return _string_of_first_rank(tensor, name, process_set)
+    root = process_set.ranks[0]
+    return broadcast(tensor, root, name=name, process_set=process_set)
+
+
+@contextlib.contextmanager
+def equal_values() -> Iterator[None]:
+    """Assignments in a replica context take values as they are, in this block.
+
+    For values that are known to be equal on all ranks, which need no aggregation.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> strategy = keras_hvd.Strategy()
+    >>> with strategy.scope():
+    ...     step = tf.Variable(0, aggregation=tf.VariableAggregation.SUM)
+    >>> def count():
+    ...     with equal_values():
+    ...         step.assign_add(1)
+    >>> strategy.run(count)
+    >>> step.numpy().item()
+    1
+    """
+    with distribute_lib.UpdateContext(0):
+        yield
+
+
+def _initial_value(
+    given: Any, dtype: Any, name: str, process_set: ProcessSet, **arguments: Any
+) -> tf.Tensor:
+    """What a variable starts with; TensorFlow calls it where the variable is made."""
+    if not tf.inside_function():
+        return _value_of_first_rank(given, dtype, name, process_set, arguments)
+    try:
+        with tf.init_scope():
+            value = _value_of_first_rank(given, dtype, name, process_set, arguments)
+        if not hasattr(value, "numpy"):
+            return value
+    except (TypeError, tf.errors.InaccessibleTensorError):
+        # It depends on tensors of the function.
+        return _value_of_first_rank(given, dtype, name, process_set, arguments)
+    # TensorFlow lifts initial values out of the function, but none that it captures.
+    return tf.constant(value.numpy(), value.dtype, value.shape)
+
+
+def _value_of_first_rank(
+    given: Any, dtype: Any, name: str, process_set: ProcessSet, arguments: dict
+) -> tf.Tensor:
+    value = given(**arguments) if callable(given) else given
+    if isinstance(value, trackable.CheckpointInitialValue):
+        value = value.wrapped_value
+    value = tf.convert_to_tensor(value, dtype)
+    return of_first_rank(value, f"variable/{name}", process_set)
+
+
+def _string_of_first_rank(
+    tensor: tf.Tensor, name: str, process_set: ProcessSet
+) -> tf.Tensor:
+    """Strings travel as bytes, of which only the first rank gives any."""
+    data = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
+    if process_set.rank() != 0:
+        data = data[:0]
+    data = allgather(data, name=name, process_set=process_set)
+    letters = tf.constant([bytes([letter]) for letter in range(256)])
+    text = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
+    return tf.ensure_shape(tf.io.parse_tensor(text, tf.string), tensor.shape)
+
+
+class _Aggregates:
+    """A variable that says how the ranks' assignments become one."""
+
+    def assign(self, value, use_locking=None, name=None, read_value=True):
+        value = self._over_ranks(value, "assign")
+        return super().assign(value, use_locking, name, read_value)
+
+    def assign_add(self, delta, use_locking=None, name=None, read_value=True):
+        delta = self._over_ranks(delta, "assign_add")
+        return super().assign_add(delta, use_locking, name, read_value)
+
+    def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
+        delta = self._over_ranks(delta, "assign_sub")
+        return super().assign_sub(delta, use_locking, name, read_value)
+
+    def _over_ranks(self, value: Any, method: str) -> Any:
+        """What every rank assigns, of the value that this one was given."""
+        if not _is_in_replica_context(self._distribute_strategy):
+            return value
+        is_number = isinstance(value, (bool, int, float, complex))
+        tensor = tf.convert_to_tensor(value, self.dtype)
+        aggregation = self.aggregation
+        if aggregation == tf.VariableAggregation.SUM and is_number:
+            # tf.distribute takes a number in the program for one value of all replicas.
+            aggregation = _ONLY_FIRST_REPLICA
+        if aggregation == tf.VariableAggregation.MEAN and not (
+            self.dtype.is_floating or self.dtype.is_complex or is_number
+        ):
+            raise ValueError(
+                f"variable {self.name!r} of {self.dtype.name} has the aggregation "
+                f"MEAN, which {method} cannot apply to integers in a replica context: "
+                "make it a float, or assign it outside of Strategy.run"
+            )
+        name = f"Strategy/{self.name}/{method}"
+        process_set = self._distribute_strategy.extended.process_set
+        return tf.cast(_aggregated(aggregation, tensor, name, process_set), self.dtype)
+
+    def __tf_tracing_type__(self, signature_context):
+        # TensorFlow would use the same trace for a variable that aggregates otherwise.
+        del signature_context
+        return default_types.Weakref(weakref.ref(self))
+
+
+def _aggregated(
+    aggregation: tf.VariableAggregation,
+    value: tf.Tensor,
+    name: str,
+    process_set: ProcessSet,
+) -> tf.Tensor:
+    name = name_in_graph(name)
+    if aggregation == _ONLY_FIRST_REPLICA:
+        return broadcast(
+            value, process_set.ranks[0], name=name, process_set=process_set
+        )
+    [result] = reduction.all_reduce(
+        _REDUCE_OPS[aggregation], [value], process_set, name
+    )
+    return result
+
+
+def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a rank's code runs that may know other values than the other ranks'."""
+    if not tf.distribute.has_strategy():
+        return False
+    with distribute_lib.enter_or_assert_strategy(strategy):
+        if tf.distribute.in_cross_replica_context():
+            return False
+    return distribute_lib.get_update_replica_id() is None
+
+
+@functools.cache
+def _aggregating_class(plain: type) -> type:
+    return type(plain)(
+        plain.__name__,
+        (_Aggregates, plain),
+        {"__doc__": plain.__doc__, "__module__": plain.__module__},
+    )
