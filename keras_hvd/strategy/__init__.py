@@ -1,1 +1,1 @@
-"""`keras_hvd.Strategy`: a `tf.distribute.Strategy` whose replicas are the job's ranks."""
+"""`keras_hvd.Strategy`: a `tf.distribute.Strategy` whose replicas are the ranks."""

@@ -1,4 +1,4 @@
-"""What `tf.distribute` asks of a strategy: one replica here, as many as there are ranks.
+"""What `tf.distribute` asks of a strategy: one replica here, a rank of the job.
 
 A value in the cross-replica context is this rank's, a plain tensor: there are no
 containers of several replicas' values.

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.framework.errors_impl import InaccessibleTensorError
 from tensorflow.python.trackable import base as trackable
 
 from keras_hvd.collectives.allgather import allgather
@@ -60,15 +61,7 @@ def create(
             "it on each rank, and cannot leave them without synchronization: use "
             "tf.VariableSynchronization.ON_READ for values that differ between ranks"
         )
-    if arguments.get("initial_value") is not None:
-        arguments["initial_value"] = functools.partial(
-            _initial_value,
-            arguments["initial_value"],
-            arguments.get("dtype"),
-            arguments.get("name") or "Variable",
-            process_set,
-        )
-    variable = next_creator(**arguments)
+    variable = _created(next_creator, arguments, process_set)
     # Where a tf.function makes it, TensorFlow forgets these.
     aggregation = arguments.get("aggregation") or _NONE
     variable._distribute_strategy = strategy
@@ -157,27 +150,39 @@ def equal_values() -> Iterator[None]:
         yield
 
 
+def _created(
+    next_creator: Callable[..., Any],
+    arguments: dict[str, Any],
+    process_set: ProcessSet,
+) -> Any:
+    given = arguments.get("initial_value")
+    if given is None:
+        return next_creator(**arguments)
+    name = arguments.get("name") or "Variable"
+    initial_value = functools.partial(
+        _initial_value, given, arguments.get("dtype"), name, process_set
+    )
+    if tf.inside_function() and not tf.is_symbolic_tensor(given):
+        with tf.init_scope():
+            value = _independent_of_function(initial_value)
+            if value is not None:
+                return next_creator(**{**arguments, "initial_value": value})
+    # TensorFlow lifts a value that depends on tensors of the function out of it.
+    return next_creator(**{**arguments, "initial_value": initial_value})
+
+
+def _independent_of_function(initial_value: Callable[[], tf.Tensor]) -> Any:
+    """An initial value, or None if it depends on tensors of the function around it."""
+    try:
+        return initial_value()
+    except (TypeError, InaccessibleTensorError):
+        return None
+
+
 def _initial_value(
     given: Any, dtype: Any, name: str, process_set: ProcessSet, **arguments: Any
 ) -> tf.Tensor:
     """What a variable starts with; TensorFlow calls it where the variable is made."""
-    if not tf.inside_function():
-        return _value_of_first_rank(given, dtype, name, process_set, arguments)
-    try:
-        with tf.init_scope():
-            value = _value_of_first_rank(given, dtype, name, process_set, arguments)
-        if not hasattr(value, "numpy"):
-            return value
-    except (TypeError, tf.errors.InaccessibleTensorError):
-        # It depends on tensors of the function.
-        return _value_of_first_rank(given, dtype, name, process_set, arguments)
-    # TensorFlow lifts initial values out of the function, but none that it captures.
-    return tf.constant(value.numpy(), value.dtype, value.shape)
-
-
-def _value_of_first_rank(
-    given: Any, dtype: Any, name: str, process_set: ProcessSet, arguments: dict
-) -> tf.Tensor:
     value = given(**arguments) if callable(given) else given
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
@@ -215,7 +220,7 @@ class _Aggregates:
 
     def _over_ranks(self, value: Any, method: str) -> Any:
         """What every rank assigns, of the value that this one was given."""
-        if not _is_in_replica_context(self._distribute_strategy):
+        if _initializes() or not _is_in_replica_context(self._distribute_strategy):
             return value
         is_number = isinstance(value, (bool, int, float, complex))
         tensor = tf.convert_to_tensor(value, self.dtype)
@@ -266,6 +271,14 @@ def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
         if tf.distribute.in_cross_replica_context():
             return False
     return distribute_lib.get_update_replica_id() is None
+
+
+def _initializes() -> bool:
+    """Whether TensorFlow is assigning a value that it lifted out of a function."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return getattr(graph, "name", "") == "initialize_variables"
 
 
 @functools.cache
