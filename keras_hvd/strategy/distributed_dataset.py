@@ -1,20 +1,23 @@
 """Datasets of a strategy: each rank iterates over its part.
 
 All ranks take the same number of steps: the first one to run out of data ends the epoch
-for all.
+for all. How many there are is agreed on when a dataset is distributed, or in each step
+where a dataset cannot tell.
 """
 
 from __future__ import annotations
 
 import functools
-import warnings
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
+from keras_hvd import basics, log
 from keras_hvd.collectives import allreduce, submission
+from keras_hvd.exceptions import MismatchError
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.objects import allgather_object
 from keras_hvd.process_sets import ProcessSet
@@ -23,64 +26,95 @@ _INFINITE = -1
 _UNKNOWN = -2
 
 # Who finds out in each step if all have an element: the process set's number, this
-# rank's place in it, and its size. A tuple of numbers, as types in TensorFlow have it.
+# process' rank in the job, and the job's size. Numbers, as types in TensorFlow have it.
 _Agreement = tuple[int, int, int]
 
 
 def distribute(
     dataset: tf.data.Dataset,
-    strategy: tf.distribute.Strategy,
     process_set: ProcessSet,
-    options: tf.distribute.InputOptions | None,
+    options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
     """Gives each rank its rows of each batch.
 
     Args:
         dataset: the same batches on every rank.
-        strategy: whose dataset it is to be.
-        process_set: the strategy's ranks.
+        process_set: the ranks.
         options: hints of `tf.distribute`.
 
     Returns:
-        A dataset of this rank's rows.
+        A dataset of this rank's rows, which follow those of the rank before: as many
+        on each rank, and one more on the first ones where they do not divide.
 
     Raises:
         NotImplementedError: `options` asks for something that there is not.
         TypeError: it is no dataset, or its elements cannot be sliced.
         ValueError: its elements are not batches.
+        MismatchError: the ranks' datasets are of different types.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(5).batch(3)
+    >>> for rows in distribute(dataset, keras_hvd.global_process_set):
+    ...     print(rows.numpy())
+    [0 1 2]
+    [3 4]
     """
-    _check_options("experimental_distribute_dataset", options)
-    if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            "experimental_distribute_dataset takes a tf.data.Dataset; got "
-            f"{type(dataset).__qualname__}"
-        )
-    part = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
-    rows = dataset.map(lambda *batch: part(batch if len(batch) > 1 else batch[0]))
-    return DistributedDataset(rows, strategy, process_set)
+    function = "experimental_distribute_dataset"
+    _check_options(function, options)
+    _require_dataset(function, dataset)
+    for spec in tf.nest.flatten(dataset.element_spec):
+        _require_rows(function, spec)
+    rows = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
+    is_tuple = type(dataset.element_spec) is tuple
+
+    @tf.autograph.experimental.do_not_convert
+    def part(*batch):
+        return rows(batch if is_tuple else batch[0])
+
+    parts = dataset.map(part)
+    return DistributedDataset(_prefetched(parts, options), process_set)
 
 
 def from_function(
     dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
     context: tf.distribute.InputContext,
-    strategy: tf.distribute.Strategy,
     process_set: ProcessSet,
-    options: tf.distribute.InputOptions | None,
+    options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
     """Takes the batches that each rank makes for itself.
 
     Args:
         dataset_fn: makes this rank's dataset.
         context: what it is called with.
-        strategy: whose dataset it is to be.
-        process_set: the strategy's ranks.
+        process_set: the ranks.
         options: hints of `tf.distribute`.
 
     Returns:
         The dataset.
+
+    Raises:
+        NotImplementedError: `options` asks for something that there is not.
+        TypeError: what the function returned is no dataset.
+        MismatchError: the ranks' datasets are of different types.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> def make(context):
+    ...     return tf.data.Dataset.range(2 * context.num_replicas_in_sync)
+    >>> context = tf.distribute.InputContext(1, 0, 1)
+    >>> len(list(from_function(make, context, keras_hvd.global_process_set)))
+    2
     """
-    _check_options("distribute_datasets_from_function", options)
-    return DistributedDataset(dataset_fn(context), strategy, process_set)
+    function = "distribute_datasets_from_function"
+    _check_options(function, options)
+    dataset = dataset_fn(context)
+    _require_dataset(function, dataset)
+    return DistributedDataset(_prefetched(dataset, options), process_set)
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
@@ -88,19 +122,27 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     Args:
         dataset: this rank's elements.
-        strategy: whose dataset it is.
-        process_set: the strategy's ranks.
+        process_set: the ranks.
+
+    Raises:
+        MismatchError: the ranks' datasets are of different types.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(3)
+    >>> DistributedDataset(dataset, keras_hvd.global_process_set).cardinality
+    3
     """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        strategy: tf.distribute.Strategy,
-        process_set: ProcessSet,
-    ) -> None:
-        self._strategy = strategy
+    def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._cardinality = _agree(dataset, process_set)
+        is_shared = tf.data.experimental.AutoShardPolicy.OFF
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = is_shared
+        dataset = dataset.with_options(options)
         if self._cardinality >= 0:
             dataset = dataset.take(self._cardinality)
         self._dataset = dataset
@@ -119,10 +161,9 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return DistributedIterator(self._dataset, agreement=self._agreement())
 
     def _agreement(self) -> _Agreement | None:
-        ranks = self._process_set
-        if self._cardinality != _UNKNOWN or ranks.size() == 1:
+        if self._cardinality != _UNKNOWN or self._process_set.size() == 1:
             return None
-        return ranks.process_set_id, ranks.rank(), ranks.size()
+        return self._process_set.process_set_id, basics.rank(), basics.size()
 
     def reduce(self, initial_state: Any, reduce_func: Callable) -> Any:
         """Folds the elements into a state, one after another.
@@ -135,7 +176,6 @@ class DistributedDataset(tf.distribute.DistributedDataset):
             The last state.
         """
         iterator = iter(self)
-        optional = iterator.get_next_as_optional()
 
         def body(optional, state):
             state = reduce_func(state, optional.get_value())
@@ -144,10 +184,16 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         _, state = tf.while_loop(
             lambda optional, state: optional.has_value(),
             body,
-            [optional, initial_state],
+            [iterator.get_next_as_optional(), initial_state],
             parallel_iterations=1,
         )
         return state
+
+    def _make_initializable_iterator(self, shared_name=None):
+        iterator = tf.compat.v1.data.make_initializable_iterator(
+            self._dataset, shared_name
+        )
+        return InitializableIterator(iterator, self._agreement())
 
 
 class DistributedIterator(
@@ -161,44 +207,28 @@ class DistributedIterator(
         element_spec: what goes with `components`.
         agreement: who finds out in each step if all ranks have an element; None: all
             are known to have as many.
+
+    Example:
+
+    >>> next(DistributedIterator(tf.data.Dataset.range(3), agreement=None)).numpy()
+    0
     """
 
     def __init__(
         self,
-        dataset=None,
-        components=None,
-        element_spec=None,
+        dataset: tf.data.Dataset | None = None,
+        components: Any = None,
+        element_spec: Any = None,
         *,
         agreement: _Agreement | None,
     ):
         self._agreement = agreement
         super().__init__(dataset, components, element_spec)
 
-    def get_next(self) -> Any:
-        """The next element.
-
-        Returns:
-            A structure of tensors.
-
-        Raises:
-            tf.errors.OutOfRangeError: a rank has no more.
-        """
-        return self._next_internal()
-
     def _next_internal(self):
         if self._agreement is None:
             return super()._next_internal()
-        optional = self.get_next_as_optional()
-        if tf.executing_eagerly():
-            if optional.has_value():
-                return optional.get_value()
-            raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-
-        def end():
-            with tf.control_dependencies([_raise_out_of_range()]):
-                return optional.get_value()
-
-        return tf.cond(optional.has_value(), optional.get_value, end)
+        return _value_or_end(self.get_next_as_optional())
 
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """The next element, or nothing.
@@ -209,17 +239,7 @@ class DistributedIterator(
         optional = super().get_next_as_optional()
         if self._agreement is None:
             return optional
-        number, rank, size = self._agreement
-        has = optional.has_value()
-        name = submission.name_of("allreduce", name_in_graph("Strategy/next"))
-        [first] = allreduce.submit(
-            [tf.where(has, size, rank)], name, allreduce.Min, process_set=number
-        )
-        return tf.cond(
-            first == size,
-            lambda: optional,
-            lambda: tf.experimental.Optional.empty(self.element_spec),
-        )
+        return _if_all_have_one(optional, self._agreement)
 
     @property
     def _type_spec(self):
@@ -231,8 +251,12 @@ class DistributedIteratorSpec(iterator_ops.IteratorSpec):
 
     Args:
         element_spec: what its elements are made of.
-        agreement: who finds out in each step if all ranks have an element; None: all
-            are known to have as many.
+        agreement: who finds out in each step if all ranks have an element.
+
+    Example:
+
+    >>> DistributedIteratorSpec(tf.TensorSpec([]), None).value_type.__name__
+    'DistributedIterator'
     """
 
     __slots__ = ["_agreement"]
@@ -242,7 +266,8 @@ class DistributedIteratorSpec(iterator_ops.IteratorSpec):
         self._agreement = agreement
 
     @property
-    def value_type(self):
+    def value_type(self) -> type:
+        """The class of iterators that it is the type of."""
         return DistributedIterator
 
     def _serialize(self):
@@ -254,8 +279,90 @@ class DistributedIteratorSpec(iterator_ops.IteratorSpec):
         )
 
     @staticmethod
-    def from_value(value):
+    def from_value(value: DistributedIterator) -> DistributedIteratorSpec:
+        """The type of an iterator.
+
+        Args:
+            value: the iterator.
+
+        Returns:
+            Its type.
+        """
         return value._type_spec
+
+
+class InitializableIterator:
+    """What `tf.compat.v1` iterates with: an op gives the next element, one starts anew.
+
+    Args:
+        iterator: an iterator of `tf.compat.v1.data`.
+        agreement: who finds out in each step if all ranks have an element.
+    """
+
+    def __init__(self, iterator: Any, agreement: _Agreement | None) -> None:
+        self._iterator = iterator
+        self._agreement = agreement
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """The op that starts anew."""
+        return self._iterator.initializer
+
+    def initialize(self) -> tf.Operation:
+        """Starts anew.
+
+        Returns:
+            The op that does.
+        """
+        return self._iterator.initializer
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Returns:
+            A structure of tensors, which fail where a rank has no more.
+        """
+        if self._agreement is None:
+            return self._iterator.get_next()
+        optional = tf.compat.v1.data.get_next_as_optional(self._iterator)
+        return _value_or_end(_if_all_have_one(optional, self._agreement))
+
+
+class EagerIterator:
+    """The same where ops run at once: it starts when it is made.
+
+    Args:
+        dataset: what it iterates over.
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._iterator = iter(dataset)
+
+    @property
+    def initializer(self) -> list[Any]:
+        """Starts anew."""
+        return self.initialize()
+
+    def initialize(self) -> list[Any]:
+        """Starts anew.
+
+        Returns:
+            What a session has to run: nothing.
+        """
+        self._iterator = iter(self._dataset)
+        return []
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Returns:
+            A structure of tensors.
+
+        Raises:
+            tf.errors.OutOfRangeError: a rank has no more.
+        """
+        return self._iterator.get_next()
 
 
 def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
@@ -265,48 +372,188 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
     own = int(dataset.cardinality())
     if process_set.size() == 1:
         return own
-    all_ranks = allgather_object(own, name="Strategy/dataset", process_set=process_set)
-    if _UNKNOWN in all_ranks:
+    kind = str(tf.nest.map_structure(_kind, dataset.element_spec))
+    everyones = allgather_object(
+        (own, kind), name="Strategy/dataset", process_set=process_set
+    )
+    cardinalities, kinds = zip(*everyones, strict=True)
+    ranks = process_set.ranks
+    if len(set(kinds)) > 1:
+        listed = "; ".join(f"rank {r} {k}" for r, k in zip(ranks, kinds, strict=True))
+        raise MismatchError(f"the ranks' datasets have different elements: {listed}")
+    if _UNKNOWN in cardinalities:
         return _UNKNOWN
-    finite = [each for each in all_ranks if each != _INFINITE]
-    if not finite:
-        return _INFINITE
-    if len(set(all_ranks)) > 1:
-        numbers = ", ".join(
-            f"rank {rank} {'infinitely many' if each == _INFINITE else each}"
-            for rank, each in zip(process_set.ranks, all_ranks, strict=True)
+    fewest = min((each for each in cardinalities if each >= 0), default=_INFINITE)
+    if len(set(cardinalities)) > 1 and process_set.rank() == 0:
+        listed = ", ".join(
+            f"rank {rank} {'endlessly many' if each == _INFINITE else each}"
+            for rank, each in zip(ranks, cardinalities, strict=True)
         )
-        warnings.warn(
-            "the ranks' datasets have different numbers of batches: "
-            f"{numbers}. Each takes {min(finite)}",
-            stacklevel=2,
+        log.warn(
+            f"the ranks' datasets have different numbers of batches: {listed}. Each "
+            f"rank takes {fewest}",
+            stacklevel=6,
         )
-    return min(finite)
+    return fewest
+
+
+def _kind(spec: Any) -> str:
+    """What must be the same on all ranks of a part of their elements."""
+    dtype = getattr(spec, "dtype", None)
+    return f"{type(spec).__name__} of {dtype.name}" if dtype else type(spec).__name__
+
+
+def _if_all_have_one(
+    optional: tf.experimental.Optional, agreement: _Agreement
+) -> tf.experimental.Optional:
+    """An element, or nothing if a rank has none."""
+    number, rank, size = agreement
+    has = optional.has_value()
+    name = submission.name_of("allreduce", name_in_graph("Strategy/next element"))
+    [first_without] = allreduce.submit(
+        [tf.where(has, size, rank)], name, allreduce.Min, process_set=number
+    )
+
+    def nothing():
+        with tf.control_dependencies(_say_who_ended(has, first_without)):
+            return tf.experimental.Optional.empty(optional.element_spec)
+
+    return tf.cond(first_without == size, lambda: optional, nothing)
+
+
+def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operation]:
+    """Says on a rank that has more that another one has not."""
+    words = "keras_hvd: this epoch ends because rank {} has no more data; this rank has"
+    if tf.executing_eagerly():
+        if has:
+            log.warn(words.format(int(first_without)), stacklevel=7)
+        return []
+
+    def say():
+        return tf.print(
+            tf.strings.format(words, first_without), output_stream=sys.stderr
+        )
+
+    return [tf.cond(has, lambda: tf.group(say()), tf.no_op)]
+
+
+def _value_or_end(optional: tf.experimental.Optional) -> Any:
+    """An element, or the error that iterators end with."""
+    if tf.executing_eagerly():
+        if optional.has_value():
+            return optional.get_value()
+        raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+
+    def end():
+        # Only an iterator at its end fails so. This one is, wherever the rank's own is.
+        empty = iter(tf.data.Dataset.from_tensors(0).take(0))
+        with tf.control_dependencies([empty.get_next()]):
+            return optional.get_value()
+
+    return tf.cond(optional.has_value(), optional.get_value, end)
 
 
 def _rows_of_rank(rank: int, size: int, batch: Any) -> Any:
-    """This rank's rows of a batch: as many on each, one more on the first ranks."""
-    return tf.nest.map_structure(functools.partial(_slice, rank, size), batch)
+    """This rank's rows of a batch."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    with tf.control_dependencies(_check_rows(leaves)):
+        return tf.nest.map_structure(functools.partial(_slice, rank, size), batch)
 
 
-def _slice(rank: int, size: int, tensor: tf.Tensor) -> tf.Tensor:
-    rows = tf.shape(tensor)[0]
-    share, more = rows // size, rows % size
-    begin = rank * share + tf.minimum(rank, more)
-    end = begin + share + tf.cast(rank < more, tf.int32)
-    return tensor[begin:end]
+def _check_rows(leaves: list[Any]) -> list[Any]:
+    """Checks what is not known to be: that all parts of a batch have as many rows."""
+    known = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
+    if len(known - {None}) > 1:
+        shapes = ", ".join(str(leaf.shape) for leaf in leaves)
+        raise ValueError(
+            f"the parts of a batch have different numbers of rows: {shapes}"
+        )
+    if len(leaves) < 2 or None not in known:
+        return []
+    first, *others = map(_rows, leaves)
+    return [
+        tf.debugging.assert_equal(
+            rows, first, "the parts of a batch have different numbers of rows"
+        )
+        for rows in others
+    ]
 
 
-def _raise_out_of_range() -> tf.Operation:
-    """An op that fails as an iterator does at its end."""
-    empty = iter(tf.data.Dataset.from_tensors(0).take(0))
-    return empty.get_next().op
+def _slice(rank: int, size: int, part: Any) -> Any:
+    """This rank's rows of a tensor, dense, ragged or sparse."""
+    if part is None:
+        return None
+    begin, count = _share(rank, size, part)
+    if not isinstance(part, tf.SparseTensor):
+        return part[begin : begin + count]
+    ends = part.dense_shape[1:]
+    starts = tf.concat([[begin], tf.zeros_like(ends)], 0)
+    return tf.sparse.slice(part, starts, tf.concat([[count], ends], 0))
+
+
+def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:
+    """The first of a rank's rows, and their number: known where all have as many."""
+    known = part.shape[0] if part.shape.rank is not None else None
+    if known is not None and known % size == 0:
+        return rank * (known // size), known // size
+    rows = _rows(part)
+    each, rest = rows // size, rows % size
+    more = tf.minimum(tf.constant(rank, rows.dtype), rest)
+    return rank * each + more, each + tf.cast(rank < rest, rows.dtype)
+
+
+def _rows(part: Any) -> tf.Tensor:
+    """The number of rows of a tensor, dense, ragged or sparse."""
+    if isinstance(part, tf.SparseTensor):
+        return part.dense_shape[0]
+    if isinstance(part, tf.RaggedTensor):
+        return part.nrows(tf.int64)
+    return tf.shape(part, tf.int64)[0]
+
+
+def _require_dataset(function: str, dataset: Any) -> None:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"{function} takes a tf.data.Dataset; got {type(dataset).__module__}."
+            f"{type(dataset).__qualname__}"
+        )
+
+
+def _require_rows(function: str, spec: Any) -> None:
+    """Raises for what cannot be sliced."""
+    if spec.value_type is type(None):
+        return
+    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+    if not isinstance(spec, kinds):
+        raise TypeError(
+            f"{function} slices dense, ragged and sparse tensors, and cannot slice "
+            f"{spec}: use distribute_datasets_from_function"
+        )
+    if spec.shape.rank == 0:
+        raise ValueError(
+            f"{function} slices batches, and {spec} has no rows: batch the dataset "
+            "first, by the global batch size"
+        )
 
 
 def _check_options(function: str, options: tf.distribute.InputOptions | None) -> None:
-    mode = options and options.experimental_replication_mode
-    if mode == tf.distribute.InputReplicationMode.PER_REPLICA:
+    if options is None:
+        return
+    several = tf.distribute.InputReplicationMode.PER_REPLICA
+    if options.experimental_replication_mode == several:
         raise NotImplementedError(
             f"{function}: InputReplicationMode.PER_REPLICA is for several replicas per "
-            "process; a keras_hvd.Strategy has one"
+            "process, and a keras_hvd.Strategy has one"
         )
+    if options.experimental_place_dataset_on_device:
+        raise NotImplementedError(
+            f"{function}: experimental_place_dataset_on_device is not supported by "
+            "keras_hvd.Strategy: datasets run on the CPU"
+        )
+
+
+def _prefetched(
+    dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
+) -> tf.data.Dataset:
+    size = options.experimental_per_replica_buffer_size if options else 1
+    return dataset.prefetch(size) if size > 1 else dataset

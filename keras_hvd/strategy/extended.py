@@ -179,15 +179,33 @@ class Extended(distribute_lib.StrategyExtendedV1):
     # --- data -------------------------------------------------------------------------
 
     def _experimental_distribute_dataset(self, dataset, options):
-        return distributed_dataset.distribute(
-            dataset, self._container_strategy(), self.process_set, options
-        )
+        return distributed_dataset.distribute(dataset, self.process_set, options)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        context = tf.distribute.InputContext(self._size, self._rank, self._size)
         return distributed_dataset.from_function(
-            dataset_fn, context, self._container_strategy(), self.process_set, options
+            dataset_fn, self._input_context(), self.process_set, options
         )
+
+    def _make_dataset_iterator(self, dataset):
+        return self._legacy_iterator(
+            distributed_dataset.distribute(dataset, self.process_set)
+        )
+
+    def _make_input_fn_iterator(self, input_fn, replication_mode):
+        del replication_mode
+        return self._legacy_iterator(
+            distributed_dataset.from_function(
+                input_fn, self._input_context(), self.process_set
+            )
+        )
+
+    def _legacy_iterator(self, dataset):
+        if tf.executing_eagerly():
+            return distributed_dataset.EagerIterator(dataset)
+        return tf.compat.v1.data.make_initializable_iterator(dataset)
+
+    def _input_context(self):
+        return tf.distribute.InputContext(self._size, self._rank, self._size)
 
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._size))

@@ -28,6 +28,7 @@ class Strategy(tf.distribute.Strategy):
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `process_set` is not a `ProcessSet`.
         ValueError: the process set is not part of the job, or this rank not of the set.
+        NotImplementedError: several devices are given, or a cluster.
 
     Example:
 
@@ -50,6 +51,7 @@ class Strategy(tf.distribute.Strategy):
         device: str | None = None,
     ) -> None:
         basics.require_initialized("Strategy")
+        _refuse(process_set, device)
         number_of(process_set, "Strategy")
         if not process_set.included():
             raise ValueError(
@@ -133,6 +135,21 @@ class Strategy(tf.distribute.Strategy):
     def __deepcopy__(self, memo: Any) -> Strategy:
         # It stands for the job, and variables know it by its identity.
         return self
+
+
+def _refuse(process_set: Any, device: Any) -> None:
+    """Raises for what other strategies are made of."""
+    if isinstance(process_set, tf.distribute.cluster_resolver.ClusterResolver):
+        raise NotImplementedError(
+            "Strategy: there are no parameter servers, and no cluster to resolve: "
+            "khvdrun, mpirun or srun starts the ranks, each of which is a replica"
+        )
+    for given in process_set, device:
+        if isinstance(given, (list, tuple)):
+            raise NotImplementedError(
+                "Strategy: several replicas in a process are not supported: start a "
+                f"process for each device, with khvdrun -np N; got {given!r}"
+            )
 
 
 def _device() -> str:

@@ -25,12 +25,14 @@ from keras_hvd.process_sets import ProcessSet
 from keras_hvd.strategy import reduction
 
 _NONE = tf.VariableAggregation.NONE
+_SUM = tf.VariableAggregation.SUM
+_MEAN = tf.VariableAggregation.MEAN
 _ONLY_FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 _ON_READ = tf.VariableSynchronization.ON_READ
 
 _REDUCE_OPS = {
-    tf.VariableAggregation.SUM: tf.distribute.ReduceOp.SUM,
-    tf.VariableAggregation.MEAN: tf.distribute.ReduceOp.MEAN,
+    _SUM: tf.distribute.ReduceOp.SUM,
+    _MEAN: tf.distribute.ReduceOp.MEAN,
 }
 
 
@@ -218,27 +220,73 @@ class _Aggregates:
         delta = self._over_ranks(delta, "assign_sub")
         return super().assign_sub(delta, use_locking, name, read_value)
 
+    def scatter_add(self, sparse_delta, use_locking=False, name=None):
+        slices = self._slices_over_ranks(sparse_delta, "scatter_add", adds=True)
+        return super().scatter_add(slices, use_locking, name)
+
+    def scatter_sub(self, sparse_delta, use_locking=False, name=None):
+        slices = self._slices_over_ranks(sparse_delta, "scatter_sub", adds=True)
+        return super().scatter_sub(slices, use_locking, name)
+
+    def _strided_slice_assign(self, begin, end, strides, value, *arguments, **named):
+        value = self._over_ranks(value, "assign")
+        return super()._strided_slice_assign(
+            begin, end, strides, value, *arguments, **named
+        )
+
+    def _must_aggregate(self) -> bool:
+        return not _initializes() and _is_in_replica_context(self._distribute_strategy)
+
     def _over_ranks(self, value: Any, method: str) -> Any:
         """What every rank assigns, of the value that this one was given."""
-        if _initializes() or not _is_in_replica_context(self._distribute_strategy):
+        if not self._must_aggregate():
             return value
         is_number = isinstance(value, (bool, int, float, complex))
-        tensor = tf.convert_to_tensor(value, self.dtype)
         aggregation = self.aggregation
-        if aggregation == tf.VariableAggregation.SUM and is_number:
+        if aggregation == _SUM and is_number:
             # tf.distribute takes a number in the program for one value of all replicas.
             aggregation = _ONLY_FIRST_REPLICA
-        if aggregation == tf.VariableAggregation.MEAN and not (
-            self.dtype.is_floating or self.dtype.is_complex or is_number
-        ):
-            raise ValueError(
-                f"variable {self.name!r} of {self.dtype.name} has the aggregation "
-                f"MEAN, which {method} cannot apply to integers in a replica context: "
-                "make it a float, or assign it outside of Strategy.run"
-            )
-        name = f"Strategy/{self.name}/{method}"
+        if aggregation == _MEAN and not is_number:
+            self._require_mean(method)
+        tensor = tf.convert_to_tensor(value, self.dtype)
         process_set = self._distribute_strategy.extended.process_set
-        return tf.cast(_aggregated(aggregation, tensor, name, process_set), self.dtype)
+        result = _aggregated(aggregation, tensor, self._place(method), process_set)
+        return tf.cast(result, self.dtype)
+
+    def _slices_over_ranks(
+        self, slices: tf.IndexedSlices, method: str, adds: bool = False
+    ) -> tf.IndexedSlices:
+        """What every rank scatters, of the slices that this one was given."""
+        if not self._must_aggregate():
+            return slices
+        process_set = self._distribute_strategy.extended.process_set
+        if self.aggregation == _ONLY_FIRST_REPLICA:
+            return _slices_of_first_rank(slices, self._place(method), process_set)
+        if not adds:
+            raise self._cannot(method)
+        if self.aggregation == _MEAN:
+            self._require_mean(method)
+        return _aggregated(self.aggregation, slices, self._place(method), process_set)
+
+    def _place(self, method: str) -> str:
+        """What a collective for the variable is called."""
+        return f"Strategy/{self.name}/{method}"
+
+    def _require_mean(self, method: str) -> None:
+        if self.dtype.is_floating or self.dtype.is_complex:
+            return
+        raise ValueError(
+            f"variable {self.name!r} of {self.dtype.name} has the aggregation MEAN, "
+            f"which {method} cannot apply to integers in a replica context: make it a "
+            "float, or assign it outside of Strategy.run"
+        )
+
+    def _cannot(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"variable {self.name!r} has the aggregation {self.aggregation.name}, "
+            f"which {method} cannot apply in a replica context: reduce what it is "
+            "given, and call it in Strategy.extended.update"
+        )
 
     def __tf_tracing_type__(self, signature_context):
         # TensorFlow would use the same trace for a variable that aggregates otherwise.
@@ -246,12 +294,55 @@ class _Aggregates:
         return default_types.Weakref(weakref.ref(self))
 
 
+def _scatters(method: str) -> Callable[..., Any]:
+    """A method that scatters what cannot be added up."""
+
+    def scatter(self, sparse_delta, use_locking=False, name=None):
+        slices = self._slices_over_ranks(sparse_delta, method)
+        return getattr(super(_Aggregates, self), method)(slices, use_locking, name)
+
+    return scatter
+
+
+def _scatters_by_index(method: str) -> Callable[..., Any]:
+    """A method that no aggregation applies to."""
+
+    def scatter(self, *arguments, **named):
+        if self._must_aggregate():
+            raise self._cannot(method)
+        return getattr(super(_Aggregates, self), method)(*arguments, **named)
+
+    return scatter
+
+
+for _method in ("min", "max", "mul", "div", "update"):
+    setattr(_Aggregates, f"scatter_{_method}", _scatters(f"scatter_{_method}"))
+for _method in ("add", "sub", "min", "max", "update"):
+    _name = f"scatter_nd_{_method}"
+    setattr(_Aggregates, _name, _scatters_by_index(_name))
+_Aggregates.batch_scatter_update = _scatters_by_index("batch_scatter_update")
+
+
+def _slices_of_first_rank(
+    slices: tf.IndexedSlices, name: str, process_set: ProcessSet
+) -> tf.IndexedSlices:
+    """The first rank's slices, of which the others may have more or fewer."""
+    values = tf.convert_to_tensor(slices.values)
+    indices = tf.convert_to_tensor(slices.indices)
+    if process_set.rank() != 0:
+        values, indices = values[:0], indices[:0]
+    values, indices = reduction.all_gather(
+        [values, indices], 0, process_set, name_in_graph(name)
+    )
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 def _aggregated(
     aggregation: tf.VariableAggregation,
-    value: tf.Tensor,
+    value: tf.Tensor | tf.IndexedSlices,
     name: str,
     process_set: ProcessSet,
-) -> tf.Tensor:
+) -> Any:
     name = name_in_graph(name)
     if aggregation == _ONLY_FIRST_REPLICA:
         return broadcast(
