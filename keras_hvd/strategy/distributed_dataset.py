@@ -324,7 +324,7 @@ class InitializableIterator:
         """
         if self._agreement is None:
             return self._iterator.get_next()
-        optional = tf.compat.v1.data.get_next_as_optional(self._iterator)
+        optional = self._iterator.get_next_as_optional()
         return _value_or_end(_if_all_have_one(optional, self._agreement))
 
 
@@ -418,7 +418,7 @@ def _if_all_have_one(
         with tf.control_dependencies(_say_who_ended(has, first_without)):
             return tf.experimental.Optional.empty(optional.element_spec)
 
-    return tf.cond(first_without == size, lambda: optional, nothing)
+    return tf.cond(tf.equal(first_without, size), lambda: optional, nothing)
 
 
 def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operation]:
@@ -445,12 +445,20 @@ def _value_or_end(optional: tf.experimental.Optional) -> Any:
         raise tf.errors.OutOfRangeError(None, None, "End of sequence")
 
     def end():
-        # Only an iterator at its end fails so. This one is, wherever the rank's own is.
-        empty = iter(tf.data.Dataset.from_tensors(0).take(0))
-        with tf.control_dependencies([empty.get_next()]):
+        with tf.control_dependencies([_fail_at_end()]):
             return optional.get_value()
 
     return tf.cond(optional.has_value(), optional.get_value, end)
+
+
+def _fail_at_end() -> tf.Tensor:
+    """Adds an op that fails as an iterator does at its end: it is one at its end."""
+    what = {"output_types": [tf.int32], "output_shapes": [[]]}
+    empty = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(0).take(0))
+    iterator = tf.raw_ops.AnonymousIteratorV3(**what)
+    made = tf.raw_ops.MakeIterator(dataset=empty, iterator=iterator)
+    with tf.control_dependencies([made]):
+        return tf.raw_ops.IteratorGetNext(iterator=iterator, **what)[0]
 
 
 def _rows_of_rank(rank: int, size: int, batch: Any) -> Any:
