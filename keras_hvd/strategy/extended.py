@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.framework import ops
 
 from keras_hvd.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, reduction, variables
@@ -123,7 +124,7 @@ class Extended(distribute_lib.StrategyExtendedV1):
         place = (
             tf.device(self._device)
             if colocate_with is None or isinstance(colocate_with, str)
-            else tf.compat.v1.colocate_with(colocate_with)
+            else ops.colocate_with(colocate_with)
         )
         with place:
             return variables.create(
@@ -146,7 +147,8 @@ class Extended(distribute_lib.StrategyExtendedV1):
         Returns:
             True if it was.
         """
-        return v._distribute_strategy is self._container_strategy()
+        owner = getattr(v, "_distribute_strategy", None)
+        return owner is self._container_strategy()
 
     def read_var(self, v: Any) -> tf.Tensor:
         """The value of a variable, aggregated over the ranks if it is ON_READ.

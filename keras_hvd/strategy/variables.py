@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework.errors_impl import InaccessibleTensorError
+from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 
 from keras_hvd.collectives.allgather import allgather
@@ -289,9 +288,34 @@ class _Aggregates:
         )
 
     def __tf_tracing_type__(self, signature_context):
-        # TensorFlow would use the same trace for a variable that aggregates otherwise.
-        del signature_context
-        return default_types.Weakref(weakref.ref(self))
+        # TensorFlow would use one trace for variables that aggregate in other ways.
+        plain = super().__tf_tracing_type__(signature_context)
+        own = self.aggregation.value, id(self._distribute_strategy)
+        return _AggregatingSpec(*plain._serialize(), *own)
+
+    def __deepcopy__(self, memo):
+        copied = super().__deepcopy__(memo)
+        copied.__class__ = type(self)
+        return copied
+
+
+class _AggregatingSpec(resource_variable_ops.VariableSpec):
+    """The type of such a variable, for arguments of a `tf.function`."""
+
+    __slots__ = ["_own"]
+
+    def __init__(self, shape, dtype, trainable, alias_id, *own: int) -> None:
+        super().__init__(shape, dtype, trainable, alias_id)
+        self._own = own
+
+    def _serialize(self):
+        return *super()._serialize(), *self._own
+
+    def __eq__(self, other):
+        return super().__eq__(other) and self._own == other._own
+
+    def __hash__(self):
+        return hash((super().__hash__(), self._own))
 
 
 def _scatters(method: str) -> Callable[..., Any]:
