@@ -29,7 +29,7 @@ from keras_hvd.gradient_reduction import (
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.loss_scaling import agree_on_finite_gradients
 from keras_hvd.nested_optimizers import inner_optimizers, leaf_optimizers
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.process_sets import ProcessSet, global_process_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +304,8 @@ class _ReducesGradients(_Distributed):
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or list(self._trainable_variables)
         _run_before_first_update(self, variables)
-        grads = _reduce_overwriting(self, list(grads), variables)
+        process_set = self._settings.reduction.process_set
+        grads = reduce_overwriting(self.name, list(grads), variables, process_set)
         update = _Update(grads, variables)
         state = vars(self)
         state["_update"] = update
@@ -383,7 +384,7 @@ class _Update:
         self.variables = [
             variable
             for grad, variable in zip(grads, variables)
-            if grad is not None and not _is_overwritten(variable)
+            if grad is not None and not is_overwritten(variable)
         ]
         self.expected = len(self.variables)
         self.reduced = 0
@@ -440,29 +441,57 @@ def _reduction_of(optimizer: Any) -> GradientReduction | None:
     return (leaf_optimizers(optimizer) or [optimizer])[0]._settings.reduction
 
 
-def _is_overwritten(variable: Any) -> bool:
-    """Whether Keras assigns the gradient to the variable (scales of float8 layers)."""
+def is_overwritten(variable: Any) -> bool:
+    """Whether Keras assigns the gradient to the variable (scales of float8 layers).
+
+    Args:
+        variable: any variable.
+
+    Returns:
+        True if it does.
+
+    Example:
+
+    >>> is_overwritten(keras.Variable(1.0))
+    False
+    """
     return getattr(variable, "overwrite_with_gradient", False)
 
 
-def _reduce_overwriting(
-    optimizer: Any, grads: list[Any], variables: Sequence[Any]
+def reduce_overwriting(
+    prefix: str,
+    grads: list[Any],
+    variables: Sequence[Any],
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Reduces by maximum what Keras assigns to variables before it clips."""
+    """Reduces by maximum what Keras assigns to variables before it clips.
+
+    Args:
+        prefix: begins the name that matches them to the other ranks'.
+        grads: a gradient, or None, for each variable; changed in place.
+        variables: what they are the gradients of.
+        process_set: the ranks that reduce together.
+
+    Returns:
+        The same list.
+
+    Example:
+
+    >>> reduce_overwriting("sgd", [None], [keras.Variable(1.0)])
+    [None]
+    """
     chosen = [
         i
         for i, (grad, variable) in enumerate(zip(grads, variables))
-        if grad is not None and _is_overwritten(variable)
+        if grad is not None and is_overwritten(variable)
     ]
     if not chosen:
         return grads
-    first = path(variables[chosen[0]])
-    name = name_in_graph(f"{optimizer.name}/{first}/overwriting")
     maxima = grouped_allreduce(
         [grads[i] for i in chosen],
         op=Max,
-        name=name,
-        process_set=optimizer._settings.reduction.process_set,
+        name=name_in_graph(f"{prefix}/{path(variables[chosen[0]])}/overwriting"),
+        process_set=process_set,
     )
     for i, result in zip(chosen, maxima, strict=True):
         grads[i] = result

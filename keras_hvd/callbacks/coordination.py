@@ -25,6 +25,7 @@ from keras_hvd.distributed_class import (
 )
 from keras_hvd.nested_optimizers import leaf_optimizers
 from keras_hvd.objects import allgather_object
+from keras_hvd.strategy import current
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that write files, or to a server.
@@ -81,7 +82,7 @@ class DistributedCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         if basics.size() > 1:
-            _surround(_enclosing_list(self), model)
+            surround(_enclosing_list(self), model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -115,7 +116,9 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._tapes_before = None
-        if _may_use_tape(self.model):
+        if current.of_model(self.model) is not None:
+            pass  # The strategy reduces.
+        elif _may_use_tape(self.model):
             self._tapes_before = gradient_tape.times_reduced()
         else:
             require_distributed(self.model)
@@ -167,14 +170,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         if not self._statistics_differ:
             return
         self._statistics_differ = False
-        variables = _moving_statistics(self.model)
-        if not variables:
-            return
-        averages = grouped_allreduce(
-            variables, op=Average, name="keras_hvd/moving_statistics"
-        )
-        for variable, average in zip(variables, averages):
-            variable.assign(average)
+        average_statistics(self.model)
 
 
 class _AfterOthers(keras.callbacks.Callback):
@@ -261,6 +257,22 @@ def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:
         f"{'unknown' if values[rank] is None else values[rank]} on rank {rank}"
         for rank in ranks
     )
+
+
+def average_statistics(model: keras.Model) -> None:
+    """Gives BatchNormalization the mean of the ranks' moving statistics.
+
+    Args:
+        model: the same on all ranks.
+    """
+    variables = _moving_statistics(model)
+    if not variables:
+        return
+    averages = grouped_allreduce(
+        variables, op=Average, name="keras_hvd/moving_statistics"
+    )
+    for variable, average in zip(variables, averages):
+        variable.assign(average)
 
 
 def require_distributed(model: keras.Model) -> None:
@@ -397,7 +409,13 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
     return list(model._flatten_layers())
 
 
-def _surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -> None:
+def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -> None:
+    """Puts the two companions around the callbacks of a list, once.
+
+    Args:
+        callback_list: the list, which has a callback of keras_hvd.
+        model: the model that it is for.
+    """
     callbacks = callback_list.callbacks
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
@@ -487,6 +505,8 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def _warn_of_unsynchronized(model: keras.Model) -> None:
+    if current.of_model(model) is not None:
+        return
     names = [
         layer.name
         for layer in layers_of(model)

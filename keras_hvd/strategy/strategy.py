@@ -9,7 +9,7 @@ from tensorflow.python.distribute import distribute_lib
 
 from keras_hvd import basics
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
-from keras_hvd.strategy import extended, reduction
+from keras_hvd.strategy import extended, keras_hooks, reduction
 
 
 class Strategy(tf.distribute.Strategy):
@@ -59,6 +59,7 @@ class Strategy(tf.distribute.Strategy):
                 "ranks make a strategy of it"
             )
         super().__init__(extended.Extended(self, process_set, device or _device()))
+        keras_hooks.install()
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Combines the ranks' values, and with `axis` the elements of each as well.

@@ -1,0 +1,316 @@
+"""Keras' data under a strategy: the same batches on all ranks, each of which takes rows.
+
+What ranks would do differently is agreed on: how many batches there are, and how they
+are shuffled. Whether they had the same first batch is compared after each epoch's first
+step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as trainer_module
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+from tensorflow.python.eager import context
+
+from keras_hvd import log
+from keras_hvd.objects import allgather_object, broadcast_object
+from keras_hvd.strategy import current, keras_hooks
+
+
+def install() -> None:
+    """Has Keras iterate over data as a `keras_hvd.Strategy` wants it."""
+    keras_hooks.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
+
+
+def rows_of_rank(data: Any, strategy: Any, method: str) -> Any:
+    """This rank's rows of arrays that all ranks have.
+
+    Args:
+        data: a nested structure of arrays, tensors and None.
+        strategy: a `keras_hvd.Strategy`.
+        method: the name of the method that was given them, for messages.
+
+    Returns:
+        The same structure.
+
+    Raises:
+        ValueError: something in it has no rows, or other ranks have other numbers.
+    """
+    leaves = [each for each in keras.tree.flatten(data) if each is not None]
+    for each in leaves:
+        if not getattr(each, "shape", ()):
+            raise ValueError(
+                f"{method} under a keras_hvd.Strategy takes arrays, of which each rank "
+                f"takes its rows; got {type(each).__name__}"
+            )
+    process_set = strategy.extended.process_set
+    _require_same(method, {"rows": [int(each.shape[0]) for each in leaves]}, strategy)
+    rank, size = process_set.rank(), process_set.size()
+
+    def rows_of(each):
+        if each is None:
+            return None
+        share, rest = divmod(int(each.shape[0]), size)
+        begin = rank * share + min(rank, rest)
+        return each[begin : begin + share + (rank < rest)]
+
+    return keras.tree.map_structure(rows_of, data)
+
+
+class StrategyEpochIterator(trainer_module.TFEpochIterator):
+    """What `fit`, `evaluate` and `predict` iterate over under a strategy.
+
+    Args:
+        distribute_strategy: a `keras_hvd.Strategy`.
+        **arguments: those of Keras' own.
+    """
+
+    def __init__(self, distribute_strategy: Any, **arguments: Any):
+        EpochIterator.__init__(self, **arguments)
+        self._distribute_strategy = distribute_strategy
+        self._several = current.several_ranks(distribute_strategy)
+        self._digests: dict[str, int] = {}
+        self._passes = 0
+        adapter = self.data_adapter
+        self._shuffles = bool(
+            arguments.get("shuffle")
+            and isinstance(adapter, (ArrayDataAdapter, PyDatasetAdapter))
+        )
+        with self._agreed_shuffle():
+            dataset = adapter.get_tf_dataset()
+        self.element_spec = dataset.element_spec
+        if not isinstance(dataset, tf.distribute.DistributedDataset):
+            dataset = (
+                dataset.map(_without_optionals) if _has_optionals(dataset) else dataset
+            )
+            if self._several is not None:
+                dataset = self._noting_first(dataset)
+            dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+        else:
+            self._several = None
+        self._distributed_dataset = dataset
+
+    def _agreed_shuffle(self) -> contextlib.AbstractContextManager:
+        """Compares the ranks' data, and has a dataset of arrays be shuffled alike."""
+        if self._several is None:
+            return contextlib.nullcontext()
+        adapter = self.data_adapter
+        seed = context.global_seed()
+        drawn = random.SystemRandom().getrandbits(63)
+        of_ranks = _require_same(
+            "fit, evaluate and predict",
+            {
+                "kind of data": type(adapter).__name__.removesuffix("Adapter"),
+                "samples": getattr(adapter, "_num_samples", None),
+                "batches": adapter.num_batches,
+                "batch_size": adapter.batch_size,
+                "steps_per_epoch": self.steps_per_epoch,
+                "steps_per_execution": self.steps_per_execution,
+                "shuffle": self._shuffles,
+            },
+            self._several,
+            also=(seed, drawn),
+        )
+        seed, self._seed = of_ranks[0]
+        if not isinstance(adapter, ArrayDataAdapter) or not self._shuffles:
+            return contextlib.nullcontext()
+        if seed is None:
+            return _shuffled_by(self._order)
+        return _global_seed(seed)
+
+    def _order(self, values: np.ndarray) -> np.ndarray:
+        """Another order in each pass over the data, the same on all ranks."""
+        first = int(values[0]) if len(values) else 0
+        seed = [self._seed, self._passes, first]
+        return np.random.default_rng(seed).permutation(values)
+
+    def _noting_first(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The dataset; each pass notes what is in its first batch."""
+
+        def look(number, *batch):
+            leaves = {
+                part: [each for each in tf.nest.flatten(data) if _is_comparable(each)]
+                for part, data in zip(("x", "y"), batch)
+            }
+            flat = [each for part in leaves.values() for each in part]
+            parts = [part for part, values in leaves.items() for _ in values]
+            ranks = [each.shape.rank for each in flat]
+
+            def note(*arrays):
+                digests: dict[str, int] = {}
+                for part, rank, array in zip(parts, ranks, arrays):
+                    name = f"{part} of labels" if _is_label(part, rank) else part
+                    digests[name] = zlib.crc32(
+                        np.ascontiguousarray(array), digests.get(name, 0)
+                    )
+                self._digests = digests
+                return np.int32(0)
+
+            if flat:
+                tf.cond(
+                    tf.equal(number, 0),
+                    lambda: tf.numpy_function(note, flat, tf.int32),
+                    lambda: tf.constant(0),
+                )
+            return batch if len(batch) > 1 else batch[0]
+
+        spec = dataset.element_spec
+        if isinstance(spec, tuple):
+            return dataset.enumerate().map(lambda number, batch: look(number, *batch))
+        return dataset.enumerate().map(look)
+
+    def _get_iterator(self):
+        self._passes += 1
+        return super()._get_iterator()
+
+    def _enumerate_iterator(self):
+        if self._several is not None and self._shuffles:
+            self._agree_on_python_random()
+        first = self._several is not None
+        for step in super()._enumerate_iterator():
+            yield step
+            if first:
+                self._compare_first()
+                first = False
+
+    def _agree_on_python_random(self):
+        """Keras shuffles a PyDataset by Python's own generator."""
+        if isinstance(self.data_adapter, PyDatasetAdapter):
+            process_set = self._several.extended.process_set
+            state = broadcast_object(
+                random.getstate(),
+                process_set.ranks[0],
+                name="Strategy/random",
+                process_set=process_set,
+            )
+            random.setstate(state)
+
+    def _compare_first(self):
+        process_set = self._several.extended.process_set
+        of_ranks = allgather_object(
+            self._digests, name="Strategy/first_batch", process_set=process_set
+        )
+        strict = isinstance(self.data_adapter, ArrayDataAdapter)
+        for rank, digests in zip(process_set.ranks, of_ranks, strict=True):
+            differing = [
+                part for part in of_ranks[0] if digests.get(part) != of_ranks[0][part]
+            ]
+            if not differing:
+                continue
+            root = process_set.ranks[0]
+            what = (
+                f"the first batch of rank {rank} is another than that of rank {root}: "
+                f"they differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
+                "every rank reads all batches, and takes its rows of each: give all "
+                "ranks the same data in the same order, shuffled by the same seed "
+                "(dataset.shuffle(..., seed=...), keras.utils.set_random_seed)"
+            )
+            if strict or "y of labels" in differing:
+                raise RuntimeError(what)
+            if process_set.rank() == 0:
+                # Random augmentation differs rightly.
+                log.warn(what, stacklevel=2)
+            return
+
+
+def _epoch_iterator(plain, distribute_strategy=None, **arguments):
+    if not current.is_ours(distribute_strategy):
+        return plain(distribute_strategy=distribute_strategy, **arguments)
+    return StrategyEpochIterator(distribute_strategy, **arguments)
+
+
+def _has_optionals(dataset: tf.data.Dataset) -> bool:
+    """Whether a generator gave None, for which Keras puts an empty optional."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return any(isinstance(each, tf.OptionalSpec) for each in specs)
+
+
+def _without_optionals(*batch: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda each: None if isinstance(each, tf.experimental.Optional) else each,
+        batch if len(batch) > 1 else batch[0],
+    )
+
+
+def _is_comparable(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype not in (
+        tf.string,
+        tf.resource,
+        tf.variant,
+    )
+
+
+def _is_label(part: str, rank: int | None) -> bool:
+    """Whether it is no image, which may be augmented by another draw on each rank."""
+    return part == "y" and rank is not None and rank <= 2
+
+
+def _require_same(
+    method: str, described: dict[str, Any], strategy: Any, also: Any = None
+) -> list[Any]:
+    """Raises, on every rank, where ranks were given other data.
+
+    Returns:
+        What each rank gave as `also`.
+    """
+    process_set = strategy.extended.process_set
+    of_ranks = allgather_object(
+        (described, also), name="Strategy/data", process_set=process_set
+    )
+    first = of_ranks[0][0]
+    for rank, (other, _) in zip(process_set.ranks, of_ranks, strict=True):
+        differing = [each for each in first if first[each] != other.get(each)]
+        if not differing:
+            continue
+        here, there = (
+            ", ".join(f"{each}={values.get(each)}" for each in differing)
+            for values in (first, other)
+        )
+        raise ValueError(
+            f"{method} under a keras_hvd.Strategy: rank {process_set.ranks[0]} was "
+            f"given {here}, and rank {rank} {there}. Give every rank all of the same "
+            "data: each takes its rows of each batch by itself."
+        )
+    return [each for _, each in of_ranks]
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    """Has ops that are made in this block draw by a global seed."""
+    if context.global_seed() == seed:
+        yield
+        return
+    eager = context.context()
+    before = eager._seed, eager._rng
+    eager._set_global_seed(seed)
+    try:
+        yield
+    finally:
+        eager._seed, eager._rng = before
+
+
+@contextlib.contextmanager
+def _shuffled_by(order: Any) -> Iterator[None]:
+    """Has `tf.random.shuffle`, by which Keras shuffles arrays, ask for the order."""
+
+    def shuffle(value, seed=None, name=None):
+        del seed, name
+        shuffled = tf.numpy_function(order, [value], value.dtype)
+        return tf.ensure_shape(shuffled, value.shape)
+
+    plain = tf.random.shuffle
+    tf.random.shuffle = shuffle
+    try:
+        yield
+    finally:
+        tf.random.shuffle = plain

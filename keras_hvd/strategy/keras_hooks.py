@@ -1,0 +1,79 @@
+"""The places in Keras where a `keras_hvd.Strategy` comes in.
+
+Methods of Keras' classes are replaced once, when the first strategy is made. Each
+replacement does what the plain method does, unless our strategy is in force.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+@functools.cache
+def install() -> None:
+    """Replaces what Keras does otherwise under a strategy of ours.
+
+    Raises:
+        RuntimeError: this Keras lacks one of the places.
+    """
+    # They derive from Keras' classes, and replace what the others import.
+    from keras_hvd.strategy import (
+        keras_data,
+        keras_layers,
+        keras_losses,
+        keras_metrics,
+        keras_optimizer,
+        keras_trainer,
+    )
+
+    for module in (
+        keras_optimizer,
+        keras_losses,
+        keras_metrics,
+        keras_layers,
+        keras_data,
+        keras_trainer,
+    ):
+        module.install()
+
+
+def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Replaces a function of a module, or a method where a class gets it from.
+
+    Args:
+        owner: the module or class.
+        name: the function's name.
+        replacement: called with the plain function, then with the arguments.
+
+    Raises:
+        RuntimeError: there is none of that name.
+
+    Example:
+
+    >>> class Greeter:
+    ...     def greet(self, name):
+    ...         return f"hello {name}"
+    >>> replace(Greeter, "greet", lambda plain, *args: plain(*args).upper())
+    >>> Greeter().greet("you")
+    'HELLO YOU'
+    """
+    for place in owner.__mro__ if isinstance(owner, type) else [owner]:
+        if name in vars(place):
+            break
+    else:
+        raise RuntimeError(
+            f"keras_hvd.Strategy: Keras {keras.__version__} has no "
+            f"{owner.__name__}.{name}, which it has to change: use another version of "
+            "Keras"
+        )
+    plain = vars(place)[name]
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return replacement(plain, *args, **kwargs)
+
+    setattr(place, name, function)

@@ -1,0 +1,107 @@
+"""Layers under a strategy: a rank that has no rows of a batch, and random numbers.
+
+Where a batch has fewer rows than there are ranks, some ranks have none. Many layers
+cannot compute on nothing, so a model gets one row of zeros there, and what it makes of
+it is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd.strategy import current, keras_hooks
+
+_here = threading.local()
+
+
+def install() -> None:
+    """Has Keras' layers do as a `keras_hvd.Strategy` wants it."""
+    keras_hooks.replace(keras.layers.Layer, "__call__", _call)
+    keras_hooks.replace(keras.layers.BatchNormalization, "_moments", _moments)
+    keras_hooks.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
+
+
+def _call(plain, layer, *args, **kwargs):
+    if not isinstance(layer, keras.Model) or _has_rows() is not None:
+        return plain(layer, *args, **kwargs)
+    strategy = current.several_ranks(current.of_replica())
+    batch = next(filter(_is_batch, tf.nest.flatten([args, kwargs])), None)
+    if strategy is None or batch is None or batch.shape[0]:
+        return plain(layer, *args, **kwargs)
+    has_rows = tf.shape(batch)[0] > 0
+    _here.has_rows = has_rows
+    try:
+        args, kwargs = _each_batch(_with_a_row, has_rows, (args, kwargs))
+        outputs = plain(layer, *args, **kwargs)
+    finally:
+        _here.has_rows = None
+    return _each_batch(_without_the_row, has_rows, outputs)
+
+
+def _has_rows() -> tf.Tensor | None:
+    """Whether this rank has rows of the batch that a model computes on, if in doubt."""
+    return getattr(_here, "has_rows", None)
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
+
+
+def _each_batch(change, has_rows, values):
+    return keras.tree.map_structure(
+        lambda value: change(value, has_rows) if _is_batch(value) else value, values
+    )
+
+
+def _with_a_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
+    rest = tensor.shape[1:]
+    shape = [1, *(tf.shape(tensor)[1:] if None in rest else rest)]
+    padded = _either(
+        has_rows, lambda: tensor, lambda: tf.zeros(tf.stack(shape), tensor.dtype)
+    )
+    padded.set_shape([None, *rest])
+    return padded
+
+
+def _without_the_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
+    rows = _either(has_rows, lambda: tensor, lambda: tensor[:0])
+    rows.set_shape([None, *tensor.shape[1:]])
+    mask = getattr(tensor, "_keras_mask", None)
+    if mask is not None:
+        rows._keras_mask = _without_the_row(mask, has_rows)
+    return rows
+
+
+def _either(has_rows, if_rows, if_none):
+    # Unlike tf.cond, XLA compiles only the branch that shapes choose: the other's result
+    # has another shape.
+    return tf.switch_case(tf.cast(has_rows, tf.int32), [if_none, if_rows])
+
+
+def _moments(plain, layer, inputs, mask):
+    has_rows = _has_rows()
+    if has_rows is None:
+        return plain(layer, inputs, mask)
+    if layer.synchronized and mask is None:
+        # The row of zeros does not count.
+        return plain(layer, _without_the_row(inputs, has_rows), mask)
+    mean, variance = plain(layer, inputs, mask)
+    return (
+        tf.where(has_rows, mean, tf.cast(layer.moving_mean, mean.dtype)),
+        tf.where(has_rows, variance, tf.cast(layer.moving_variance, variance.dtype)),
+    )
+
+
+def _make_seeds(plain, generator, *args, **kwargs):
+    plain(generator, *args, **kwargs)
+    strategy = tf.distribute.get_strategy()
+    if not current.is_ours(strategy) or not tf.executing_eagerly():
+        return
+    # Its seed is the first rank's; ranks shall draw different numbers.
+    rank = tf.constant([strategy.extended.process_set.rank(), 0])
+    state = generator.state
+    state.assign(state + tf.cast(rank, state.dtype))

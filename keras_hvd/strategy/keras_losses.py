@@ -1,0 +1,191 @@
+"""Losses under a strategy: each rank gets its share of the whole batch's loss.
+
+Keras divides a rank's loss by the number of ranks, as if all had as many rows. Here it is
+weighted by the rank's part of what the whole batch's loss is divided by, so that the
+ranks' shares, and their gradients, add up to those of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+
+from keras_hvd import log
+from keras_hvd.collectives.allreduce import Sum, allreduce
+from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.strategy import current, keras_hooks
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+# Set on a loss: what it is over all ranks.
+_OVER_RANKS = "_keras_hvd_over_ranks"
+
+_here = threading.local()
+
+
+def install() -> None:
+    """Has Keras weight losses as a `keras_hvd.Strategy` wants it."""
+    for name in ("_compute_loss", "compute_loss"):
+        keras_hooks.replace(keras.Model, name, _compute_loss)
+    for name, replacement in {
+        "reduce_weighted_values": _reduce_weighted_values,
+        "scale_loss_for_distribution": _scale,
+        "unscale_loss_for_distribution": _unscale,
+    }.items():
+        keras_hooks.replace(loss_module, name, replacement)
+
+
+class _Batch:
+    """The batch whose loss is being computed: this rank's rows, and all ranks'."""
+
+    def __init__(self, strategy: Any, data: Any):
+        self._strategy = strategy
+        leaf = next(each for each in keras.tree.flatten(data) if each is not None)
+        self._is_static = leaf.shape[0] is not None
+        self._rows = tf.cast(tf.shape(leaf)[0], tf.float32)
+        self._rows_of_all = self.sum(self._rows, "rows")
+        # Of what a mean over all ranks is divided by, this rank's part.
+        self.share = tf.math.divide_no_nan(self._rows, self._rows_of_all)
+
+    def sum(self, value: tf.Tensor, what: str) -> tf.Tensor:
+        """The sum over the ranks of a value through which no gradient flows."""
+        return allreduce(
+            tf.stop_gradient(value),
+            op=Sum,
+            name=name_in_graph(f"Strategy/loss/{what}"),
+            process_set=self._strategy.extended.process_set,
+        )
+
+    @contextlib.contextmanager
+    def divided_by(self, divisor: tf.Tensor | None) -> Iterator[None]:
+        """Has means be divided by the sum of the ranks' divisors, in this block."""
+        if divisor is None:
+            yield
+            return
+        of_rows = self.share
+        divisor = tf.cast(divisor, tf.float32)
+        self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
+        try:
+            yield
+        finally:
+            self.share = of_rows
+
+    def over_ranks(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss of the whole batch, of this rank's; its gradient is this rank's."""
+        if loss.shape.rank != 0:
+            # One that is not reduced has a value for each row.
+            total = self.sum(tf.reduce_sum(loss), "values")
+            count = self.sum(tf.cast(tf.size(loss), loss.dtype), "count")
+            setattr(loss, _OVER_RANKS, tf.math.divide_no_nan(total, count))
+            return loss
+        loss = tf.where(self._rows > 0, loss, tf.zeros_like(loss))
+        loss = _with_value(loss, self.sum(loss, "value"))
+        setattr(loss, _OVER_RANKS, loss)
+        return loss
+
+    def of_output(self, share: tf.Tensor) -> tf.Tensor:
+        """What the tracker of one output's loss takes, of this rank's share.
+
+        Keras weights it by the number of rows where that is known in the trace, and
+        else by one.
+        """
+        if not self._is_static:
+            return share * self._strategy.num_replicas_in_sync
+        return share * tf.cast(
+            tf.math.divide_no_nan(self._rows_of_all, self._rows), share.dtype
+        )
+
+
+def _compute_loss(plain, model, x=None, y=None, y_pred=None, *others, **named):
+    arguments = functools.partial(plain, model, x, y, y_pred, *others, **named)
+    strategy = current.several_ranks(current.of_replica())
+    if strategy is None or _batch() is not None:
+        return arguments()
+    batch = _Batch(strategy, [x, y_pred, y])
+    _here.batch = batch
+    try:
+        loss = arguments()
+    finally:
+        _here.batch = None
+    return batch.over_ranks(loss)
+
+
+def _batch() -> _Batch | None:
+    return getattr(_here, "batch", None)
+
+
+def _reduce_weighted_values(
+    plain,
+    values,
+    sample_weight=None,
+    mask=None,
+    reduction="sum_over_batch_size",
+    dtype=None,
+):
+    arguments = values, sample_weight, mask, reduction, dtype
+    batch = _batch()
+    if batch is None or reduction not in (*_MEANS, "sum"):
+        return plain(*arguments)
+    if reduction == "sum":
+        loss = plain(*arguments)
+    else:
+        if tf.convert_to_tensor(values).shape.rank == 0:
+            _warn_of_scalar()
+        with batch.divided_by(_divisor(sample_weight, mask, reduction, dtype)):
+            loss = plain(*arguments)
+    # Keras leaves a loss without rows as it is.
+    return tf.reduce_sum(loss) if loss.shape == (0,) else loss
+
+
+def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+    """What Keras divides a sum by, where that is not in proportion to the rows."""
+    if reduction != "mean_with_sample_weight":
+        return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+    if sample_weight is not None:
+        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
+    if mask is not None:
+        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
+    weights = loss_module.apply_mask(sample_weight, mask, "float32", reduction)
+    return None if weights is None else tf.reduce_sum(tf.cast(weights, tf.float32))
+
+
+def _scale(plain, value):
+    batch = _batch()
+    if batch is None:
+        return plain(value)
+    return value * tf.cast(batch.share, value.dtype)
+
+
+def _unscale(plain, value):
+    over_ranks = getattr(value, _OVER_RANKS, None)
+    if over_ranks is not None:
+        return over_ranks
+    batch = _batch()
+    return plain(value) if batch is None else batch.of_output(value)
+
+
+@functools.cache
+def _warn_of_scalar() -> None:
+    log.warn(
+        "a loss function returned one number for the batch. Under a keras_hvd.Strategy "
+        "the ranks' numbers are added up, which gives several times the mean: have it "
+        "return a value for each sample, or divide by strategy.num_replicas_in_sync",
+        stacklevel=2,
+    )
+
+
+def _with_value(tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value, with the gradient of the tensor."""
+
+    @tf.custom_gradient
+    def exchange(tensor, value):
+        return tf.identity(value), lambda gradient: (gradient, None)
+
+    return exchange(tensor, value)

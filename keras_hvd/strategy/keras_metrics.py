@@ -1,0 +1,99 @@
+"""Metrics under a strategy: sums over the ranks, where every rank passes.
+
+Reading a metric is never a collective. The ranks' variables are added up in each step,
+for its logs, and after an epoch; results are computed from the sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd.collectives.allreduce import Average, Sum, grouped_allreduce
+from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.strategy import current, keras_hooks
+
+# Set on a result that is over all ranks.
+_OVER_RANKS = "_keras_hvd_over_ranks"
+
+_here = threading.local()
+
+
+def install() -> None:
+    """Has Keras' models compute results as a `keras_hvd.Strategy` wants it."""
+    keras_hooks.replace(keras.Model, "get_metrics_result", _get_metrics_result)
+    keras_hooks.replace(
+        keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
+    )
+
+
+def means_over_ranks(logs: Any, strategy: Any) -> Any:
+    """What a step returned, the same on all ranks.
+
+    Args:
+        logs: a structure; of tensors that the model's metrics did not give, floats are
+            averaged.
+        strategy: a `keras_hvd.Strategy`.
+
+    Returns:
+        The same structure.
+    """
+    flat = keras.tree.flatten(logs)
+    own = [
+        i
+        for i, each in enumerate(flat)
+        if tf.is_tensor(each)
+        and each.dtype.is_floating
+        and not hasattr(each, _OVER_RANKS)
+    ]
+    if own:
+        means = grouped_allreduce(
+            [flat[i] for i in own],
+            op=Average,
+            name=name_in_graph("Strategy/logs"),
+            process_set=strategy.extended.process_set,
+        )
+        for i, mean in zip(own, means, strict=True):
+            flat[i] = mean
+    return keras.tree.pack_sequence_as(logs, flat)
+
+
+def _get_metrics_result(plain, model):
+    strategy = getattr(_here, "strategy", None) or current.of_replica()
+    if current.several_ranks(strategy) is None:
+        return plain(model)
+    variables = [each for metric in model.metrics for each in metric.variables]
+    if not variables:
+        return plain(model)
+    sums = grouped_allreduce(
+        [tf.convert_to_tensor(each) for each in variables],
+        op=Sum,
+        name=name_in_graph("Strategy/metrics"),
+        process_set=strategy.extended.process_set,
+    )
+    with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=True))):
+        results = plain(model)
+    for each in keras.tree.flatten(results):
+        if tf.is_tensor(each):
+            setattr(each, _OVER_RANKS, True)
+    return results
+
+
+def _get_metrics_result_or_logs(plain, model, logs):
+    with _over_ranks_of(current.several_ranks(current.of_model(model))):
+        return plain(model, logs)
+
+
+@contextlib.contextmanager
+def _over_ranks_of(strategy: Any) -> Iterator[None]:
+    """Has results be those over a strategy's ranks, outside of its steps."""
+    _here.strategy = strategy
+    try:
+        yield
+    finally:
+        _here.strategy = None

@@ -1,0 +1,249 @@
+"""`fit`, `evaluate`, `predict` and their kin under a strategy."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as trainer_module
+
+from keras_hvd.callbacks.coordination import average_statistics
+from keras_hvd.distributed_class import is_distributed
+from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.process_sets import global_process_set
+from keras_hvd.strategy import current, keras_hooks, reduction
+from keras_hvd.strategy.keras_callback import coordinated
+from keras_hvd.strategy.keras_data import rows_of_rank
+from keras_hvd.strategy.keras_metrics import means_over_ranks
+from keras_hvd.strategy.keras_optimizer import require_made_under
+
+# Set on a model whose ranks' moving statistics may differ.
+_STATISTICS_DIFFER = "_keras_hvd_statistics_differ"
+
+
+def install() -> None:
+    """Has Keras' models do as a `keras_hvd.Strategy` wants it."""
+    model = keras.Model
+    for name, replacement in {
+        "compile": _compile,
+        "fit": _fit,
+        "evaluate": _evaluate,
+        "predict": _predict,
+        "train_on_batch": _train_on_batch,
+        "test_on_batch": _test_on_batch,
+        "predict_on_batch": _predict_on_batch,
+        "_maybe_symbolic_build": _maybe_symbolic_build,
+    }.items():
+        keras_hooks.replace(model, name, replacement)
+    keras_hooks.replace(trainer_module, "reduce_per_replica", _reduce_per_replica)
+
+
+def _compile(plain, model, *args, **kwargs):
+    strategy = current.of_model(model)
+    if strategy is None:
+        return plain(model, *args, **kwargs)
+    with strategy.scope():
+        plain(model, *args, **kwargs)
+    if is_distributed(model.optimizer):
+        raise RuntimeError(
+            f"model {model.name!r} is compiled under a keras_hvd.Strategy, which sums "
+            "gradients itself, with a DistributedOptimizer, which would do it again: "
+            "give it the plain optimizer"
+        )
+    require_made_under(strategy, model.optimizer)
+
+
+def _fit(plain, model, *args, **kwargs):
+    strategy = _strategy_of(model, "fit")
+    if strategy is None:
+        return plain(model, *args, **kwargs)
+    arguments = _arguments(plain, model, args, kwargs)
+    arguments["callbacks"] = coordinated(arguments.get("callbacks"), model)
+    vars(model).pop(_STATISTICS_DIFFER, None)
+    return plain(**arguments)
+
+
+def _evaluate(plain, model, *args, **kwargs):
+    return _quietly("evaluate", plain, model, args, kwargs)
+
+
+def _predict(plain, model, *args, **kwargs):
+    return _quietly("predict", plain, model, args, kwargs)
+
+
+def _quietly(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a method in which only the first rank shows its progress."""
+    strategy = _strategy_of(model, method)
+    if strategy is None:
+        return plain(model, *args, **kwargs)
+    _average_statistics(model)
+    arguments = _arguments(plain, model, args, kwargs)
+    if strategy.extended.process_set.rank() != 0:
+        arguments["verbose"] = 0
+    return plain(**arguments)
+
+
+def _train_on_batch(plain, model, *args, **kwargs):
+    result = _on_rows("train_on_batch", plain, model, args, kwargs)
+    vars(model)[_STATISTICS_DIFFER] = True
+    return result
+
+
+def _test_on_batch(plain, model, *args, **kwargs):
+    return _on_rows("test_on_batch", plain, model, args, kwargs)
+
+
+def _predict_on_batch(plain, model, *args, **kwargs):
+    return _on_rows("predict_on_batch", plain, model, args, kwargs)
+
+
+def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a method of one batch with this rank's rows of it."""
+    strategy = _strategy_of(model, method)
+    if strategy is None:
+        return plain(model, *args, **kwargs)
+    arguments = _arguments(plain, model, args, kwargs)
+    names = [name for name in ("x", "y", "sample_weight") if name in arguments]
+    batch = tuple(arguments[name] for name in names)
+    rows = rows_of_rank(batch, strategy, method)
+    if method != "train_on_batch":
+        _average_statistics(model)
+    if method != "predict_on_batch":
+        # Of all rows: this rank may have none.
+        model._maybe_symbolic_build(data_batch=(*batch, None, None)[:3])
+    arguments.update(zip(names, rows, strict=True))
+    return plain(**arguments)
+
+
+def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
+    if iterator is None or current.of_model(model) is None:
+        return plain(model, iterator=iterator, data_batch=data_batch)
+    # Keras would take a batch, which a generator gives only once.
+    specs = tf.nest.flatten(iterator.element_spec)
+    if any(_shape_of(each) is None for each in specs if not _is_missing(each)):
+        return plain(model, iterator=iterator)
+    batch = tf.nest.map_structure(_symbolic, iterator.element_spec)
+    return plain(model, data_batch=batch)
+
+
+def _symbolic(spec: Any) -> keras.KerasTensor | None:
+    if _is_missing(spec):
+        return None
+    return keras.KerasTensor((None, *_shape_of(spec)[1:]), spec.dtype.name)
+
+
+def _shape_of(spec: Any) -> list[int | None] | None:
+    shape = getattr(spec, "shape", None)
+    return None if shape is None or shape.rank is None else shape.as_list()
+
+
+def _is_missing(spec: Any) -> bool:
+    """Whether it stands for a None that a generator gave."""
+    return isinstance(spec, tf.OptionalSpec)
+
+
+def _reduce_per_replica(plain, values, strategy, reduction):
+    if not current.is_ours(strategy):
+        return plain(values, strategy, reduction)
+    if current.several_ranks(strategy) is None:
+        return values
+    if reduction == "concat":
+        return _of_all_ranks(values, strategy)
+    return means_over_ranks(values, strategy)
+
+
+def _of_all_ranks(outputs: Any, strategy: Any) -> Any:
+    """The ranks' rows of a prediction, in the order of the ranks."""
+    process_set = strategy.extended.process_set
+    flat = keras.tree.flatten(outputs)
+    parts = [_dense_parts(each, process_set) for each in flat]
+    gathered = iter(
+        reduction.all_gather(
+            [part for each in parts for part in each],
+            0,
+            process_set,
+            name_in_graph("Strategy/predictions"),
+        )
+    )
+    joined = [
+        _joined(each, [next(gathered) for _ in of_each])
+        for each, of_each in zip(flat, parts, strict=True)
+    ]
+    return keras.tree.pack_sequence_as(outputs, joined)
+
+
+def _dense_parts(value: Any, process_set: Any) -> list[tf.Tensor]:
+    """Tensors whose rows, those of all ranks one after another, make up the value."""
+    if isinstance(value, tf.RaggedTensor):
+        return [value.flat_values, *value.nested_row_lengths()]
+    if isinstance(value, tf.SparseTensor):
+        rows = value.dense_shape[:1]
+        name = name_in_graph("Strategy/predictions/rows")
+        [of_ranks] = reduction.all_gather([rows], 0, process_set, name)
+        before = tf.reduce_sum(of_ranks[: process_set.rank()])
+        offset = tf.concat([[before], tf.zeros_like(value.dense_shape[1:])], 0)
+        return [value.indices + offset, value.values, value.dense_shape[None]]
+    tensor = tf.convert_to_tensor(value)
+    return [tensor if tensor.shape.rank else tensor[None]]
+
+
+def _joined(value: Any, parts: list[tf.Tensor]) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensor.from_nested_row_lengths(
+            parts[0], parts[1:], validate=False
+        )
+    if isinstance(value, tf.SparseTensor):
+        indices, values, shapes = parts
+        rows = tf.reduce_sum(shapes[:, :1], 0)
+        columns = tf.reduce_max(shapes[:, 1:], 0)
+        return tf.SparseTensor(indices, values, tf.concat([rows, columns], 0))
+    return parts[0]
+
+
+def _strategy_of(model: Any, method: str) -> Any:
+    """The strategy that a model trains under, if it has several ranks.
+
+    Raises:
+        RuntimeError: the model was made elsewhere.
+        NotImplementedError: the strategy has only some of the job's ranks.
+    """
+    strategy = current.of_model(model)
+    if strategy is None:
+        return None
+    if model._distribute_strategy is None:
+        raise RuntimeError(
+            f"model {model.name!r} was made outside of the scope of the "
+            f"keras_hvd.Strategy in whose scope {method}() is called: make it inside "
+            "of `with strategy.scope():`"
+        )
+    if current.several_ranks(strategy) is None:
+        return None
+    if strategy.extended.process_set.size() != global_process_set.size():
+        raise NotImplementedError(
+            f"{method}() works under a keras_hvd.Strategy of all ranks; this one is of "
+            f"{strategy.extended.process_set}"
+        )
+    return strategy
+
+
+def _average_statistics(model: Any) -> None:
+    """Averages what `train_on_batch` leaves different, before results depend on it."""
+    if vars(model).pop(_STATISTICS_DIFFER, False):
+        average_statistics(model)
+
+
+def _arguments(plain: Callable, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    bound = _signature(plain).bind(model, *args, **kwargs)
+    named = dict(bound.arguments)
+    named.update(named.pop("kwargs", {}))
+    return named
+
+
+@functools.cache
+def _signature(function: Callable) -> inspect.Signature:
+    return inspect.signature(function)
