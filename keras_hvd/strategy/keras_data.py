@@ -1,4 +1,4 @@
-"""Keras' data under a strategy: the same batches on all ranks, each of which takes rows.
+"""Keras' data under a strategy: each rank takes its rows of the same batches.
 
 What ranks would do differently is agreed on: how many batches there are, and how they
 are shuffled. Whether they had the same first batch is compared after each epoch's first

@@ -77,8 +77,8 @@ def _without_the_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
 
 
 def _either(has_rows, if_rows, if_none):
-    # Unlike tf.cond, XLA compiles only the branch that shapes choose: the other's result
-    # has another shape.
+    # The results' shapes differ. Unlike for tf.cond, XLA compiles only the branch that
+    # this rank's number of rows chooses.
     return tf.switch_case(tf.cast(has_rows, tf.int32), [if_none, if_rows])
 
 

@@ -1,7 +1,7 @@
 """Losses under a strategy: each rank gets its share of the whole batch's loss.
 
-Keras divides a rank's loss by the number of ranks, as if all had as many rows. Here it is
-weighted by the rank's part of what the whole batch's loss is divided by, so that the
+Keras divides a rank's loss by the number of ranks, as if all had as many rows. Here it
+is weighted by the rank's part of what the whole batch's loss is divided by, so that the
 ranks' shares, and their gradients, add up to those of one process.
 """
 

@@ -6,6 +6,7 @@ something only when a test fails.
 
 import ctypes
 import os
+import pathlib
 import subprocess
 import sys
 import zlib
@@ -157,3 +158,51 @@ def in_second_job(rank: int, size: int) -> Callable[..., subprocess.CompletedPro
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def images() -> tuple[np.ndarray, np.ndarray]:
+    """MNIST where it is at hand (KERAS_HVD_TEST_MNIST=file.npz, or where Keras keeps
+    its downloads); else scikit-learn's digits in the same size."""
+    home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
+    places = [
+        os.environ.get("KERAS_HVD_TEST_MNIST", ""),
+        home / "datasets" / "mnist.npz",
+    ]
+    for place in places:
+        if place and pathlib.Path(place).exists():
+            with np.load(place) as data:
+                x, y = data["x_train"][:4000] / 255, data["y_train"][:4000]
+                break
+    else:
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        x = np.kron(x.reshape(-1, 8, 8) / 16, np.ones((3, 3)))
+        x = np.pad(x, ((0, 0), (2, 2), (2, 2)))
+    return x[..., None].astype("float32"), y.astype("int64")
+
+
+def largest_difference(some: list[np.ndarray], others: list[np.ndarray]) -> float:
+    return max(
+        float(np.abs(one - other).max())
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+@pytest.fixture(scope="session")
+def difference() -> Callable[[list[np.ndarray], list[np.ndarray]], float]:
+    """The largest difference between two models' weights."""
+    return largest_difference
+
+
+@pytest.fixture
+def raises_on_all_ranks() -> Callable[..., None]:
+    """Asserts that every rank got an error that says something."""
+
+    def check(error: BaseException, *parts: str) -> None:
+        assert all(keras_hvd.allgather_object(all(p in str(error) for p in parts))), (
+            str(error)
+        )
+
+    return check
