@@ -1,0 +1,89 @@
+"""What tests of Keras under a strategy share: digits, and one process to compare with."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_hvd
+
+# Results by name: arrays, or nested structures of numbers.
+Results = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def same_names() -> None:
+    """Keras numbers names; each test starts anew, so that all ranks have the same."""
+    keras.utils.clear_session()
+    # Keras keeps the graphs of every model that was trained. Each collection of garbage
+    # would walk through them all.
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def digits(images) -> tuple[np.ndarray, np.ndarray]:
+    """1,000 images of 14 by 14 and their labels: neither ranks nor batches divide it."""
+    x, y = images
+    return x[:1000].reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)), y[:1000]
+
+
+@pytest.fixture(scope="session")
+def both_ways(rank, size) -> Callable[..., tuple[Results, Results]]:
+    """Runs a function on one process, and under a strategy: the two results.
+
+    With the same seed. One rank does it alone; it takes turns.
+    """
+    known: dict[str, Results] = {}
+
+    def run(function: Callable[..., Results], name: str, *args) -> tuple:
+        if name not in known:
+            alone = None
+            if len(known) % size == rank:
+                alone = _seeded(function, contextlib.nullcontext(), *args)
+            root = len(known) % size
+            known[name] = keras_hvd.broadcast_object(alone, root)
+        return known[name], _seeded(function, keras_hvd.Strategy().scope(), *args)
+
+    return run
+
+
+def _seeded(function: Callable[..., Results], scope: Any, *args: Any) -> Results:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(11)
+    with scope:
+        return function(*args)
+
+
+@pytest.fixture(scope="session")
+def require_equal(equal_on_all_ranks) -> Callable[..., None]:
+    """Asserts that results are close to one process', and the same on all ranks."""
+
+    def check(alone: Results, here: Results, tolerance: float = 1e-5) -> None:
+        assert alone.keys() == here.keys()
+        for name in alone:
+            one, other = (
+                [np.asarray(each) for each in keras.tree.flatten(results[name])]
+                for results in (alone, here)
+            )
+            assert len(one) == len(other), name
+            for a, b in zip(one, other):
+                np.testing.assert_allclose(b, a, tolerance, tolerance, err_msg=name)
+            assert equal_on_all_ranks(other), name
+
+    return check
+
+
+@pytest.fixture
+def strategy() -> keras_hvd.Strategy:
+    return keras_hvd.Strategy()
+
+
+@pytest.fixture
+def shared_path(tmp_path_factory, rank) -> Iterator[Any]:
+    """A folder that all ranks know."""
+    yield keras_hvd.broadcast_object(tmp_path_factory.mktemp("shared"), 0)
+    keras_hvd.barrier()
