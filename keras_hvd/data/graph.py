@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ from tensorflow.python.ops import gen_experimental_dataset_ops
 
 # `ParallelMapDatasetV2` is a `MapDataset`.
 _DATASET = re.compile(r"(Experimental|Legacy)?(Parallel)?([\w>]*Dataset)(V\d+)?$")
+
+LARGEST = 2**31 - 2**20
+"""How many bytes of arrays a graph can have: a protocol buffer is below 2 GiB."""
 
 # Ops of tf.data that read files, in their shortest names.
 _READERS = frozenset(
@@ -67,6 +71,7 @@ _OWN_ARGUMENTS = frozenset(
 _STATE = {"cache": "DummyMemoryCache", "seed_generator": "DummySeedGenerator"}
 
 _HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
+_NO_NUMBERS = (*_HANDLES, tf.string.as_datatype_enum)
 
 # Variables and tables that a dataset's functions use: the graph has copies of them.
 _COPIED = {"VarHandleOp": "a variable", "MutableHashTableV2": "a mutable table"}
@@ -95,6 +100,9 @@ class DatasetGraph:
     def __init__(self, dataset: tf.data.Dataset, function: str):
         self._dataset = dataset
         self._function = function
+        if (in_memory := _bytes_in_memory(dataset)) > LARGEST:
+            error = ValueError(f"it has {in_memory} bytes of arrays")
+            raise self._cannot("be written down", error)
         try:
             serialized = dataset._as_serialized_graph(
                 external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
@@ -106,6 +114,8 @@ class DatasetGraph:
         self._functions = {
             each.signature.name: each for each in self._graph.library.function
         }
+        for node in self._graph.node:
+            _remove_unknown_attributes(node)
         (self._end,) = (node for node in self._graph.node if node.op == "_Retval")
         self._added = 0
         self._take_own_state()
@@ -199,13 +209,22 @@ class DatasetGraph:
                 continue
             for source in map(_node_of, node.input):
                 tensor = self._nodes[source].attr["value"].tensor
-                if tensor.dtype not in _HANDLES:
+                if tensor.tensor_content:
+                    # Large ones: without a copy.
+                    crc = zlib.crc32(str(tensor.tensor_shape).encode(), crc)
+                    crc = zlib.crc32(tensor.tensor_content, crc)
+                elif tensor.dtype not in _HANDLES:
                     crc = zlib.crc32(tensor.SerializeToString(deterministic=True), crc)
         return crc
 
     def add_shard(self, name: str, size: int, index: int) -> None:
         """Has all that reads a dataset in the chain read every `size`-th element."""
-        self._insert("ShardDataset", name, size, index)
+        arrays = self._own_arrays(name)
+        for tensor in arrays:
+            part = tf.make_ndarray(tensor)[index::size]
+            tensor.CopyFrom(tf.make_tensor_proto(part, tensor.dtype, part.shape))
+        if not arrays:
+            self._insert("ShardDataset", name, size, index)
 
     def add_cardinality(self, name: str, count: int) -> None:
         """Says how many elements a dataset in the chain has."""
@@ -225,7 +244,7 @@ class DatasetGraph:
         Raises:
             ValueError: TensorFlow cannot make it.
         """
-        built = _Built(self._variant(self._end.input[0]), self._dataset)
+        built = _Built(self._variant(self._graph), self._dataset)
         return built.with_options(self._dataset.options())
 
     def build_part(self, name: str) -> tf.data.Dataset:
@@ -235,7 +254,14 @@ class DatasetGraph:
             tf.TensorSpec(tf.TensorShape(shape), tf.dtypes.as_dtype(dtype))
             for dtype, shape in zip(types.list.type, shapes.list.shape)
         )
-        return _Built(self._variant(name), self._dataset, spec)
+        graph = graph_pb2.GraphDef()
+        graph.library.CopyFrom(self._graph.library)
+        graph.versions.CopyFrom(self._graph.versions)
+        graph.node.extend(self._needed(name))
+        end = graph.node.add()
+        end.CopyFrom(self._end)
+        end.input[0] = name
+        return _Built(self._variant(graph), self._dataset, spec)
 
     def _take_own_state(self) -> None:
         """Lets go of the caches and generators of seeds that the original has.
@@ -254,15 +280,7 @@ class DatasetGraph:
                     self._nodes[new.name] = new
                     node.input[place] = new.name
 
-    def _variant(self, end: str) -> tf.Tensor:
-        graph = graph_pb2.GraphDef()
-        graph.library.CopyFrom(self._graph.library)
-        graph.versions.CopyFrom(self._graph.versions)
-        for node in self._needed(end):
-            graph.node.add().CopyFrom(_without_unknown_attributes(node))
-        dataset_end = graph.node.add()
-        dataset_end.CopyFrom(self._end)
-        dataset_end.input[0] = end
+    def _variant(self, graph: graph_pb2.GraphDef) -> tf.Tensor:
         try:
             return gen_experimental_dataset_ops.dataset_from_graph(
                 graph.SerializeToString()
@@ -304,6 +322,20 @@ class DatasetGraph:
                 ops.add(node.op)
                 stack.extend([node.op, *_called(node)])
         return ops
+
+    def _own_arrays(self, name: str) -> list[Any]:
+        """The arrays that a dataset has slices of, if nothing else has them."""
+        if self.kind(name) != "TensorSliceDataset":
+            return []
+        sources = list(self._nodes[name].input)
+        used = Counter(_node_of(each) for n in self._graph.node for each in n.input)
+        nodes = [self._nodes[_node_of(each)] for each in sources]
+        tensors = [node.attr["value"].tensor for node in nodes if node.op == "Const"]
+        is_own = len(tensors) == len(sources) and all(
+            used[node.name] == 1 and node.attr["dtype"].type not in _NO_NUMBERS
+            for node in nodes
+        )
+        return tensors if is_own else []
 
     def _insert(self, op: str, name: str, *arguments: int) -> None:
         """Puts a dataset behind one in the chain, with elements of the same kind."""
@@ -409,17 +441,18 @@ def _redirect(node: node_def_pb2.NodeDef, old: str, new: str) -> None:
             node.input[place] = new
 
 
-def _without_unknown_attributes(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
+def _remove_unknown_attributes(node: node_def_pb2.NodeDef) -> None:
     """TensorFlow writes some that it then complains of, on standard error."""
     definition = op_def_registry.get(node.op)
     if definition is None:
-        return node
+        return
     known = {each.name for each in definition.attr}
-    unknown = [key for key in node.attr if key not in known and key[0] != "_"]
-    if not unknown:
-        return node
-    copied = node_def_pb2.NodeDef()
-    copied.CopyFrom(node)
-    for key in unknown:
-        del copied.attr[key]
-    return copied
+    for key in [each for each in node.attr if each not in known and each[0] != "_"]:
+        del node.attr[key]
+
+
+def _bytes_in_memory(dataset: tf.data.Dataset) -> int:
+    """How large the arrays are that a dataset begins with."""
+    tensors = tf.nest.flatten(getattr(dataset, "_tensors", ()))
+    own = sum(tf.size(each).numpy() * each.dtype.size for each in tensors)
+    return own + sum(map(_bytes_in_memory, dataset._inputs()))

@@ -226,11 +226,13 @@ def test_different_data_is_an_error(several_ranks, rank, files):
 
 
 def test_a_process_set(read, rank, size):
-    pair = keras_hvd.add_process_set([*range(size)][:2])
+    if size < 3:
+        pytest.skip("needs at least 3 ranks")
+    pair = keras_hvd.add_process_set([0, 1])
     try:
         if rank < 2:
             part = read(shard(in_memory(), process_set=pair))
-            assert part == [*range(rank, COUNT, min(size, 2))]
+            assert part == [*range(rank, COUNT, 2)]
         else:
             with pytest.raises(ValueError, match="is not in"):
                 shard(in_memory(), process_set=pair)
