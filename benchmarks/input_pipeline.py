@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,9 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=8, help="default: 8")
     parser.add_argument("--rounds", type=int, default=12, help="of two turns each")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="batches of a turn (default: 400)"
+    )
     parser.add_argument("--batch", type=int, default=256, help="of all ranks together")
     options = parser.parse_args()
     keras_hvd.init()
@@ -108,13 +112,16 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
         "by hand": by_hand.prefetch(tf.data.AUTOTUNE),
         "distribute": keras_hvd.data.distribute(samples(paths), options.batch),
     }
+    # Pass after pass: TensorFlow, while it tunes itself, may hold up the end of an
+    # iterator for more than a second.
+    iterators = {name: iter(each.repeat()) for name, each in datasets.items()}
     speeds = {name: [] for name in datasets}
-    for dataset in datasets.values():
-        speed(dataset)
+    for iterator in iterators.values():
+        speed(iterator, options.steps)
     for number in range(options.rounds):
-        # The second half of each pair of rounds goes the other way.
+        # Whoever comes first in a round comes second in the next.
         for name in list(datasets)[:: 1 if number % 2 else -1]:
-            speeds[name].append(speed(datasets[name]))
+            speeds[name].append(speed(iterators[name], options.steps))
     if rank != 0:
         return
     for name, values in speeds.items():
@@ -130,11 +137,11 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
     )
 
 
-def speed(dataset: tf.data.Dataset) -> float:
-    """Images a second of all ranks in one pass, until the last one is through."""
+def speed(batches: Iterator, steps: int) -> float:
+    """Images a second of all ranks in so many steps, until the last one is through."""
     keras_hvd.barrier()
     begin = time.perf_counter()
-    images = sum(int(labels.shape[0]) for _, labels in dataset)
+    images = sum(int(next(batches)[1].shape[0]) for _ in range(steps))
     seconds = time.perf_counter() - begin
     of_ranks = keras_hvd.allgather_object((images, seconds))
     return sum(each[0] for each in of_ranks) / max(each[1] for each in of_ranks)

@@ -244,8 +244,7 @@ class DatasetGraph:
         Raises:
             ValueError: TensorFlow cannot make it.
         """
-        built = _Built(self._variant(self._graph), self._dataset)
-        return built.with_options(self._dataset.options())
+        return _Built(self._variant(self._graph), self._dataset)
 
     def build_part(self, name: str) -> tf.data.Dataset:
         """One of the datasets that it is made of, flat: no dicts, no nested tuples."""
@@ -401,6 +400,8 @@ class _Built(dataset_ops.DatasetSource):
         self._spec = origin.element_spec if spec is None else spec
         self._kept = list(_functions_of(origin))
         super().__init__(variant)
+        # For Python to see: what TensorFlow follows is in the graph.
+        self._options_attr = origin.options()
 
     @property
     def element_spec(self) -> Any:
