@@ -339,7 +339,7 @@ def _report(plan: plans.Plan) -> None:
         what = "row groups" if plan.pieces[0].group >= 0 else "files"
         log.warn(
             f"from_files: {len(plan.pieces)} {what} for {plan.size} ranks: each rank "
-            f"reads all of them, and keeps every {plan.size}th sample. With as many "
+            f"reads all of them, and keeps one of {plan.size} samples. With as many "
             f"{what} as ranks each would be read once",
             stacklevel=3,
         )

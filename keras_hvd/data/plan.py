@@ -64,24 +64,25 @@ class Plan:
     batch: int = 0
     counts: Sequence[int] = ()
 
-    def share(self, parts: np.ndarray | None = None) -> np.ndarray:
+    def share(self, rest: Sequence[np.ndarray] | None = None) -> np.ndarray:
         """This rank's parts of an epoch.
 
-        Of a whole epoch these are whole pieces, if there are as many as ranks.
+        Of a whole epoch these are whole pieces, if there are as many as ranks. The rest
+        of an epoch stays with its ranks, or is divided anew if there are others now.
 
         Args:
-            parts: what is left of the epoch, of shape (parts, 3); None for all of it.
+            rest: what is left of each rank's parts; None for a whole epoch.
 
         Returns:
             An int64 array of shape (own parts, 3).
         """
-        return self._shares(parts)[self.rank]
+        return self._shares(rest)[self.rank]
 
-    def limit(self, parts: np.ndarray | None = None) -> int:
+    def limit(self, rest: Sequence[np.ndarray] | None = None) -> int:
         """How many samples of its share each rank hands out.
 
         Args:
-            parts: as for `share`.
+            rest: as for `share`.
 
         Returns:
             The number; -1 for all.
@@ -89,14 +90,17 @@ class Plan:
         if not self.batch:
             return -1
         counts = np.array(self.counts, np.int64)
-        least = min(int(lengths(each, counts).sum()) for each in self._shares(parts))
+        least = min(int(lengths(each, counts).sum()) for each in self._shares(rest))
         return least // self.batch * self.batch
 
-    def _shares(self, parts: np.ndarray | None) -> list[np.ndarray]:
+    def _shares(self, rest: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
         sizes = np.array([piece.size for piece in self.pieces], np.int64)
-        if parts is None:
+        if rest is None:
             # By bytes, whether the numbers of samples are known or not.
             return shares(whole(len(sizes)), sizes.astype(np.float64), self.size)
+        if len(rest) == self.size:
+            return rest
+        parts = np.concatenate(rest)
         if self.counts:
             weights = lengths(parts, np.array(self.counts, np.int64))
         else:

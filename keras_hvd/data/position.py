@@ -153,18 +153,18 @@ class Position(tf.train.experimental.PythonState):
         """
         self._require_plan("state")
         with self._lock:
-            own = (self._epoch, self._inside, self._parts, self._of_all_digest())
+            own = (self._epoch, self._inside, self._parts, self._digest_of_rest())
         of_ranks = allgather_object(
             own, name="keras_hvd/data/position", process_set=self._process_set
         )
         _require_same_epoch(of_ranks, self._process_set.ranks)
         inside = any(each[1] for each in of_ranks)
-        parts = np.concatenate([each[2] for each in of_ranks]) if inside else None
+        parts = [_compact(each[2]) for each in of_ranks] if inside else None
         state = {
             "version": _VERSION,
             "epoch": own[0],
             **self._settings(),
-            "parts": None if parts is None else _compact(parts),
+            "parts": parts,
         }
         with self._lock:
             self._saved = state
@@ -318,24 +318,24 @@ class Position(tf.train.experimental.PythonState):
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._of_all: np.ndarray | None = None
+        self._rest: list[np.ndarray] | None = None  # of all ranks; None: a whole epoch
         self._inside = False
         self._settle()
 
     def _go_to(self, state: dict[str, Any]) -> None:
         self._require_same_settings(state)
         self._epoch = state["epoch"]
-        self._of_all = None
+        self._rest = None
         if state["parts"] is not None:
-            self._of_all = _expand(state["parts"], len(self._plan.pieces))
-        self._inside = self._of_all is not None
+            self._rest = [_expand(parts) for parts in state["parts"]]
+        self._inside = self._rest is not None
         self._settle()
 
     def _settle(self) -> None:
-        """Begins at `_epoch` and `_of_all`, whatever was before."""
+        """Begins at `_epoch` and `_rest`, whatever was before."""
         if self._plan is not None:
-            self._parts = self._plan.share(self._of_all)
-            self._limit = self._plan.limit(self._of_all)
+            self._parts = self._plan.share(self._rest).copy()
+            self._limit = self._plan.limit(self._rest)
         self._saved = None
         self.iterations = 0  # begun since
         self._stop_iteration()
@@ -363,8 +363,8 @@ class Position(tf.train.experimental.PythonState):
             counts = np.bincount(first, minlength=len(self._parts))
             self._parts[:, plans.START] += counts * self._parts[:, plans.STEP]
 
-    def _of_all_digest(self) -> int:
-        return 0 if self._of_all is None else zlib.crc32(self._of_all.tobytes())
+    def _digest_of_rest(self) -> int:
+        return 0 if self._rest is None else zlib.crc32(np.concatenate(self._rest))
 
     def _require_plan(self, method: str) -> None:
         if self._plan is None:
@@ -423,17 +423,17 @@ def _require_state(state: Any) -> None:
         raise ValueError(f"Position.restore: this is no state of a Position: {state!r}")
 
 
-def _compact(parts: np.ndarray) -> list[list[int]]:
-    """Parts without the pieces of which nothing was read."""
-    untouched = (parts[:, plans.START] == 0) & (parts[:, plans.STEP] == 1)
-    kept = parts[~untouched]
-    return kept[np.lexsort(kept.T[::-1])].tolist()
+def _compact(parts: np.ndarray) -> list[int | list[int]]:
+    """Parts for a file: of whole pieces, only the number."""
+    return [
+        int(part[plans.PIECE]) if (part[1:] == (0, 1)).all() else part.tolist()
+        for part in parts
+    ]
 
 
-def _expand(parts: list[list[int]], pieces: int) -> np.ndarray:
-    touched = np.array(parts, np.int64).reshape(-1, 3)
-    others = np.setdiff1d(np.arange(pieces), touched[:, plans.PIECE])
-    return np.concatenate([touched, plans.whole(pieces)[others]])
+def _expand(parts: list[int | list[int]]) -> np.ndarray:
+    triples = [[each, 0, 1] if isinstance(each, int) else each for each in parts]
+    return np.array(triples, np.int64).reshape(-1, 3)
 
 
 def _shuffled() -> list[int]:
