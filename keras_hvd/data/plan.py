@@ -250,7 +250,8 @@ def split(
            [0, 5, 2]]), array([3., 3.]))
     """
     most = max(float(weights.sum()) / (_PARTS_OF_RANK * ranks), 1e-9)
-    ways = np.clip(np.ceil(weights / most), 1, ranks).astype(np.int64)
+    ways = np.clip(np.ceil(np.minimum(weights / most, weights)), 1, ranks)
+    ways = ways.astype(np.int64)
     result = np.repeat(parts, ways, axis=0)
     place = np.arange(len(result)) - np.repeat(np.cumsum(ways) - ways, ways)
     result[:, START] += place * result[:, STEP]

@@ -67,12 +67,12 @@ class Csv(Reader):
         if self.header:
             path = self._checked(path)
         names = self.format[1] if self.header else list(self.columns)
-        columns = self.columns or dict.fromkeys(names, tf.string)
+        columns = self.columns or dict.fromkeys(names, "")
         # Of columns that are chosen, tf.data wants those that come first in front.
         chosen = sorted(columns, key=names.index)
         rows = tf.data.experimental.CsvDataset(
             path,
-            [columns[name] for name in chosen],
+            [_default(columns[name]) for name in chosen],
             compression_type=self.compression,
             header=self.header,
             field_delim=self.delimiter,
@@ -90,3 +90,8 @@ class Csv(Reader):
         )
         with tf.control_dependencies([alike]):
             return tf.identity(path)
+
+
+def _default(value: Any) -> Any:
+    """What a column holds where it is empty; a type, where it may not be."""
+    return value if isinstance(value, tf.DType) else tf.reshape(value, [1])
