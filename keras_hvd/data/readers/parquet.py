@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _TENSORFLOW_IO = "tensorflow-io"
 _PYARROW = "pyarrow"
+
+# Arrow's types whose names are not TensorFlow's.
+_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclasses.dataclass
@@ -108,8 +111,12 @@ class Parquet(Reader):
 def _why_not(engine: str) -> str:
     if engine == _TENSORFLOW_IO:
         return tensorflow_io.why_not()
-    if importlib.util.find_spec("pyarrow") is None:
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
         return "pyarrow is not installed: pip install 'keras_hvd[io]'"
+    except ImportError as error:
+        return str(error)
     return ""
 
 
@@ -157,7 +164,7 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
         or types.is_integer(stored)
         or types.is_floating(stored)
     ):
-        return tf.TensorSpec([], tf.as_dtype(stored.to_pandas_dtype()))
+        return tf.TensorSpec([], tf.as_dtype(_NAMES.get(str(stored), str(stored))))
     return str(kind)
 
 
