@@ -1,6 +1,7 @@
 # The two commands: `make demo` trains the digits example on two processes, `make test`
 # runs the whole test suite. Both install what they need first, the environment into
-# .venv, and are quick the second time.
+# .venv (the second TensorFlow of the tests: into .venv-tensorflow-2.16), and are quick the
+# second time.
 
 PYTHON ?= python3
 # What to develop against. tensorflow-cpu is TensorFlow without the CUDA libraries, which
@@ -9,6 +10,8 @@ PYTHON ?= python3
 # because its headers change most.
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 KERAS ?= keras==3.15.*
+# The extras of pyproject.toml that come with keras_hvd.
+EXTRAS ?= dev
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +21,8 @@ FAULTS := $(VENV)/faults
 SEED ?= $(shell date +%s)
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
+# The libraries, for the TensorFlow of this environment.
+BUILT := $(NATIVE)/$(VENV).built
 CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
@@ -30,13 +35,14 @@ SHELL := /bin/bash
 
 .PHONY: install demo test lint format clean distclean FORCE
 .PHONY: system-packages native-tests python-tests parallel-tests sanitize soak bench
+.PHONY: core-tests tensorflow-2.16-tests
 
-install: $(NATIVE)/build_info.json
+install: $(BUILT)
 
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-test: lint native-tests python-tests parallel-tests
+test: lint native-tests python-tests parallel-tests tensorflow-2.16-tests
 
 # --- set-up -------------------------------------------------------------------------
 
@@ -66,17 +72,19 @@ $(BIN)/python: | system-packages
 	$(PYTHON) -m venv $(VENV)
 
 # Newer than the installation when other versions are asked for.
+$(REQUIREMENTS): ASKED = $(TENSORFLOW) $(KERAS) $(EXTRAS)
 $(REQUIREMENTS): FORCE | $(BIN)/python
-	@echo '$(TENSORFLOW) $(KERAS)' | cmp -s - $@ || echo '$(TENSORFLOW) $(KERAS)' > $@
+	@echo '$(ASKED)' | cmp -s - $@ || echo '$(ASKED)' > $@
 
 $(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS)
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)'
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # An editable installation needs pip once; after a change of the C++, only Bazel.
-$(NATIVE)/build_info.json: $(NATIVE_SOURCES) $(INSTALLED)
+$(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
+	@touch $@
 
 # --- tests --------------------------------------------------------------------------
 
@@ -98,6 +106,25 @@ parallel-tests: install
 	for ranks in 1 2 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
 	done
+
+# What depends on TensorFlow's version, on two ranks: all collectives, the optimizer,
+# callbacks and data. Of another one: make core-tests VENV=.venv-2.18
+# TENSORFLOW=tensorflow-cpu==2.18.*
+core-tests: install
+	$(BIN)/khvdrun --check-build
+	$(BIN)/python -m pytest -q tests/unit/test_native.py tests/unit/test_optimizer.py \
+		$(wildcard tests/unit/data)
+	$(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x tests/parallel/collectives \
+		$(patsubst %,tests/parallel/keras/test_%.py,$(CORE_KERAS)) \
+		$(wildcard tests/parallel/data)
+
+CORE_KERAS := optimizer broadcast_global_variables learning_rate
+
+# The oldest TensorFlow that keras_hvd supports, and the only one that the last
+# tensorflow-io loads on.
+tensorflow-2.16-tests:
+	$(MAKE) --no-print-directory core-tests VENV=.venv-tensorflow-2.16 EXTRAS=io,test \
+		TENSORFLOW=tensorflow-cpu==2.16.2
 
 # The C++ tests under the sanitizers: memory and undefined behaviour, then data races.
 sanitize: install
@@ -135,7 +162,7 @@ format: install
 clean:
 	-bazel clean --expunge
 	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache benchmarks/results
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) benchmarks/.environments
+	rm -rf .venv .venv-* benchmarks/.environments
