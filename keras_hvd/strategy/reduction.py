@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,10 @@ _WIDER = {
     tf.uint64: tf.int64,
 }
 
+# Large enough to be worth a collective, small enough that the first can travel while
+# backprop works on the next: as for the gradients of a DistributedOptimizer.
+_PART_BYTES = 4 << 20
+
 # What turns a result that travelled in another form into the form that it is wanted in.
 _Restore = Callable[[Any], Any]
 
@@ -31,7 +35,7 @@ def all_reduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces values over the ranks, all of them together.
+    """Reduces values over the ranks, as few collectives as there are parts of 4 MiB.
 
     Args:
         reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
@@ -62,12 +66,11 @@ def all_reduce(
         tensor, back = _reducible(reduce_op, value)
         sent.append(tensor)
         restore.append(back)
-    reduced = grouped_allreduce(
-        sent,
-        op=Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average,
-        name=name,
-        process_set=process_set,
-    )
+    op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
+    reduced = []
+    for number, part in enumerate(_parts(sent)):
+        of_part = f"{name}/{number}" if name and number else name
+        reduced += grouped_allreduce(part, op=op, name=of_part, process_set=process_set)
     return [back(result) for back, result in zip(restore, reduced, strict=True)]
 
 
@@ -115,6 +118,23 @@ def all_gather(
     return [back(result) for back, result in zip(restore, gathered, strict=True)]
 
 
+def _parts(
+    tensors: list[tf.Tensor | tf.IndexedSlices],
+) -> Iterator[list[tf.Tensor | tf.IndexedSlices]]:
+    """Tensors that travel together: those of the last layers while others are made."""
+    part, filled = [], 0
+    for tensor in tensors:
+        count = tensor.shape.num_elements() or 0
+        size = count * tensor.dtype.size
+        if part and filled + size > _PART_BYTES:
+            yield part
+            part, filled = [], 0
+        part.append(tensor)
+        filled += size
+    if part:
+        yield part
+
+
 def _reducible(
     reduce_op: tf.distribute.ReduceOp, value: Any
 ) -> tuple[tf.Tensor | tf.IndexedSlices, _Restore]:
@@ -128,7 +148,7 @@ def _reducible(
     tensor = tf.convert_to_tensor(value)
     dtype = tensor.dtype
     if dtype.is_complex:
-        return _parts(tensor), _from_parts
+        return _real_and_imaginary(tensor), _complex
     if reduce_op == tf.distribute.ReduceOp.MEAN and dtype.is_integer:
         return tf.cast(tensor, tf.float64), _same
     if dtype in _WIDER:
@@ -152,7 +172,7 @@ def _gatherable(
     tensor = there(tensor)
     dtype = tensor.dtype
     if dtype.is_complex:
-        return _parts(tensor), lambda result: back_again(_from_parts(result))
+        return _real_and_imaginary(tensor), lambda result: back_again(_complex(result))
     if submission.is_supported(dtype) or not dtype.size:
         return tensor, back_again
     sent = tf.bitcast(tensor, tf.uint8)
@@ -196,11 +216,11 @@ def _gradient_times(tensor: tf.Tensor, factor: int) -> tf.Tensor:
     return identity(tensor)
 
 
-def _parts(tensor: tf.Tensor) -> tf.Tensor:
+def _real_and_imaginary(tensor: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
 
 
-def _from_parts(tensor: tf.Tensor) -> tf.Tensor:
+def _complex(tensor: tf.Tensor) -> tf.Tensor:
     return tf.complex(tensor[..., 0], tensor[..., 1])
 
 

@@ -165,7 +165,8 @@ def _leaves(value: Any) -> list[Any]:
 
 def _count(tensor: tf.Tensor, axis: Any) -> tf.Tensor:
     """How many elements of a tensor each sum along an axis is made of."""
-    return tf.reduce_prod(tf.gather(tf.shape(tensor, tf.int64), axis))
+    axes = tf.math.floormod(tf.reshape(axis, [-1]), tf.rank(tensor))
+    return tf.reduce_prod(tf.gather(tf.shape(tensor, tf.int64), axes))
 
 
 def _quotient(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
