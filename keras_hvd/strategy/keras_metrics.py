@@ -7,8 +7,9 @@ for its logs, and after an epoch; results are computed from the sums.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -30,6 +31,7 @@ def install() -> None:
     keras_hooks.replace(
         keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
     )
+    keras_hooks.replace(keras.Model, "_make_function", _make_function)
 
 
 def means_over_ranks(logs: Any, strategy: Any) -> Any:
@@ -67,9 +69,60 @@ def _get_metrics_result(plain, model):
     strategy = getattr(_here, "strategy", None) or current.of_replica()
     if current.several_ranks(strategy) is None:
         return plain(model)
-    variables = [each for metric in model.metrics for each in metric.variables]
+    results = _of_sums(lambda: plain(model), model.metrics, strategy)
+    for each in keras.tree.flatten(results):
+        if tf.is_tensor(each):
+            setattr(each, _OVER_RANKS, True)
+    return results
+
+
+def _make_function(plain, model, step_function):
+    strategy = current.several_ranks(current.of_model(model))
+    if strategy is None:
+        return plain(model, step_function)
+
+    @functools.wraps(step_function)
+    def step(data):
+        return _replaced(step_function(data), model.metrics, strategy)
+
+    return plain(model, step)
+
+
+def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
+    """What a step of the user's returned, its metrics' results being over all ranks."""
+    if not isinstance(logs, dict):
+        return logs
+    chosen = [
+        each
+        for each in metrics
+        if each.name in logs
+        and not hasattr(keras.tree.flatten(logs[each.name])[0], _OVER_RANKS)
+    ]
+    if not chosen:
+        return logs
+    here = {each.name: each.result() for each in chosen}
+    over_ranks = _of_sums(
+        lambda: {each.name: each.result() for each in chosen}, chosen, strategy
+    )
+
+    def replace(logged, here, over_ranks):
+        # A log of the same name may be something else than the metric's result.
+        is_result = tf.reduce_all((logged == here) | (logged != logged))
+        return tf.where(is_result, over_ranks, logged)
+
+    for name in here:
+        values = logs[name], here[name], over_ranks[name]
+        logs = {**logs, name: keras.tree.map_structure(replace, *values)}
+    return logs
+
+
+def _of_sums(
+    compute: Callable[[], Any], metrics: list[keras.Metric], strategy: Any
+) -> Any:
+    """What is computed where metrics' variables have the sums over the ranks."""
+    variables = [each for metric in metrics for each in metric.variables]
     if not variables:
-        return plain(model)
+        return compute()
     sums = grouped_allreduce(
         [tf.convert_to_tensor(each) for each in variables],
         op=Sum,
@@ -77,11 +130,7 @@ def _get_metrics_result(plain, model):
         process_set=strategy.extended.process_set,
     )
     with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=True))):
-        results = plain(model)
-    for each in keras.tree.flatten(results):
-        if tf.is_tensor(each):
-            setattr(each, _OVER_RANKS, True)
-    return results
+        return compute()
 
 
 def _get_metrics_result_or_logs(plain, model, logs):

@@ -1,4 +1,4 @@
-"""What tests of Keras under a strategy share: digits, and one process to compare with."""
+"""What tests of Keras under a strategy share."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ def same_names() -> None:
 
 @pytest.fixture(scope="session")
 def digits(images) -> tuple[np.ndarray, np.ndarray]:
-    """1,000 images of 14 by 14 and their labels: neither ranks nor batches divide it."""
+    """1,000 images of 14 by 14, and labels: neither ranks nor batches divide it."""
     x, y = images
     return x[:1000].reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)), y[:1000]
 

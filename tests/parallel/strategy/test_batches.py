@@ -1,0 +1,187 @@
+"""Single batches and loops by hand under a strategy: the arrays are global."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+from keras_hvd import native
+
+layers = keras.layers
+
+compiled_or_not = pytest.mark.parametrize(
+    "xla",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not native.build_info()["xla"],
+                reason="this TensorFlow cannot compile collectives",
+            ),
+        ),
+    ],
+)
+
+
+def crossentropy(**arguments: Any) -> keras.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **arguments)
+
+
+def small() -> keras.Model:
+    return keras.Sequential(
+        [layers.Flatten(), layers.Dense(6, activation="tanh"), layers.Dense(10)]
+    )
+
+
+def batch_by_batch(x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]:
+    """Batches of 19 rows and, at last, of one."""
+    model = small()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, crossentropy(), metrics=["accuracy"], jit_compile=xla)
+    results = []
+    for start in (0, 19, 38, 57):
+        rows = slice(start, min(start + 19, 58))
+        weights = {digit: 1.0 + digit % 2 for digit in range(10)}
+        results.append(
+            [
+                model.train_on_batch(x[rows], y[rows], class_weight=weights),
+                model.test_on_batch(x[rows], y[rows], return_dict=True),
+                model.predict_on_batch(x[rows]),
+            ]
+        )
+    return {"results": results, "weights": model.get_weights()}
+
+
+@compiled_or_not
+def test_on_batch(xla, both_ways, require_equal, digits):
+    require_equal(*both_ways(batch_by_batch, "batches", *digits, xla))
+
+
+def test_other_lengths(strategy, rank, several_ranks, digits, raises_on_all_ranks):
+    x, y = digits
+    with strategy.scope():
+        model = small()
+        model.compile("sgd", crossentropy())
+    with pytest.raises(ValueError) as raised:
+        model.train_on_batch(x[: 20 + rank], y[: 20 + rank])
+    raises_on_all_ranks(
+        raised.value, "train_on_batch", "rank 0 was given rows=[20, 20]"
+    )
+
+
+def test_no_rows(strategy, several_ranks, raises_on_all_ranks):
+    with strategy.scope():
+        model = small()
+        model.compile("sgd", crossentropy())
+    with pytest.raises(ValueError) as raised:
+        model.train_on_batch(1.0, 2.0)
+    raises_on_all_ranks(raised.value, "train_on_batch", "takes arrays")
+
+
+def by_hand(x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]:
+    """A loop by hand, as tf.distribute documents them."""
+    strategy = tf.distribute.get_strategy()
+    model = small()
+    model.build((None, 14, 14, 1))
+    optimizer = keras.optimizers.Adam(0.003, global_clipnorm=0.5)
+    optimizer.build(model.trainable_variables)
+    loss_of_each = crossentropy(reduction=None)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    data = tf.data.Dataset.from_tensor_slices((x[:96], y[:96])).batch(24)
+    data = strategy.experimental_distribute_dataset(data)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = tf.reduce_sum(loss_of_each(y, logits)) / 24
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        accuracy.update_state(y, logits)
+        return loss
+
+    @tf.function(jit_compile=xla)
+    def train_step(x, y):
+        return strategy.run(step, args=(x, y))
+
+    losses = [strategy.reduce("SUM", train_step(*each), None) for each in data]
+    return {
+        "losses": [float(each) for each in losses],
+        "weights": model.get_weights(),
+        "accuracy": [
+            float(strategy.reduce("SUM", each, None)) for each in accuracy.variables
+        ],
+    }
+
+
+@compiled_or_not
+def test_loop_by_hand(xla, both_ways, require_equal, digits):
+    require_equal(*both_ways(by_hand, "by_hand", *digits, xla))
+
+
+class Custom(keras.Model):
+    """A `train_step` of its own, with the model's loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.flatten = layers.Flatten()
+        self.dense = layers.Dense(10)
+        self.mean_loss = keras.metrics.Mean(name="mean_loss")
+
+    def call(self, x):
+        return self.dense(self.flatten(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.mean_loss.update_state(loss)
+        return {"mean_loss": self.mean_loss.result(), "last": loss}
+
+
+def custom_step(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    model = Custom()
+    model.compile(keras.optimizers.SGD(0.1), crossentropy())
+    history = model.fit(x[:97], y[:97], batch_size=24, verbose=0)
+    return {"logs": history.history, "weights": model.get_weights()}
+
+
+def test_custom_train_step(both_ways, require_equal, digits):
+    """Ragged batches are exact there as well."""
+    require_equal(*both_ways(custom_step, "custom_step", *digits))
+
+
+def test_moving_statistics(strategy, digits, equal_on_all_ranks, rank, size):
+    """Averaged before results depend on them; a rank without rows leaves its own."""
+    x, y = digits
+    with strategy.scope():
+        normalization = layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential([layers.Flatten(), normalization, layers.Dense(10)])
+        model.compile(keras.optimizers.SGD(0.0), crossentropy())
+    model.train_on_batch(x[:1], y[:1])
+    mean = normalization.moving_mean.numpy()
+    expected = x[0].ravel() / 2 if rank == 0 else np.zeros_like(mean)
+    np.testing.assert_allclose(mean, expected, atol=1e-6)
+    assert np.isfinite(model.get_weights()[1]).all()
+    model.test_on_batch(x[:4], y[:4])
+    mean = normalization.moving_mean.numpy()
+    np.testing.assert_allclose(mean, x[0].ravel() / 2 / size, atol=1e-6)
+    assert equal_on_all_ranks(model.get_weights())
+
+
+def test_scalar_loss_warns(strategy, several_ranks, recwarn):
+    """A loss that is one number is added up over ranks, which is said."""
+    from keras_hvd.strategy import keras_losses
+
+    keras_losses._warn_of_scalar.cache_clear()
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(1)])
+        model.compile("sgd", lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2))
+    model.train_on_batch(np.ones((4, 1)), np.ones((4, 1)))
+    said = [str(each.message) for each in recwarn if "added up" in str(each.message)]
+    assert len(keras_hvd.allgather_object(said)) and said

@@ -1,0 +1,190 @@
+"""Keras' callbacks under a strategy: decisions are the same, files written once."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_hvd
+
+layers = keras.layers
+
+
+def compiled(optimizer: Any = "sgd") -> keras.Model:
+    model = keras.Sequential(
+        [keras.Input((14, 14, 1)), layers.Flatten(), layers.Dense(10)], name="model"
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def test_deciding(both_ways, require_equal, digits):
+    """EarlyStopping and ReduceLROnPlateau end where they would on one process."""
+
+    def run(x, y):
+        model = compiled(keras.optimizers.SGD(3.0))
+        history = model.fit(
+            x[:100],
+            y[:100],
+            batch_size=33,
+            epochs=8,
+            validation_data=(x[100:150], y[100:150]),
+            verbose=0,
+            callbacks=[
+                keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=0),
+                keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True),
+            ],
+        )
+        return {"logs": history.history, "weights": model.get_weights()}
+
+    alone, here = both_ways(run, "deciding", *digits)
+    require_equal(alone, here, 1e-4)
+    assert 1 < len(here["logs"]["loss"]) < 8
+
+
+def test_writing(strategy, digits, shared_path, rank, capfd, equal_on_all_ranks):
+    """Only rank 0 writes, and prints; what is interrupted goes on where it was."""
+    x, y = digits
+    epochs = []
+
+    def fit(until):
+        keras.utils.clear_session()
+        with strategy.scope():
+            model = compiled()
+        count = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: epochs.append(epoch)
+        )
+        mine = shared_path / f"rank{rank}"
+        stop = keras.callbacks.LambdaCallback()
+        if until == 1:
+            # As if killed after the first epoch: the backup is kept.
+            stop.on_epoch_end = lambda epoch, logs=None: _interrupt(epoch)
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(
+                mine / "best.keras", save_best_only=True, monitor="loss"
+            ),
+            keras.callbacks.CSVLogger(mine / "log.csv"),
+            keras.callbacks.TensorBoard(mine / "board"),
+            keras.callbacks.BackupAndRestore(mine / "backup"),
+            count,
+            stop,
+        ]
+        model.fit(x[:60], y[:60], batch_size=20, epochs=2, callbacks=callbacks)
+        return model
+
+    (shared_path / f"rank{rank}").mkdir()
+    with pytest.raises(_InterruptedError):
+        fit(1)
+    model = fit(2)
+    assert epochs == [0, 1]
+    assert equal_on_all_ranks(model.get_weights())
+    written = {each.name for each in (shared_path / f"rank{rank}").iterdir()}
+    shown = capfd.readouterr().out
+    if rank == 0:
+        assert {"best.keras", "log.csv", "board"} <= written
+        assert len((shared_path / "rank0" / "log.csv").read_text().splitlines()) == 2
+        assert "Epoch 2/2" in shown
+    else:
+        assert not written
+        assert "Epoch" not in shown
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+def _interrupt(epoch):
+    raise _InterruptedError(epoch)
+
+
+def test_stopping_on_one_rank(strategy, digits, rank, size):
+    """A rank that wants to stop stops all."""
+    x, y = digits
+    steps = []
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            steps.append(batch)
+            if rank == size - 1 and batch == 1:
+                self.model.stop_training = True
+
+    with strategy.scope():
+        model = compiled()
+    model.fit(x[:80], y[:80], batch_size=16, epochs=3, verbose=0, callbacks=[Stop()])
+    assert steps == [0, 1]
+
+
+def test_ours_do_no_harm(both_ways, require_equal, digits):
+    """The callbacks that a script without a strategy needs change nothing."""
+
+    def run(x, y):
+        model = compiled(keras.optimizers.SGD(0.1, momentum=0.9))
+        callbacks = [
+            keras_hvd.callbacks.BroadcastGlobalVariables(0),
+            keras_hvd.callbacks.MetricAverage(),
+        ]
+        history = model.fit(
+            x[:70],
+            y[:70],
+            batch_size=32,
+            validation_data=(x[70:99], y[70:99]),
+            verbose=0,
+            callbacks=callbacks if model._distribute_strategy else None,
+        )
+        return {"logs": history.history, "weights": model.get_weights()}
+
+    require_equal(*both_ways(run, "ours", *digits))
+
+
+def test_callback_list(both_ways, require_equal, digits):
+    """One that the user made is coordinated as well."""
+
+    def run(x, y):
+        model = compiled()
+        callbacks = keras.callbacks.CallbackList(
+            [keras.callbacks.EarlyStopping("loss", min_delta=9.0, patience=1)],
+            add_history=True,
+            model=model,
+            epochs=5,
+            steps=3,
+        )
+        history = model.fit(
+            x[:50], y[:50], batch_size=20, epochs=5, verbose=0, callbacks=callbacks
+        )
+        return {"logs": history.history}
+
+    alone, here = both_ways(run, "list", *digits)
+    require_equal(alone, here)
+
+
+def test_statistics_before_validation(strategy, digits, equal_on_all_ranks):
+    """Moving statistics are averaged when validation, and saving, see them."""
+    x, y = digits
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            seen.append(self.model.layers[1].moving_mean.numpy())
+
+    with strategy.scope():
+        model = keras.Sequential(
+            [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10)]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+    data = x[:40], y[:40]
+    model.fit(*data, batch_size=15, verbose=0, validation_data=data, callbacks=[See()])
+    assert equal_on_all_ranks([*seen, *model.get_weights()])
+    assert np.abs(seen[0]).max() > 0
+
+
+def test_silence(strategy, digits, capfd, rank):
+    """Progress is shown once by evaluate and predict, too."""
+    x, y = digits
+    with strategy.scope():
+        model = compiled()
+    model.evaluate(x[:40], y[:40])
+    model.predict(x[:40])
+    assert bool(capfd.readouterr().out) == (rank == 0)
