@@ -8,22 +8,11 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 layers = keras.layers
 
 compiled_or_not = pytest.mark.parametrize(
-    "xla",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.skipif(
-                not native.build_info()["xla"],
-                reason="this TensorFlow cannot compile collectives",
-            ),
-        ),
-    ],
+    "xla", [False, pytest.param(True, marks=pytest.mark.needs_xla)]
 )
 
 

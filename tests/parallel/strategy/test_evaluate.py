@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_hvd import native
-
 layers = keras.layers
-
-with_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def compiled(xla: bool = False, **arguments: Any) -> keras.Model:
@@ -55,7 +49,9 @@ def evaluate(x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]:
     return {"arrays": arrays, "dataset": dataset, "some": some}
 
 
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=with_xla)])
+@pytest.mark.parametrize(
+    "xla", [False, pytest.param(True, marks=pytest.mark.needs_xla)]
+)
 def test_evaluate(xla, both_ways, require_equal, digits):
     require_equal(*both_ways(evaluate, "evaluate", *digits, xla))
 

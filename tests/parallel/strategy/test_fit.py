@@ -10,13 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 
 layers = keras.layers
-
-with_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def crossentropy(**arguments: Any) -> keras.Loss:
@@ -257,7 +252,7 @@ def test_fit(name, both_ways, require_equal, digits):
     require_equal(alone, here, CASES[name].tolerance)
 
 
-@with_xla
+@pytest.mark.needs_xla
 @pytest.mark.parametrize("name", COMPILED)
 def test_fit_compiled_by_xla(name, both_ways, require_equal, digits):
     alone, here = both_ways(train, name, CASES[name], *digits, True)

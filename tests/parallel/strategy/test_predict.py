@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_hvd import native
-
 layers = keras.layers
-
-with_xla = pytest.mark.skipif(
-    not native.build_info()["xla"], reason="this TensorFlow cannot compile collectives"
-)
 
 
 def nested() -> keras.Model:
@@ -43,7 +37,9 @@ def predict(xla: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=with_xla)])
+@pytest.mark.parametrize(
+    "xla", [False, pytest.param(True, marks=pytest.mark.needs_xla)]
+)
 def test_predict(xla, both_ways, require_equal):
     alone, here = both_ways(predict, "predict", xla)
     require_equal(alone, here)
