@@ -10,8 +10,9 @@ PYTHON ?= python3
 # because its headers change most.
 TENSORFLOW ?= tensorflow-cpu==2.21.*
 KERAS ?= keras==3.15.*
-# The extras of pyproject.toml that come with keras_hvd.
+# The extras of pyproject.toml that come with keras_hvd, and versions of other packages.
 EXTRAS ?= dev
+PINNED ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -72,12 +73,13 @@ $(BIN)/python: | system-packages
 	$(PYTHON) -m venv $(VENV)
 
 # Newer than the installation when other versions are asked for.
-$(REQUIREMENTS): ASKED = $(TENSORFLOW) $(KERAS) $(EXTRAS)
+$(REQUIREMENTS): ASKED = $(TENSORFLOW) $(KERAS) $(EXTRAS) $(PINNED)
 $(REQUIREMENTS): FORCE | $(BIN)/python
 	@echo '$(ASKED)' | cmp -s - $@ || echo '$(ASKED)' > $@
 
 $(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS)
-	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)'
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)' \
+		$(PINNED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -121,10 +123,10 @@ core-tests: install
 CORE_KERAS := optimizer broadcast_global_variables learning_rate
 
 # The oldest TensorFlow that keras_hvd supports, and the only one that the last
-# tensorflow-io loads on.
+# tensorflow-io loads on. It wants NumPy 1, which today's pyarrow refuses.
 tensorflow-2.16-tests:
 	$(MAKE) --no-print-directory core-tests VENV=.venv-tensorflow-2.16 EXTRAS=io,test \
-		TENSORFLOW=tensorflow-cpu==2.16.2
+		TENSORFLOW=tensorflow-cpu==2.16.2 PINNED='pyarrow==19.*'
 
 # The C++ tests under the sanitizers: memory and undefined behaviour, then data races.
 sanitize: install
