@@ -14,7 +14,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,9 @@ def main() -> None:
         help="mnist.npz (default: $KERAS_HVD_TEST_MNIST; else scikit-learn's digits)",
     )
     parser.add_argument("--files", type=int, default=8, help="default: 8")
-    parser.add_argument("--rounds", type=int, default=40, help="default: 40")
+    parser.add_argument("--rounds", type=int, default=20, help="default: 20")
     parser.add_argument(
-        "--steps", type=int, default=100, help="batches of a turn (default: 100)"
+        "--steps", type=int, default=300, help="batches of a turn (default: 300)"
     )
     parser.add_argument("--batch", type=int, default=256, help="of all ranks together")
     options = parser.parse_args()
@@ -117,16 +116,13 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
         "by hand": by_hand,
         "by hand, same options": by_hand.with_options(distributed.options()),
     }
-    # Pass after pass: TensorFlow, while it tunes itself, may hold up the end of an
-    # iterator for more than a second.
-    iterators = {name: iter(each.repeat()) for name, each in datasets.items()}
     speeds = {name: [] for name in datasets}
-    for iterator in iterators.values():
-        speed(iterator, options.steps)
+    for dataset in datasets.values():
+        speed(dataset, options.steps)
     for number in range(options.rounds):
-        # Whoever comes first in a round comes second in the next.
+        # Whoever comes first in a round comes last in the next.
         for name in list(datasets)[:: 1 if number % 2 else -1]:
-            speeds[name].append(speed(iterators[name], options.steps))
+            speeds[name].append(speed(datasets[name], options.steps))
     if rank != 0:
         return
     for name, values in speeds.items():
@@ -140,12 +136,18 @@ def measure(paths: list[str], options: argparse.Namespace) -> None:
         )
 
 
-def speed(batches: Iterator, steps: int) -> float:
-    """Images a second of all ranks in so many steps, until the last one is through."""
+def speed(dataset: tf.data.Dataset, steps: int) -> float:
+    """Images a second of all ranks in so many steps, until the last one is through.
+
+    From a new iterator on, so that nothing is made ahead while others are measured. Its
+    end does not count: TensorFlow's tuning may hold that up for more than a second.
+    """
     keras_hvd.barrier()
     begin = time.perf_counter()
+    batches = iter(dataset.repeat())
     images = sum(int(next(batches)[1].shape[0]) for _ in range(steps))
     seconds = time.perf_counter() - begin
+    del batches
     of_ranks = keras_hvd.allgather_object((images, seconds))
     return sum(each[0] for each in of_ranks) / max(each[1] for each in of_ranks)
 
