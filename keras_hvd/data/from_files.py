@@ -20,9 +20,6 @@ from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
-NAME = "keras_hvd_from_files"
-"""Of the datasets here, in the graphs of those that are made of them."""
-
 # Samples after which is written down where they came from.
 _RECORDED = 256
 # Samples that are read ahead of a file that is not shuffled.
@@ -406,7 +403,7 @@ def _dataset(
         return samples.concatenate(tf.data.Dataset.range(1).flat_map(ended))
 
     # By the name `shard` knows that it is this rank's part already.
-    dataset = tf.data.Dataset.range(1, name=NAME).flat_map(iteration, name=NAME)
+    dataset = tf.data.Dataset.range(1).flat_map(iteration, name=plans.FROM_FILES)
     options = tf.data.Options()
     options.deterministic = True
     policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -23,6 +23,9 @@ PIECE, START, STEP = range(3)
 """The columns of parts, an int64 array of shape (parts, 3)."""
 
 
+FROM_FILES = "keras_hvd_from_files"
+"""The name of the datasets of `from_files`, in the graphs of all made of them."""
+
 # Into which `split` would divide the work of each rank.
 _PARTS_OF_RANK = 8
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_hvd import basics, log
 from keras_hvd.data.graph import DatasetGraph
+from keras_hvd.data.plan import FROM_FILES
 from keras_hvd.objects import allgather_object
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
@@ -104,7 +105,8 @@ def shard(
     gets an order that all ranks share, the same in each epoch; a warning says so.
 
     That the ranks' datasets begin with the same data is checked. A Python generator
-    must yield the same on all ranks, which is not.
+    must yield the same on all ranks, which is not. A dataset of `from_files` is this
+    rank's part, and stays as it is.
 
     Args:
         dataset: the same on all ranks; not a part of it.
@@ -139,7 +141,7 @@ def shard(
     if policy not in POLICIES:
         raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
     size, place = place_in(process_set, "shard")
-    if policy == "off" or size == 1:
+    if policy == "off" or size == 1 or _is_from_files(dataset):
         return dataset
     graph, mine = _proposal(dataset, policy, size)
     plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
@@ -207,6 +209,17 @@ def place_in(process_set: ProcessSet, function: str) -> tuple[int, int]:
             "share the dataset: call it on these alone"
         )
     return process_set.size(), place
+
+
+def _is_from_files(dataset: tf.data.Dataset) -> bool:
+    """Whether there is a dataset of `from_files` in it: this rank's part."""
+    try:
+        graph = DatasetGraph(dataset, "shard")
+    except ValueError:
+        return False
+    names = graph.before(graph.chain()[-1])
+    marks = [graph.attribute(name, "metadata") or b"" for name in names]
+    return any(FROM_FILES.encode() in mark for mark in marks)
 
 
 def _proposal(

@@ -102,6 +102,15 @@ def test_even_gives_all_ranks_the_same_number_of_batches(folder, size):
         )
 
 
+def test_what_has_been_divided_is_not_divided_again(folder, size):
+    files = from_files(str(folder / "*"), "tfrecord").map(tf.strings.to_number)
+    for dataset in (
+        keras_hvd.data.distribute(files, 12 * size, mode="off").unbatch(),
+        keras_hvd.data.shard(files.shuffle(10)),
+    ):
+        assert sorted(of_all_ranks(epoch(dataset))) == list(range(10_000))
+
+
 def test_what_is_wrong_on_rank_0_is_an_error_on_all(folder):
     with pytest.raises(ValueError, match="no file matches '.*none'"):
         from_files(str(folder / "none"), "tfrecord")
