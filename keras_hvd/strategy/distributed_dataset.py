@@ -230,6 +230,7 @@ class DistributedIterator(
             return super()._next_internal()
         return _value_or_end(self.get_next_as_optional())
 
+    @tf.autograph.experimental.do_not_convert
     def get_next_as_optional(self) -> tf.experimental.Optional:
         """The next element, or nothing.
 

@@ -46,6 +46,7 @@ class Extended(distribute_lib.StrategyExtendedV1):
 
     # --- collectives ------------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
     def reduce_nested(self, reduce_op: Any, value: Any) -> Any:
         """Reduces all tensors of a structure over the ranks, together.
 
@@ -61,6 +62,7 @@ class Extended(distribute_lib.StrategyExtendedV1):
         )
         return tf.nest.pack_sequence_as(value, reduced)
 
+    @tf.autograph.experimental.do_not_convert
     def gather_nested(self, value: Any, axis: Any) -> Any:
         """Joins all tensors of a structure along a dimension, over the ranks.
 
@@ -150,6 +152,7 @@ class Extended(distribute_lib.StrategyExtendedV1):
         owner = getattr(v, "_distribute_strategy", None)
         return owner is self._container_strategy()
 
+    @tf.autograph.experimental.do_not_convert
     def read_var(self, v: Any) -> tf.Tensor:
         """The value of a variable, aggregated over the ranks if it is ON_READ.
 

@@ -33,6 +33,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         """The one device of this rank, as a tuple."""
         return self.strategy.extended.worker_devices
 
+    @tf.autograph.experimental.do_not_convert
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Reduces a structure of tensors over the ranks, all of them together.
 
@@ -49,6 +50,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         del options
         return self.strategy.extended.reduce_nested(reduce_op, value)
 
+    @tf.autograph.experimental.do_not_convert
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
         """Joins the ranks' tensors along a dimension.
 

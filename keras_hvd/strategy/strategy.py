@@ -61,6 +61,7 @@ class Strategy(tf.distribute.Strategy):
         super().__init__(extended.Extended(self, process_set, device or _device()))
         keras_hooks.install()
 
+    @tf.autograph.experimental.do_not_convert
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Combines the ranks' values, and with `axis` the elements of each as well.
 

@@ -29,6 +29,9 @@ _MEAN = tf.VariableAggregation.MEAN
 _ONLY_FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 _ON_READ = tf.VariableSynchronization.ON_READ
 
+# For what a user's function calls: autograph would take seconds to convert it all.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
 _REDUCE_OPS = {
     _SUM: tf.distribute.ReduceOp.SUM,
     _MEAN: tf.distribute.ReduceOp.MEAN,
@@ -207,26 +210,32 @@ def _string_of_first_rank(
 class _Aggregates:
     """A variable that says how the ranks' assignments become one."""
 
+    @_as_it_is
     def assign(self, value, use_locking=None, name=None, read_value=True):
         value = self._over_ranks(value, "assign")
         return super().assign(value, use_locking, name, read_value)
 
+    @_as_it_is
     def assign_add(self, delta, use_locking=None, name=None, read_value=True):
         delta = self._over_ranks(delta, "assign_add")
         return super().assign_add(delta, use_locking, name, read_value)
 
+    @_as_it_is
     def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
         delta = self._over_ranks(delta, "assign_sub")
         return super().assign_sub(delta, use_locking, name, read_value)
 
+    @_as_it_is
     def scatter_add(self, sparse_delta, use_locking=False, name=None):
         slices = self._slices_over_ranks(sparse_delta, "scatter_add", adds=True)
         return super().scatter_add(slices, use_locking, name)
 
+    @_as_it_is
     def scatter_sub(self, sparse_delta, use_locking=False, name=None):
         slices = self._slices_over_ranks(sparse_delta, "scatter_sub", adds=True)
         return super().scatter_sub(slices, use_locking, name)
 
+    @_as_it_is
     def _strided_slice_assign(self, begin, end, strides, value, *arguments, **named):
         value = self._over_ranks(value, "assign")
         return super()._strided_slice_assign(
@@ -321,6 +330,7 @@ class _AggregatingSpec(resource_variable_ops.VariableSpec):
 def _scatters(method: str) -> Callable[..., Any]:
     """A method that scatters what cannot be added up."""
 
+    @_as_it_is
     def scatter(self, sparse_delta, use_locking=False, name=None):
         slices = self._slices_over_ranks(sparse_delta, method)
         return getattr(super(_Aggregates, self), method)(slices, use_locking, name)
@@ -331,6 +341,7 @@ def _scatters(method: str) -> Callable[..., Any]:
 def _scatters_by_index(method: str) -> Callable[..., Any]:
     """A method that no aggregation applies to."""
 
+    @_as_it_is
     def scatter(self, *arguments, **named):
         if self._must_aggregate():
             raise self._cannot(method)
