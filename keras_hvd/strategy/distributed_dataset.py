@@ -210,7 +210,8 @@ class DistributedIterator(
 
     Example:
 
-    >>> next(DistributedIterator(tf.data.Dataset.range(3), agreement=None)).numpy()
+    >>> iterator = DistributedIterator(tf.data.Dataset.range(3), agreement=None)
+    >>> next(iterator).numpy().item()
     0
     """
 

@@ -30,9 +30,10 @@ class Extended(distribute_lib.StrategyExtendedV1):
 
     >>> import keras_hvd
     >>> keras_hvd.init()
-    >>> extended = keras_hvd.Strategy().extended
-    >>> extended.call_for_each_replica(lambda x: x + 1, args=(tf.constant(1),)).numpy()
-    2
+    >>> strategy = keras_hvd.Strategy()
+    >>> extended = strategy.extended
+    >>> extended.call_for_each_replica(tf.abs, args=(tf.constant(-1),)).numpy().item()
+    1
     """
 
     def __init__(

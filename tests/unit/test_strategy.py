@@ -1,0 +1,99 @@
+"""keras_hvd.Strategy on one process: what it is made of, and what it refuses."""
+
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+
+@pytest.fixture(autouse=True)
+def joined():
+    keras_hvd.init()
+
+
+def test_it_needs_the_job():
+    keras_hvd.shutdown()
+    with pytest.raises(keras_hvd.ShutDownError, match=r"Strategy\(\)"):
+        keras_hvd.Strategy()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"process_set": ["GPU:0", "GPU:1"]},
+        {"device": ["GPU:0", "GPU:1"]},
+        {"device": ("CPU:0",)},
+    ],
+)
+def test_several_replicas_in_a_process_are_refused(arguments):
+    with pytest.raises(NotImplementedError, match="several replicas in a process"):
+        keras_hvd.Strategy(**arguments)
+
+
+def test_parameter_servers_are_refused():
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1"], "ps": ["localhost:2"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)
+    with pytest.raises(NotImplementedError, match="no parameter servers"):
+        keras_hvd.Strategy(resolver)
+
+
+def test_process_sets_are_checked():
+    with pytest.raises(TypeError, match="Strategy: process_set must be"):
+        keras_hvd.Strategy(process_set=1)
+    with pytest.raises(ValueError, match="not part of the job"):
+        keras_hvd.Strategy(process_set=keras_hvd.ProcessSet([0]))
+
+
+def test_its_device():
+    strategy = keras_hvd.Strategy(device="/device:CPU:0")
+    assert strategy.extended.worker_devices == ("/device:CPU:0",)
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    assert variable.device.endswith("/device:CPU:0")
+    assert strategy.run(lambda: tf.identity(variable)).device == variable.device
+
+
+def test_tensorflow_may_set_it_for_good():
+    strategy = keras_hvd.Strategy()
+    tf.distribute.experimental_set_strategy(strategy)
+    try:
+        assert tf.distribute.get_strategy() is strategy
+        assert tf.Variable(1.0)._distribute_strategy is strategy
+    finally:
+        tf.distribute.experimental_set_strategy(None)
+    assert not tf.distribute.has_strategy()
+
+
+def test_no_collectives_are_chained():
+    strategy = keras_hvd.Strategy()
+
+    @tf.function
+    def step(x, y):
+        def replica(x, y):
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce("SUM", x), context.all_gather(y, axis=0)
+
+        return strategy.run(replica, args=(x, y))
+
+    graph = step.get_concrete_function(tf.ones([2]), tf.ones([3])).graph
+    collectives = [
+        op for op in graph.get_operations() if op.type.startswith("KerasHvd")
+    ]
+    assert len(collectives) == 2
+    assert not any(op.control_inputs for op in collectives)
+
+
+def test_variables_without_aggregation_are_plain():
+    with keras_hvd.Strategy().scope():
+        made = tf.Variable(1.0)
+    assert type(made) is type(tf.Variable(1.0))
+
+
+def test_a_dataset_shows_its_type():
+    dataset = tf.data.Dataset.range(4).batch(2)
+    distributed = keras_hvd.Strategy().experimental_distribute_dataset(dataset)
+    assert isinstance(distributed, tf.distribute.DistributedDataset)
+    iterator = iter(distributed)
+    assert isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
+    assert iterator.element_spec == distributed.element_spec
+    assert iterator._type_spec.value_type is type(iterator)
