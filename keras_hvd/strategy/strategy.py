@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
@@ -95,22 +96,20 @@ class Strategy(tf.distribute.Strategy):
         reduce_op = extended.as_reduce_op(reduce_op)
         if axis is None:
             return self.extended.reduce_nested(reduce_op, value)
-        flat = [tf.convert_to_tensor(each) for each in _leaves(value)]
+        # A list of numbers is a tensor to TensorFlow; one of tensors is a structure.
+        if not any(map(_is_tensor, tf.nest.flatten(value))):
+            value = tf.convert_to_tensor(value)
+        flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value)]
         sums = [tf.reduce_sum(each, axis) for each in flat]
         process_set = self.extended.process_set
         total = tf.distribute.ReduceOp.SUM
         if reduce_op == total:
             results = reduction.all_reduce(total, sums, process_set)
-        else:
-            counts = [_count(each, axis) for each in flat]
-            both = reduction.all_reduce(total, [*sums, *counts], process_set)
-            results = [
-                _quotient(*pair)
-                for pair in zip(both[: len(flat)], both[len(flat) :], strict=True)
-            ]
-        if len(results) == 1 and not tf.nest.is_nested(value):
-            return results[0]
-        return tf.nest.pack_sequence_as(value, results)
+            return tf.nest.pack_sequence_as(value, results)
+        counts = [_count(each, axis) for each in flat]
+        both = reduction.all_reduce(total, [*sums, *counts], process_set)
+        pairs = zip(both[: len(flat)], both[len(flat) :], strict=True)
+        return tf.nest.pack_sequence_as(value, [_quotient(*pair) for pair in pairs])
 
     def experimental_assign_to_logical_device(
         self, tensor: Any, logical_device_id: int
@@ -160,8 +159,8 @@ def _device() -> str:
     return f"/device:{kind}:0"
 
 
-def _leaves(value: Any) -> list[Any]:
-    return tf.nest.flatten(value)
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) or isinstance(value, (tf.Variable, np.ndarray))
 
 
 def _count(tensor: tf.Tensor, axis: Any) -> tf.Tensor:

@@ -93,6 +93,26 @@ def test_merging(strategy, run, rank, size):
     assert strategy.run(run(step), args=(mine,)).numpy() == sum(range(size)) + rank
 
 
+@pytest.mark.needs_xla
+def test_compiled_around_it(strategy, rank, size):
+    with strategy.scope():
+        total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+
+    def replica_step(x):
+        total.assign_add(x)
+        return context().all_reduce(SUM, 2 * x)
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        of_ranks = strategy.run(replica_step, args=(x,))
+        return of_ranks, strategy.reduce(MEAN, of_ranks[None], axis=0)
+
+    for times in (1, 2):
+        results = step(tf.constant(float(rank)))
+        assert [each.numpy() for each in results] == [2 * sum(range(size))] * 2
+        assert total.numpy() == times * sum(range(size))
+
+
 def test_values_of_functions(strategy, rank, size):
     def value(place):
         return tf.constant([place.replica_id_in_sync_group, place.num_replicas_in_sync])
@@ -218,6 +238,10 @@ def test_reducing_along_an_axis(strategy, rank, size):
     whole = strategy.reduce(MEAN, tf.range(rank + 1), axis=0)
     elements = [each for r in range(size) for each in range(r + 1)]
     np.testing.assert_allclose(whole, np.mean(elements))
+
+    assert strategy.reduce(SUM, [1, 2, rank], axis=0) == 3 * size + sum(range(size))
+    pair = strategy.reduce(MEAN, (mine[..., 0], np.ones([rank + 1])), axis=(0,))
+    assert pair[1].numpy() == 1.0
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def of_unknown_shape(x):

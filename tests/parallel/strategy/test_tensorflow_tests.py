@@ -72,14 +72,14 @@ class _AnyStrategy:
 
     def test_input_fn_iterable(self):
         self._test_input_fn_iterable(
-            self.strategy, self.input_fn(), [[i] for i in range(10)]
+            self.strategy, self.input_fn(), [[i] for i in range(5)]
         )
 
     def test_input_fn_iterator(self):
         self._test_input_fn_iterator(
             self.strategy.make_input_fn_iterator(self.input_fn()),
             self.strategy.extended.worker_devices,
-            [[i] for i in range(10)],
+            [[i] for i in range(5)],
         )
 
     def test_global_step_update(self):
@@ -93,7 +93,7 @@ class _AnyStrategy:
 
     def input_fn(self):
         return self._input_fn_to_test_input_context(
-            lambda: tf.data.Dataset.range(10),
+            lambda: tf.data.Dataset.range(5),
             expected_num_replicas_in_sync=self.size,
             expected_num_input_pipelines=self.size,
             expected_input_pipeline_id=self.rank,
