@@ -26,11 +26,11 @@ def small() -> keras.Model:
     )
 
 
-def batch_by_batch(x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]:
+def batch_by_batch(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """Batches of 19 rows and, at last, of one."""
     model = small()
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(optimizer, crossentropy(), metrics=["accuracy"], jit_compile=xla)
+    model.compile(optimizer, crossentropy(), metrics=["accuracy"])
     results = []
     for start in (0, 19, 38, 57):
         rows = slice(start, min(start + 19, 58))
@@ -45,9 +45,8 @@ def batch_by_batch(x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]:
     return {"results": results, "weights": model.get_weights()}
 
 
-@compiled_or_not
-def test_on_batch(xla, both_ways, require_equal, digits):
-    require_equal(*both_ways(batch_by_batch, "batches", *digits, xla))
+def test_on_batch(both_ways, require_equal, digits):
+    require_equal(*both_ways(batch_by_batch, "batches", *digits))
 
 
 def test_other_lengths(strategy, rank, several_ranks, digits, raises_on_all_ranks):

@@ -172,7 +172,6 @@ CASES = {
         batch=64,
         epochs=2,
         data=arrays,
-        fit={"validation_split": 0.2},
         compiled={"weighted_metrics": ["sparse_categorical_crossentropy"]},
     ),
     "dataset": Case(
@@ -189,6 +188,7 @@ CASES = {
         {"digit": ["accuracy"], "even": [keras.metrics.AUC(50, from_logits=True)]},
         {"run_eagerly": True, "loss_weights": {"digit": 1.0, "even": 0.5}},
         data=pairs,
+        samples=100,
     ),
     # The last batch has one row.
     "fewer_rows_than_ranks": Case(synchronized, samples=97),
@@ -197,6 +197,7 @@ CASES = {
         loss=crossentropy(reduction="mean_with_sample_weight"), data=arrays
     ),
     "sum": Case(
+        fit={"validation_split": 0.3},
         loss=crossentropy(reduction="sum"),
         optimizer=lambda: keras.optimizers.SGD(0.001),
     ),
@@ -243,7 +244,7 @@ def train(case: Case, x: np.ndarray, y: np.ndarray, xla: bool) -> dict[str, Any]
     return {"logs": history.history, "weights": model.get_weights()}
 
 
-COMPILED = [name for name in ("arrays", "weighted_mean", "fewer_rows_than_ranks")]
+COMPILED = ["arrays", "fewer_rows_than_ranks"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -340,7 +341,7 @@ def test_python_random_is_agreed(strategy, rank, digits, several_ranks):
         with strategy.scope():
             model = Subclassed()
             model.compile("sgd", {"digit": crossentropy(), "even": "mse"})
-        model.fit(**pairs(*digits, 100), epochs=2, verbose=0)
+        model.fit(**pairs(*digits, 200), epochs=2, verbose=0)
     finally:
         random.setstate(state)
 
