@@ -22,10 +22,12 @@ expected = np.load(f"{folder}/expected.npy")
 model = keras.models.load_model(f"{folder}/model.keras")
 assert type(model.optimizer) is keras.optimizers.Adam
 assert int(model.optimizer.iterations) == 3
+exported = tf.saved_model.load(f"{folder}/exported")
+saved = tf.saved_model.load(f"{folder}/saved")
 results = {
     "model.save": model.predict(x, verbose=0),
-    "model.export": tf.saved_model.load(f"{folder}/exported").serve(x),
-    "saved_model": tf.saved_model.load(f"{folder}/saved").predict(x),
+    "model.export": exported.serve(x),
+    "saved_model": saved.predict(x),
 }
 model.fit(x, x[:, :2], verbose=0)
 restored = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
