@@ -49,6 +49,7 @@ calls = {
     "local_size_op": keras_hvd.local_size_op,
     "process_set_included_op": keras_hvd.process_set_included_op,
     "broadcast_global_variables": lambda: keras_hvd.broadcast_global_variables(0),
+    "Strategy": keras_hvd.Strategy,
     "start_timeline": lambda: keras_hvd.start_timeline("never.json"),
     "stop_timeline": keras_hvd.stop_timeline,
     "evaluate": lambda: keras_hvd.evaluate(None),
