@@ -90,9 +90,8 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
             dataset = adapter.get_tf_dataset()
         self.element_spec = dataset.element_spec
         if not isinstance(dataset, tf.distribute.DistributedDataset):
-            dataset = (
-                dataset.map(_without_optionals) if _has_optionals(dataset) else dataset
-            )
+            if _has_optionals(dataset):
+                dataset = dataset.enumerate().map(_without_optionals)
             if self._several is not None:
                 dataset = self._noting_first(dataset)
             dataset = distribute_strategy.experimental_distribute_dataset(dataset)
@@ -113,7 +112,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 "kind of data": type(adapter).__name__.removesuffix("Adapter"),
                 "samples": getattr(adapter, "_num_samples", None),
                 "batches": adapter.num_batches,
-                "batch_size": adapter.batch_size,
+                "batch_size": getattr(adapter, "_batch_size", None),
                 "steps_per_epoch": self.steps_per_epoch,
                 "steps_per_execution": self.steps_per_execution,
                 "shuffle": self._shuffles,
@@ -162,12 +161,13 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                     lambda: tf.numpy_function(note, flat, tf.int32),
                     lambda: tf.constant(0),
                 )
-            return batch if len(batch) > 1 else batch[0]
 
-        spec = dataset.element_spec
-        if isinstance(spec, tuple):
-            return dataset.enumerate().map(lambda number, batch: look(number, *batch))
-        return dataset.enumerate().map(look)
+        def noting(number, batch):
+            # A tuple is x, y and weights; anything else is x.
+            look(number, *(batch if isinstance(batch, tuple) else [batch]))
+            return batch
+
+        return dataset.enumerate().map(noting)
 
     def _get_iterator(self):
         self._passes += 1
@@ -235,10 +235,11 @@ def _has_optionals(dataset: tf.data.Dataset) -> bool:
     return any(isinstance(each, tf.OptionalSpec) for each in specs)
 
 
-def _without_optionals(*batch: Any) -> Any:
+def _without_optionals(number: tf.Tensor, batch: Any) -> Any:
+    # Numbered, because of a single argument tf.data would unpack a tuple.
+    del number
     return tf.nest.map_structure(
-        lambda each: None if isinstance(each, tf.experimental.Optional) else each,
-        batch if len(batch) > 1 else batch[0],
+        lambda each: None if isinstance(each, tf.experimental.Optional) else each, batch
     )
 
 

@@ -47,6 +47,18 @@ def test_predict(xla, both_ways, require_equal):
     assert [len(each) for each in here["batch"]["others"]] == [11, 11]
 
 
+def test_list_of_inputs(both_ways, require_equal):
+    """Two arrays without targets are two inputs, no input and its target."""
+
+    def run():
+        inputs = [keras.Input((3,)), keras.Input((3,))]
+        model = keras.Model(inputs, layers.Dense(2)(layers.Subtract()(inputs)))
+        x = [rows(11), rows(11)[::-1]]
+        return {"rows": model.predict(x, batch_size=4, verbose=0)}
+
+    require_equal(*both_ways(run, "list"))
+
+
 def test_eagerly(both_ways, require_equal):
     def run():
         model = nested()
