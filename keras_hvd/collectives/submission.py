@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
@@ -31,6 +32,12 @@ _DTYPES = (
 # From here on, TensorFlow asks it about every op of every `tf.function`.
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
+)
+
+# AutoGraph would rewrite this package's code where a `tf.function` calls it: seconds.
+autograph.CONVERSION_RULES = (
+    autograph.DoNotConvert(__package__.partition(".")[0]),
+    *autograph.CONVERSION_RULES,
 )
 
 _turns = unnamed.Turns()
