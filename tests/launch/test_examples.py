@@ -96,6 +96,13 @@ def test_adasum(example):
     assert accuracy > 85
 
 
+def test_strategy(example):
+    printed = example("strategy").split("Test")[1]
+    (accuracy,) = percentages(printed)
+    assert accuracy > 90
+    assert f"right: {accuracy:.2f}%" in printed
+
+
 def test_join(example):
     printed = example("join", "--epochs", 2)
     # Rank 1 has twice as much data as rank 0.
