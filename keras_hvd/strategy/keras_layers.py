@@ -39,7 +39,15 @@ def _call(plain, layer, *args, **kwargs):
         outputs = plain(layer, *args, **kwargs)
     finally:
         _here.has_rows = None
-    return _each_batch(_without_the_row, has_rows, outputs)
+    outputs = _each_batch(_without_the_row, has_rows, outputs)
+    return keras.tree.map_structure(
+        lambda each: (
+            each[: tf.where(has_rows, each.nrows(), 0)]
+            if isinstance(each, tf.RaggedTensor)
+            else each
+        ),
+        outputs,
+    )
 
 
 def _has_rows() -> tf.Tensor | None:

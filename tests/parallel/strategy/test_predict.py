@@ -56,7 +56,7 @@ def test_list_of_inputs(both_ways, require_equal):
         x = [rows(11), rows(11)[::-1]]
         return {"rows": model.predict(x, batch_size=4, verbose=0)}
 
-    require_equal(*both_ways(run, "list"))
+    require_equal(*both_ways(run, "list_of_inputs"))
 
 
 def test_eagerly(both_ways, require_equal):
