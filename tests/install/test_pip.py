@@ -32,13 +32,14 @@ def test_libraries_lie_in_the_package_with_what_they_were_built_from(
     names = {file.name for file in native.iterdir()}
     found = installed.run("-I", checkout / "bazel" / "find_tensorflow.py")
     tensorflow = json.loads(found.stdout)
-    minor = ".".join(tensorflow["version"].split(".")[:2])
+    version = tensorflow["version"]
+    minor = ".".join(version.split(".")[:2])
     ops = f"libkeras_hvd_ops_{minor}.so"
     assert names == {"libkeras_hvd.so", ops, "build_info.json"}
     info = json.loads((native / "build_info.json").read_text())
     assert info["version"] == __version__
-    assert list(info["ops"]) == [minor]
-    assert info["ops"][minor] == {key: tensorflow[key] for key in info["ops"][minor]}
+    built = {key: tensorflow[key] for key in ("distribution", "xla")}
+    assert info["ops"] == {minor: {"tensorflow": version, **built}}
 
 
 def test_only_the_package_is_installed(installed):
