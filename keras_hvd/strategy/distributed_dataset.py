@@ -139,10 +139,6 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._cardinality = _agree(dataset, process_set)
-        off = tf.data.experimental.AutoShardPolicy.OFF
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = off
-        dataset = dataset.with_options(options)
         if self._cardinality >= 0:
             dataset = dataset.take(self._cardinality)
         self._dataset = dataset
