@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from google.protobuf import message
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
@@ -165,6 +165,15 @@ class DatasetGraph:
         """Whether a dataset's functions draw random numbers."""
         return any(op.startswith(_RANDOM) for op in self._ops(name))
 
+    def inner(self, name: str) -> list[InnerDataset]:
+        """The datasets in a dataset's functions."""
+        return [
+            InnerDataset(function, node)
+            for function in self._functions_in(name)
+            for node in [*function.node_def]
+            if _DATASET.match(node.op)
+        ]
+
     def copies(self) -> str:
         """What else functions use that a graph has a copy of; "" for nothing."""
         found = [_COPIED[n.op] for n in self._graph.node if n.op in _COPIED]
@@ -309,18 +318,21 @@ class DatasetGraph:
 
     def _ops(self, name: str) -> set[str]:
         """The ops in a dataset's functions, and in what these call."""
-        ops: set[str] = set()
-        known: set[str] = set()
+        functions = self._functions_in(name)
+        return {node.op for function in functions for node in function.node_def}
+
+    def _functions_in(self, name: str) -> list[function_pb2.FunctionDef]:
+        """A dataset's functions, and what these call, in an order that ranks share."""
+        known: dict[str, function_pb2.FunctionDef] = {}
         stack = list(_called(self._nodes[name]))
         while stack:
             function = stack.pop()
             if function in known or function not in self._functions:
                 continue
-            known.add(function)
+            known[function] = self._functions[function]
             for node in self._functions[function].node_def:
-                ops.add(node.op)
                 stack.extend([node.op, *_called(node)])
-        return ops
+        return list(known.values())
 
     def _own_arrays(self, name: str) -> list[Any]:
         """The arrays that a dataset has slices of, if nothing else has them."""
@@ -384,6 +396,57 @@ class DatasetGraph:
             ".shard(keras_hvd.size(), keras_hvd.rank()) or by slices of arrays, and "
             f"pass policy='off'. TensorFlow says: {str(error)[:500]}"
         )
+
+
+class InnerDataset:
+    """A dataset that a function of another dataset makes.
+
+    Args:
+        function: where it is.
+        node: it.
+    """
+
+    def __init__(self, function: function_pb2.FunctionDef, node: node_def_pb2.NodeDef):
+        self._function = function
+        self._node = node
+
+    @property
+    def kind(self) -> str:
+        """As `DatasetGraph.kind`."""
+        return _kind(self._node.op)
+
+    def constant(self, place: int) -> int | None:
+        """What its input number `place` is, or a number that stands for what it is.
+
+        Returns:
+            The number, the same for the same constants; None if it is computed from
+            more than constants.
+        """
+        nodes = {node.name: node for node in self._function.node_def}
+        constants, stack = [], [_node_of(self._node.input[place])]
+        while stack:
+            name = stack.pop()
+            if name not in nodes:
+                return None
+            if nodes[name].op == "Const":
+                constants.append(tf.make_ndarray(nodes[name].attr["value"].tensor))
+            stack.extend(map(_node_of, nodes[name].input))
+        if len(constants) == 1:
+            return int(constants[0])
+        return zlib.crc32(repr([each.tolist() for each in constants]).encode()) or 1
+
+    def set_constant(self, place: int, value: int) -> None:
+        """Replaces its input number `place`."""
+        name = f"{self._node.name}_keras_hvd_{place}"
+        self._node.input[place] = f"{name}:output:0"
+        node = self._function.node_def.add(op="Const", name=name)
+        node.attr["dtype"].type = tf.int64.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+
+    def settle(self) -> None:
+        """Has it give its elements in order."""
+        if "deterministic" in self._node.attr:
+            self._node.attr["deterministic"].s = b"true"
 
 
 class _Built(dataset_ops.DatasetSource):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_hvd import basics, log
-from keras_hvd.data.graph import DatasetGraph
+from keras_hvd.data.graph import DatasetGraph, InnerDataset
 from keras_hvd.data.plan import FROM_FILES
 from keras_hvd.objects import allgather_object
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
@@ -24,14 +24,14 @@ _BATCHES = frozenset(
         "BatchDataset",
         "DenseToRaggedBatchDataset",
         "DenseToSparseBatchDataset",
-        "GroupByReducerDataset",
         "GroupByWindowDataset",
         "MapAndBatchDataset",
         "PaddedBatchDataset",
-        "SlidingWindowDataset",
-        "WindowDataset",
     }
 )
+
+# What makes one sample of neighbours: they are divided after that.
+_WINDOWS = frozenset({"SlidingWindowDataset", "WindowDataset"})
 
 # One element in, the same number of elements out, at the same places: what is done
 # before them for a part of the elements is the same as after them, and cheaper.
@@ -44,6 +44,7 @@ _ONE_TO_ONE = frozenset(
         "OptionsDataset",
         "PrefetchDataset",
         "PrivateThreadPoolDataset",
+        "SnapshotDataset",
     }
 )
 
@@ -151,7 +152,7 @@ def shard(
     if place == 0:
         _say(graph, mine, size)
     _, cut = mine["cut"]
-    _settle(graph, cut, plans[0]["seeds"], place, size)
+    _settle(graph, cut, plans[0], place, size)
     graph.add_shard(cut, size, place)
     return graph.build()
 
@@ -237,11 +238,14 @@ def _proposal(
         return None, {**proposal, "error": str(error)}
     before = graph.before(cut.dataset)
     proposal["cut"] = cut
+    inner = [each for name in before for each in graph.inner(name)]
     proposal["kinds"] = [graph.kind(name) for name in before]
+    proposal["inner"] = [each.kind for each in inner]
     proposal["digest"] = graph.digest(cut.dataset)
     proposal["seeds"] = {
         name: _seeds(graph, name) for name in before if graph.kind(name) in _SEEDS
     }
+    proposal["inner seeds"] = [_inner_seeds(each) for each in inner]
     proposal["shards"] = [
         (int(graph.argument(name, 1)), int(graph.argument(name, 2)))
         for name in graph.before(graph.chain()[-1])
@@ -270,10 +274,8 @@ def _file_cut(graph: DatasetGraph, size: int) -> tuple[str, int]:
     if not readers:
         raise _Unsuitable("it does not start from files that tf.data reads")
     place = chain.index(readers[0])
-    for name in chain[place + 1 :]:
+    for name in chain[place + 1 : _batch(graph, chain)]:
         kind = graph.kind(name)
-        if kind in _BATCHES:
-            break
         if kind not in _ELEMENTWISE | _SHUFFLES | _REPEATS | _EXPANDING:
             raise _Unsuitable(f"{kind} counts the elements of all files")
     name = _cut_in(graph, chain[:place])
@@ -293,15 +295,14 @@ def _count(dataset: tf.data.Dataset, enough: int) -> int:
 
 def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
     """The dataset of a chain whose elements are to be divided."""
-    first = _first_that_orders(graph, chain)
-    end = next(
-        (i for i in range(1, len(chain)) if graph.kind(chain[i]) in _BATCHES),
-        len(chain),
-    )
+    end = _batch(graph, chain)
+    first = _first_that_orders(graph, chain, end)
+    passing = _ELEMENTWISE | _SHUFFLES | _REPEATS
+    if first < end and graph.kind(chain[first]) in _EXPANDING:
+        # As many as a rank's random numbers say.
+        passing |= _EXPANDING
     counting = [
-        i
-        for i in range(max(first, 1), end)
-        if graph.kind(chain[i]) not in _ELEMENTWISE | _SHUFFLES | _REPEATS
+        i for i in range(max(first, 1), end) if graph.kind(chain[i]) not in passing
     ]
     place = counting[-1] if counting else first - 1
     _require_settled(graph, chain[place])
@@ -310,7 +311,25 @@ def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
     return chain[place]
 
 
-def _first_that_orders(graph: DatasetGraph, chain: list[str]) -> int:
+def _batch(graph: DatasetGraph, chain: list[str]) -> int:
+    """Where in a chain samples become batches; its length where they do not.
+
+    Batches of batches that nobody took apart are batches of sequences: neighbours,
+    unless they were shuffled before.
+    """
+    kinds = [graph.kind(name) for name in chain]
+    shuffle = next((i for i, kind in enumerate(kinds) if kind in _SHUFFLES), len(kinds))
+    batch, is_apart = len(kinds), False
+    for i in range(len(kinds) - 1, 0, -1):
+        is_batch = kinds[i] in _BATCHES or (kinds[i] in _WINDOWS and i > shuffle)
+        if is_batch and (batch == len(kinds) or is_apart or i > shuffle):
+            batch, is_apart = i, False
+        elif kinds[i] == "UnbatchDataset":
+            is_apart = True
+    return batch
+
+
+def _first_that_orders(graph: DatasetGraph, chain: list[str], batch: int) -> int:
     """The first place of a chain, from 1, that must come after the cut."""
     is_random = False
     for i, name in enumerate(chain):
@@ -318,9 +337,9 @@ def _first_that_orders(graph: DatasetGraph, chain: list[str]) -> int:
         is_random = is_random or graph.draws(name)
         if i == 0:
             continue
-        if kind in _SHUFFLES | _REPEATS | _BATCHES:
+        if kind in _SHUFFLES | _REPEATS or i == batch:
             return i
-        if is_random and kind in _COUNT_BY_FUNCTION:
+        if is_random and kind in _COUNT_BY_FUNCTION | {"UnbatchDataset"}:
             return i
     return len(chain)
 
@@ -353,14 +372,36 @@ def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:
     return seeds[0], seeds[1], settled
 
 
+def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
+    """As `_seeds`; None for what there is not, or is computed from elements."""
+    if inner.kind not in _SEEDS:
+        return None, None, True
+    first, second = (inner.constant(_SEEDS[inner.kind] + i) for i in range(2))
+    if first != 0 or second != 0:
+        return first, second, True
+    first, second = (int.from_bytes(os.urandom(4), "little") + 1 for _ in range(2))
+    return first, second, False
+
+
 def _settle(
-    graph: DatasetGraph,
-    cut: str,
-    seeds: dict[str, tuple[int, int, bool]],
-    place: int,
-    size: int,
+    graph: DatasetGraph, cut: str, first: dict[str, Any], place: int, size: int
 ) -> None:
-    """Has all that comes before the cut give the same elements on all ranks, always."""
+    """Has all that comes before the cut give the same elements on all ranks, always.
+
+    Args:
+        graph: the dataset's.
+        cut: the dataset that is to be divided.
+        first: what the first rank proposed.
+        place: of this rank among those that share the dataset.
+        size: how many these are.
+    """
+    seeds = first["seeds"]
+    inner = [each for name in graph.before(cut) for each in graph.inner(name)]
+    for each, of_first in zip(inner, first["inner seeds"]):
+        each.settle()
+        for i in range(2):
+            if of_first[i] is not None:
+                each.set_constant(_SEEDS[each.kind] + i, of_first[i])
     for name in graph.before(cut):
         kind = graph.kind(name)
         if kind in _SEEDS:
@@ -372,7 +413,7 @@ def _settle(
         if graph.attribute(name, "deterministic") is not None:
             graph.set_attribute(name, "deterministic", "true")
     for name in graph.before(graph.chain()[-1]):
-        if graph.kind(name) == "CacheDataset":
+        if graph.kind(name) in ("CacheDataset", "SnapshotDataset"):
             _give_own_file(graph, name, place, size)
     chain = graph.chain()
     for name in chain[chain.index(cut) + 1 :]:
@@ -399,7 +440,7 @@ def _require_alike(plans: list[dict[str, Any]], process_set: ProcessSet) -> None
             )
     first = plans[0]
     for rank, plan in zip(ranks, plans):
-        for what in ("policy", "cut", "files", "kinds"):
+        for what in ("policy", "cut", "files", "kinds", "inner"):
             if plan[what] != first[what]:
                 raise ValueError(
                     f"shard: {what} is {_shown(first[what])} on rank {ranks[0]}, and "
@@ -454,7 +495,7 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
         for name, (*_, settled) in mine["seeds"].items()
         if not settled and graph.kind(name) in _SHUFFLES
     ]
-    if frozen:
+    if frozen or not all(settled for *_, settled in mine["inner seeds"]):
         log.warn(
             "shard: a shuffle comes before the place where the ranks' parts are taken, "
             "because elements are counted or read from files after it. It has the same "

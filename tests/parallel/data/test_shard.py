@@ -62,6 +62,11 @@ DATASETS = {
         .shuffle(1000)
         .batch(64)
     ),
+    "shuffled by a function": lambda files, numbers: (
+        tf.data.Dataset.range(0, COUNT, 100)
+        .interleave(lambda x: tf.data.Dataset.range(x, x + 100).shuffle(50))
+        .batch(10)
+    ),
     "two files, shuffled": lambda files, numbers: (
         tf.data.Dataset.from_tensor_slices([[*files[:3]], [*files[3:6]]])
         .unbatch()
@@ -131,6 +136,28 @@ def test_what_is_counted_is_counted_before(files, numbers, read_by_all):
 
 
 @pytest.mark.filterwarnings("ignore:shard. a shuffle comes before")
+def test_seeds_of_ranks_do_not_matter(read_by_all, rank):
+    tf.random.set_seed(rank)
+    dataset = DATASETS["shuffled by a function"]([], None)
+    assert read_by_all(shard(dataset)) == ONCE
+
+
+@pytest.mark.parametrize("policy", ["auto", "data"])
+def test_windows_have_neighbours(policy, read_by_all, files, numbers):
+    windows = (
+        tf.data.TFRecordDataset(files)
+        .map(numbers)
+        .window(3, shift=3, drop_remainder=True)
+        .flat_map(lambda window: window.batch(3))
+    )
+    of_first = shard(windows.shuffle(100).batch(8), policy).map(lambda x: x[:, 0])
+    assert read_by_all(of_first) == Counter(range(0, 9999, 3))
+    sequences = tf.data.Dataset.range(COUNT).batch(3).shuffle(100).batch(8)
+    of_first = shard(sequences, policy).map(lambda x: x[:, 0])
+    assert read_by_all(of_first) == Counter(range(0, COUNT, 3))
+
+
+@pytest.mark.filterwarnings("ignore:shard. a shuffle comes before")
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_split_of_a_shuffled_dataset(seed, read_by_all):
     dataset = in_memory().shuffle(COUNT, seed=seed, reshuffle_each_iteration=False)
@@ -193,6 +220,9 @@ def test_caches_are_not_shared(tmp_path_factory, read_by_all):
     dataset = shard(whole)
     for _ in range(2):
         assert read_by_all(dataset) == ONCE
+    whole = in_memory().batch(10).snapshot(f"{folder}/snapshot")
+    for _ in range(2):
+        assert read_by_all(shard(whole)) == ONCE
 
 
 def test_a_cache_filled_before_is_not_the_parts(read, read_by_all):

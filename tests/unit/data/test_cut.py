@@ -51,7 +51,22 @@ DATA = {
     ),
     "enumerate": (samples().enumerate().shuffle(9), "Range Range Zip"),
     "padded": (samples().padded_batch(2), "Range"),
-    "window": (samples().window(2).flat_map(lambda x: x.batch(2)), "Range"),
+    "window": (
+        samples().window(2, shift=1).flat_map(lambda x: x.batch(2)).shuffle(9).batch(2),
+        "Range Window FlatMap",
+    ),
+    "shuffle, window": (samples().shuffle(9).window(2), "Range"),
+    "sequences": (samples().batch(5).shuffle(9).batch(2), "Range Batch"),
+    "shuffle, sequences": (samples().shuffle(9).batch(5).batch(2), "Range"),
+    "unbatch": (samples().batch(5).unbatch().shuffle(9).batch(2), "Range"),
+    "unbatch at random": (
+        samples()
+        .map(lambda x: tf.fill([tf.random.uniform([], 0, 9, tf.int32)], x))
+        .unbatch()
+        .batch(2),
+        "Range",
+    ),
+    "snapshot": (samples().snapshot("snapshot").batch(2), "Range Range Zip"),
     "records": (records().shuffle(9).batch(2), "TensorSlice FlatMap"),
 }
 
@@ -80,6 +95,8 @@ FILE = {
         "TensorSlice Shuffle Take",
     ),
     "counted": (records().take(5).batch(2), None),
+    "windows": (records().window(2, shift=1).batch(2), None),
+    "sequences": (records().batch(5).shuffle(9).batch(2), None),
     "counted after the batch": (records().batch(2).take(5), "TensorSlice"),
     "filtered": (records().filter(lambda x: True).shuffle(9).batch(2), "TensorSlice"),
     "no files": (samples(), None),
