@@ -106,7 +106,8 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._statistics_differ = False
         self._tapes_before: int | None = None
         self._epoch = 0
-        self._steps: int | None = None
+        self._meets = False
+        self.steps = _Steps()
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         # The same dict goes to all callbacks, the progress bar among them.
@@ -128,8 +129,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         _warn_of_unsynchronized(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._steps is not None:
-            self._steps = batch + 1
+        self.steps.count(self.model)
         # Which is when the step has been traced, or run.
         if self._tapes_before is None:
             return
@@ -141,7 +141,8 @@ class _BeforeOthers(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self._statistics_differ = True
         self._epoch = epoch
-        self._steps = 0
+        self._meets = True
+        self.steps.begin(self.model)
 
     def on_test_begin(self, logs=None):
         self._meet()
@@ -159,11 +160,12 @@ class _BeforeOthers(keras.callbacks.Callback):
 
         Where data ran out on this rank, those would wait for its gradients for ever.
         """
-        if self._steps is None:
+        if not self._meets:
             return
-        steps, self._steps = self._steps, None
+        self._meets = False
         join()
-        ranks = allgather_object((steps, _trained_with(self.model)), name=_MEETING)
+        mine = self.steps.made, _trained_with(self.model)
+        ranks = allgather_object(mine, name=_MEETING)
         _require_same_steps(ranks, f"made in epoch {self._epoch + 1}")
 
     def _average_statistics(self):
@@ -173,12 +175,47 @@ class _BeforeOthers(keras.callbacks.Callback):
         average_statistics(self.model)
 
 
+class _Steps:
+    """How many steps this rank has made in an epoch.
+
+    With `steps_per_execution` Keras does not say how many of an execution there were
+    data for; what the optimizer has counted does.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        # Whether data ran out in the middle of an execution.
+        self.over = False
+        self._iterations = 0
+
+    def begin(self, model: keras.Model) -> None:
+        self.made, self.over = 0, False
+        self._iterations = _iterations(model)
+
+    def count(self, model: keras.Model) -> None:
+        at_most = model.steps_per_execution
+        if at_most == 1:
+            self.made += 1
+            return
+        before, self._iterations = self._iterations, _iterations(model)
+        # Not counted at all by a step that updates without an optimizer.
+        steps = self._iterations - before or at_most
+        self.made += steps
+        self.over = steps < at_most
+
+
+def _iterations(model: keras.Model) -> int:
+    iterations = getattr(model.optimizer, "iterations", 0)
+    return int(keras.ops.convert_to_numpy(iterations))
+
+
 class _AfterOthers(keras.callbacks.Callback):
     """At the end of the list: what must see what the other callbacks did."""
 
-    def __init__(self, callback_list: keras.callbacks.CallbackList):
+    def __init__(self, callback_list: keras.callbacks.CallbackList, steps: _Steps):
         super().__init__()
         self._list = callback_list
+        self._steps = steps
         self._agrees_in_batches = False
 
     def on_train_begin(self, logs=None):
@@ -196,7 +233,8 @@ class _AfterOthers(keras.callbacks.Callback):
                 callback.on_ranks_ready()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._agrees_in_batches:
+        # Where data has run out, other ranks may be in a step, and wait for this one.
+        if self._agrees_in_batches and not self._steps.over:
             self._agree_on_stopping()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -421,7 +459,8 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
         return
     _require_before_tensorboard(callbacks)
     # The user's list, the same on all ranks: they must come to the same conclusions.
-    before, after = _BeforeOthers(list(callbacks)), _AfterOthers(callback_list)
+    before = _BeforeOthers(list(callbacks))
+    after = _AfterOthers(callback_list, before.steps)
     kept = callbacks if basics.rank() == 0 else [_without_files(c) for c in callbacks]
     # In place, and one longer in front: Keras is just going through this list, and
     # meets the calling callback, which has been here, a second time.

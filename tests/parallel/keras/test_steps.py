@@ -94,6 +94,30 @@ def test_data_that_ends_before_steps_per_epoch(model, rank, raises_on_all_ranks)
     raises_on_all_ranks(caught.value, "made in epoch 1: 3 on rank 0, 6 on rank 1")
 
 
+@pytest.mark.parametrize("steps", [(3, 4), (3, 6), (4, 6), (1, 2)])
+def test_several_steps_in_one_execution(
+    steps, make_linear, rank, size, raises_on_all_ranks
+):
+    """Also where data runs out in the middle of one."""
+    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    model.compile(model.optimizer, model.loss, steps_per_execution=2)
+    fewer, more = steps
+    with pytest.raises(RuntimeError) as caught:
+        model.fit(
+            unknown(fewer if rank == size - 1 else more),
+            verbose=0,
+            callbacks=[MetricAverage(), Steps()],
+        )
+    raises_on_all_ranks(caught.value, f"made in epoch 1: {more} on rank 0, ")
+
+
+def test_as_many_steps_in_executions_train(make_linear):
+    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    model.compile(model.optimizer, model.loss, steps_per_execution=3)
+    model.fit(unknown(7), epochs=2, verbose=0, callbacks=[MetricAverage(), Steps()])
+    assert model.optimizer.iterations == 14
+
+
 def test_as_many_unknown_steps_train(model):
     steps = Steps()
     model.fit(
