@@ -32,11 +32,12 @@ def install() -> None:
     keras_hooks.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
 
 
-def rows_of_rank(data: Any, strategy: Any, method: str) -> Any:
+def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
     """This rank's rows of arrays that all ranks have.
 
     Args:
-        data: a nested structure of arrays, tensors and None.
+        data: by argument, nested structures of arrays, tensors and None.
+        same: the argument whose values are compared, at the beginning of each array.
         strategy: a `keras_hvd.Strategy`.
         method: the name of the method that was given them, for messages.
 
@@ -44,7 +45,8 @@ def rows_of_rank(data: Any, strategy: Any, method: str) -> Any:
         The same structure.
 
     Raises:
-        ValueError: something in it has no rows, or other ranks have other numbers.
+        ValueError: something in it has no rows, or other ranks have other numbers, or
+            other values.
     """
     leaves = [each for each in keras.tree.flatten(data) if each is not None]
     for each in leaves:
@@ -54,7 +56,15 @@ def rows_of_rank(data: Any, strategy: Any, method: str) -> Any:
                 f"takes its rows; got {type(each).__name__}"
             )
     process_set = strategy.extended.process_set
-    _require_same(method, {"rows": [int(each.shape[0]) for each in leaves]}, strategy)
+    described = {
+        "rows": [int(each.shape[0]) for each in leaves],
+        f"checksum of {same}": [
+            _checksum(each)
+            for each in keras.tree.flatten(data[same])
+            if each is not None
+        ],
+    }
+    require_same(method, described, strategy)
     rank, size = process_set.rank(), process_set.size()
 
     def rows_of(each):
@@ -106,7 +116,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         adapter = self.data_adapter
         seed = context.global_seed()
         drawn = random.SystemRandom().getrandbits(63)
-        of_ranks = _require_same(
+        of_ranks = require_same(
             "fit, evaluate and predict",
             {
                 "kind of data": type(adapter).__name__.removesuffix("Adapter"),
@@ -229,6 +239,13 @@ def _epoch_iterator(plain, distribute_strategy=None, **arguments):
     return StrategyEpochIterator(distribute_strategy, **arguments)
 
 
+def _checksum(array: Any) -> int:
+    values = np.asarray(array).reshape(-1)[:16_384]
+    if values.dtype.hasobject:
+        return zlib.crc32(repr(values.tolist()).encode())
+    return zlib.crc32(values.tobytes())
+
+
 def _has_optionals(dataset: tf.data.Dataset) -> bool:
     """Whether a generator gave None, for which Keras puts an empty optional."""
     specs = tf.nest.flatten(dataset.element_spec)
@@ -256,13 +273,32 @@ def _is_label(part: str, rank: int | None) -> bool:
     return part == "y" and rank is not None and rank <= 2
 
 
-def _require_same(
-    method: str, described: dict[str, Any], strategy: Any, also: Any = None
+_SAME_DATA = (
+    "Give every rank all of the same data: each takes its rows of each batch by itself."
+)
+
+
+def require_same(
+    method: str,
+    described: dict[str, Any],
+    strategy: Any,
+    also: Any = None,
+    remedy: str = _SAME_DATA,
 ) -> list[Any]:
-    """Raises, on every rank, where ranks were given other data.
+    """Raises, on every rank, where ranks were given something else.
+
+    Args:
+        method: the name of the method that was given it, for the message.
+        described: what is compared, and shown where it differs.
+        strategy: a `keras_hvd.Strategy`.
+        also: anything, which is handed to the other ranks.
+        remedy: the end of the message.
 
     Returns:
         What each rank gave as `also`.
+
+    Raises:
+        ValueError: ranks differ.
     """
     process_set = strategy.extended.process_set
     of_ranks = allgather_object(
@@ -279,8 +315,7 @@ def _require_same(
         )
         raise ValueError(
             f"{method} under a keras_hvd.Strategy: rank {process_set.ranks[0]} was "
-            f"given {here}, and rank {rank} {there}. Give every rank all of the same "
-            "data: each takes its rows of each batch by itself."
+            f"given {here}, and rank {rank} {there}. {remedy}"
         )
     return [each for _, each in of_ranks]
 

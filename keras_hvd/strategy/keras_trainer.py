@@ -17,9 +17,20 @@ from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.process_sets import global_process_set
 from keras_hvd.strategy import current, keras_hooks, reduction
 from keras_hvd.strategy.keras_callback import coordinated
-from keras_hvd.strategy.keras_data import rows_of_rank
+from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
 from keras_hvd.strategy.keras_optimizer import require_made_under
+
+# What would have ranks wait for each other in different collectives.
+_COMPARED_OF_COMPILE = ("optimizer", "loss", "metrics", "weighted_metrics")
+_COMPARED_OF_FIT = (
+    "validation_split",
+    "validation_freq",
+    "validation_steps",
+    "epochs",
+    "initial_epoch",
+)
+_SAME_ARGUMENTS = "Call it with the same arguments on every rank."
 
 # Set on a model whose ranks' moving statistics may differ.
 _STATISTICS_DIFFER = "_keras_hvd_statistics_differ"
@@ -46,6 +57,11 @@ def _compile(plain, model, *args, **kwargs):
     strategy = current.of_model(model)
     if strategy is None:
         return plain(model, *args, **kwargs)
+    _require_made_inside(model, "compile")
+    if current.several_ranks(strategy) is not None:
+        arguments = _arguments(plain, model, args, kwargs)
+        described = {name: _kinds(arguments.get(name)) for name in _COMPARED_OF_COMPILE}
+        require_same("compile", described, strategy, remedy=_SAME_ARGUMENTS)
     with strategy.scope():
         plain(model, *args, **kwargs)
     if is_distributed(model.optimizer):
@@ -62,6 +78,11 @@ def _fit(plain, model, *args, **kwargs):
     if strategy is None:
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
+    described = {
+        name: arguments.get(name) is not None for name in ("validation_data", "y")
+    }
+    described |= {name: arguments.get(name) for name in _COMPARED_OF_FIT}
+    require_same("fit", described, strategy, remedy=_SAME_ARGUMENTS)
     arguments["callbacks"] = coordinated(arguments.get("callbacks"), model)
     vars(model).pop(_STATISTICS_DIFFER, None)
     return plain(**arguments)
@@ -108,15 +129,16 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
     names = [name for name in ("x", "y", "sample_weight") if name in arguments]
-    batch = tuple(arguments[name] for name in names)
-    rows = rows_of_rank(batch, strategy, method)
+    batch = {name: arguments[name] for name in names}
+    # A batch to train on may be augmented by another draw on each rank.
+    same = "x" if method == "predict_on_batch" else "y"
+    rows = rows_of_rank(batch, same if same in batch else "x", strategy, method)
     if method != "train_on_batch":
         _average_statistics(model)
     if method != "predict_on_batch":
         # Of all rows: this rank may have none.
-        model._maybe_symbolic_build(data_batch=(*batch, None, None)[:3])
-    arguments.update(zip(names, rows, strict=True))
-    return plain(**arguments)
+        model._maybe_symbolic_build(data_batch=(*batch.values(), None, None)[:3])
+    return plain(**{**arguments, **rows})
 
 
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
@@ -214,12 +236,7 @@ def _strategy_of(model: Any, method: str) -> Any:
     strategy = current.of_model(model)
     if strategy is None:
         return None
-    if model._distribute_strategy is None:
-        raise RuntimeError(
-            f"model {model.name!r} was made outside of the scope of the "
-            f"keras_hvd.Strategy in whose scope {method}() is called: make it inside "
-            "of `with strategy.scope():`"
-        )
+    _require_made_inside(model, method)
     if current.several_ranks(strategy) is None:
         return None
     if strategy.extended.process_set.size() != global_process_set.size():
@@ -228,6 +245,30 @@ def _strategy_of(model: Any, method: str) -> Any:
             f"{strategy.extended.process_set}"
         )
     return strategy
+
+
+def _require_made_inside(model: Any, method: str) -> None:
+    if model._distribute_strategy is None:
+        raise RuntimeError(
+            f"model {model.name!r} was made outside of the scope of the "
+            f"keras_hvd.Strategy in whose scope {method}() is called: make it inside "
+            "of `with strategy.scope():`"
+        )
+
+
+def _kinds(value: Any) -> str:
+    """What optimizers, losses or metrics are, whatever their names were numbered."""
+
+    def kind(each):
+        if each is None or isinstance(each, str):
+            return each
+        return (
+            each.__name__
+            if callable(each) and hasattr(each, "__name__")
+            else (type(each).__name__)
+        )
+
+    return str(keras.tree.map_structure(kind, value))
 
 
 def _average_statistics(model: Any) -> None:

@@ -27,8 +27,9 @@ class Strategy(tf.distribute.Strategy):
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `process_set` is not a `ProcessSet`.
-        ValueError: the process set is not part of the job, or this rank not of the set.
+        TypeError: `process_set` is not a `ProcessSet`, or `device` not a string.
+        ValueError: the process set is not part of the job, or this rank not of the set,
+            or there is no such device.
         NotImplementedError: several devices are given, or a cluster.
 
     Example:
@@ -59,7 +60,8 @@ class Strategy(tf.distribute.Strategy):
                 f"Strategy: rank {basics.rank()} is not in {process_set}: only its "
                 "ranks make a strategy of it"
             )
-        super().__init__(extended.Extended(self, process_set, device or _device()))
+        place = _default_device() if device is None else _known_device(device)
+        super().__init__(extended.Extended(self, process_set, place))
         keras_hooks.install()
 
     @tf.autograph.experimental.do_not_convert
@@ -153,10 +155,30 @@ def _refuse(process_set: Any, device: Any) -> None:
             )
 
 
-def _device() -> str:
-    """This rank's device."""
+def _default_device() -> str:
+    """This rank's first GPU, or its CPU."""
     kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     return f"/device:{kind}:0"
+
+
+def _known_device(device: str) -> str:
+    """A device that there is; TensorFlow would take the CPU for one that is missing."""
+    if not isinstance(device, str):
+        raise TypeError(
+            f'Strategy: device must be a name, such as "/device:CPU:0"; got {device!r}'
+        )
+    asked = tf.DeviceSpec.from_string(device)
+    known = [
+        f"/device:{each.device_type}:{each.name.rpartition(':')[2]}"
+        for each in tf.config.list_logical_devices()
+    ]
+    name = f"/device:{asked.device_type}:{asked.device_index or 0}"
+    if name not in known:
+        raise ValueError(
+            f"Strategy: this process has no device {device!r}; it has "
+            f"{', '.join(known)}"
+        )
+    return device
 
 
 def _is_tensor(value: Any) -> bool:

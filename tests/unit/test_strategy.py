@@ -30,6 +30,14 @@ def test_several_replicas_in_a_process_are_refused(arguments):
         keras_hvd.Strategy(**arguments)
 
 
+def test_devices_are_checked():
+    with pytest.raises(TypeError, match="device must be a name"):
+        keras_hvd.Strategy(device=3)
+    with pytest.raises(ValueError, match="no device 'GPU:7'; it has /device:CPU:0"):
+        keras_hvd.Strategy(device="GPU:7")
+    assert keras_hvd.Strategy(device="cpu:0").extended.worker_devices == ("cpu:0",)
+
+
 def test_parameter_servers_are_refused():
     cluster = tf.train.ClusterSpec({"worker": ["localhost:1"], "ps": ["localhost:2"]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster)

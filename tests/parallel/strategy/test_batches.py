@@ -61,6 +61,17 @@ def test_other_lengths(strategy, rank, several_ranks, digits, raises_on_all_rank
     )
 
 
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+def test_other_labels(method, strategy, rank, several_ranks, raises_on_all_ranks):
+    with strategy.scope():
+        model = small()
+        model.compile("sgd", crossentropy())
+    x, y = np.ones((20, 14, 14, 1)), np.full(20, rank)
+    with pytest.raises(ValueError) as raised:
+        getattr(model, method)(x, y)
+    raises_on_all_ranks(raised.value, method, "rank 0 was given checksum of y=")
+
+
 def test_no_rows(strategy, several_ranks, raises_on_all_ranks):
     with strategy.scope():
         model = small()

@@ -373,11 +373,60 @@ def test_distributed_optimizer_inside(strategy, raises_on_all_ranks):
 
 def test_model_from_elsewhere(strategy, raises_on_all_ranks):
     model = linear()
-    with strategy.scope():
+    with strategy.scope(), pytest.raises(RuntimeError) as raised:
         model.compile("sgd", "mse")
-        with pytest.raises(RuntimeError) as raised:
-            model.fit(np.ones((4, 1)), np.ones(4), verbose=0)
-    raises_on_all_ranks(raised.value, "outside", "strategy.scope()")
+    raises_on_all_ranks(raised.value, "outside", "compile()", "strategy.scope()")
+    model.compile("sgd", "mse")
+    with strategy.scope(), pytest.raises(RuntimeError) as raised:
+        model.fit(np.ones((4, 1)), np.ones(4), verbose=0)
+    raises_on_all_ranks(raised.value, "outside", "fit()", "strategy.scope()")
+
+
+def test_other_arguments(strategy, rank, several_ranks, raises_on_all_ranks):
+    """Of which the ranks would wait for each other in different collectives."""
+    with strategy.scope():
+        model = linear()
+        with pytest.raises(ValueError) as raised:
+            model.compile("sgd", "mse", metrics=["mae", "mse"] if rank else ["mae"])
+        raises_on_all_ranks(
+            raised.value,
+            "compile",
+            "metrics=['mae'], and rank 1 metrics=['mae', 'mse']",
+        )
+        model.compile("sgd", "mse", metrics=[keras.metrics.AUC(), "mae"])
+    x, y = np.ones((4, 1)), np.ones(4)
+    with pytest.raises(ValueError) as raised:
+        model.fit(x, y, verbose=0, validation_data=None if rank else (x, y))
+    raises_on_all_ranks(
+        raised.value, "validation_data=True, and rank 1 validation_data=False"
+    )
+
+
+@pytest.mark.parametrize("several", [1, 2], ids=["one input", "two inputs"])
+def test_ragged_inputs(several, both_ways, require_equal):
+    def run():
+        lengths = np.arange(20) % 5 + 1
+        values = np.linspace(-1, 1, lengths.sum(), dtype="float32")
+        ragged = tf.RaggedTensor.from_row_lengths(values, lengths)
+        model = MeanOfRagged()
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensor_slices(((ragged,) * several, lengths / 5))
+        history = model.fit(data.batch(8), epochs=2, verbose=0)
+        return {"logs": history.history, "weights": model.get_weights()}
+
+    require_equal(*both_ways(run, f"ragged {several}"))
+
+
+class MeanOfRagged(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        rows = [
+            tf.reduce_sum(each.to_tensor(), 1) for each in keras.tree.flatten(inputs)
+        ]
+        return self.dense(tf.add_n(rows)[:, None])
 
 
 def test_optimizer_that_does_not_clip(both_ways, require_equal, digits):
