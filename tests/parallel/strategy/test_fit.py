@@ -423,9 +423,7 @@ class MeanOfRagged(keras.Model):
         self.dense = keras.layers.Dense(1)
 
     def call(self, inputs):
-        rows = [
-            tf.reduce_sum(each.to_tensor(), 1) for each in keras.tree.flatten(inputs)
-        ]
+        rows = [tf.reduce_mean(each, axis=1) for each in keras.tree.flatten(inputs)]
         return self.dense(tf.add_n(rows)[:, None])
 
 

@@ -35,7 +35,9 @@ def test_deciding(both_ways, require_equal, digits):
             verbose=0,
             callbacks=[
                 keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=0),
-                keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True),
+                keras.callbacks.EarlyStopping(
+                    patience=1, min_delta=0.1, restore_best_weights=True
+                ),
             ],
         )
         return {"logs": history.history, "weights": model.get_weights()}
