@@ -117,16 +117,19 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._tapes_before = None
-        if current.of_model(self.model) is not None:
-            pass  # The strategy reduces.
-        elif _may_use_tape(self.model):
-            self._tapes_before = gradient_tape.times_reduced()
-        else:
-            require_distributed(self.model)
+        # Under a strategy of ours, that reduces.
+        if current.of_model(self.model) is None:
+            self._look_for_reductions()
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
                 callback.check_order(self._others, place)
         _warn_of_unsynchronized(self.model)
+
+    def _look_for_reductions(self):
+        if _may_use_tape(self.model):
+            self._tapes_before = gradient_tape.times_reduced()
+        else:
+            require_distributed(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps.count(self.model)

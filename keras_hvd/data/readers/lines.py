@@ -10,34 +10,32 @@ from keras_hvd.data.readers.reader import Reader, check_compression
 
 
 @dataclasses.dataclass
-class TFRecord(Reader):
+class _Strings(Reader):
+    compression: str = ""
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
+
+
+@dataclasses.dataclass
+class TFRecord(_Strings):
     """Records, as strings.
 
     Args:
         compression: "", "GZIP" or "ZLIB".
     """
 
-    compression: str = ""
-
-    def __post_init__(self) -> None:
-        check_compression(self.compression)
-
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
         return tf.data.TFRecordDataset(path, self.compression)
 
 
 @dataclasses.dataclass
-class Text(Reader):
+class Text(_Strings):
     """Lines, as strings without their ends.
 
     Args:
         compression: "", "GZIP" or "ZLIB".
     """
-
-    compression: str = ""
-
-    def __post_init__(self) -> None:
-        check_compression(self.compression)
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
         return tf.data.TextLineDataset(path, self.compression)
