@@ -51,14 +51,23 @@ def test_its_threads_stay_asleep(size):
         assert nanoseconds(task) - used_before < 1_000_000
 
 
-def test_the_process_as_a_whole_uses_none():
-    keras_hvd.barrier()
+def used_in_a_window():
+    """The seconds of CPU time of this process, and the nanoseconds of each thread."""
     before = {task: nanoseconds(task) for task in threads()}
     start = time.process_time()
     time.sleep(SECONDS)
     used = time.process_time() - start
-    by_thread = {
+    return used, {
         f"{name(task)} {task.name}": nanoseconds(task) - before.get(task, 0)
         for task in threads()
     }
-    assert used <= 0.02, by_thread
+
+
+def test_the_process_as_a_whole_uses_none():
+    keras_hvd.barrier()
+    # TensorFlow has threads that work now and then; an engine that does not sleep would
+    # be there in every window.
+    windows = []
+    while not windows or (windows[-1][0] > 0.02 and len(windows) < 5):
+        windows.append(used_in_a_window())
+    assert windows[-1][0] <= 0.02, windows
