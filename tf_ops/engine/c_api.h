@@ -92,9 +92,13 @@ typedef struct {
   int32_t autotune_warmup;   // samples that do not count; 0: 3, < 0: none
   int32_t autotune_steps;    // steps of a sample; 0: 10
   int32_t autotune_samples;  // the most samples of the search; 0: no limit
+  // The libraries for tensors on GPUs, which are opened when there is one; NULL or "":
+  // libcuda.so.1 and libnccl.so.2 of the library path.
+  const char* cuda_library;
+  const char* nccl_library;
 } khvd_options;
 
-// One tensor of a request, contiguous, in host memory, row-major.
+// One tensor of a request, contiguous, row-major; in host memory, or on a GPU.
 typedef struct {
   int32_t dtype;         // khvd_dtype; an integer, for it may be wrong
   int32_t rank;          // number of dimensions
@@ -137,6 +141,18 @@ typedef struct {
   // alltoall: how many rows go to each rank, copied; NULL: as many to each
   const int64_t* splits;
   int32_t split_count;
+  // 1: the tensors are on the GPU, the same on every rank. Then `stream`, a CUstream of
+  // the device's primary context, is where the inputs come to be and the outputs are
+  // free to be written, also those of `allocate`: the collective runs, on a stream of
+  // its own, behind what is on `stream` when the request is submitted, or memory
+  // allocated. `done` is called as soon as the collective is enqueued; nobody waits for
+  // the GPU.
+  int32_t on_gpu;
+  void* stream;
+  // NULL: what is put on `stream` after `done` runs behind the collective. Otherwise a
+  // place for a mark of the collective's end, which is there when `done` is called with
+  // KHVD_OK, and is handed to khvd_await_end, once.
+  void** end;
 } khvd_request;
 
 // Joins the job and returns when every rank has, or with an error. On an error the
@@ -187,6 +203,21 @@ KHVD_EXPORT int khvd_submit_and_drive(const khvd_request* request);
 // The same, and waits for its end; `done` is not called. Meanwhile the calling thread
 // does the engine's work, if no other thread does.
 KHVD_EXPORT int khvd_run(const khvd_request* request);
+
+// Has what is put on `stream` from now on run behind a collective whose `end` this is,
+// and takes the mark back. Until then the collective's buffers are the engine's.
+KHVD_EXPORT int khvd_await_end(void* end, void* stream);
+
+// Whether tensors on GPUs can be reduced there, and by what.
+typedef struct {
+  size_t struct_size;
+  int32_t devices;       // that CUDA finds; 0: none, or no CUDA
+  int32_t nccl_version;  // 22304 for 2.23.4; 0: there is none that can be used
+  char text[512];        // for people: what was found, or why it cannot be used
+} khvd_gpu_support;
+// For libraries as in khvd_options; works before khvd_init.
+KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
+                                     khvd_gpu_support* support);
 
 // The text of this thread's last error; "" if there was none.
 KHVD_EXPORT const char* khvd_last_error(void);

@@ -1,0 +1,39 @@
+// The CUDA driver, opened at run time.
+#ifndef KERAS_HVD_TF_OPS_CUDA_DRIVER_H_
+#define KERAS_HVD_TF_OPS_CUDA_DRIVER_H_
+
+#include <memory>
+#include <string>
+
+#include "tf_ops/cuda/abi.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd::cuda {
+
+class Driver {
+ public:
+  // `path`: the library; "" for the system's libcuda.so.1. The status says why it
+  // cannot be used: it is not there, lacks a function, or finds no device.
+  static Status Open(const std::string& path, std::shared_ptr<const Driver>* driver);
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  const Functions& functions() const { return functions_; }
+  const Functions* operator->() const { return &functions_; }
+
+  // OK, or what the driver says of its function `name` that has failed.
+  Status Check(Result result, const char* name) const;
+
+  // For people: "CUDA 12.4 (libcuda.so.1), 2 devices".
+  const std::string& text() const { return text_; }
+
+ private:
+  Driver() = default;
+
+  Functions functions_;
+  std::string text_;
+};
+
+}  // namespace keras_hvd::cuda
+
+#endif  // KERAS_HVD_TF_OPS_CUDA_DRIVER_H_

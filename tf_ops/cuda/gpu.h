@@ -1,0 +1,103 @@
+// This rank's GPU: the stream that its collectives run on, and the events and the
+// memory that they need.
+//
+// A caller's work and the collectives are on streams of their own, which know of each
+// other through events alone: `Record` marks a place on one stream, `MakeWait` has
+// another not go on before it. Neither keeps the calling thread.
+#ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
+#define KERAS_HVD_TF_OPS_CUDA_GPU_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tf_ops/cuda/driver.h"
+
+namespace keras_hvd::cuda {
+
+// All of it may be called on any thread.
+class Gpu {
+ public:
+  // Of a device by its number, through its primary context, which TensorFlow and the
+  // CUDA runtime use too.
+  static Status Open(std::shared_ptr<const Driver> driver, int ordinal,
+                     std::shared_ptr<Gpu>* gpu);
+  // The number of the device that a caller's stream is of; an error where it is of a
+  // context other than the primary one. Null: the calling thread's current context's.
+  static Status DeviceOf(const Driver& driver, Stream stream, int* ordinal);
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  const Driver& driver() const { return *driver_; }
+  int ordinal() const { return ordinal_; }
+  // Of the greatest priority, and independent of the default stream.
+  Stream stream() const { return stream_; }
+
+  // Makes the GPU's context the calling thread's, as long as it lives.
+  class Current {
+   public:
+    explicit Current(const Gpu& gpu);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const Driver& driver_;
+  };
+
+  // An event behind all that is on the stream now. It is the caller's until Release.
+  Status Record(Stream stream, Event* event);
+  // Whatever is put on the stream from now on runs after the event.
+  Status MakeWait(Stream stream, Event event);
+  // Whether the event has come.
+  Status Query(Event event, bool* passed);
+  // An event may be released as soon as the streams that wait for it have been told so.
+  void Release(Event event);
+
+  // On the collectives' stream, in its order.
+  Status CopyToHost(void* to, const void* from, size_t bytes);
+  Status CopyToDevice(void* to, const void* from, size_t bytes);
+  Status Copy(void* to, const void* from, size_t bytes);
+  Status SetZero(void* memory, size_t bytes);
+
+ private:
+  Gpu(std::shared_ptr<const Driver> driver, int ordinal)
+      : driver_(std::move(driver)), ordinal_(ordinal) {}
+  Status Start();
+
+  const std::shared_ptr<const Driver> driver_;
+  const int ordinal_;
+  Device device_ = 0;
+  Context context_ = nullptr;
+  Stream stream_ = nullptr;
+  std::mutex mutex_;
+  std::vector<Event> free_events_;  // guarded by mutex_
+};
+
+// Memory of the GPU, or of the host where the GPU can copy it without the CPU. What is
+// enqueued with it must have passed when it is given back.
+class Memory {
+ public:
+  enum class Place { kDevice, kHost };
+  Memory() = default;
+  static Status Allocate(std::shared_ptr<Gpu> gpu, Place place, size_t bytes,
+                         Memory* memory);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Gpu> gpu_;
+  Place place_ = Place::kDevice;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace keras_hvd::cuda
+
+#endif  // KERAS_HVD_TF_OPS_CUDA_GPU_H_

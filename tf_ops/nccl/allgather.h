@@ -1,0 +1,28 @@
+// Allgather of tensors on GPUs.
+#ifndef KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_
+#define KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+struct AllgatherTensor {
+  const void* input;
+  void* output;
+  int64_t row_bytes;
+  std::vector<int64_t> rows;  // of each member
+};
+
+struct AllgatherOptions {
+  std::vector<AllgatherTensor> tensors;
+};
+
+// Enqueues it; the results are there in the order of the communicator's stream.
+Status Allgather(const AllgatherOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_ALLGATHER_H_

@@ -1,0 +1,23 @@
+// Allreduce of tensors on GPUs.
+#ifndef KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_
+#define KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_
+
+#include <vector>
+
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+struct AllreduceOptions {
+  Reduction reduction;  // that CanReduce
+  // The same types and sizes in the same order on every member; on the device.
+  std::vector<AllreduceTensor> tensors;
+};
+
+// Enqueues it; the results are there in the order of the communicator's stream.
+Status Allreduce(const AllreduceOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_ALLREDUCE_H_

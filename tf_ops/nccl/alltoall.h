@@ -1,0 +1,25 @@
+// Alltoall of a tensor on GPUs.
+#ifndef KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_
+#define KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+struct AlltoallOptions {
+  const void* input;
+  void* output;
+  int64_t row_bytes;
+  std::vector<int64_t> sent;      // rows to each member
+  std::vector<int64_t> received;  // rows from each member
+};
+
+// Enqueues it; the result is there in the order of the communicator's stream.
+Status Alltoall(const AlltoallOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_ALLTOALL_H_

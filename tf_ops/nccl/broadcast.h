@@ -1,0 +1,15 @@
+// Broadcast of a tensor on GPUs.
+#ifndef KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_
+#define KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_
+
+#include "tf_ops/collectives/broadcast.h"
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+// Enqueues it; the result is there in the order of the communicator's stream.
+Status Broadcast(const BroadcastOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_BROADCAST_H_

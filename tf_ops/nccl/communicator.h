@@ -1,0 +1,71 @@
+// One communicator of NCCL, which never keeps its caller for ever.
+//
+// It is nonblocking: what NCCL has not done at once goes on in a thread of its own, and
+// is asked for until it is done, or until the caller's `KeepWaiting` says that it will
+// not be, for a member has died. Then, and after any error, there is only Abort.
+//
+// A communicator's calls come from one thread, with the GPU's context current.
+#ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
+#define KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
+
+#include <functional>
+#include <memory>
+
+#include "tf_ops/cuda/abi.h"
+#include "tf_ops/nccl/library.h"
+
+namespace keras_hvd::nccl {
+
+// Called again and again during a wait, which it makes bearable for others; false ends
+// the wait.
+using KeepWaiting = std::function<bool()>;
+
+class Communicator {
+ public:
+  // What one member makes and all others need to find it.
+  static Status NewId(const Library& library, UniqueId* id);
+  // Returns when all `count` members have called it. Its collectives run on `stream`.
+  static Status Create(std::shared_ptr<const Library> library, const UniqueId& id,
+                       int count, int index, cuda::Stream stream,
+                       KeepWaiting keep_waiting,
+                       std::unique_ptr<Communicator>* communicator);
+  // Of some of this one's members, all of which call it: those with the same `color`,
+  // in the order of `key`. kNoColor gets null.
+  Status Split(int color, int key, int count, int index,
+               std::unique_ptr<Communicator>* part);
+  // Aborts what was not finalized.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const Library& library() const { return *library_; }
+  Comm comm() const { return comm_; }
+  int count() const { return count_; }
+  int index() const { return index_; }  // this rank's place among the members
+  cuda::Stream stream() const { return stream_; }
+
+  // What `calls` asks NCCL for is enqueued together. Its first error ends the group.
+  Status Group(const std::function<Status()>& calls);
+  // Whether what was enqueued has met an error since.
+  Status AsyncError() const;
+  // Gives it back; all members do, and what they enqueued has run.
+  Status Finalize();
+  // Gives it back at once. What was enqueued ends, with whatever results.
+  void Abort();
+
+ private:
+  Communicator(std::shared_ptr<const Library> library, int count, int index,
+               cuda::Stream stream, KeepWaiting keep_waiting);
+  Status Await(Result result, const char* name) const;
+
+  const std::shared_ptr<const Library> library_;
+  const int count_;
+  const int index_;
+  const cuda::Stream stream_;
+  const KeepWaiting keep_waiting_;
+  Comm comm_ = nullptr;
+};
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_

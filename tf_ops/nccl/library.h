@@ -1,0 +1,41 @@
+// NCCL, opened at run time.
+#ifndef KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_
+#define KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_
+
+#include <memory>
+#include <string>
+
+#include "tf_ops/nccl/abi.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd::nccl {
+
+class Library {
+ public:
+  // `path`: the library; "" for libnccl.so.2 of the library path. The status says why
+  // it cannot be used: it is not there, too old, or lacks a function.
+  static Status Open(const std::string& path, std::shared_ptr<const Library>* library);
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  const Functions* operator->() const { return &functions_; }
+  int version() const { return version_; }  // 22304 for 2.23.4
+
+  // OK, also while it is in progress, or what NCCL says of its function `name` that has
+  // failed. `comm`: null where there is none yet.
+  Status Check(Result result, const char* name, Comm comm) const;
+
+  // For people: "NCCL 2.23.4 (/usr/lib/libnccl.so.2)".
+  const std::string& text() const { return text_; }
+
+ private:
+  Library() = default;
+
+  Functions functions_;
+  int version_ = 0;
+  std::string text_;
+};
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_LIBRARY_H_

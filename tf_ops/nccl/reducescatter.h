@@ -1,0 +1,16 @@
+// Reducescatter of tensors on GPUs.
+#ifndef KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_
+#define KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_
+
+#include "tf_ops/collectives/reducescatter.h"
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+// Enqueues it; the results are there in the order of the communicator's stream. Its
+// reduction is one that CanReduce.
+Status Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_REDUCESCATTER_H_

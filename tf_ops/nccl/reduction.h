@@ -1,0 +1,39 @@
+// Which of NCCL's reductions is the one that was asked for, if any.
+#ifndef KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
+#define KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
+
+#include "tf_ops/collectives/dtype.h"
+#include "tf_ops/collectives/reduce.h"
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd::nccl {
+
+Type TypeOf(DataType dtype);
+
+// Whether NCCL has the reduction for the type, over so many members, with a result that
+// differs from the CPU's by no more than the order of a sum does: no integer averages
+// or scales, no scales of minima, maxima and products, none of 16-bit floats that have
+// no such number, and no Adasum.
+bool CanReduce(const Reduction& reduction, DataType dtype, int count);
+
+// An op for one call within a group of the communicator; it lives until the group has
+// been enqueued.
+class ScopedOp {
+ public:
+  ScopedOp() = default;
+  static Status Make(const Reduction& reduction, DataType dtype,
+                     Communicator* communicator, ScopedOp* op);
+  ~ScopedOp();
+  ScopedOp(ScopedOp&& other) noexcept;
+  ScopedOp& operator=(ScopedOp&& other) noexcept;
+
+  Op op() const { return op_; }
+
+ private:
+  Communicator* communicator_ = nullptr;  // null: the op was not made
+  Op op_ = kSum;
+};
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
