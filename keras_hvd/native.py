@@ -66,6 +66,8 @@ class Options(ctypes.Structure):
         ("autotune_warmup", ctypes.c_int32),
         ("autotune_steps", ctypes.c_int32),
         ("autotune_samples", ctypes.c_int32),
+        ("cuda_library", ctypes.c_char_p),
+        ("nccl_library", ctypes.c_char_p),
     ]
 
 
@@ -101,6 +103,9 @@ class Request(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("splits", ctypes.POINTER(ctypes.c_int64)),
         ("split_count", ctypes.c_int32),
+        ("on_gpu", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("end", ctypes.POINTER(ctypes.c_void_p)),
     ]
 
 
