@@ -29,6 +29,7 @@ class Driver {
 
  private:
   Driver() = default;
+  Status Start(const std::string& path);
 
   Functions functions_;
   std::string text_;

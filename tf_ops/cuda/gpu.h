@@ -24,7 +24,7 @@ class Gpu {
   static Status Open(std::shared_ptr<const Driver> driver, int ordinal,
                      std::shared_ptr<Gpu>* gpu);
   // The number of the device that a caller's stream is of; an error where it is of a
-  // context other than the primary one. Null: the calling thread's current context's.
+  // context other than the primary one. Null: of the calling thread's current context.
   static Status DeviceOf(const Driver& driver, Stream stream, int* ordinal);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -45,6 +45,7 @@ class Gpu {
 
    private:
     const Driver& driver_;
+    bool pushed_;
   };
 
   // An event behind all that is on the stream now. It is the caller's until Release.
@@ -66,6 +67,7 @@ class Gpu {
   Gpu(std::shared_ptr<const Driver> driver, int ordinal)
       : driver_(std::move(driver)), ordinal_(ordinal) {}
   Status Start();
+  Status TakeEvent(Event* event);
 
   const std::shared_ptr<const Driver> driver_;
   const int ordinal_;
@@ -92,6 +94,8 @@ class Memory {
   size_t bytes() const { return bytes_; }
 
  private:
+  Status Start();
+
   std::shared_ptr<Gpu> gpu_;
   Place place_ = Place::kDevice;
   void* data_ = nullptr;

@@ -43,6 +43,10 @@ class Communicator {
   int count() const { return count_; }
   int index() const { return index_; }  // this rank's place among the members
   cuda::Stream stream() const { return stream_; }
+  // As the library's, of a function that was called with this communicator.
+  Status Check(Result result, const char* name) const {
+    return library_->Check(result, name, comm_);
+  }
 
   // What `calls` asks NCCL for is enqueued together. Its first error ends the group.
   Status Group(const std::function<Status()>& calls);
@@ -64,6 +68,9 @@ class Communicator {
   const cuda::Stream stream_;
   const KeepWaiting keep_waiting_;
   Comm comm_ = nullptr;
+  // The part of a split that has not ended: until then NCCL writes its `comm_`, from a
+  // thread of its own, and does so too where nobody waits for it any more.
+  std::unique_ptr<Communicator> splitting_;
 };
 
 }  // namespace keras_hvd::nccl

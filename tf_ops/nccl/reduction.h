@@ -2,6 +2,9 @@
 #ifndef KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
 #define KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
 
+#include <array>
+#include <optional>
+
 #include "tf_ops/collectives/dtype.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/nccl/communicator.h"
@@ -13,7 +16,7 @@ Type TypeOf(DataType dtype);
 // Whether NCCL has the reduction for the type, over so many members, with a result that
 // differs from the CPU's by no more than the order of a sum does: no integer averages
 // or scales, no scales of minima, maxima and products, none of 16-bit floats that have
-// no such number, and no Adasum.
+// no such number, no minima and maxima of floats (it leaves NaNs out), and no Adasum.
 bool CanReduce(const Reduction& reduction, DataType dtype, int count);
 
 // An op for one call within a group of the communicator; it lives until the group has
@@ -32,6 +35,20 @@ class ScopedOp {
  private:
   Communicator* communicator_ = nullptr;  // null: the op was not made
   Op op_ = kSum;
+};
+
+// Those of all types of a group.
+class ScopedOps {
+ public:
+  explicit ScopedOps(const Reduction& reduction) : reduction_(reduction) {}
+  // To be called before the group: NCCL makes no op while another call is in progress.
+  Status Add(DataType dtype, Communicator* communicator);
+  // Of a type that was added.
+  Op Of(DataType dtype) const { return ops_[static_cast<int>(dtype)]->op(); }
+
+ private:
+  const Reduction reduction_;
+  std::array<std::optional<ScopedOp>, kDataTypes> ops_;
 };
 
 }  // namespace keras_hvd::nccl

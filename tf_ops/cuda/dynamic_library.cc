@@ -1,0 +1,48 @@
+// See dynamic_library.h.
+#include "tf_ops/cuda/dynamic_library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+namespace keras_hvd::cuda {
+namespace {
+
+std::string LastError() {
+  const char* text = dlerror();
+  return text != nullptr ? text : "the dynamic linker gives no reason";
+}
+
+// The linker has one text for all; what it needs and does not find has another name.
+bool IsMissing(const std::string& name, const std::string& error) {
+  return error.rfind(name + ": cannot open shared object file: No such file", 0) == 0;
+}
+
+std::string PathOf(void* handle, const std::string& name) {
+  link_map* map = nullptr;
+  const bool known = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && *map->l_name != '\0';
+  return known ? map->l_name : name;
+}
+
+}  // namespace
+
+Status DynamicLibrary::Open(const std::string& name, const std::string& missing,
+                            DynamicLibrary* library) {
+  void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const std::string error = LastError();
+    if (IsMissing(name, error)) return Status::Internal(missing);
+    return Status::Internal(name + " cannot be opened: " + error);
+  }
+  library->handle_ = handle;
+  library->path_ = PathOf(handle, name);
+  return Status::Ok();
+}
+
+Status DynamicLibrary::FindAddress(const char* symbol, void** address) const {
+  *address = dlsym(handle_, symbol);
+  if (*address != nullptr) return Status::Ok();
+  return Status::Internal("there is no function " + std::string(symbol) + " in " +
+                          path_);
+}
+
+}  // namespace keras_hvd::cuda

@@ -1,0 +1,40 @@
+// A shared library that is opened at run time, and stays open: those of GPUs have
+// threads of their own.
+#ifndef KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
+#define KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
+
+#include <string>
+
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd::cuda {
+
+class DynamicLibrary {
+ public:
+  // `name`: a path, or a name to look for in the library path. `missing` is what to say
+  // if there is no such file; other errors say what is wrong with it.
+  static Status Open(const std::string& name, const std::string& missing,
+                     DynamicLibrary* library);
+
+  // Sets the pointer to a function.
+  template <typename Function>
+  Status Find(const char* symbol, Function** function) const {
+    void* address = nullptr;
+    Status status = FindAddress(symbol, &address);
+    *function = reinterpret_cast<Function*>(address);
+    return status;
+  }
+
+  // The file that was found.
+  const std::string& path() const { return path_; }
+
+ private:
+  Status FindAddress(const char* symbol, void** address) const;
+
+  void* handle_ = nullptr;
+  std::string path_;
+};
+
+}  // namespace keras_hvd::cuda
+
+#endif  // KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_

@@ -1,0 +1,219 @@
+// See gpu.h.
+#include "tf_ops/cuda/gpu.h"
+
+#include <utility>
+
+namespace keras_hvd::cuda {
+namespace {
+
+Status DeviceOfContext(const Driver& driver, Context context, Device* device) {
+  Status status = driver.Check(driver->push_context(context), "cuCtxPushCurrent");
+  if (!status.ok()) return status;
+  status = driver.Check(driver->context_device(device), "cuCtxGetDevice");
+  Context popped;
+  Status back = driver.Check(driver->pop_context(&popped), "cuCtxPopCurrent");
+  return status.ok() ? back : status;
+}
+
+Status IsPrimary(const Driver& driver, Context context, Device device, bool* primary) {
+  Context retained = nullptr;
+  Status status = driver.Check(driver->retain_primary_context(&retained, device),
+                               "cuDevicePrimaryCtxRetain");
+  if (!status.ok()) return status;
+  *primary = retained == context;
+  return driver.Check(driver->release_primary_context(device),
+                      "cuDevicePrimaryCtxRelease");
+}
+
+}  // namespace
+
+Status Gpu::Open(std::shared_ptr<const Driver> driver, int ordinal,
+                 std::shared_ptr<Gpu>* gpu) {
+  std::shared_ptr<Gpu> opened(new Gpu(std::move(driver), ordinal));
+  Status status = opened->Start();
+  if (status.ok()) *gpu = std::move(opened);
+  return status;
+}
+
+Status Gpu::Start() {
+  const Driver& driver = *driver_;
+  Status status = driver.Check(driver->device(&device_, ordinal_), "cuDeviceGet");
+  if (!status.ok()) return status;
+  status = driver.Check(driver->retain_primary_context(&context_, device_),
+                        "cuDevicePrimaryCtxRetain");
+  if (!status.ok()) {
+    context_ = nullptr;
+    return status;
+  }
+  const Current current(*this);
+  int least = 0, greatest = 0;
+  status = driver.Check(driver->stream_priorities(&least, &greatest),
+                        "cuCtxGetStreamPriorityRange");
+  if (!status.ok()) return status;
+  status = driver.Check(driver->create_stream(&stream_, kStreamNonBlocking, greatest),
+                        "cuStreamCreateWithPriority");
+  if (!status.ok()) stream_ = nullptr;
+  return status;
+}
+
+// Nothing is to be done about what fails here: at the end of the process the driver may
+// be gone before.
+Gpu::~Gpu() {
+  if (context_ == nullptr) return;
+  const Driver& driver = *driver_;
+  {
+    const Current current(*this);
+    for (Event event : free_events_) driver->destroy_event(event);
+    if (stream_ != nullptr) driver->destroy_stream(stream_);
+  }
+  driver->release_primary_context(device_);
+}
+
+Status Gpu::DeviceOf(const Driver& driver, Stream stream, int* ordinal) {
+  Context context = nullptr;
+  Status status =
+      driver.Check(driver->stream_context(stream, &context), "cuStreamGetCtx");
+  if (!status.ok()) return status;
+  Device device = 0;
+  status = DeviceOfContext(driver, context, &device);
+  if (!status.ok()) return status;
+  bool primary = false;
+  status = IsPrimary(driver, context, device, &primary);
+  if (!status.ok()) return status;
+  if (!primary) {
+    return Status::InvalidArgument(
+        "the stream is of a context of its own on GPU " + std::to_string(device) +
+        "; tensors on GPUs need one of the device's primary context");
+  }
+  *ordinal = device;
+  return Status::Ok();
+}
+
+Gpu::Current::Current(const Gpu& gpu)
+    : driver_(gpu.driver()),
+      pushed_(driver_->push_context(gpu.context_) == Result::kSuccess) {}
+
+// Were a push that failed taken back, the caller would lose a context of its own.
+Gpu::Current::~Current() {
+  Context popped;
+  if (pushed_) driver_->pop_context(&popped);
+}
+
+Status Gpu::Record(Stream stream, Event* event) {
+  const Current current(*this);
+  Status status = TakeEvent(event);
+  if (!status.ok()) return status;
+  status = driver_->Check((*driver_)->record_event(*event, stream), "cuEventRecord");
+  if (!status.ok()) Release(std::exchange(*event, nullptr));
+  return status;
+}
+
+Status Gpu::TakeEvent(Event* event) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_events_.empty()) {
+      *event = free_events_.back();
+      free_events_.pop_back();
+      return Status::Ok();
+    }
+  }
+  // Without times, which would have the GPU write one at each event.
+  return driver_->Check((*driver_)->create_event(event, kEventDisableTiming),
+                        "cuEventCreate");
+}
+
+Status Gpu::MakeWait(Stream stream, Event event) {
+  const Current current(*this);
+  return driver_->Check((*driver_)->stream_wait_event(stream, event, 0),
+                        "cuStreamWaitEvent");
+}
+
+Status Gpu::Query(Event event, bool* passed) {
+  const Current current(*this);
+  const Result result = (*driver_)->query_event(event);
+  *passed = result == Result::kSuccess;
+  if (result == Result::kNotReady) return Status::Ok();
+  return driver_->Check(result, "cuEventQuery");
+}
+
+void Gpu::Release(Event event) {
+  std::lock_guard lock(mutex_);
+  free_events_.push_back(event);
+}
+
+Status Gpu::CopyToHost(void* to, const void* from, size_t bytes) {
+  const Current current(*this);
+  return driver_->Check((*driver_)->copy_to_host(to, Address(from), bytes, stream_),
+                        "cuMemcpyDtoHAsync");
+}
+
+Status Gpu::CopyToDevice(void* to, const void* from, size_t bytes) {
+  const Current current(*this);
+  return driver_->Check((*driver_)->copy_to_device(Address(to), from, bytes, stream_),
+                        "cuMemcpyHtoDAsync");
+}
+
+Status Gpu::Copy(void* to, const void* from, size_t bytes) {
+  const Current current(*this);
+  return driver_->Check(
+      (*driver_)->copy_on_device(Address(to), Address(from), bytes, stream_),
+      "cuMemcpyDtoDAsync");
+}
+
+Status Gpu::SetZero(void* memory, size_t bytes) {
+  const Current current(*this);
+  return driver_->Check((*driver_)->set_bytes(Address(memory), 0, bytes, stream_),
+                        "cuMemsetD8Async");
+}
+
+Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Place place, size_t bytes,
+                        Memory* memory) {
+  Memory allocated;
+  allocated.place_ = place;
+  allocated.bytes_ = bytes;
+  allocated.gpu_ = std::move(gpu);
+  Status status = bytes > 0 ? allocated.Start() : Status::Ok();
+  if (status.ok()) *memory = std::move(allocated);
+  return status;
+}
+
+Status Memory::Start() {
+  const Driver& driver = gpu_->driver();
+  const Gpu::Current current(*gpu_);
+  Status status;
+  if (place_ == Place::kHost) {
+    status = driver.Check(driver->allocate_host(&data_, bytes_, 0), "cuMemHostAlloc");
+  } else {
+    Pointer address = 0;
+    status = driver.Check(driver->allocate(&address, bytes_), "cuMemAlloc");
+    data_ = reinterpret_cast<void*>(address);
+  }
+  if (status.ok()) return status;
+  data_ = nullptr;
+  status.message += " (" + std::to_string(bytes_) + " bytes, GPU " +
+                    std::to_string(gpu_->ordinal()) + ")";
+  return status;
+}
+
+Memory::~Memory() {
+  if (data_ == nullptr) return;
+  const Driver& driver = gpu_->driver();
+  const Gpu::Current current(*gpu_);
+  if (place_ == Place::kHost) {
+    driver->free_host(data_);
+  } else {
+    driver->free(Address(data_));
+  }
+}
+
+Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
+  std::swap(place_, other.place_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace keras_hvd::cuda

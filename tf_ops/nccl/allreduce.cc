@@ -1,0 +1,30 @@
+// See allreduce.h.
+#include "tf_ops/nccl/allreduce.h"
+
+#include "tf_ops/nccl/reduction.h"
+
+namespace keras_hvd::nccl {
+
+Status Allreduce(const AllreduceOptions& options, Communicator* communicator) {
+  ScopedOps ops(options.reduction);
+  std::vector<const AllreduceTensor*> tensors;
+  for (const AllreduceTensor& tensor : options.tensors) {
+    if (tensor.elements == 0) continue;
+    Status status = ops.Add(tensor.dtype, communicator);
+    if (!status.ok()) return status;
+    tensors.push_back(&tensor);
+  }
+  if (tensors.empty()) return Status::Ok();
+  return communicator->Group([&] {
+    for (const AllreduceTensor* tensor : tensors) {
+      const Result result = communicator->library()->all_reduce(
+          tensor->input, tensor->output, tensor->elements, TypeOf(tensor->dtype),
+          ops.Of(tensor->dtype), communicator->comm(), communicator->stream());
+      Status status = communicator->Check(result, "ncclAllReduce");
+      if (!status.ok()) return status;
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace keras_hvd::nccl

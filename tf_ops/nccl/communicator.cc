@@ -1,0 +1,115 @@
+// See communicator.h.
+#include "tf_ops/nccl/communicator.h"
+
+#include <utility>
+
+namespace keras_hvd::nccl {
+namespace {
+
+Status Aborted(const char* name) {
+  return Status::RankFailed(std::string(name) +
+                            " cannot be called: the communicator was aborted");
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<const Library> library, int count, int index,
+                           cuda::Stream stream, KeepWaiting keep_waiting)
+    : library_(std::move(library)),
+      count_(count),
+      index_(index),
+      stream_(stream),
+      keep_waiting_(std::move(keep_waiting)) {}
+
+Communicator::~Communicator() { Abort(); }
+
+Status Communicator::NewId(const Library& library, UniqueId* id) {
+  return library.Check(library->unique_id(id), "ncclGetUniqueId", nullptr);
+}
+
+Status Communicator::Create(std::shared_ptr<const Library> library, const UniqueId& id,
+                            int count, int index, cuda::Stream stream,
+                            KeepWaiting keep_waiting,
+                            std::unique_ptr<Communicator>* communicator) {
+  std::unique_ptr<Communicator> created(new Communicator(
+      std::move(library), count, index, stream, std::move(keep_waiting)));
+  Config config;
+  config.blocking = 0;
+  const Result result =
+      created->library()->init_rank(&created->comm_, count, id, index, &config);
+  Status status = created->Await(result, "ncclCommInitRankConfig");
+  if (status.ok()) *communicator = std::move(created);
+  return status;
+}
+
+Status Communicator::Split(int color, int key, int count, int index,
+                           std::unique_ptr<Communicator>* part) {
+  part->reset();
+  if (comm_ == nullptr) return Aborted("ncclCommSplit");
+  splitting_.reset(new Communicator(library_, count, index, stream_, keep_waiting_));
+  const Result result =
+      library()->split(comm_, color, key, &splitting_->comm_, nullptr);
+  Status status = Await(result, "ncclCommSplit");
+  if (!status.ok()) return status;
+  std::unique_ptr<Communicator> made = std::move(splitting_);
+  if (color == kNoColor) return status;
+  status = made->Await(Result::kSuccess, "ncclCommSplit");
+  if (status.ok()) *part = std::move(made);
+  return status;
+}
+
+Status Communicator::Group(const std::function<Status()>& calls) {
+  if (comm_ == nullptr) return Aborted("ncclGroupStart");
+  Status status = Check(library()->group_start(), "ncclGroupStart");
+  if (!status.ok()) return status;
+  status = calls();
+  // Without its end, this thread's later calls would belong to the group.
+  const Result result = library()->group_end();
+  return status.ok() ? Await(result, "ncclGroupEnd") : status;
+}
+
+Status Communicator::AsyncError() const {
+  if (comm_ == nullptr) return Aborted("ncclCommGetAsyncError");
+  Result state = Result::kSuccess;
+  const Result result = library()->async_error(comm_, &state);
+  Status status = Check(result, "ncclCommGetAsyncError");
+  if (!status.ok()) return status;
+  return Check(state, "a collective that it had begun");
+}
+
+Status Communicator::Finalize() {
+  if (comm_ == nullptr) return Aborted("ncclCommFinalize");
+  Status status = Await(library()->finalize(comm_), "ncclCommFinalize");
+  if (!status.ok()) return status;
+  const Comm comm = std::exchange(comm_, nullptr);
+  return library().Check(library()->destroy(comm), "ncclCommDestroy", nullptr);
+}
+
+// What NCCL says of an abort changes nothing: there is nothing left to do.
+void Communicator::Abort() {
+  if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
+  splitting_.reset();
+}
+
+// Some functions of some versions say that they have succeeded and have not yet.
+Status Communicator::Await(Result result, const char* name) const {
+  Status status = Check(result, name);
+  if (!status.ok()) return status;
+  if (comm_ == nullptr) {
+    return Status::Internal("NCCL gave no communicator in " + std::string(name));
+  }
+  while (true) {
+    Result state = Result::kSuccess;
+    result = library()->async_error(comm_, &state);
+    status = Check(result, "ncclCommGetAsyncError");
+    if (!status.ok()) return status;
+    if (state != Result::kInProgress) return Check(state, name);
+    if (!keep_waiting_()) {
+      return Status::RankFailed(std::string(name) +
+                                " was given up: a member of the communicator has "
+                                "failed, or the job ends");
+    }
+  }
+}
+
+}  // namespace keras_hvd::nccl

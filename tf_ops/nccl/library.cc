@@ -1,0 +1,84 @@
+// See library.h.
+#include "tf_ops/nccl/library.h"
+
+#include "tf_ops/cuda/dynamic_library.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+constexpr char kName[] = "libnccl.so.2";
+
+std::string Missing(const std::string& path) {
+  if (!path.empty()) return "there is no NCCL in " + path;
+  return std::string("there is no ") + kName +
+         " in the library path; pip install nvidia-nccl-cu12 brings one, and "
+         "KERAS_HVD_NCCL_LIBRARY may name another";
+}
+
+// 22304 is 2.23.4. Before 2.9 two digits fewer were used: 2804 is 2.8.4.
+std::string VersionText(int version) {
+  const int base = version < 10000 ? 1000 : 10000;
+  return std::to_string(version / base) + "." + std::to_string(version % base / 100) +
+         "." + std::to_string(version % 100);
+}
+
+Status CheckVersion(int version, const std::string& path) {
+  if (version >= kOldestVersion) return Status::Ok();
+  return Status::Internal("NCCL " + VersionText(version) + " (" + path +
+                          ") is too old: keras_hvd needs " +
+                          VersionText(kOldestVersion) + " or later");
+}
+
+Status Find(const cuda::DynamicLibrary& library, Functions* functions) {
+  Status status;
+#define KERAS_HVD_FIND(member, symbol, result, parameters) \
+  if (status.ok()) status = library.Find(symbol, &functions->member);
+  KERAS_HVD_NCCL_FUNCTIONS(KERAS_HVD_FIND)
+#undef KERAS_HVD_FIND
+  return status;
+}
+
+std::string WithoutEnd(std::string text) {
+  const size_t last = text.find_last_not_of(" \n.");
+  text.resize(last == std::string::npos ? 0 : last + 1);
+  return text;
+}
+
+}  // namespace
+
+Status Library::Open(const std::string& path, std::shared_ptr<const Library>* library) {
+  cuda::DynamicLibrary found;
+  Status status =
+      cuda::DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &found);
+  if (!status.ok()) return status;
+  std::shared_ptr<Library> opened(new Library());
+  Functions& functions = opened->functions_;
+  // An old one lacks functions, and its age is what to say of it.
+  status = found.Find("ncclGetVersion", &functions.version);
+  if (!status.ok()) return status;
+  const Result result = functions.version(&opened->version_);
+  if (result != Result::kSuccess) {
+    return Status::Internal("ncclGetVersion of " + found.path() + " failed: error " +
+                            std::to_string(static_cast<int>(result)));
+  }
+  status = CheckVersion(opened->version_, found.path());
+  if (status.ok()) status = Find(found, &functions);
+  if (!status.ok()) return status;
+  opened->text_ = "NCCL " + VersionText(opened->version_) + " (" + found.path() + ")";
+  *library = std::move(opened);
+  return status;
+}
+
+Status Library::Check(Result result, const char* name, Comm comm) const {
+  if (result == Result::kSuccess || result == Result::kInProgress) return Status::Ok();
+  std::string text = "NCCL failed in " + std::string(name) + ": " +
+                     WithoutEnd(functions_.error_text(result));
+  const char* last = functions_.last_error(comm);
+  const std::string more = WithoutEnd(last != nullptr ? last : "");
+  if (!more.empty()) text += ": " + more;
+  return Status::Internal(text +
+                          ". With NCCL_DEBUG=WARN in the environment it says "
+                          "more");
+}
+
+}  // namespace keras_hvd::nccl

@@ -1,0 +1,62 @@
+// See reducescatter.h.
+#include "tf_ops/nccl/reducescatter.h"
+
+#include "tf_ops/collectives/parts.h"
+#include "tf_ops/nccl/reduction.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+Status ReduceEven(const ReducescatterTensor& tensor, Op op,
+                  Communicator* communicator) {
+  const Result result = communicator->library()->reduce_scatter(
+      tensor.input, tensor.output,
+      tensor.rows / communicator->count() * tensor.row_elements, TypeOf(tensor.dtype),
+      op, communicator->comm(), communicator->stream());
+  return communicator->Check(result, "ncclReduceScatter");
+}
+
+// NCCL has no reducescatter of uneven parts: each member's is a reduction to it.
+Status ReduceUneven(const ReducescatterTensor& tensor, Op op,
+                    Communicator* communicator) {
+  const int members = communicator->count();
+  const int64_t row_bytes = tensor.row_elements * Bytes(tensor.dtype);
+  for (int member = 0; member < members; ++member) {
+    const int64_t start = PartStart(tensor.rows, member, members);
+    const int64_t rows = PartStart(tensor.rows, member + 1, members) - start;
+    if (rows == 0) continue;
+    const Result result = communicator->library()->reduce(
+        static_cast<const char*>(tensor.input) + start * row_bytes, tensor.output,
+        rows * tensor.row_elements, TypeOf(tensor.dtype), op, member,
+        communicator->comm(), communicator->stream());
+    Status status = communicator->Check(result, "ncclReduce");
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Reducescatter(const ReducescatterOptions& options, Communicator* communicator) {
+  ScopedOps ops(options.reduction);
+  std::vector<const ReducescatterTensor*> tensors;
+  for (const ReducescatterTensor& tensor : options.tensors) {
+    if (tensor.rows * tensor.row_elements == 0) continue;
+    Status status = ops.Add(tensor.dtype, communicator);
+    if (!status.ok()) return status;
+    tensors.push_back(&tensor);
+  }
+  if (tensors.empty()) return Status::Ok();
+  return communicator->Group([&] {
+    for (const ReducescatterTensor* tensor : tensors) {
+      const Op op = ops.Of(tensor->dtype);
+      const bool even = tensor->rows % communicator->count() == 0;
+      Status status = even ? ReduceEven(*tensor, op, communicator)
+                           : ReduceUneven(*tensor, op, communicator);
+      if (!status.ok()) return status;
+    }
+    return Status::Ok();
+  });
+}
+
+}  // namespace keras_hvd::nccl

@@ -1,0 +1,190 @@
+// See reduction.h.
+#include "tf_ops/nccl/reduction.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "tf_ops/collectives/number.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+// A number of a tensor's type, as NCCL reads it.
+struct Number {
+  alignas(8) char bytes[8];
+};
+
+template <typename T>
+Number NumberOf(T value) {
+  Number number = {};
+  memcpy(number.bytes, &value, sizeof(value));
+  return number;
+}
+
+// What every element is multiplied by before the sum. It is one rounding where the CPU
+// multiplies by one scale before and by another one after it.
+double ScaleOf(const Reduction& reduction, int count) {
+  const double scale = reduction.prescale * reduction.postscale;
+  return reduction.op == ReduceOp::kAverage ? scale / count : scale;
+}
+
+bool IsScaled(const Reduction& reduction) {
+  return reduction.prescale != 1 || reduction.postscale != 1;
+}
+
+template <typename T>
+bool IsNumberOf(double scale) {
+  T narrow;
+  Narrow(static_cast<float>(scale), &narrow);
+  return Widen(narrow) == scale;
+}
+
+// Whether the type has the scale: as near as to any of its numbers, or to the bit where
+// its numbers are so far from each other that all results would be off by as much.
+bool HasScale(DataType dtype, double scale) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return IsNumberOf<Float16>(scale);
+    case DataType::kBfloat16:
+      return IsNumberOf<Bfloat16>(scale);
+    case DataType::kFloat32:
+      return std::isnormal(static_cast<float>(scale));
+    default:
+      return true;
+  }
+}
+
+Number ScaleIn(DataType dtype, double scale) {
+  Float16 half;
+  Bfloat16 brain;
+  switch (dtype) {
+    case DataType::kFloat16:
+      Narrow(static_cast<float>(scale), &half);
+      return NumberOf(half);
+    case DataType::kBfloat16:
+      Narrow(static_cast<float>(scale), &brain);
+      return NumberOf(brain);
+    case DataType::kFloat32:
+      return NumberOf(static_cast<float>(scale));
+    default:
+      return NumberOf(scale);
+  }
+}
+
+bool CanScale(const Reduction& reduction, DataType dtype, int count) {
+  if (!IsFloating(dtype)) return false;
+  const double scale = ScaleOf(reduction, count);
+  // A product of two that is out of the range of numbers says nothing of their effect.
+  return std::isnormal(scale) && HasScale(dtype, scale);
+}
+
+Op BuiltIn(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kAverage:
+      return kAverage;
+    case ReduceOp::kMin:
+      return kMin;
+    case ReduceOp::kMax:
+      return kMax;
+    case ReduceOp::kProduct:
+      return kProduct;
+    case ReduceOp::kSum:
+    case ReduceOp::kAdasum:
+      break;
+  }
+  return kSum;
+}
+
+}  // namespace
+
+Type TypeOf(DataType dtype) {
+  switch (dtype) {
+    case DataType::kInt8:
+      return Type::kInt8;
+    case DataType::kInt32:
+      return Type::kInt32;
+    case DataType::kInt64:
+      return Type::kInt64;
+    case DataType::kFloat16:
+      return Type::kFloat16;
+    case DataType::kBfloat16:
+      return Type::kBfloat16;
+    case DataType::kFloat32:
+      return Type::kFloat32;
+    case DataType::kFloat64:
+      return Type::kFloat64;
+    case DataType::kUint8:
+    // Truth values are 0 and 1, of which And is the smaller and Or the larger.
+    case DataType::kBool:
+      break;
+  }
+  return Type::kUint8;
+}
+
+bool CanReduce(const Reduction& reduction, DataType dtype, int count) {
+  if (!Supports(reduction, dtype)) return false;
+  switch (reduction.op) {
+    case ReduceOp::kSum:
+      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
+    case ReduceOp::kAverage:
+      if (!IsFloating(dtype)) return false;
+      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      // NCCL leaves NaNs out, as if nobody had had one.
+      return !IsScaled(reduction) && !IsFloating(dtype);
+    case ReduceOp::kProduct:
+      return !IsScaled(reduction);
+    case ReduceOp::kAdasum:
+      break;
+  }
+  return false;
+}
+
+Status ScopedOp::Make(const Reduction& reduction, DataType dtype,
+                      Communicator* communicator, ScopedOp* op) {
+  *op = ScopedOp();
+  if (!CanReduce(reduction, dtype, communicator->count())) {
+    return Status::Internal("NCCL has no such reduction: " +
+                            std::string(Name(reduction.op)) + " of " + Name(dtype));
+  }
+  if (!IsScaled(reduction)) {
+    op->op_ = BuiltIn(reduction.op);
+    return Status::Ok();
+  }
+  const double scale = ScaleOf(reduction, communicator->count());
+  if (scale == 1) return Status::Ok();
+  const Library& library = communicator->library();
+  Number number = ScaleIn(dtype, scale);
+  const Result result =
+      library->make_scaled_sum(&op->op_, number.bytes, TypeOf(dtype),
+                               Residence::kHostImmediate, communicator->comm());
+  Status status =
+      library.Check(result, "ncclRedOpCreatePreMulSum", communicator->comm());
+  if (status.ok()) op->communicator_ = communicator;
+  return status;
+}
+
+// An aborted communicator has taken its ops with it.
+ScopedOp::~ScopedOp() {
+  if (communicator_ == nullptr || communicator_->comm() == nullptr) return;
+  communicator_->library()->destroy_op(op_, communicator_->comm());
+}
+
+ScopedOp::ScopedOp(ScopedOp&& other) noexcept { *this = std::move(other); }
+
+ScopedOp& ScopedOp::operator=(ScopedOp&& other) noexcept {
+  std::swap(communicator_, other.communicator_);
+  std::swap(op_, other.op_);
+  return *this;
+}
+
+Status ScopedOps::Add(DataType dtype, Communicator* communicator) {
+  std::optional<ScopedOp>& op = ops_[static_cast<int>(dtype)];
+  if (op.has_value()) return Status::Ok();
+  return ScopedOp::Make(reduction_, dtype, communicator, &op.emplace());
+}
+
+}  // namespace keras_hvd::nccl
