@@ -31,6 +31,7 @@ class FailingWaiter : public Waiter {
     awaited_ = awaited;
     return false;
   }
+  bool Pause(int64_t) override { return false; }
   int awaited_ = -1;
 };
 

@@ -23,14 +23,20 @@ bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   index_ = static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank_) -
                             members_.begin());
   sequence_ = sequence;
-  round_ = sequence << kRoundBits;
+  first_round_ = round_ = sequence << kRoundBits;
+  return AwaitReaders();
+}
+
+bool Communicator::BeginAgain() {
+  End();
+  first_round_ = ++round_;
   return AwaitReaders();
 }
 
 bool Communicator::NextRound() {
   ++round_;
   // Later rounds of a collective take care of each other themselves.
-  const bool first_use = round_ == (sequence_ << kRoundBits) + 1;
+  const bool first_use = round_ == first_round_ + 1;
   return !first_use || AwaitReaders();
 }
 
@@ -48,7 +54,7 @@ void Communicator::End() {
   Announce(&RankBlock::finished, end);
   const int last = Half();
   readers_[last] = {members_, end};
-  const bool used_both = round_ != sequence_ << kRoundBits;
+  const bool used_both = round_ != first_round_;
   if (used_both) readers_[1 - last] = {members_, end};
 }
 

@@ -23,6 +23,9 @@ class Waiter {
   // Returns true as soon as `ready()` is, false when the job has failed or stops.
   // `awaited` is the rank whose turn it is.
   virtual bool Wait(const std::function<bool()>& ready, int awaited) = 0;
+  // Passes a moment while something is awaited that rings for nobody, and `times` such
+  // moments have passed. Returns false when the job has failed or stops.
+  virtual bool Pause(int64_t times) = 0;
 };
 
 class Communicator {
@@ -34,6 +37,8 @@ class Communicator {
   // members. Returns false if the job has failed.
   bool Begin(const std::vector<int>& members, uint64_t sequence);
   void End();
+  // Ends what has begun, and begins another collective of the same members.
+  bool BeginAgain();
 
   int count() const { return static_cast<int>(members_.size()); }
   // This rank's place among the members.
@@ -83,6 +88,7 @@ class Communicator {
   std::vector<int> members_;
   int index_ = 0;
   uint64_t sequence_ = 0;
+  uint64_t first_round_ = 0;
   uint64_t round_ = 0;
   Readers readers_[2];
 };

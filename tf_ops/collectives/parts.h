@@ -21,6 +21,10 @@ inline int64_t PartStart(int64_t count, int member, int members) {
   return count / members * member + std::min<int64_t>(member, count % members);
 }
 
+inline int64_t PartSize(int64_t count, int member, int members) {
+  return PartStart(count, member + 1, members) - PartStart(count, member, members);
+}
+
 class Parts {
  public:
   // starts[tensor][member]: where the member's part begins in the tensor, in bytes; one

@@ -27,6 +27,10 @@ class YieldingWaiter : public Waiter {
     while (!ready()) sched_yield();
     return true;
   }
+  bool Pause(int64_t) override {
+    sched_yield();
+    return true;
+  }
 };
 
 // Ranks that run collectives one after another, each on a thread of its own.

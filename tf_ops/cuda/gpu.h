@@ -92,6 +92,7 @@ class Memory {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  Place place() const { return place_; }
 
  private:
   Status Start();

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -17,18 +16,6 @@
 
 namespace keras_hvd {
 namespace {
-
-// Memory for the result of one of an operation's tensors, which gets `rows`.
-void* AllocateResult(Operation* operation, size_t tensor,
-                     const std::vector<int64_t>& rows) {
-  void* memory = operation->allocate(tensor, rows);
-  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-  operation->out_of_memory |= memory == nullptr && sum > 0;
-  operation->buffers[tensor].output = memory;
-  operation->allocated_bytes.push_back(
-      sum * RowBytes(operation->description->tensors[tensor]));
-  return memory;
-}
 
 int64_t AllreduceBytes(const AllreduceOptions& options) {
   int64_t bytes = 0;
@@ -50,56 +37,97 @@ bool IsInPlace(const AllreduceOptions& options) {
 
 }  // namespace
 
-BatchRunner::BatchRunner(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
+// Host memory's part in a batch of tensors on GPUs, which often has none.
+class BatchRunner::Host : public HostCollectives {
+ public:
+  Host(BatchRunner* runner, const std::vector<int>& members, uint64_t number,
+       const BatchSettings& settings)
+      : runner_(*runner), members_(members), number_(number), settings_(settings) {}
+
+  Communicator* Begin() override {
+    Communicator& communicator = runner_.communicator_;
+    const bool ok = std::exchange(begun_, true) ? communicator.BeginAgain()
+                                                : communicator.Begin(members_, number_);
+    return ok ? &communicator : nullptr;
+  }
+  bool Run(const Batch& batch) override {
+    return runner_.RunCollective(batch, members_, settings_);
+  }
+  bool compares() const override { return runner_.checks(); }
+  bool Compare(const Batch& batch) override {
+    return runner_.CheckOutputs(batch, members_);
+  }
+  void End() {
+    if (begun_) runner_.communicator_.End();
+  }
+
+ private:
+  BatchRunner& runner_;
+  const std::vector<int>& members_;
+  const uint64_t number_;
+  const BatchSettings& settings_;
+  bool begun_ = false;
+};
+
+BatchRunner::BatchRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+                         std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
                          Timeline* timeline, Coordination* coordination)
     : segment_(std::move(segment)),
-      rank_(rank),
+      rank_(options.rank),
       timeline_(*timeline),
       coordination_(coordination),
-      communicator_(segment_, rank, waiter) {}
+      communicator_(segment_, rank_, waiter),
+      gpu_(options, segment_, std::move(gpu), waiter) {}
 
 bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
                       uint64_t number, const BatchSettings& settings) {
   PhaseRecorder* const recorder = timeline_.BeginBatch(number);
   communicator_.set_recorder(recorder);
-  const bool ok = RunCollective(batch, members, number, settings);
+  const bool ok = RunAnywhere(batch, members, number, settings);
   if (recorder != nullptr) timeline_.EndBatch(ok);
   return ok;
 }
 
-bool BatchRunner::RunCollective(const Batch& batch, const std::vector<int>& members,
-                                uint64_t number, const BatchSettings& settings) {
+bool BatchRunner::RunAnywhere(const Batch& batch, const std::vector<int>& members,
+                              uint64_t number, const BatchSettings& settings) {
+  if (batch.front()->description->on_gpu) {
+    Host host(this, members, number, settings);
+    const bool ok = gpu_.Run(batch, members, &host);
+    if (ok) host.End();
+    return ok;
+  }
   if (!communicator_.Begin(members, number)) return false;
-  bool ok = false;
+  const bool ok = RunCollective(batch, members, settings) &&
+                  (!checks() || CheckOutputs(batch, members));
+  if (ok) communicator_.End();
+  return ok;
+}
+
+bool BatchRunner::RunCollective(const Batch& batch, const std::vector<int>& members,
+                                const BatchSettings& settings) {
   switch (batch.front()->description->kind) {
     case Kind::kAllreduce:
-      ok = RunAllreduce(batch, settings);
-      break;
+      return RunAllreduce(batch, settings);
     case Kind::kAllgather:
-      ok = RunAllgather(batch.front().get());
-      break;
+      return RunAllgather(batch.front().get());
     case Kind::kBroadcast:
-      ok = RunBroadcast(*batch.front(), members);
-      break;
+      return RunBroadcast(*batch.front(), members);
     case Kind::kBarrier:
-      ok = Barrier(&communicator_);
-      break;
+      return Barrier(&communicator_);
     case Kind::kReducescatter:
-      ok = RunReducescatter(*batch.front());
-      break;
+      return RunReducescatter(*batch.front());
     case Kind::kAlltoall:
-      ok = RunAlltoall(batch.front().get());
-      break;
+      return RunAlltoall(batch.front().get());
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
     case Kind::kJoin:
       break;  // decided as agreements, not as batches
   }
-  if (ok && segment_->header().check.load(std::memory_order_relaxed) != 0) {
-    ok = CheckOutputs(batch, members);
-  }
-  if (ok) communicator_.End();
-  return ok;
+  return false;
+}
+
+bool BatchRunner::checks() const {
+  return segment_->header().check.load(std::memory_order_relaxed) != 0;
 }
 
 // The consistency mode: all members find the same difference; one says so for all.

@@ -11,6 +11,8 @@
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/engine/autotune.h"
 #include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/engine_options.h"
+#include "tf_ops/engine/gpu_runner.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/timeline.h"
 #include "tf_ops/transport/segment.h"
@@ -26,26 +28,36 @@ struct BatchSettings {
 class BatchRunner {
  public:
   // `coordination`: rank 0's, which learns how long allreduces take; null on others.
-  BatchRunner(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
-              Timeline* timeline, Coordination* coordination);
+  BatchRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+              std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline,
+              Coordination* coordination);
 
   // Runs batch `number` with the members of its process set; all of them count the
   // batches alike. Returns false if the job has failed or this rank stops waiting.
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
            const BatchSettings& settings);
 
+  // For tensors on GPUs.
+  GpuRunner& gpu() { return gpu_; }
+  const GpuRunner& gpu() const { return gpu_; }
+
   // The largest part of a tensor that goes through the exchange memory at a time.
   int64_t exchange_bytes() const { return communicator_.exchange_bytes(); }
 
  private:
+  class Host;
+
+  bool RunAnywhere(const Batch& batch, const std::vector<int>& members, uint64_t number,
+                   const BatchSettings& settings);
   bool RunCollective(const Batch& batch, const std::vector<int>& members,
-                     uint64_t number, const BatchSettings& settings);
+                     const BatchSettings& settings);
   bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
   bool RunAdasum(const AllreduceOptions& allreduce);
   bool RunAllgather(Operation* operation);
   bool RunAlltoall(Operation* operation);
   bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
   bool RunReducescatter(const Operation& operation);
+  bool checks() const;
   bool CheckOutputs(const Batch& batch, const std::vector<int>& members);
 
   const std::shared_ptr<Segment> segment_;
@@ -53,6 +65,7 @@ class BatchRunner {
   Timeline& timeline_;
   Coordination* const coordination_;
   Communicator communicator_;
+  GpuRunner gpu_;
 };
 
 }  // namespace keras_hvd

@@ -1,6 +1,7 @@
 // See c_api.h.
 #include "tf_ops/engine/c_api.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include <algorithm>
@@ -124,8 +125,7 @@ Place PlaceAmong(const std::vector<int>& ranks, int rank) {
 
 int64_t ScatteredRows(Place place, int64_t rows) {
   if (place.members == 0) return 0;
-  return keras_hvd::PartStart(rows, place.index + 1, place.members) -
-         keras_hvd::PartStart(rows, place.index, place.members);
+  return keras_hvd::PartSize(rows, place.index, place.members);
 }
 
 Status WrongSum(const khvd_request& request, const std::vector<int64_t>& splits,
@@ -278,6 +278,7 @@ Status MakeOperation(const khvd_request& request, int size, Place place,
     }
   }
   if (request.kind == KHVD_BROADCAST) description->root = request.root;
+  description->on_gpu = request.on_gpu != 0 && request.kind != KHVD_BARRIER;
 
   auto operation = std::make_unique<Operation>();
   operation->submitter = request.submitter;
@@ -325,7 +326,16 @@ Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
       !(*process)->engine().MembersOf(request.process_set, &ranks).ok()) {
     ranks.clear();
   }
-  return MakeOperation(request, job.size, PlaceAmong(ranks, job.rank), operation);
+  const Status made =
+      MakeOperation(request, job.size, PlaceAmong(ranks, job.rank), operation);
+  if (!made.ok() || !(*operation)->description->on_gpu) return made;
+  const Status placed = (*process)->engine().PlaceOnGpu(
+      static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,
+      operation->get());
+  if (placed.ok()) return placed;
+  return {placed.code, keras_hvd::Title(*(*operation)->description) +
+                           " failed on rank " + std::to_string(job.rank) + ": " +
+                           placed.message};
 }
 
 Status Submit(const khvd_request& request,
@@ -433,6 +443,10 @@ void LogMembership(const Process& process, const std::string& what) {
                      (place.size == 1 ? " rank" : " ranks"));
 }
 
+keras_hvd::GpuLibraries GpuLibrariesOf(const char* cuda, const char* nccl) {
+  return {cuda == nullptr ? "" : cuda, nccl == nullptr ? "" : nccl};
+}
+
 Status Init(const khvd_options& options) {
   if (keras_hvd::IsForked()) return Forked();
   Status status = CheckOptions(options);
@@ -456,6 +470,8 @@ Status Init(const khvd_options& options) {
   process.engine.cores = options.cores;
   process.engine.check = options.check != 0;
   process.engine.cache_capacity = CacheCapacity(options);
+  process.engine.gpu_libraries =
+      GpuLibrariesOf(options.cuda_library, options.nccl_library);
   status = MakeAutotuneOptions(options, &process.engine.autotune);
   if (!status.ok()) return status;
   process.local_rank = options.local_rank;
@@ -565,6 +581,32 @@ int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
 }
 
 int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
+
+// The stream waits in any case: what runs on it may be about to free the buffers.
+int khvd_await_end(void* end, void* stream) {
+  const std::unique_ptr<keras_hvd::EndMark> mark(static_cast<keras_hvd::EndMark*>(end));
+  const Status waits =
+      mark->event->MakeWait(static_cast<keras_hvd::cuda::Stream>(stream));
+  if (!waits.ok()) return Report(waits);
+  std::shared_ptr<Process> process;
+  if (!GetProcess(&process).ok()) return KHVD_OK;
+  return Report(process->failure());
+}
+
+int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
+                         khvd_gpu_support* support) {
+  if (support->struct_size < sizeof(khvd_gpu_support)) {
+    return Report(Status::InvalidArgument(
+        "the caller of khvd_get_gpu_support was built for another version of "
+        "keras_hvd"));
+  }
+  const keras_hvd::GpuSupport found =
+      keras_hvd::FindGpuSupport(GpuLibrariesOf(cuda_library, nccl_library));
+  support->devices = found.devices;
+  support->nccl_version = found.nccl_version;
+  snprintf(support->text, sizeof(support->text), "%s", found.text.c_str());
+  return KHVD_OK;
+}
 
 const char* khvd_last_error(void) { return LastError().c_str(); }
 

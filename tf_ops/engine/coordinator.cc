@@ -382,7 +382,7 @@ void Coordinator::Leave(int rank, const std::string& how) {
 
 bool Coordinator::Fusable(const Description& first, const Description& other) {
   return other.kind == Kind::kAllreduce && first.process_set == other.process_set &&
-         first.reduction == other.reduction;
+         first.on_gpu == other.on_gpu && first.reduction == other.reduction;
 }
 
 void Coordinator::Take(Settled* settled, Decision* decision) {

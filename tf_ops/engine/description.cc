@@ -45,7 +45,7 @@ const char* Name(Kind kind) {
 
 bool Description::Matches(const Description& other) const {
   return kind == other.kind && reduction == other.reduction && root == other.root &&
-         tensors == other.tensors && members == other.members;
+         tensors == other.tensors && members == other.members && on_gpu == other.on_gpu;
 }
 
 int64_t Elements(const TensorDescription& tensor) {
@@ -101,6 +101,7 @@ std::string Details(const Description& description) {
     text += TensorText(description.tensors[i], HasOwnRows(description.kind));
   }
   if (count > kTensorsShown) text += ", ...";
+  if (description.on_gpu) text += " on a GPU";
   if (description.kind == Kind::kBroadcast) {
     text += " from root " + std::to_string(description.root);
   }
@@ -156,6 +157,7 @@ void Encode(const Description& description, std::string* to) {
   }
   EncodeInteger(static_cast<int64_t>(description.members.size()), to);
   for (int member : description.members) EncodeInteger(member, to);
+  EncodeInteger(description.on_gpu ? 1 : 0, to);
 }
 
 bool Decode(std::string_view* from, Description* description) {
@@ -192,6 +194,9 @@ bool Decode(std::string_view* from, Description* description) {
     if (!DecodeInteger(from, &member)) return false;
     description->members.push_back(static_cast<int>(member));
   }
+  int64_t on_gpu;
+  if (!DecodeInteger(from, &on_gpu)) return false;
+  description->on_gpu = on_gpu != 0;
   return true;
 }
 

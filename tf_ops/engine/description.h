@@ -60,6 +60,7 @@ struct Description {
   int32_t root = 0;
   std::vector<TensorDescription> tensors;
   std::vector<int> members;  // of a process set that is added or removed
+  bool on_gpu = false;       // the tensors
 
   // Whether the two can be one collective.
   bool Matches(const Description& other) const;

@@ -23,6 +23,8 @@ constexpr std::chrono::microseconds kSpin(50);
 // they may be what keeps a killed rank from being seen.
 constexpr int kYields = 100;
 constexpr std::chrono::microseconds kLongestYields(1000);
+// How often it looks for what rings for nobody, after as many yields.
+constexpr std::chrono::microseconds kPause(50);
 // How long a rank that shuts down waits for the peers of a batch that runs.
 constexpr std::chrono::seconds kShutdownPatience(5);
 
@@ -35,14 +37,16 @@ void Relax() {
 }  // namespace
 
 Driver::Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-               Requests* requests, Timeline* timeline, EngineCounters* counters)
+               std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
+               EngineCounters* counters)
     : rank_(options.rank),
       has_cores_(options.cores >= segment->size()),
       segment_(std::move(segment)),
       block_(segment_->block(rank_)),
       requests_(*requests),
       counters_(*counters),
-      work_(options, segment_, this, requests, &promptness_, timeline, counters) {
+      work_(options, segment_, std::move(gpu), this, requests, &promptness_, timeline,
+            counters) {
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }
@@ -74,6 +78,7 @@ void Driver::Loop() {
 }
 
 void Driver::Leave() {
+  work_.Leave();
   requests_.EndAll(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
   // gone.
@@ -191,6 +196,24 @@ void Driver::SleepInCollective(const Ready& ready, bool stopping) {
   if (block_.bell.Sleep(Clock::now() + StallWatch::kInterval)) return;
   CheckForLostWake(Doorbell::kEverything, due());
   block_.bell.Cancel();
+}
+
+bool Driver::Pause(int64_t times) {
+  work_.Progress();
+  if (segment_->Failed()) return false;
+  if (stopping_.load() && stop_at_ == Clock::time_point::max()) {
+    stop_at_ = Clock::now() + kShutdownPatience;
+  }
+  if (Clock::now() >= stop_at_) return false;
+  if (times < kYields) {
+    sched_yield();
+    return true;
+  }
+  // Woken by what Progress sees to.
+  block_.bell.Announce();
+  if (!work_.HasNews()) block_.bell.Sleep(Clock::now() + kPause);
+  block_.bell.Cancel();
+  return true;
 }
 
 // ---- Waiting outside of a collective

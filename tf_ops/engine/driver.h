@@ -28,7 +28,8 @@ class Driver : private Waiter {
  public:
   // Starts the engine's thread.
   Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-         Requests* requests, Timeline* timeline, EngineCounters* counters);
+         std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
+         EngineCounters* counters);
   ~Driver() override;
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -60,6 +61,7 @@ class Driver : private Waiter {
 
   // Inside of a collective.
   bool Wait(const Ready& ready, int awaited) override;
+  bool Pause(int64_t times) override;
   void SleepInCollective(const Ready& ready, bool stopping);
   // Outside of one.
   bool SpinForNews();
@@ -78,7 +80,8 @@ class Driver : private Waiter {
 
   // Held by who drives, but not while it rests.
   std::mutex driving_;
-  Work work_;              // guarded by driving_
+  Work work_;                                             // guarded by driving_
+  Clock::time_point stop_at_ = Clock::time_point::max();  // guarded by driving_
   bool was_idle_ = false;  // the last sleep ended without a ring; guarded by driving_
 
   std::atomic<int> callers_{0};  // that want to drive

@@ -23,8 +23,9 @@ Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
     : rank_(options.rank),
       size_(segment->size()),
       timeline_(segment),
+      gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
       requests_(segment, rank_, options.cache_capacity, &counters_),
-      driver_(options, segment, &requests_, &timeline_, &counters_) {}
+      driver_(options, segment, gpu_, &requests_, &timeline_, &counters_) {}
 
 Engine::~Engine() { Stop(); }
 
@@ -47,10 +48,22 @@ Status Engine::Submit(std::unique_ptr<Operation> operation) {
   return submitted;
 }
 
+Status Engine::PlaceOnGpu(cuda::Stream stream, void** end, Operation* operation) {
+  auto place = std::make_unique<StreamPlace>();
+  Status status = gpu_->OpenFor(stream, &place->gpu);
+  if (status.ok()) status = RecordOn(place->gpu, stream, &place->ready);
+  if (!status.ok()) return status;
+  place->stream = stream;
+  place->end = end;
+  operation->place = std::move(place);
+  return status;
+}
+
 Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   // Where others are under way, what comes next may be one that takes long.
   const bool alone = !requests_.any_pending();
-  if (!alone || operation->input_bytes() > kSmallBytes) {
+  const bool small = operation->input_bytes() <= kSmallBytes;
+  if (!alone || !small || operation->place != nullptr) {
     return Submit(std::move(operation));
   }
   const auto ending = std::make_shared<Ending>();

@@ -46,6 +46,10 @@ class Engine {
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
 
+  // Gives an operation whose tensors are on a GPU its place on the caller's stream,
+  // now; it is then submitted by Submit or Run. `end`: see khvd_request.
+  Status PlaceOnGpu(cuda::Stream stream, void** end, Operation* operation);
+
   // Have all ranks agree on something, and wait for it. `ranks` ascending; `*id` is the
   // new set's number, from 1, and `*last` the rank that joined last. Until all have
   // joined, a rank that has takes part in allreduces of all ranks, with zeros.
@@ -71,6 +75,7 @@ class Engine {
   const int size_;
   EngineCounters counters_;
   Timeline timeline_;
+  const std::shared_ptr<GpuAccess> gpu_;
   Requests requests_;
   Driver driver_;  // the last one: its thread uses the others
 };

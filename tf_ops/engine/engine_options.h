@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tf_ops/engine/autotune.h"
+#include "tf_ops/engine/gpu_access.h"
 
 namespace keras_hvd {
 
@@ -18,6 +19,8 @@ struct EngineOptions {
   bool check = false;                 // compare all outputs; rank 0's word counts
   size_t cache_capacity = 16384;      // names that travel as numbers
   AutotuneOptions autotune;           // rank 0's count
+  int local_rank = 0;
+  GpuLibraries gpu_libraries;
 };
 
 }  // namespace keras_hvd

@@ -56,19 +56,20 @@ void AllocateZeros(Operation* operation) {
 
 }  // namespace
 
-Execution::Execution(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
-                     Requests* requests, Promptness* promptness, Timeline* timeline,
+Execution::Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
+                     std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+                     Promptness* promptness, Timeline* timeline,
                      Coordination* coordination, EngineCounters* counters)
     : segment_(std::move(segment)),
-      rank_(rank),
+      rank_(options.rank),
       requests_(*requests),
       promptness_(*promptness),
       coordination_(coordination),
       counters_(*counters),
-      runner_(segment_, rank, waiter, timeline, coordination),
+      runner_(options, segment_, std::move(gpu), waiter, timeline, coordination),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
                  &segment_->header().decisions_written,
-                 &segment_->block(rank).decisions_read) {}
+                 &segment_->block(rank_).decisions_read) {}
 
 // ---- Decisions
 
@@ -153,7 +154,7 @@ void Execution::HandleZeros(std::string_view message) {
   auto operation = std::make_unique<Operation>();
   operation->description = std::move(description);
   operation->done = [](const Status&) {};
-  AllocateZeros(operation.get());
+  if (!operation->description->on_gpu) AllocateZeros(operation.get());
   requests_.NoteJoined(operation.get());
   zeros_[std::move(key)] = std::move(operation);
 }
@@ -167,8 +168,10 @@ void Execution::HandleAgree(std::string_view message) {
   while (DecodeInteger(&message, &member)) members.push_back(static_cast<int>(member));
   const auto id = static_cast<int32_t>(answer);
   if (static_cast<Kind>(kind) == Kind::kAddProcessSet) {
+    gpu().AddProcessSet(id, members);
     requests_.AddProcessSet(id, std::move(members));
   } else if (static_cast<Kind>(kind) == Kind::kRemoveProcessSet) {
+    gpu().RemoveProcessSet(id);
     requests_.RemoveProcessSet(id);
   }
   decides_for_others_ = rank_ == 0 && requests_.process_sets().HasOneWithoutRankZero();

@@ -30,9 +30,10 @@ class Execution {
  public:
   // `waiter` passes the time inside of collectives; `coordination` is rank 0's, or
   // null.
-  Execution(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
-            Requests* requests, Promptness* promptness, Timeline* timeline,
-            Coordination* coordination, EngineCounters* counters);
+  Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
+            std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+            Promptness* promptness, Timeline* timeline, Coordination* coordination,
+            EngineCounters* counters);
 
   // Whether there are decisions to read.
   bool HasNews() const { return decisions_.HasNews(); }
@@ -49,6 +50,9 @@ class Execution {
   // The title of the batch that runs; "" if none does.
   const std::string& running() const { return running_; }
   const Tuning& tuning() const { return settings_.tuning; }
+  // What has been carried out of tensors on GPUs may go on there.
+  GpuRunner& gpu() { return runner_.gpu(); }
+  const GpuRunner& gpu() const { return runner_.gpu(); }
   int64_t exchange_bytes() const { return runner_.exchange_bytes(); }
   // Whether this is rank 0, which decides, and there is a set that it is not in.
   bool decides_for_others() const { return decides_for_others_; }

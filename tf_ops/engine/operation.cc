@@ -1,6 +1,8 @@
 // See operation.h.
 #include "tf_ops/engine/operation.h"
 
+#include <numeric>
+
 namespace keras_hvd {
 
 int64_t Operation::input_bytes() const {
@@ -10,6 +12,17 @@ int64_t Operation::input_bytes() const {
     bytes += rows[i] * RowBytes(description->tensors[i]);
   }
   return bytes;
+}
+
+void* AllocateResult(Operation* operation, size_t tensor,
+                     const std::vector<int64_t>& rows) {
+  void* memory = operation->allocate(tensor, rows);
+  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  operation->out_of_memory |= memory == nullptr && sum > 0;
+  operation->buffers[tensor].output = memory;
+  operation->allocated_bytes.push_back(
+      sum * RowBytes(operation->description->tensors[tensor]));
+  return memory;
 }
 
 }  // namespace keras_hvd

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tf_ops/engine/description.h"
+#include "tf_ops/engine/stream_place.h"
 #include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/status.h"
 
@@ -39,7 +40,8 @@ struct Operation {
   std::function<void*(size_t tensor, const std::vector<int64_t>& rows)> allocate;
   std::function<void(const Status&)> done;
 
-  int32_t* answer = nullptr;  // of an agreement: set before `done` is called
+  std::unique_ptr<StreamPlace> place;  // of tensors on a GPU
+  int32_t* answer = nullptr;           // of an agreement: set before `done` is called
 
   // The engine's own notes.
   struct alignas(64) Line {
@@ -55,6 +57,11 @@ struct Operation {
   // Of this rank's tensors.
   int64_t input_bytes() const;
 };
+
+// Memory for the result of one of an operation's tensors, which gets `rows`; null if
+// there is none, or none is needed.
+void* AllocateResult(Operation* operation, size_t tensor,
+                     const std::vector<int64_t>& rows);
 
 // What runs together, as one collective: operations of one kind and process set.
 using Batch = std::vector<std::unique_ptr<Operation>>;

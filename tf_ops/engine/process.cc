@@ -76,6 +76,7 @@ bool IsForked() { return g_forked.load(); }
 Process::Process(const ProcessOptions& options)
     : options_(options), rendezvous_(options.rendezvous) {
   options_.engine.rank = options.rendezvous.rank;
+  options_.engine.local_rank = options.local_rank;
 }
 
 Status Process::Join(const ProcessOptions& options, std::shared_ptr<Process>* process) {

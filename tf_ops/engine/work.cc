@@ -20,14 +20,14 @@ std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
 }  // namespace
 
 Work::Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
-           Waiter* waiter, Requests* requests, Promptness* promptness,
-           Timeline* timeline, EngineCounters* counters)
+           std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+           Promptness* promptness, Timeline* timeline, EngineCounters* counters)
     : rank_(options.rank),
       segment_(std::move(segment)),
       requests_(*requests),
       coordination_(CoordinationOf(options, segment_, timeline)),
-      execution_(segment_, rank_, waiter, requests, promptness, timeline,
-                 coordination_.get(), counters),
+      execution_(options, segment_, std::move(gpu), waiter, requests, promptness,
+                 timeline, coordination_.get(), counters),
       stall_watch_(options, segment_, requests, coordination_.get(), &execution_) {
   if (coordination_ == nullptr) return;
   // Before the first decision, which is what the others read first.
@@ -47,6 +47,7 @@ bool Work::Progress() {
   if (coordination_ != nullptr) progressed |= coordination_->Progress();
   progressed |= execution_.Read();
   stall_watch_.Check();
+  execution_.gpu().Check();
   CheckCoordinatorLeft();
   return progressed;
 }
@@ -83,9 +84,18 @@ bool Work::HasNews(uint32_t listening) {
 // One rank says so for all, and says who was where.
 void Work::HandleFailure() {
   has_ended_ = true;
+  execution_.gpu().Abort();
   ReportFailureOnce(segment_.get(), rank_);
   const Status reason = ReasonOfEnd(*segment_);
   requests_.EndAll(reason.code, reason.message);
+}
+
+void Work::Leave() {
+  if (segment_->Failed()) {
+    execution_.gpu().Abort();
+  } else {
+    execution_.gpu().Leave();
+  }
 }
 
 // Without rank 0 nothing is decided any more. What it decided before is carried out.

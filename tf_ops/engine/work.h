@@ -22,9 +22,9 @@ namespace keras_hvd {
 class Work {
  public:
   // `waiter` passes the time inside of collectives.
-  Work(const EngineOptions& options, std::shared_ptr<Segment> segment, Waiter* waiter,
-       Requests* requests, Promptness* promptness, Timeline* timeline,
-       EngineCounters* counters);
+  Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
+       std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+       Promptness* promptness, Timeline* timeline, EngineCounters* counters);
 
   // Does all that can be done without waiting, which running collectives cannot.
   // Returns true if there was anything.
@@ -42,11 +42,14 @@ class Work {
   bool HasDecision() const { return execution_.anything_to_do(); }
   // Whether somebody has to look for stalls from time to time.
   bool AnythingWaits() const {
-    return requests_.any_pending() ||
+    return requests_.any_pending() || execution_.gpu().anything_under_way() ||
            (coordination_ != nullptr && coordination_->anything_waits());
   }
   // Whether the job has failed, and nothing will be done any more.
   bool has_ended() const { return has_ended_; }
+
+  // Waits for what still goes on, at the end of this rank's part in the job.
+  void Leave();
 
   StallWatch& stall_watch() { return stall_watch_; }
   const Execution& execution() const { return execution_; }

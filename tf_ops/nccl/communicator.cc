@@ -98,13 +98,13 @@ Status Communicator::Await(Result result, const char* name) const {
   if (comm_ == nullptr) {
     return Status::Internal("NCCL gave no communicator in " + std::string(name));
   }
-  while (true) {
+  for (int64_t polls = 0;; ++polls) {
     Result state = Result::kSuccess;
     result = library()->async_error(comm_, &state);
     status = Check(result, "ncclCommGetAsyncError");
     if (!status.ok()) return status;
     if (state != Result::kInProgress) return Check(state, name);
-    if (!keep_waiting_()) {
+    if (!keep_waiting_(polls)) {
       return Status::RankFailed(std::string(name) +
                                 " was given up: a member of the communicator has "
                                 "failed, or the job ends");

@@ -8,6 +8,7 @@
 #ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
 #define KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -16,9 +17,9 @@
 
 namespace keras_hvd::nccl {
 
-// Called again and again during a wait, which it makes bearable for others; false ends
-// the wait.
-using KeepWaiting = std::function<bool()>;
+// Called again and again during a wait, with how often it was, to let others run
+// meanwhile; false ends the wait.
+using KeepWaiting = std::function<bool(int64_t polls)>;
 
 class Communicator {
  public:

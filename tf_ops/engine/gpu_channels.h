@@ -1,0 +1,62 @@
+// How the members of each process set move tensors on GPUs: over a communicator of
+// NCCL, or through host memory where one of them cannot use it.
+//
+// A set gets its communicator when its first batch of such tensors runs; one that is
+// added later gets its part of that of all ranks. All members see the same batches and
+// sets in the same order, and so need no more to agree on when.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_GPU_CHANNELS_H_
+#define KERAS_HVD_TF_OPS_ENGINE_GPU_CHANNELS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/engine/gpu_access.h"
+#include "tf_ops/engine/gpu_batch.h"
+#include "tf_ops/nccl/communicator.h"
+
+namespace keras_hvd {
+
+class GpuChannels {
+ public:
+  GpuChannels(int rank, std::shared_ptr<GpuAccess> access,
+              nccl::KeepWaiting keep_waiting);
+
+  // The communicator of a batch's process set; null where it goes through host memory.
+  Status Open(GpuBatch* batch, nccl::Communicator** communicator);
+  // Whether Open has nothing left to agree on.
+  bool IsOpen(int32_t process_set) const { return channels_.count(process_set) != 0; }
+
+  // All ranks add a set, or remove one.
+  Status Add(int32_t process_set, const std::vector<int>& members);
+  Status Remove(int32_t process_set);
+
+  // What NCCL has met since.
+  Status AsyncError() const;
+  // Gives the communicators back, as the other members do.
+  Status Finalize();
+  // The same at once, and ends what they do.
+  void Abort();
+
+ private:
+  // One communicator, or null for host memory.
+  using Channel = std::unique_ptr<nccl::Communicator>;
+
+  Status Agree(GpuBatch* batch, bool* all_have_nccl);
+  Status Connect(GpuBatch* batch, Channel* channel);
+  void Warn(const GpuBatch& batch, const std::vector<std::vector<int64_t>>& versions,
+            const std::string& reason);
+
+  const int rank_;
+  const std::shared_ptr<GpuAccess> access_;
+  const nccl::KeepWaiting keep_waiting_;
+  std::shared_ptr<const nccl::Library> library_;
+  std::map<int32_t, Channel> channels_;
+  bool warned_ = false;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_GPU_CHANNELS_H_

@@ -1,0 +1,218 @@
+// See gpu_runner.h.
+#include "tf_ops/engine/gpu_runner.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/engine/gpu_collectives.h"
+#include "tf_ops/engine/host_detour.h"
+#include "tf_ops/engine/log.h"
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+namespace {
+
+// How often what is under way is looked at.
+constexpr std::chrono::milliseconds kInterval(100);
+
+// How long a stream may take to run out after an abort.
+constexpr std::chrono::seconds kAbortPatience(1);
+
+}  // namespace
+
+GpuRunner::GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+                     std::shared_ptr<GpuAccess> access, Waiter* waiter)
+    : rank_(options.rank),
+      warning_seconds_(options.stall_warning_seconds),
+      abort_seconds_(options.stall_abort_seconds),
+      segment_(std::move(segment)),
+      access_(std::move(access)),
+      waiter_(*waiter),
+      channels_(rank_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
+
+GpuRunner::~GpuRunner() { Abort(); }
+
+// ---- Batches
+
+bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
+                    HostCollectives* host) {
+  if (gpu_ == nullptr && !Succeeded(access_->Open(&gpu_))) return false;
+  const cuda::Gpu::Current current(*gpu_);
+  const int index = static_cast<int>(
+      std::lower_bound(members.begin(), members.end(), rank_) - members.begin());
+  GpuBatch on_gpu(batch, members, index, gpu_, host, &staging_,
+                  [this](int64_t polls) { return KeepWaiting(polls); });
+  waits_for_ = Title(*batch.front()->description);
+  return Succeeded(Enqueue(&on_gpu));
+}
+
+Status GpuRunner::Enqueue(GpuBatch* batch) {
+  Status status = AwaitInputs(batch);
+  if (status.ok()) status = Move(batch);
+  if (status.ok()) status = End(batch);
+  if (status.ok() && batch->host.compares()) status = CompareThroughHost(batch);
+  return status;
+}
+
+// Nothing that is enqueued from now on runs before the inputs are there.
+Status GpuRunner::AwaitInputs(GpuBatch* batch) {
+  for (const auto& operation : batch->operations) {
+    const Status status = operation->place == nullptr
+                              ? GiveZeros(operation.get(), batch)
+                              : operation->place->ready->MakeWait(gpu_->stream());
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+// This rank has joined, and takes part with zeros, which the results replace.
+Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
+  for (const TensorDescription& tensor : operation->description->tensors) {
+    const int64_t bytes = Elements(tensor) * Bytes(tensor.dtype);
+    char* zeros = nullptr;
+    Status status = batch->TakeMemory(cuda::Memory::Place::kDevice, bytes, &zeros);
+    if (status.ok() && bytes > 0) status = gpu_->SetZero(zeros, bytes);
+    if (!status.ok()) return status;
+    operation->buffers.push_back({zeros, zeros});
+  }
+  return Status::Ok();
+}
+
+Status GpuRunner::Move(GpuBatch* batch) {
+  nccl::Communicator* communicator = nullptr;
+  Status status = channels_.Open(batch, &communicator);
+  if (!status.ok()) return status;
+  std::vector<Operation*> by_nccl, through_host;
+  for (const auto& operation : batch->operations) {
+    const bool can = communicator != nullptr &&
+                     CanRunByNccl(*operation, static_cast<int>(batch->members.size()));
+    (can ? by_nccl : through_host).push_back(operation.get());
+  }
+  if (!by_nccl.empty()) status = RunByNccl(by_nccl, batch, communicator);
+  if (!status.ok() || through_host.empty()) return status;
+  return RunThroughHost(through_host, batch);
+}
+
+Status GpuRunner::End(GpuBatch* batch) {
+  std::shared_ptr<const SharedEvent> end;
+  const Status recorded = RecordOn(gpu_, gpu_->stream(), &end);
+  if (!recorded.ok()) return recorded;
+  for (const auto& operation : batch->operations) {
+    const StreamPlace* const place = operation->place.get();
+    if (place == nullptr || operation->out_of_memory) continue;
+    if (place->end != nullptr) {
+      *place->end = new EndMark{end};
+      continue;
+    }
+    const Status waits = end->MakeWait(place->stream);
+    if (!waits.ok()) return waits;
+  }
+  under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory()});
+  return Status::Ok();
+}
+
+// ---- Process sets
+
+void GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members) {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the communicator of process set " + std::to_string(id);
+  Succeeded(channels_.Add(id, members));
+}
+
+void GpuRunner::RemoveProcessSet(int32_t id) {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the end of process set " + std::to_string(id);
+  Succeeded(channels_.Remove(id));
+}
+
+// ---- What is under way
+
+void GpuRunner::Check() {
+  if (under_way_.empty() || Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kInterval;
+  const cuda::Gpu::Current current(*gpu_);
+  CheckUnderWay();
+}
+
+void GpuRunner::CheckUnderWay() {
+  while (!under_way_.empty()) {
+    bool passed = false;
+    if (!Succeeded(under_way_.front().end->Query(&passed))) return;
+    if (!passed) break;
+    for (cuda::Memory& memory : under_way_.front().memory) {
+      staging_.GiveBack(std::move(memory));
+    }
+    under_way_.pop_front();
+  }
+  if (!Succeeded(channels_.AsyncError()) || under_way_.empty()) return;
+  CheckAge(under_way_.front().title, under_way_.front().since);
+}
+
+void GpuRunner::CheckAge(const std::string& title, Clock::time_point since) {
+  const double age = std::chrono::duration<double>(Clock::now() - since).count();
+  const std::string text = title + " has not ended on the GPU of " +
+                           DescribeRank(*segment_, rank_) + " for " +
+                           std::to_string(static_cast<int>(age)) +
+                           " s. NCCL_DEBUG=INFO says what NCCL does";
+  if (abort_seconds_ > 0 && age >= abort_seconds_) {
+    segment_->Fail(rank_, Code::kRankFailed,
+                   text + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+    return;
+  }
+  if (warning_seconds_ < 0 || age < warning_seconds_) return;
+  if (std::exchange(warned_of_, title) != title) {
+    Log(rank_, LogLevel::kWarning, text);
+  }
+}
+
+void GpuRunner::Leave() {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the end of the GPU's collectives";
+  for (int64_t polls = 0; !under_way_.empty() && KeepWaiting(polls); ++polls) {
+    CheckUnderWay();
+  }
+  if (!under_way_.empty() || !channels_.Finalize().ok()) Abort();
+  staging_.Clear();
+}
+
+void GpuRunner::Abort() {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  channels_.Abort();
+  // What is under way may still use its memory.
+  const Clock::time_point deadline = Clock::now() + kAbortPatience;
+  bool passed = under_way_.empty();
+  while (!passed && Clock::now() < deadline) {
+    if (!under_way_.back().end->Query(&passed).ok()) break;
+    sched_yield();
+  }
+  under_way_.clear();
+  staging_.Clear();
+}
+
+// ---- Both
+
+bool GpuRunner::KeepWaiting(int64_t polls) {
+  if (polls == 0) waiting_since_ = Clock::now();
+  CheckAge(waits_for_, waiting_since_);
+  return waiter_.Pause(polls);
+}
+
+// Whether it is OK; if not, the job has failed.
+bool GpuRunner::Succeeded(const Status& status) {
+  if (status.ok()) return true;
+  if (status.code == Code::kRankFailed || segment_->Failed()) return false;
+  std::string text = DescribeRank(*segment_, rank_) + ": " + status.message;
+  if (!waits_for_.empty()) text = waits_for_ + " failed on " + text;
+  segment_->Fail(rank_, Code::kInternal, text);
+  return false;
+}
+
+}  // namespace keras_hvd

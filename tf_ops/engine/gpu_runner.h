@@ -1,0 +1,93 @@
+// Runs batches of tensors on GPUs: enqueues them behind what their callers have put on
+// their streams, and has nobody wait for the GPU.
+//
+// NCCL moves and reduces the tensors; what it does not reduce as the CPU would goes
+// through host memory, and all of it does where a member cannot use NCCL.
+//
+// What was enqueued is looked after until it has passed: it may meet an error, or wait
+// for a peer that has died. Then the communicators are aborted, which lets the streams
+// run on; their results are worth nothing, and the job has failed on all ranks.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_GPU_RUNNER_H_
+#define KERAS_HVD_TF_OPS_ENGINE_GPU_RUNNER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/engine/engine_options.h"
+#include "tf_ops/engine/gpu_access.h"
+#include "tf_ops/engine/gpu_batch.h"
+#include "tf_ops/engine/gpu_channels.h"
+#include "tf_ops/engine/operation.h"
+#include "tf_ops/engine/staging.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+// All of it is for who drives the engine.
+class GpuRunner {
+ public:
+  // `waiter` passes the time.
+  GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+            std::shared_ptr<GpuAccess> access, Waiter* waiter);
+  ~GpuRunner();
+  GpuRunner(const GpuRunner&) = delete;
+  GpuRunner& operator=(const GpuRunner&) = delete;
+
+  // Enqueues a batch, whose tensors are on GPUs on all `members`. Returns false if the
+  // job has failed or this rank stops waiting.
+  bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host);
+
+  // All ranks add a process set, or remove one.
+  void AddProcessSet(int32_t id, const std::vector<int>& members);
+  void RemoveProcessSet(int32_t id);
+
+  // Whether something that was enqueued may not have passed.
+  bool anything_under_way() const { return !under_way_.empty(); }
+  // Looks at it, if it is time to.
+  void Check();
+  // Waits for it, and leaves the other members; the end of this rank's part in the job.
+  void Leave();
+  // Ends it: the job has failed.
+  void Abort();
+
+ private:
+  struct UnderWay {
+    std::shared_ptr<const SharedEvent> end;
+    std::string title;
+    Clock::time_point since;
+    std::vector<cuda::Memory> memory;
+  };
+
+  Status Enqueue(GpuBatch* batch);
+  Status AwaitInputs(GpuBatch* batch);
+  Status GiveZeros(Operation* operation, GpuBatch* batch);
+  Status Move(GpuBatch* batch);
+  Status End(GpuBatch* batch);
+  void CheckUnderWay();
+  void CheckAge(const std::string& title, Clock::time_point since);
+  bool KeepWaiting(int64_t polls);
+  bool Succeeded(const Status& status);
+
+  const int rank_;
+  const double warning_seconds_;  // negative: never
+  const double abort_seconds_;    // 0: never
+  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<GpuAccess> access_;
+  Waiter& waiter_;
+  std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
+  GpuChannels channels_;
+  Staging staging_;
+  std::deque<UnderWay> under_way_;
+  Clock::time_point next_check_;
+  std::string waits_for_;            // what KeepWaiting is called about
+  Clock::time_point waiting_since_;  // and since when
+  std::string warned_of_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_GPU_RUNNER_H_

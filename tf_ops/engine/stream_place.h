@@ -1,0 +1,54 @@
+// Where a request on a GPU stands in the order of its caller's stream: behind what the
+// caller has put there before, and in front of what follows.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
+#define KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
+
+#include <memory>
+#include <utility>
+
+#include "tf_ops/cuda/gpu.h"
+
+namespace keras_hvd {
+
+// An event that is given back with the last reference to it.
+class SharedEvent {
+ public:
+  SharedEvent(std::shared_ptr<cuda::Gpu> gpu, cuda::Event event)
+      : gpu_(std::move(gpu)), event_(event) {}
+  ~SharedEvent() { gpu_->Release(event_); }
+  SharedEvent(const SharedEvent&) = delete;
+  SharedEvent& operator=(const SharedEvent&) = delete;
+
+  cuda::Gpu& gpu() const { return *gpu_; }
+  Status MakeWait(cuda::Stream stream) const { return gpu_->MakeWait(stream, event_); }
+  Status Query(bool* passed) const { return gpu_->Query(event_, passed); }
+
+ private:
+  const std::shared_ptr<cuda::Gpu> gpu_;
+  const cuda::Event event_;
+};
+
+// Records what is on `stream` now.
+inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream stream,
+                       std::shared_ptr<const SharedEvent>* recorded) {
+  cuda::Event event = nullptr;
+  const Status status = gpu->Record(stream, &event);
+  if (status.ok()) *recorded = std::make_shared<SharedEvent>(gpu, event);
+  return status;
+}
+
+// What khvd_await_end takes back.
+struct EndMark {
+  std::shared_ptr<const SharedEvent> event;
+};
+
+struct StreamPlace {
+  std::shared_ptr<cuda::Gpu> gpu;
+  cuda::Stream stream = nullptr;
+  std::shared_ptr<const SharedEvent> ready;  // the inputs are there
+  void** end = nullptr;  // null: the stream waits for the results by itself
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
