@@ -26,7 +26,9 @@ class ShardedPyDataset(keras.utils.PyDataset):
     Every rank makes one of the same dataset, and gives it to `fit`, `evaluate` or
     `predict` in its place, with all ranks. Only the batches of its part are made on a
     rank, by as many workers, threads or processes, as the dataset asks for. All ranks
-    together get each batch once in an epoch, and all as many steps.
+    together get each batch once in an epoch, and all as many steps. With
+    `steps_per_epoch` that is once in a pass of several epochs, if there is one worker:
+    with several Keras begins anew in each epoch.
 
     The dataset's `on_epoch_begin` and `on_epoch_end` are called with the same seeds of
     Python's `random` and of `numpy.random` on all ranks, so that all shuffle alike; a
@@ -96,6 +98,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
         self._mode = mode
         self._process_set = process_set
         self._epoch = 0
+        self._begin_pass()
         self._seed = 0 if seed is None else seed
         self._known_order: tuple[Any, list[int]] = None, []
         self._is_settled = False
@@ -105,7 +108,11 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches of each rank; None if there is no end."""
+        """The number of batches of each rank; None if there is no end.
+
+        Keras asks for it where it begins a pass, and not within one.
+        """
+        self._begin_pass()
         count = self.inner.num_batches
         if count is None:
             return None
@@ -126,6 +133,10 @@ class ShardedPyDataset(keras.utils.PyDataset):
         position = index * self._size + self._place
         if count is None:
             return self.inner[position]
+        if index in self._given:
+            # A pass of who has not asked again for the number of batches.
+            self._begin_pass()
+        self._given.add(index)
         whole = count // self._size * self._size
         if position >= whole and self._mode == "split":
             return self._rows_of_left_over(self._order(count)[whole:])
@@ -139,6 +150,8 @@ class ShardedPyDataset(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """Ends an epoch, with all ranks: they have other batches then, if shuffled.
 
+        A pass that goes on, as Keras' do with `steps_per_epoch`, keeps its order.
+
         Keras starts the workers of an epoch before it says that the epoch begins, so
         that it would be too late then. It says once that one ended before the first.
         """
@@ -147,9 +160,14 @@ class ShardedPyDataset(keras.utils.PyDataset):
         self._epoch += 1
         self._agree({"epoch": self._epoch})
 
+    def _begin_pass(self) -> None:
+        """Has what comes be in the order of this epoch, until the next pass begins."""
+        self._epoch_of_pass = self._epoch
+        self._given: set[int] = set()
+
     def _order(self, count: int) -> list[int]:
         """The inner dataset's batches in the order in which ranks take them in turn."""
-        key = (self._seed, self._epoch, count)
+        key = (self._seed, self._epoch_of_pass, count)
         if self._known_order[0] != key:
             self._known_order = key, self._new_order(count)
         return self._known_order[1]
@@ -157,7 +175,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
     def _new_order(self, count: int) -> list[int]:
         order = [*range(count)]
         if self._shuffle:
-            random.Random(f"{self._seed} {self._epoch}").shuffle(order)
+            random.Random(f"{self._seed} {self._epoch_of_pass}").shuffle(order)
         whole = count // self._size * self._size
         if self._mode == "split" and whole and count - 1 in order[whole:]:
             # The last batch may have few rows: too few to be shared.

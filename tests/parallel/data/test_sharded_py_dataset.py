@@ -70,8 +70,10 @@ def test_drop_and_repeat(size):
         assert max(counts.values()) == (2 if mode == "repeat" and size > 1 else 1)
 
 
-def test_fit_trains_on_all_of_it(size):
-    """With workers, which Keras starts before it says that the epoch begins."""
+@pytest.fixture
+def fit():
+    """Trains on a dataset, with all ranks, and returns what this one saw."""
+    keras.utils.clear_session()
     seen = []
 
     class Watched(keras.Sequential):
@@ -79,15 +81,59 @@ def test_fit_trains_on_all_of_it(size):
             seen.extend(data[0].numpy()[:, 0].astype(int).tolist())
             return super().train_step(data)
 
-    keras.utils.clear_session()
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, step):
+            super().__init__()
+            self.step = step
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == self.step
+
     model = Watched([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
     model.compile(optimizer, "mse", run_eagerly=True)
+
+    def run(dataset, stop_after=None, **arguments):
+        callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0), Stop(stop_after)]
+        seen.clear()
+        model.fit(dataset, verbose=0, callbacks=callbacks, **arguments)
+        return [*seen]
+
+    return run
+
+
+def test_fit_trains_on_all_of_it(fit):
+    """With workers, which Keras starts before it says that the epoch begins."""
     dataset = ShardedPyDataset(Shuffled(400, workers=3), seed=7)
     assert dataset.workers == 3
-    callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
-    model.fit(dataset, epochs=2, verbose=0, callbacks=callbacks)
-    assert of_all(seen) == Counter([*range(400)] * 2)
+    assert of_all(fit(dataset, epochs=2)) == Counter([*range(400)] * 2)
+
+
+def test_a_pass_of_several_epochs_has_each_batch_once(fit):
+    """With steps_per_epoch Keras goes on, in the next epoch, where the last ended."""
+    batches = 24
+    dataset = ShardedPyDataset(Numbers(8 * batches), seed=7)
+    passes = []
+    for _ in range(2):
+        epochs = dataset.num_batches // 2
+        passes.append(fit(dataset, epochs=epochs, steps_per_epoch=2))
+        assert of_all(passes[-1]) == Counter(range(8 * batches))
+    assert passes[0] != passes[1]
+    fit(dataset, epochs=1, steps_per_epoch=2)
+    fit(dataset, stop_after=1)
+    assert of_all(fit(dataset)) == Counter(range(8 * batches))
+
+
+def test_a_loop_that_knows_the_number_of_batches():
+    dataset = ShardedPyDataset(Numbers(400), seed=7)
+    count = dataset.num_batches
+    orders = []
+    for _ in range(2):
+        dataset.on_epoch_begin()
+        orders.append(numbers_in(dataset[index] for index in range(count)))
+        dataset.on_epoch_end()
+        assert of_all(orders[-1]) == Counter(range(400))
+    assert orders[0] != orders[1]
 
 
 def test_processes_need_no_engine(size):
