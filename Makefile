@@ -128,10 +128,10 @@ parallel-tests: install
 core-tests: install
 	$(BIN)/khvdrun --check-build
 	$(BIN)/python -m pytest -q tests/unit/test_native.py tests/unit/test_optimizer.py \
-		$(wildcard tests/unit/data)
+		tests/unit/data
 	$(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x tests/parallel/collectives \
 		$(patsubst %,tests/parallel/keras/test_%.py,$(CORE_KERAS)) \
-		$(wildcard tests/parallel/data)
+		tests/parallel/data
 
 CORE_KERAS := optimizer broadcast_global_variables learning_rate
 
