@@ -1,7 +1,8 @@
 """Numbered samples, in memory and in files, and what all ranks read of them."""
 
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+
+# Of the files in `folder`.
+SAMPLES = (3100, 2400, 1900, 1300, 800, 400, 100)
 
 
 def numbers_in(dataset: tf.data.Dataset) -> list[int]:
@@ -49,6 +53,43 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
                     file.write(str(number).encode())
     keras_hvd.barrier()
     return paths
+
+
+@pytest.fixture(scope="session")
+def samples() -> tuple[int, ...]:
+    """How many samples the uneven files of `folder` have."""
+    return SAMPLES
+
+
+@pytest.fixture(scope="session")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """Uneven files of 10,000 numbered samples, as `*.tfrecord` and as `*.txt`, and 8 of
+    1,560 in all, `*.few`."""
+    path = None
+    if keras_hvd.rank() == 0:
+        path = tmp_path_factory.mktemp("folder")
+        write_into(path)
+    path = keras_hvd.broadcast_object(path)
+    yield path
+    if not request.session.testsfailed:
+        keras_hvd.barrier()  # the others have read it
+    if keras_hvd.rank() == 0:
+        shutil.rmtree(path)
+
+
+def write_into(folder: Path) -> None:
+    numbers = iter(range(sum(SAMPLES)))
+    for file, samples in enumerate(SAMPLES):
+        lines = [f"{next(numbers):05}" for _ in range(samples)]
+        (folder / f"{file}.txt").write_text("\n".join(lines))
+        with tf.io.TFRecordWriter(str(folder / f"{file}.tfrecord")) as records:
+            for line in lines:
+                records.write(line.encode())
+    for file in range(8):
+        lines = [str(1000 * file + i) for i in range(160 + 10 * file)]
+        (folder / f"{file}.few").write_text("\n".join(lines))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Position: training goes on within an epoch, each sample read exactly once."""
 
 import contextlib
-import tempfile
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,25 +11,7 @@ import keras_hvd
 from keras_hvd.callbacks import BackupAndRestore, BroadcastGlobalVariables
 from keras_hvd.data import Position, from_files
 
-SAMPLES = (3100, 2400, 1900, 1300, 800, 400, 100)
 BATCH = 16
-
-
-@pytest.fixture(scope="module")
-def folder():
-    """A folder with 7 uneven files of 10,000 numbered samples, and 8 of 1,560."""
-    name = tempfile.mkdtemp() if keras_hvd.rank() == 0 else None
-    path = Path(keras_hvd.broadcast_object(name, 0))
-    if keras_hvd.rank() == 0:
-        numbers = iter(range(sum(SAMPLES)))
-        for file, samples in enumerate(SAMPLES):
-            lines = "".join(f"{next(numbers)}\n" for _ in range(samples))
-            (path / f"{file}.txt").write_text(lines)
-        for file in range(8):
-            lines = "".join(f"{1000 * file + i}\n" for i in range(160 + 10 * file))
-            (path / f"{file}.few").write_text(lines)
-    keras_hvd.barrier()
-    return path
 
 
 @pytest.fixture(scope="module")
