@@ -353,10 +353,24 @@ def _require_settled(graph: DatasetGraph, name: str) -> None:
         if is_random[each] and graph.kind(each) in _COUNT_BY_FUNCTION:
             raise _Unsuitable(
                 f"{graph.kind(each)} may drop elements by random numbers, on each rank "
-                "others, and elements are counted after it (take, skip, ...). Drop by "
-                "numbers that all ranks share (tf.random.stateless_uniform), or put "
+                f"others, and {_why_not_before(graph, each, name)}. Drop by numbers "
+                "that all ranks share (tf.random.stateless_uniform), or put "
                 "keras_hvd.data.shard() before it"
             )
+
+
+def _why_not_before(graph: DatasetGraph, dropping: str, cut: str) -> str:
+    """Why the parts cannot be taken before a dataset that drops elements."""
+    source = graph.chain()[0]
+    kind = graph.kind(source)
+    if dropping not in graph.before(source):
+        return f"{graph.kind(cut)} counts them after it"
+    if kind == "DirectedInterleaveDataset":
+        return (
+            f"{kind} mixes what is left with another dataset, as rejection_resample "
+            "and sample_from_datasets do"
+        )
+    return f"{kind} puts what is left together with another dataset"
 
 
 def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:

@@ -187,9 +187,27 @@ def test_random_filters_are_after_the_cut(read_by_all, rank):
 
 
 def test_random_filters_before_what_counts_are_refused(several_ranks):
-    dataset = in_memory().filter(lambda x: tf.random.uniform([]) < 0.5).take(100)
-    with pytest.raises(ValueError, match="FilterDataset may drop elements by random"):
-        shard(dataset.batch(10))
+    some = in_memory().filter(lambda x: tf.random.uniform([]) < 0.5)
+    dropped = "FilterDataset may drop elements by random numbers, on each rank others, "
+    with pytest.raises(ValueError, match=f"{dropped}and TakeDataset counts them"):
+        shard(some.take(100).batch(10))
+    with pytest.raises(ValueError, match=f"{dropped}and ZipDataset puts what is left"):
+        shard(tf.data.Dataset.zip((some, in_memory())).batch(10))
+
+
+@pytest.mark.parametrize("initial_dist", [None, [0.1, 0.9]])
+def test_resampling_is_after_the_part(initial_dist, read, rank, size, several_ranks):
+    def resampled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        dataset = dataset.rejection_resample(
+            lambda x: tf.cast(x % 10 > 0, tf.int32), [0.5, 0.5], initial_dist
+        )
+        return dataset.map(lambda label, x: x)
+
+    with pytest.raises(ValueError, match="mixes what is left .* rejection_resample"):
+        shard(resampled(in_memory()).batch(10))
+    part = resampled(shard(in_memory())).batch(10)
+    own = {*read(part)}
+    assert own and own <= {*range(rank, COUNT, size)}
 
 
 def test_repeated(read_by_all, size):
