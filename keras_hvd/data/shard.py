@@ -55,6 +55,9 @@ _ELEMENTWISE = _ONE_TO_ONE | {
     "IgnoreErrorsDataset",
 }
 
+# Count elements by their places, which those of a rank's part are known to have had.
+_BY_PLACE = frozenset({"SkipDataset", "TakeDataset"})
+
 # Whose functions decide how many elements there are.
 _COUNT_BY_FUNCTION = frozenset(
     {
@@ -84,6 +87,7 @@ class _Cut(NamedTuple):
 
     policy: str
     dataset: str  # whose elements, or files, are divided
+    counting: tuple[str, ...] = ()  # behind it, in its order: of `_BY_PLACE`
 
 
 class _Unsuitable(Exception):
@@ -99,11 +103,12 @@ def shard(
 
     Every rank calls it with the same dataset. Whatever was done to it, the part is
     taken where the order matters: before the first `shuffle`, `batch`, `padded_batch`,
-    `window` or `repeat`, and before a `map` next to it, so that each rank maps its part
-    only. What follows works on this rank's part: a batch size is each rank's, and so is
-    a `take` after the batch. Where elements are counted or dropped between a shuffle
-    and the batch (`take`, `skip`, ...), the part is taken after that, and the shuffle
-    gets an order that all ranks share, the same in each epoch; a warning says so.
+    `window` or `repeat`, and before what of `map`, `take` and `skip` is next to it, so
+    that each rank maps its part only. What follows works on this rank's part: a batch
+    size is each rank's, and so is a `take` after the batch. Where elements are counted
+    or dropped between a shuffle and the batch (`take`, `skip`, ...), the part is taken
+    after the shuffle, which gets an order that all ranks share, the same in each epoch;
+    a warning says so.
 
     That the ranks' datasets begin with the same data is checked. A Python generator
     must yield the same on all ranks, which is not. A dataset of `from_files` is this
@@ -151,9 +156,9 @@ def shard(
         return dataset
     if place == 0:
         _say(graph, mine, size)
-    _, cut = mine["cut"]
+    cut = mine["cut"]
     _settle(graph, cut, plans[0], place, size)
-    graph.add_shard(cut, size, place)
+    graph.add_shard(cut.dataset, size, _count_own(graph, cut.counting, place, size))
     return graph.build()
 
 
@@ -239,6 +244,7 @@ def _proposal(
     before = graph.before(cut.dataset)
     proposal["cut"] = cut
     inner = [each for name in before for each in graph.inner(name)]
+    proposal["counts"] = [_count_of(graph, name) for name in cut.counting]
     proposal["kinds"] = [graph.kind(name) for name in before]
     proposal["inner"] = [each.kind for each in inner]
     proposal["digest"] = graph.digest(cut.dataset)
@@ -257,14 +263,29 @@ def _proposal(
 def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:
     """Where to cut, how many files there are, and why not by files."""
     if policy == "data":
-        return _Cut("data", _cut_in(graph, graph.chain())), 0, ""
+        return _cut_by_elements(graph), 0, ""
     try:
         name, files = _file_cut(graph, size)
     except _Unsuitable as error:
         if policy == "file":
             raise
-        return _Cut("data", _cut_in(graph, graph.chain())), 0, str(error)
+        return _cut_by_elements(graph), 0, str(error)
     return _Cut("file", name), files, ""
+
+
+def _cut_by_elements(graph: DatasetGraph) -> _Cut:
+    """Where to cut by elements: before functions too, if ranks can count for others."""
+    chain = graph.chain()
+    place = end = chain.index(_cut_in(graph, chain))
+    for i in range(end, 0, -1):
+        kind = graph.kind(chain[i])
+        if kind in _ONE_TO_ONE:
+            place = i - 1
+        elif kind not in _BY_PLACE:
+            break
+    between = chain[place + 1 : end + 1]
+    counting = [name for name in between if graph.kind(name) in _BY_PLACE]
+    return _Cut("data", chain[place], tuple(counting))
 
 
 def _file_cut(graph: DatasetGraph, size: int) -> tuple[str, int]:
@@ -397,26 +418,56 @@ def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
     return first, second, False
 
 
+def _count_of(graph: DatasetGraph, name: str) -> int:
+    """How many elements a `take` or `skip` takes; negative for all."""
+    return int(graph.argument(name, 1))
+
+
+def _count_own(
+    graph: DatasetGraph, counting: tuple[str, ...], place: int, size: int
+) -> int:
+    """Has what counted the elements of all ranks count those of one.
+
+    Args:
+        graph: the dataset's.
+        counting: each `take` and `skip` that will be behind the cut, in its order.
+        place: of the first element behind them that is to be this rank's.
+        size: how many ranks there are.
+
+    Returns:
+        The place that this rank's elements have before them, modulo `size`.
+    """
+    for name in reversed(counting):
+        count = _count_of(graph, name)
+        if count < 0:
+            continue
+        if graph.kind(name) == "SkipDataset":
+            place = (place + count) % size
+        graph.set_argument(name, 1, len(range(place, count, size)), tf.int64)
+    return place
+
+
 def _settle(
-    graph: DatasetGraph, cut: str, first: dict[str, Any], place: int, size: int
+    graph: DatasetGraph, cut: _Cut, first: dict[str, Any], place: int, size: int
 ) -> None:
     """Has all that comes before the cut give the same elements on all ranks, always.
 
     Args:
         graph: the dataset's.
-        cut: the dataset that is to be divided.
+        cut: where it is to be divided.
         first: what the first rank proposed.
         place: of this rank among those that share the dataset.
         size: how many these are.
     """
     seeds = first["seeds"]
-    inner = [each for name in graph.before(cut) for each in graph.inner(name)]
+    before = graph.before(cut.dataset)
+    inner = [each for name in before for each in graph.inner(name)]
     for each, of_first in zip(inner, first["inner seeds"]):
         each.settle()
         for i in range(2):
             if of_first[i] is not None:
                 each.set_constant(_SEEDS[each.kind] + i, of_first[i])
-    for name in graph.before(cut):
+    for name in before:
         kind = graph.kind(name)
         if kind in _SEEDS:
             for i in range(2):
@@ -424,13 +475,14 @@ def _settle(
             for attribute in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
                 if graph.attribute(name, attribute):
                     graph.set_attribute(name, attribute, False)
+    for name in graph.before([cut.dataset, *cut.counting][-1]):
         if graph.attribute(name, "deterministic") is not None:
             graph.set_attribute(name, "deterministic", "true")
     for name in graph.before(graph.chain()[-1]):
         if graph.kind(name) in ("CacheDataset", "SnapshotDataset"):
             _give_own_file(graph, name, place, size)
     chain = graph.chain()
-    for name in chain[chain.index(cut) + 1 :]:
+    for name in chain[chain.index(cut.dataset) + 1 :]:
         if graph.kind(name) == "AssertCardinalityDataset":
             # It says how many elements all ranks have.
             graph.remove(name)
@@ -454,7 +506,7 @@ def _require_alike(plans: list[dict[str, Any]], process_set: ProcessSet) -> None
             )
     first = plans[0]
     for rank, plan in zip(ranks, plans):
-        for what in ("policy", "cut", "files", "kinds", "inner"):
+        for what in ("policy", "cut", "files", "kinds", "inner", "counts"):
             if plan[what] != first[what]:
                 raise ValueError(
                     f"shard: {what} is {_shown(first[what])} on rank {ranks[0]}, and "

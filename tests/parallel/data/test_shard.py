@@ -135,6 +135,31 @@ def test_what_is_counted_is_counted_before(files, numbers, read_by_all):
     assert read_by_all(shard(dataset.batch(10))) == Counter(range(1000, 6000))
 
 
+@pytest.mark.parametrize(
+    ("skip", "take"),
+    [(0, 0), (1, 700), (500, 2 * COUNT), (2 * COUNT, 5), (-1, 9), (7, -1)],
+)
+def test_who_counts_maps_its_part_only(skip, take, read, rank, size):
+    mapped = []
+
+    def record(number: np.ndarray) -> np.ndarray:
+        mapped.append(int(number))
+        return number
+
+    dataset = (
+        in_memory()
+        .map(lambda x: tf.ensure_shape(tf.numpy_function(record, [x], tf.int64), []))
+        .skip(skip)
+        .map(lambda x: x, num_parallel_calls=2, deterministic=False)
+        .take(take)
+        .skip(1)
+    )
+    expected = [*in_memory().skip(skip).take(take).skip(1).as_numpy_iterator()]
+    assert read(shard(dataset.batch(10))) == expected[rank::size]
+    assert len(mapped) <= -(-COUNT // size)
+    assert len({number % size for number in mapped}) <= 1
+
+
 @pytest.mark.filterwarnings("ignore:shard. a shuffle comes before")
 def test_seeds_of_ranks_do_not_matter(read_by_all, rank):
     tf.random.set_seed(rank)
@@ -199,7 +224,7 @@ def test_random_filters_before_what_counts_are_refused(several_ranks):
 def test_resampling_is_after_the_part(initial_dist, read, rank, size, several_ranks):
     def resampled(dataset: tf.data.Dataset) -> tf.data.Dataset:
         dataset = dataset.rejection_resample(
-            lambda x: tf.cast(x % 10 > 0, tf.int32), [0.5, 0.5], initial_dist
+            lambda x: tf.cast(x // 12 % 10 > 0, tf.int32), [0.5, 0.5], initial_dist
         )
         return dataset.map(lambda label, x: x)
 
@@ -271,6 +296,9 @@ def test_different_data_is_an_error(several_ranks, rank, files):
         shard(tf.data.TFRecordDataset(mixed))
     with pytest.raises(ValueError, match="policy is auto on rank 0, and data on rank"):
         shard(in_memory(), "data" if rank else "auto")
+    mapped = in_memory().map(lambda x: x)
+    with pytest.raises(ValueError, match=r"counts is \[9\] on rank 0, and \[8\] on"):
+        shard(mapped.take(8 if rank else 9))
     other = in_memory().batch(3) if rank == 0 else in_memory().take(3).batch(3)
     with pytest.raises(ValueError, match="give all ranks the same dataset"):
         shard(other)

@@ -20,8 +20,9 @@ def records(files: tf.data.Dataset | list[str] = FILES) -> tf.data.Dataset:
 def cut(dataset: tf.data.Dataset, policy: str, size: int = 2) -> list[str]:
     """The kinds of what comes before the place, its own last."""
     graph = DatasetGraph(dataset, "shard")
-    (_, name), _, _ = shard_module()._choose(graph, policy, size)
-    return [graph.kind(each).removesuffix("Dataset") for each in graph.before(name)]
+    place, _, _ = shard_module()._choose(graph, policy, size)
+    before = graph.before(place.dataset)
+    return [graph.kind(each).removesuffix("Dataset") for each in before]
 
 
 def shard_module():
@@ -38,6 +39,11 @@ DATA = {
     "batch": (samples().map(lambda x: x).batch(2).map(lambda x: x), "Range"),
     "repeat": (samples().cache().repeat().shuffle(9).batch(2), "Range"),
     "take": (samples().take(9).map(lambda x: x).shuffle(9), "Range Take"),
+    "map, take": (samples().map(lambda x: x).skip(1).take(9).batch(2), "Range"),
+    "map, take, filter": (
+        samples().map(lambda x: x).take(9).filter(lambda x: x > 1).batch(2),
+        "Range Map Take Filter",
+    ),
     "take after the batch": (samples().batch(2).take(9), "Range"),
     "shuffle, take": (samples().shuffle(9).take(9).batch(2), "Range Shuffle Take"),
     "repeat, take": (samples().repeat().take(9).batch(2), "Range Repeat Take"),
