@@ -2,6 +2,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 #define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -52,7 +53,16 @@ inline void ExchangeRows(Plan* plan) {
   }
 }
 
-inline Plan RandomPlan(int number, int size, std::mt19937_64* random) {
+// Fills elements of a type.
+using Fill = std::function<void(DataType dtype, Buffer* elements, std::mt19937_64*)>;
+
+// Never NaN, of which a product may keep the one or the other.
+inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
+  for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
+}
+
+inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
+                       const Fill& fill = FillWithBits) {
   Plan plan;
   Description description;
   description.name = "request" + std::to_string(number);
@@ -89,8 +99,9 @@ inline Plan RandomPlan(int number, int size, std::mt19937_64* random) {
     if (description.kind == Kind::kAlltoall) ask.splits = RandomSplits(ask.rows, size);
     const bool own_rows = HasOwnRows(description.kind);
     ask.input.resize(own_rows ? rows[rank] * sizeof(int32_t) : description.bytes());
-    // Never NaN, of which a product may keep the one or the other.
-    for (char& byte : ask.input) byte = static_cast<char>((*random)() & 0xBF);
+    if (!ask.input.empty()) {
+      fill(description.tensors.front().dtype, &ask.input, random);
+    }
     plan.asks.push_back(std::move(ask));
   }
   Buffer expected;
