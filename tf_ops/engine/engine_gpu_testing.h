@@ -281,6 +281,8 @@ class GpuJob {
     Leave();
     EXPECT_EQ(libraries_->Violations(), std::vector<std::string>());
     EXPECT_EQ(libraries_->CountLeaks().sum(), 0);
+    // The streams' threads end.
+    libraries_->Reset(0);
   }
 
   // All ranks at once: a communicator ends on all of them.
