@@ -4,15 +4,6 @@
 #include <utility>
 
 namespace keras_hvd::nccl {
-namespace {
-
-Status Aborted(const char* name) {
-  return Status::RankFailed(std::string(name) +
-                            " cannot be called: the communicator was aborted");
-}
-
-}  // namespace
-
 Communicator::Communicator(std::shared_ptr<const Library> library, int count, int index,
                            cuda::Stream stream, KeepWaiting keep_waiting)
     : library_(std::move(library)),
@@ -45,7 +36,7 @@ Status Communicator::Create(std::shared_ptr<const Library> library, const Unique
 Status Communicator::Split(int color, int key, int count, int index,
                            std::unique_ptr<Communicator>* part) {
   part->reset();
-  if (comm_ == nullptr) return Aborted("ncclCommSplit");
+  if (!usable()) return Unusable("ncclCommSplit");
   splitting_.reset(new Communicator(library_, count, index, stream_, keep_waiting_));
   const Result result =
       library()->split(comm_, color, key, &splitting_->comm_, nullptr);
@@ -59,17 +50,20 @@ Status Communicator::Split(int color, int key, int count, int index,
 }
 
 Status Communicator::Group(const std::function<Status()>& calls) {
-  if (comm_ == nullptr) return Aborted("ncclGroupStart");
+  if (!usable()) return Unusable("ncclGroupStart");
   Status status = Check(library()->group_start(), "ncclGroupStart");
-  if (!status.ok()) return status;
-  status = calls();
-  // Without its end, this thread's later calls would belong to the group.
-  const Result result = library()->group_end();
-  return status.ok() ? Await(result, "ncclGroupEnd") : status;
+  if (status.ok()) {
+    status = calls();
+    // Without its end, this thread's later calls would belong to the group.
+    const Result result = library()->group_end();
+    if (status.ok()) return Await(result, "ncclGroupEnd");
+  }
+  failed_ = true;
+  return status;
 }
 
 Status Communicator::AsyncError() const {
-  if (comm_ == nullptr) return Aborted("ncclCommGetAsyncError");
+  if (!usable()) return Unusable("ncclCommGetAsyncError");
   Result state = Result::kSuccess;
   const Result result = library()->async_error(comm_, &state);
   Status status = Check(result, "ncclCommGetAsyncError");
@@ -78,7 +72,7 @@ Status Communicator::AsyncError() const {
 }
 
 Status Communicator::Finalize() {
-  if (comm_ == nullptr) return Aborted("ncclCommFinalize");
+  if (!usable()) return Unusable("ncclCommFinalize");
   Status status = Await(library()->finalize(comm_), "ncclCommFinalize");
   if (!status.ok()) return status;
   const Comm comm = std::exchange(comm_, nullptr);
@@ -91,25 +85,33 @@ void Communicator::Abort() {
   splitting_.reset();
 }
 
-// Some functions of some versions say that they have succeeded and have not yet.
-Status Communicator::Await(Result result, const char* name) const {
+Status Communicator::Unusable(const char* name) const {
+  return Status::RankFailed(std::string(name) + " cannot be called: the communicator " +
+                            (comm_ == nullptr ? "was given back" : "has failed"));
+}
+
+Status Communicator::Await(Result result, const char* name) {
   Status status = Check(result, name);
-  if (!status.ok()) return status;
+  Result state = Result::kInProgress;
+  // Also after a success: some functions of some versions say so too early.
+  for (int64_t polls = 0; status.ok() && state == Result::kInProgress; ++polls) {
+    status = Poll(name, &state);
+    if (!status.ok() || state != Result::kInProgress || keep_waiting_(polls)) continue;
+    status = Status::RankFailed(std::string(name) +
+                                " was given up: a member of the communicator has "
+                                "failed, or the job ends");
+  }
+  failed_ = !status.ok();
+  return status;
+}
+
+Status Communicator::Poll(const char* name, Result* state) const {
   if (comm_ == nullptr) {
     return Status::Internal("NCCL gave no communicator in " + std::string(name));
   }
-  for (int64_t polls = 0;; ++polls) {
-    Result state = Result::kSuccess;
-    result = library()->async_error(comm_, &state);
-    status = Check(result, "ncclCommGetAsyncError");
-    if (!status.ok()) return status;
-    if (state != Result::kInProgress) return Check(state, name);
-    if (!keep_waiting_(polls)) {
-      return Status::RankFailed(std::string(name) +
-                                " was given up: a member of the communicator has "
-                                "failed, or the job ends");
-    }
-  }
+  const Result result = library()->async_error(comm_, state);
+  Status status = Check(result, "ncclCommGetAsyncError");
+  return status.ok() ? Check(*state, name) : status;
 }
 
 }  // namespace keras_hvd::nccl

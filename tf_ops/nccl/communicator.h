@@ -49,6 +49,9 @@ class Communicator {
     return library_->Check(result, name, comm_);
   }
 
+  // Whether there is more to do with it than Abort.
+  bool usable() const { return comm_ != nullptr && !failed_; }
+
   // What `calls` asks NCCL for is enqueued together. Its first error ends the group.
   Status Group(const std::function<Status()>& calls);
   // Whether what was enqueued has met an error since.
@@ -61,7 +64,10 @@ class Communicator {
  private:
   Communicator(std::shared_ptr<const Library> library, int count, int index,
                cuda::Stream stream, KeepWaiting keep_waiting);
-  Status Await(Result result, const char* name) const;
+  Status Unusable(const char* name) const;
+  // Waits until the communicator is no longer in progress.
+  Status Await(Result result, const char* name);
+  Status Poll(const char* name, Result* state) const;
 
   const std::shared_ptr<const Library> library_;
   const int count_;
@@ -69,6 +75,7 @@ class Communicator {
   const cuda::Stream stream_;
   const KeepWaiting keep_waiting_;
   Comm comm_ = nullptr;
+  bool failed_ = false;
   // The part of a split that has not ended: until then NCCL writes its `comm_`, from a
   // thread of its own, and does so too where nobody waits for it any more.
   std::unique_ptr<Communicator> splitting_;

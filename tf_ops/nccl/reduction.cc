@@ -167,9 +167,9 @@ Status ScopedOp::Make(const Reduction& reduction, DataType dtype,
   return status;
 }
 
-// An aborted communicator has taken its ops with it.
+// One that has failed takes its ops with it.
 ScopedOp::~ScopedOp() {
-  if (communicator_ == nullptr || communicator_->comm() == nullptr) return;
+  if (communicator_ == nullptr || !communicator_->usable()) return;
   communicator_->library()->destroy_op(op_, communicator_->comm());
 }
 
