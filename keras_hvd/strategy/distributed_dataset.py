@@ -494,7 +494,10 @@ def _slice(rank: int, size: int, part: Any) -> Any:
         return part[begin : begin + count]
     ends = part.dense_shape[1:]
     starts = tf.concat([[begin], tf.zeros_like(ends)], 0)
-    return tf.sparse.slice(part, starts, tf.concat([[count], ends], 0))
+    rows = tf.sparse.slice(part, starts, tf.concat([[count], ends], 0))
+    if part.shape.rank is not None:
+        rows.set_shape([None, *part.shape[1:]])  # which the slice forgets
+    return rows
 
 
 def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:

@@ -45,6 +45,15 @@ class Extended(distribute_lib.StrategyExtendedV1):
         self._rank = process_set.rank()
         self._device = device
 
+    def place(self) -> tuple[Any, ...]:
+        """What a strategy is made of: those of the same are one to their users.
+
+        Returns:
+            The process set, the number of its ranks, this rank's place among them, and
+            its device. A process may come back to another job, as another rank.
+        """
+        return self.process_set, self._size, self._rank, self._device
+
     # --- collectives ------------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert

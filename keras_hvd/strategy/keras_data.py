@@ -89,8 +89,11 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         EpochIterator.__init__(self, **arguments)
         self._distribute_strategy = distribute_strategy
         self._several = current.several_ranks(distribute_strategy)
+        # Of these, and not of this object, the dataset's functions know: it would have
+        # to wait for the garbage to be collected. TensorFlow takes up to a minute to
+        # free an iterator that was kept for long.
         self._digests: dict[str, int] = {}
-        self._passes = 0
+        self._order = _Order()
         adapter = self.data_adapter
         self._shuffles = bool(
             arguments.get("shuffle")
@@ -130,21 +133,16 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
             self._several,
             also=(seed, drawn),
         )
-        seed, self._seed = of_ranks[0]
+        seed, self._order.seed = of_ranks[0]
         if not isinstance(adapter, ArrayDataAdapter) or not self._shuffles:
             return contextlib.nullcontext()
         if seed is None:
-            return _shuffled_by(self._order)
+            return _shuffled_by(self._order.permutation)
         return _global_seed(seed)
-
-    def _order(self, values: np.ndarray) -> np.ndarray:
-        """Another order in each pass over the data, the same on all ranks."""
-        first = int(values[0]) if len(values) else 0
-        seed = [self._seed, self._passes, first]
-        return np.random.default_rng(seed).permutation(values)
 
     def _noting_first(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The dataset; each pass notes what is in its first batch."""
+        noted = self._digests
 
         def look(number, *batch):
             leaves = {
@@ -162,7 +160,8 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                     digests[name] = zlib.crc32(
                         np.ascontiguousarray(array), digests.get(name, 0)
                     )
-                self._digests = digests
+                noted.clear()
+                noted.update(digests)
                 return np.int32(0)
 
             if flat:
@@ -180,8 +179,15 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         return dataset.enumerate().map(noting)
 
     def _get_iterator(self):
-        self._passes += 1
+        self._order.passes += 1
         return super()._get_iterator()
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self):
+        with super().catch_stop_iteration():
+            yield
+        # Where data ended early it waits in the midst of it, and knows this object.
+        self._epoch_iterator = None
 
     def _enumerate_iterator(self):
         if self._several is not None and self._shuffles:
@@ -231,6 +237,19 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 # Random augmentation differs rightly.
                 log.warn(what, stacklevel=2)
             return
+
+
+class _Order:
+    """Another order in each pass over the data, the same on all ranks."""
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.passes = 0
+
+    def permutation(self, values: np.ndarray) -> np.ndarray:
+        first = int(values[0]) if len(values) else 0
+        seed = [self.seed, self.passes, first]
+        return np.random.default_rng(seed).permutation(values)
 
 
 def _epoch_iterator(plain, distribute_strategy=None, **arguments):

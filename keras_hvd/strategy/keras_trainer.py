@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
 
 from keras_hvd.callbacks.coordination import average_statistics
@@ -31,6 +32,8 @@ _COMPARED_OF_FIT = (
     "initial_epoch",
 )
 _SAME_ARGUMENTS = "Call it with the same arguments on every rank."
+
+_NOT_DENSE = tf.RaggedTensorSpec, tf.SparseTensorSpec
 
 # Set on a model whose ranks' moving statistics may differ.
 _STATISTICS_DIFFER = "_keras_hvd_statistics_differ"
@@ -142,14 +145,40 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
 
 
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
-    if iterator is None or current.of_model(model) is None:
+    strategy = current.of_model(model)
+    if iterator is None or strategy is None:
         return plain(model, iterator=iterator, data_batch=data_batch)
     # Keras would take a batch, which a generator gives only once.
-    specs = tf.nest.flatten(iterator.element_spec)
-    if any(_shape_of(each) is None for each in specs if not _is_missing(each)):
+    batch = iterator.element_spec
+    specs = [each for each in tf.nest.flatten(batch) if not _is_missing(each)]
+    if any(isinstance(each, _NOT_DENSE) for each in specs):
+        with strategy.scope():
+            return _build_by_trace(model, batch)
+    if any(_shape_of(each) is None for each in specs):
         return plain(model, iterator=iterator)
-    batch = tf.nest.map_structure(_symbolic, iterator.element_spec)
-    return plain(model, data_batch=batch)
+    return plain(model, data_batch=tf.nest.map_structure(_symbolic, batch))
+
+
+def _build_by_trace(model: keras.Model, batch: Any) -> None:
+    """Makes all variables of a training: Keras' own symbols are dense ones."""
+
+    @tf.function(autograph=False)
+    def call(batch):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = model(x, training=False)
+        if model._compile_metrics is not None:
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        if model._compile_loss is not None:
+            model._compute_loss(x, y, y_pred, sample_weight=weights, training=False)
+
+    specs = tf.nest.map_structure(
+        lambda each: None if _is_missing(each) else each, batch
+    )
+    compute_output_spec(lambda: call.get_concrete_function(specs) and None)
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    model._post_build()
 
 
 def _symbolic(spec: Any) -> keras.KerasTensor | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,32 @@ from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.strategy import extended, keras_hooks, reduction
 
 
-class Strategy(tf.distribute.Strategy):
+class _OneForAPlace(type):
+    """Has a call of `Strategy` give the object that there is for its arguments.
+
+    TensorFlow tells strategies apart by identity, and refuses variables of one under
+    another: a model made under `Strategy()` here, and used under `Strategy()` there.
+    """
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        made = super().__call__(*arguments, **named)
+        # What a class that is derived from it adds is not known.
+        if cls is not Strategy:
+            return made
+        return _there_are.setdefault(made.extended.place(), made)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(functools.partial(cls.__init__, None))
+
+
+class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
     """A `tf.distribute.Strategy` whose replicas are the ranks of the job.
 
     Each process is one replica, on one device. What `run` returns, and what a
     distributed dataset gives, is a plain tensor: this rank's. `reduce` and `gather`
-    combine the ranks' tensors.
+    combine the ranks' tensors. While there is a strategy of a process set and a device,
+    making another one gives the same.
 
     Args:
         process_set: the ranks that train together; by default all of them.
@@ -140,6 +163,10 @@ class Strategy(tf.distribute.Strategy):
         return self
 
 
+# By what they are made of.
+_there_are: weakref.WeakValueDictionary[Any, Strategy] = weakref.WeakValueDictionary()
+
+
 def _refuse(process_set: Any, device: Any) -> None:
     """Raises for what other strategies are made of."""
     if isinstance(process_set, tf.distribute.cluster_resolver.ClusterResolver):
@@ -178,7 +205,7 @@ def _known_device(device: str) -> str:
             f"Strategy: this process has no device {device!r}; it has "
             f"{', '.join(known)}"
         )
-    return device
+    return name
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """keras_hvd.Strategy on one process: what it is made of, and what it refuses."""
 
+import inspect
+
 import pytest
 import tensorflow as tf
 
@@ -35,7 +37,8 @@ def test_devices_are_checked():
         keras_hvd.Strategy(device=3)
     with pytest.raises(ValueError, match="no device 'GPU:7'; it has /device:CPU:0"):
         keras_hvd.Strategy(device="GPU:7")
-    assert keras_hvd.Strategy(device="cpu:0").extended.worker_devices == ("cpu:0",)
+    devices = keras_hvd.Strategy(device="cpu:0").extended.worker_devices
+    assert devices == ("/device:CPU:0",)
 
 
 def test_parameter_servers_are_refused():
@@ -59,6 +62,35 @@ def test_its_device():
         variable = tf.Variable(1.0)
     assert variable.device.endswith("/device:CPU:0")
     assert strategy.run(lambda: tf.identity(variable)).device == variable.device
+
+
+def test_there_is_one_for_a_process_set_and_a_device():
+    strategy = keras_hvd.Strategy()
+    assert keras_hvd.Strategy(keras_hvd.global_process_set, "cpu:0") is strategy
+    assert type(strategy) is keras_hvd.Strategy
+    keras_hvd.shutdown()
+    with pytest.raises(keras_hvd.ShutDownError):
+        keras_hvd.Strategy()
+    keras_hvd.init()
+    assert keras_hvd.Strategy() is strategy
+    with pytest.raises(ValueError, match="no device 'GPU:7'"):
+        keras_hvd.Strategy(device="GPU:7")
+
+
+def test_a_class_derived_from_it_makes_its_own():
+    class Named(keras_hvd.Strategy):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+    assert [Named("a").name, Named("b").name] == ["a", "b"]
+    assert Named("a") is not Named("a")
+    assert type(keras_hvd.Strategy()) is keras_hvd.Strategy
+
+
+def test_it_shows_its_arguments():
+    parameters = inspect.signature(keras_hvd.Strategy).parameters
+    assert list(parameters) == ["process_set", "device"]
 
 
 def test_tensorflow_may_set_it_for_good():

@@ -1,6 +1,7 @@
 """`fit` under a strategy ends with one process' weights, logs and predictions."""
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -346,8 +347,54 @@ def test_python_random_is_agreed(strategy, rank, digits, several_ranks):
         random.setstate(state)
 
 
+@pytest.mark.parametrize("data", [unweighted, dataset, generator])
+def test_iterators_are_freed(data, strategy, digits):
+    """At once: TensorFlow may take a minute to free one that waits for the garbage."""
+    with strategy.scope():
+        model = without_shape()
+        model.compile("sgd", crossentropy())
+    arguments = data(*digits, 400)
+    arguments.pop("steps_per_epoch", None)  # so that it is data that ends the epoch
+    gc.disable()
+    try:
+        before = iterators()
+        model.fit(**arguments, verbose=0)
+        assert iterators() == before
+    finally:
+        gc.enable()
+
+
+def iterators() -> int:
+    return sum(isinstance(each, tf.data.Iterator) for each in gc.get_objects())
+
+
 def linear() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+
+
+def test_two_scopes(rank, size, shared_path, equal_on_all_ranks):
+    """Of a script that makes a strategy wherever it needs one."""
+    x = np.linspace(-1, 1, 30, dtype="float32")[:, None]
+    with keras_hvd.Strategy().scope():
+        first = linear()
+        first.compile("sgd", "mse")
+    with keras_hvd.Strategy().scope():
+        second = keras.Sequential([first, layers.Dense(1)])
+        second.compile("adam", "mse", metrics=["mae"])
+        first.fit(x, x, verbose=0)
+        second.fit(x, x, verbose=0)
+    if rank == 0:
+        second.save(shared_path / "second.keras")
+    keras_hvd.barrier()
+    with keras_hvd.Strategy().scope():
+        loaded = keras.models.load_model(shared_path / "second.keras")
+        evaluated = loaded.evaluate(x, x, verbose=0)
+    assert evaluated == pytest.approx(second.evaluate(x, x, verbose=0))
+    for model in first, second, loaded:
+        model.fit(x, x, verbose=0)
+        assert equal_on_all_ranks(model.get_weights())
+    keras_hvd.Strategy().run(lambda: first.weights[0].value.assign(tf.zeros([1, 1])))
+    assert keras_hvd.Strategy().num_replicas_in_sync == size
 
 
 def test_optimizer_from_elsewhere(strategy, raises_on_all_ranks):
@@ -402,21 +449,6 @@ def test_other_arguments(strategy, rank, several_ranks, raises_on_all_ranks):
     )
 
 
-@pytest.mark.parametrize("several", [1, 2], ids=["one input", "two inputs"])
-def test_ragged_inputs(several, both_ways, require_equal):
-    def run():
-        lengths = np.arange(20) % 5 + 1
-        values = np.linspace(-1, 1, lengths.sum(), dtype="float32")
-        ragged = tf.RaggedTensor.from_row_lengths(values, lengths)
-        model = MeanOfRagged()
-        model.compile("sgd", "mse")
-        data = tf.data.Dataset.from_tensor_slices(((ragged,) * several, lengths / 5))
-        history = model.fit(data.batch(8), epochs=2, verbose=0)
-        return {"logs": history.history, "weights": model.get_weights()}
-
-    require_equal(*both_ways(run, f"ragged {several}"))
-
-
 class MeanOfRagged(keras.Model):
     def __init__(self):
         super().__init__()
@@ -425,6 +457,49 @@ class MeanOfRagged(keras.Model):
     def call(self, inputs):
         rows = [tf.reduce_mean(each, axis=1) for each in keras.tree.flatten(inputs)]
         return self.dense(tf.add_n(rows)[:, None])
+
+
+class LastOfRagged(MeanOfRagged):
+    """Asks for what only ragged tensors have."""
+
+    def call(self, inputs):
+        last = tf.gather(inputs.flat_values, inputs.row_splits[1:] - 1)
+        return self.dense(last[:, None])
+
+
+class SumOfSparse(MeanOfRagged):
+    """Asks for what takes sparse tensors only."""
+
+    def call(self, inputs):
+        ones = tf.ones([inputs.shape[1], 1])
+        return self.dense(tf.sparse.sparse_dense_matmul(inputs, ones))
+
+
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [(MeanOfRagged, 1), (MeanOfRagged, 2), (LastOfRagged, 1), (SumOfSparse, 1)],
+    ids=["one input", "two inputs", "only ragged", "only sparse"],
+)
+def test_ragged_and_sparse_inputs(model, several, both_ways, require_equal):
+    def run():
+        lengths = np.arange(20) % 5 + 1
+        values = np.linspace(-1, 1, lengths.sum(), dtype="float32")
+        rows = tf.RaggedTensor.from_row_lengths(values, lengths)
+        if model is SumOfSparse:
+            rows = rows.to_sparse()
+        inputs = rows if several == 1 else (rows,) * several
+        trained = model()
+        trained.compile("adam", "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_tensor_slices((inputs, lengths / 5)).batch(8)
+        history = trained.fit(data, epochs=2, verbose=0, validation_data=data)
+        return {
+            "logs": history.history,
+            "evaluated": trained.evaluate(data, verbose=0),
+            "predicted": trained.predict(data, verbose=0),
+            "weights": trained.get_weights(),
+        }
+
+    require_equal(*both_ways(run, f"{model.__name__} {several}"))
 
 
 def test_optimizer_that_does_not_clip(both_ways, require_equal, digits):
