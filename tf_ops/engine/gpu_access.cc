@@ -25,6 +25,10 @@ GpuSupport FindGpuSupport(const GpuLibraries& libraries) {
 
 Status GpuAccess::OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (streams_.count(stream) != 0) {
+    *gpu = gpu_;
+    return Status::Ok();
+  }
   Status status = OpenDriver();
   if (!status.ok()) return status;
   int ordinal;
@@ -38,6 +42,8 @@ Status GpuAccess::OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu) 
         std::to_string(ordinal) +
         ". Have each rank see one device only, or place the tensor there");
   }
+  // The default stream is that of whatever context is current.
+  if (stream != nullptr) streams_.insert(stream);
   *gpu = gpu_;
   return Status::Ok();
 }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "tf_ops/cuda/gpu.h"
@@ -49,6 +50,8 @@ class GpuAccess {
   // All below is guarded by mutex_.
   std::shared_ptr<const cuda::Driver> driver_;
   std::shared_ptr<cuda::Gpu> gpu_;
+  // Those that are known to be its own: to ask takes as long as a small collective.
+  std::set<cuda::Stream> streams_;
 };
 
 }  // namespace keras_hvd
