@@ -22,6 +22,8 @@ from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 # Samples after which is written down where they came from.
 _RECORDED = 256
+# More samples than a part has.
+_LARGEST_PART = 2**40
 # Samples that are read ahead of a file that is not shuffled.
 _AHEAD = 64
 # The part of all samples from which on it is warned of.
@@ -360,8 +362,8 @@ def _dataset(
             return _reads(plan, 0, next(epochs), all_parts, limit)
         return _reads(plan, *position.begin())
 
-    def record(iteration: np.ndarray, parts: np.ndarray) -> np.int64:
-        position.record(int(iteration), parts)
+    def record(iteration: np.ndarray, numbers: np.ndarray) -> np.int64:
+        position.record(int(iteration), numbers // _LARGEST_PART)
         return np.int64(0)
 
     def end(iteration: np.ndarray) -> np.int64:
@@ -372,9 +374,10 @@ def _dataset(
         samples = _part(opener, plan.shuffle, path, group, start, step, seed)
         if position is None:
             return samples
-        return tf.data.Dataset.zip(
-            (tf.data.Dataset.from_tensors(number).repeat(), samples)
-        )
+        # Not the part's number alone, repeated: that is slow.
+        first = number * _LARGEST_PART
+        numbers = tf.data.Dataset.range(first, first + _LARGEST_PART)
+        return tf.data.Dataset.zip((numbers, samples))
 
     def iteration(_: tf.Tensor) -> tf.data.Dataset:
         number, limit, *columns = tf.numpy_function(begin, [], _READ)
@@ -390,9 +393,9 @@ def _dataset(
         if position is None:
             return samples
 
-        def recorded(parts: tf.data.Dataset, samples: Any) -> tf.data.Dataset:
-            parts = parts.batch(_RECORDED).get_single_element()
-            done = tf.numpy_function(record, [number, parts], tf.int64)
+        def recorded(numbers: tf.data.Dataset, samples: Any) -> tf.data.Dataset:
+            numbers = numbers.batch(_RECORDED).get_single_element()
+            done = tf.numpy_function(record, [number, numbers], tf.int64)
             return shuffling.together(samples).skip(tf.reshape(done, []))
 
         def ended(_: tf.Tensor) -> tf.data.Dataset:
