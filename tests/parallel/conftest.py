@@ -30,8 +30,10 @@ WAYS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_xla: compiles a collective")
-    # A test that fails on one rank leaves the others waiting; not for ever.
-    os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "60")
+    # A test that fails on one rank leaves the others waiting; not for ever. An iterator of
+    # tf.data that is freed may keep its rank for a minute: its autotuning thread sleeps as
+    # long, and TensorFlow 2.21 does not always wake it.
+    os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "150")
     keras_hvd.init()
     if keras_hvd.rank() != 0:
         config.option.verbose = -2
