@@ -78,8 +78,8 @@ Machine::Machine()
 // ---- Control
 
 void Machine::Reset(uint64_t seed, int devices) {
-  EndStreams();
   Lock lock(*this);
+  EndStreams(&lock);
   reset_nccl();
   streams_.clear();
   stream_handles_.clear();
@@ -107,18 +107,16 @@ void Machine::Reset(uint64_t seed, int devices) {
   generation_ += 1;
 }
 
-void Machine::EndStreams() {
-  {
-    Lock lock(*this);
-    for (cuda::StreamState& stream : streams_) {
-      stream.leaving = true;
-      stream.wake.notify_all();
-    }
-  }
+void Machine::EndStreams(Lock* lock) {
   for (cuda::StreamState& stream : streams_) {
-    if (stream.thread.joinable()) stream.thread.join();
-    stream.queue.clear();
+    stream.leaving = true;
+    stream.wake.notify_all();
   }
+  lock->Await(changed_, [this] {
+    return std::none_of(
+        streams_.begin(), streams_.end(),
+        [](const cuda::StreamState& stream) { return stream.has_thread; });
+  });
 }
 
 void Machine::SetDevices(int devices) {
@@ -322,13 +320,7 @@ void Machine::Put(cuda::Stream stream, std::unique_ptr<Item> item) {
   const bool now = stream->pace == Pace::kEager ||
                    (stream->pace == Pace::kMixed && Random() % 2 == 0);
   if (now) stream->released = stream->last;
-  if (!stream->thread.joinable()) {
-    // Seen by the sanitizer: what starts a thread comes before all of it.
-    const bool was_hidden = hidden;
-    if (was_hidden) Show();
-    stream->thread = std::thread([this, stream] { Work(stream); });
-    if (was_hidden) Hide();
-  }
+  StartThread(stream);
   WakeAll();
 }
 
@@ -338,15 +330,26 @@ bool Machine::CanStart(const cuda::StreamState& stream) const {
   return item.number <= stream.released && item.CanStart();
 }
 
+void Machine::StartThread(cuda::Stream stream) {
+  if (stream->has_thread) return;
+  stream->has_thread = true;
+  // Seen by the sanitizer: what starts a thread comes before all of it.
+  const bool was_hidden = hidden;
+  if (was_hidden) Show();
+  std::thread([this, stream] { Work(stream); }).detach();
+  if (was_hidden) Hide();
+}
+
 void Machine::Work(cuda::Stream stream) {
   pthread_setname_np(pthread_self(), "gpu_stream");
   Lock lock(*this);
   while (true) {
     lock.Await(stream->wake, [&] { return stream->leaving || CanStart(*stream); });
-    if (stream->leaving) return;
-    RunFront(stream, &lock);
-    if (!stream->live && stream->queue.empty()) return;
+    if (!stream->leaving) RunFront(stream, &lock);
+    if (stream->leaving || (!stream->live && stream->queue.empty())) break;
   }
+  stream->has_thread = false;
+  changed_.notify_all();
 }
 
 void Machine::RunFront(cuda::Stream stream, Lock* lock) {

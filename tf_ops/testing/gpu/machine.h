@@ -83,7 +83,7 @@ struct StreamState {
   uint64_t released = 0;  // those up to this one may run
   std::deque<std::unique_ptr<stand_in::Item>> queue;
   std::condition_variable wake;
-  std::thread thread;
+  bool has_thread = false;
 };
 
 struct EventState {
@@ -218,7 +218,8 @@ class Machine : public Control {
   void AddNeeded(const Place& place, std::map<cuda::Stream, uint64_t>* needed) const;
   std::vector<cuda::Stream> Blockers(const cuda::StreamState& stream) const;
   std::string StuckText() const;
-  void EndStreams();
+  void StartThread(cuda::Stream stream);
+  void EndStreams(Lock* lock);
   void ReleaseQuarantine(size_t limit);
 
   std::mutex mutex_;

@@ -123,12 +123,12 @@ class Entry {
   // Of functions of a communicator that is ready for them.
   bool RequireReady(Comm communicator) {
     if (failed() || !RequireLive(communicator)) return false;
-    if (communicator->in_progress) {
+    if (communicator->error != Result::kSuccess) {
+      result_ = communicator->error;
+    } else if (communicator->in_progress) {
       Fail(Result::kInvalidUsage, Text("of ", Name(communicator), " in progress"));
     } else if (communicator->finalized) {
       Fail(Result::kInvalidUsage, Text("of ", Name(communicator), ", finalized"));
-    } else if (communicator->error != Result::kSuccess) {
-      result_ = communicator->error;
     }
     return !failed();
   }
