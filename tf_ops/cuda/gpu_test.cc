@@ -1,0 +1,260 @@
+// Streams, events and memory of a GPU.
+#include "tf_ops/cuda/gpu.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <string.h>
+
+#include <algorithm>
+#include <functional>
+#include <thread>
+
+#include "tf_ops/testing/gpu/stand_in.h"
+
+namespace keras_hvd::cuda {
+namespace {
+
+using stand_in::Call;
+
+class GpuTest : public testing::TestWithParam<uint64_t> {
+ protected:
+  GpuTest() {
+    control_->Reset(GetParam());
+    EXPECT_EQ(Driver::Open(stand_in::kCudaLibrary, &driver_).message, "");
+  }
+  ~GpuTest() override {
+    gpu_.reset();
+    EXPECT_EQ(control_->Violations(), std::vector<std::string>());
+    EXPECT_EQ(control_->CountLeaks().sum(), 0);
+  }
+
+  void Open(int ordinal = 1) {
+    ASSERT_EQ(Gpu::Open(driver_, ordinal, &gpu_).message, "");
+  }
+  Stream NewStream() {
+    const Gpu::Current current(*gpu_);
+    Stream stream = nullptr;
+    EXPECT_EQ((*driver_)->create_stream(&stream, kStreamNonBlocking, 0),
+              Result::kSuccess);
+    return stream;
+  }
+  void Destroy(Stream stream) {
+    const Gpu::Current current(*gpu_);
+    EXPECT_EQ((*driver_)->destroy_stream(stream), Result::kSuccess);
+  }
+  Memory Allocate(Memory::Place place, size_t bytes) {
+    Memory memory;
+    EXPECT_EQ(Memory::Allocate(gpu_, place, bytes, &memory).message, "");
+    return memory;
+  }
+  int64_t CountCalls(const std::string& function) {
+    int64_t count = 0;
+    for (const Call& call : control_->Calls()) {
+      if (call.function == function) count += call.times;
+    }
+    return count;
+  }
+
+  const stand_in::StandIn control_;
+  std::shared_ptr<const Driver> driver_;
+  std::shared_ptr<Gpu> gpu_;
+};
+
+TEST_P(GpuTest, ItsStreamIsOfTheGreatestPriorityAndItsOwn) {
+  Open();
+  EXPECT_EQ(gpu_->ordinal(), 1);
+  for (const Call& call : control_->Calls()) {
+    if (call.function != "cuStreamCreateWithPriority") continue;
+    EXPECT_EQ(call.arguments, "flags 1, priority -5");
+  }
+  EXPECT_EQ(CountCalls("cuStreamCreateWithPriority"), 1);
+}
+
+TEST_P(GpuTest, AStreamWaitsForAnotherOnesEvent) {
+  Open();
+  const Stream caller = NewStream();
+  std::vector<int> order;  // written by streams that wait for each other
+  for (int round = 0; round < 10; ++round) {
+    control_->Enqueue(caller, [&, round] { order.push_back(round); });
+    Event event = nullptr;
+    ASSERT_EQ(gpu_->Record(caller, &event).message, "");
+    ASSERT_EQ(gpu_->MakeWait(gpu_->stream(), event).message, "");
+    gpu_->Release(event);
+    control_->Enqueue(gpu_->stream(), [&, round] { order.push_back(100 + round); });
+    ASSERT_EQ(gpu_->Record(gpu_->stream(), &event).message, "");
+    ASSERT_EQ(gpu_->MakeWait(caller, event).message, "");
+    gpu_->Release(event);
+  }
+  EXPECT_EQ(control_->Synchronize(caller), "");
+  ASSERT_EQ(order.size(), 20u);
+  for (int round = 0; round < 10; ++round) {
+    EXPECT_EQ(order[2 * round], round);
+    EXPECT_EQ(order[2 * round + 1], 100 + round);
+  }
+  // One that is given back is used again, though streams still wait for it.
+  EXPECT_EQ(CountCalls("cuEventCreate"), 1);
+  Destroy(caller);
+}
+
+TEST_P(GpuTest, AnEventHasComeWhenItsStreamHas) {
+  Open();
+  const Stream caller = NewStream();
+  control_->Hold(caller, true);
+  Event event = nullptr;
+  ASSERT_EQ(gpu_->Record(caller, &event).message, "");
+  bool passed = true;
+  ASSERT_EQ(gpu_->Query(event, &passed).message, "");
+  EXPECT_FALSE(passed);
+  control_->Hold(caller, false);
+  while (!passed) {
+    ASSERT_EQ(gpu_->Query(event, &passed).message, "");
+    sched_yield();
+  }
+  gpu_->Release(event);
+  Destroy(caller);
+}
+
+TEST_P(GpuTest, EventsOfSeveralThreads) {
+  Open();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      const Stream stream = NewStream();
+      for (int round = 0; round < 50; ++round) {
+        Event event = nullptr;
+        EXPECT_EQ(gpu_->Record(stream, &event).message, "");
+        EXPECT_EQ(gpu_->MakeWait(gpu_->stream(), event).message, "");
+        gpu_->Release(event);
+      }
+      EXPECT_EQ(control_->Synchronize(stream), "");
+      Destroy(stream);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(CountCalls("cuEventCreate"), 4);
+}
+
+TEST_P(GpuTest, CopiesGoInTheOrderOfItsStream) {
+  Open();
+  constexpr size_t kBytes = 1000;
+  const Memory in = Allocate(Memory::Place::kHost, kBytes);
+  const Memory out = Allocate(Memory::Place::kHost, kBytes);
+  const Memory one = Allocate(Memory::Place::kDevice, kBytes);
+  const Memory other = Allocate(Memory::Place::kDevice, kBytes);
+  memset(in.data(), 7, kBytes);
+  char* const result = static_cast<char*>(out.data());
+  EXPECT_EQ(gpu_->CopyToDevice(one.data(), in.data(), kBytes).message, "");
+  EXPECT_EQ(gpu_->Copy(other.data(), one.data(), kBytes).message, "");
+  EXPECT_EQ(gpu_->SetZero(other.data(), 10).message, "");
+  EXPECT_EQ(gpu_->CopyToHost(result, other.data(), kBytes).message, "");
+  EXPECT_EQ(control_->Synchronize(gpu_->stream()), "");
+  EXPECT_EQ(std::count(result, result + kBytes, 7), 990);
+  EXPECT_EQ(std::count(result, result + 10, 0), 10);
+}
+
+TEST_P(GpuTest, MemoryMovesAndIsGivenBackOnce) {
+  Open();
+  Memory memory = Allocate(Memory::Place::kDevice, 100);
+  void* const data = memory.data();
+  Memory moved = std::move(memory);
+  EXPECT_EQ(moved.data(), data);
+  EXPECT_EQ(moved.bytes(), 100u);
+  EXPECT_EQ(memory.data(), nullptr);
+  moved = Allocate(Memory::Place::kHost, 50);
+  EXPECT_EQ(moved.bytes(), 50u);
+  moved = Memory();
+  EXPECT_EQ(CountCalls("cuMemFree"), 1);
+  EXPECT_EQ(CountCalls("cuMemFreeHost"), 1);
+  EXPECT_EQ(Allocate(Memory::Place::kDevice, 0).data(), nullptr);
+}
+
+TEST_P(GpuTest, MemoryOutlivesWhoMadeTheGpu) {
+  Open();
+  const Memory memory = Allocate(Memory::Place::kDevice, 100);
+  gpu_.reset();
+  EXPECT_EQ(control_->CountLeaks().contexts, 1);
+}
+
+TEST_P(GpuTest, KnowsTheDeviceOfAStream) {
+  Open(2);
+  int ordinal = -1;
+  ASSERT_EQ(Gpu::DeviceOf(*driver_, gpu_->stream(), &ordinal).message, "");
+  EXPECT_EQ(ordinal, 2);
+  {
+    const Gpu::Current current(*gpu_);
+    ordinal = -1;
+    ASSERT_EQ(Gpu::DeviceOf(*driver_, nullptr, &ordinal).message, "");
+    EXPECT_EQ(ordinal, 2);
+  }
+  // No context is current here.
+  EXPECT_EQ(Gpu::DeviceOf(*driver_, nullptr, &ordinal).message,
+            "CUDA failed in cuStreamGetCtx: CUDA_ERROR_INVALID_CONTEXT, invalid device "
+            "context");
+}
+
+// Calls everything, as far as it goes.
+Status UseAll(const stand_in::StandIn& control,
+              const std::shared_ptr<const Driver>& driver) {
+  std::shared_ptr<Gpu> gpu;
+  Status status = Gpu::Open(driver, 0, &gpu);
+  if (!status.ok()) return status;
+  int ordinal = 0;
+  Event event = nullptr;
+  Memory host, device;
+  bool passed = false;
+  status = Gpu::DeviceOf(*driver, gpu->stream(), &ordinal);
+  if (status.ok()) {
+    status = Memory::Allocate(gpu, Memory::Place::kHost, 10, &host);
+  }
+  if (status.ok()) {
+    status = Memory::Allocate(gpu, Memory::Place::kDevice, 10, &device);
+  }
+  if (status.ok()) status = gpu->SetZero(device.data(), 10);
+  if (status.ok()) status = gpu->Copy(device.data(), device.data(), 10);
+  if (status.ok()) status = gpu->CopyToHost(host.data(), device.data(), 10);
+  if (status.ok()) status = gpu->CopyToDevice(device.data(), host.data(), 10);
+  if (status.ok()) status = gpu->Record(gpu->stream(), &event);
+  if (status.ok()) status = gpu->MakeWait(gpu->stream(), event);
+  while (status.ok() && !passed) status = gpu->Query(event, &passed);
+  if (event != nullptr) gpu->Release(event);
+  EXPECT_EQ(control->Synchronize(gpu->stream()), "");
+  return status;
+}
+
+TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
+  for (const char* function :
+       {"cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetStreamPriorityRange",
+        "cuStreamCreateWithPriority", "cuStreamGetCtx", "cuCtxGetDevice",
+        "cuMemHostAlloc", "cuMemAlloc", "cuMemsetD8Async", "cuMemcpyDtoDAsync",
+        "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord",
+        "cuStreamWaitEvent", "cuEventQuery"}) {
+    for (int code : {1, 2, 201, 700, 999}) {
+      control_->Reset(GetParam() + code);
+      EXPECT_EQ(Driver::Open(stand_in::kCudaLibrary, &driver_).message, "");
+      control_->Inject({function, code});
+      const Status status = UseAll(control_, driver_);
+      EXPECT_EQ(status.code, Code::kInternal);
+      EXPECT_EQ(
+          status.message.rfind("CUDA failed in " + std::string(function) + ": ", 0), 0u)
+          << status.message;
+      EXPECT_EQ(control_->Violations(), std::vector<std::string>());
+      EXPECT_EQ(control_->CountLeaks().sum(), 0) << function;
+    }
+  }
+  EXPECT_EQ(UseAll(control_, driver_).message, "");
+}
+
+TEST_P(GpuTest, AllocationsThatFailSayHowMuch) {
+  Open();
+  control_->Inject({"cuMemAlloc", 2});
+  Memory memory;
+  EXPECT_EQ(Memory::Allocate(gpu_, Memory::Place::kDevice, 12345, &memory).message,
+            "CUDA failed in cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory (12345 "
+            "bytes, GPU 1)");
+  EXPECT_EQ(memory.data(), nullptr);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, GpuTest, testing::Range<uint64_t>(1, 6));
+
+}  // namespace
+}  // namespace keras_hvd::cuda

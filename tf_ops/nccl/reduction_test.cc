@@ -1,0 +1,111 @@
+// Which reductions are NCCL's.
+#include "tf_ops/nccl/reduction.h"
+
+#include <limits>
+
+#include "tf_ops/nccl/testing.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<DataType> AllTypes() {
+  std::vector<DataType> types;
+  for (int i = 0; i < kDataTypes; ++i) types.push_back(static_cast<DataType>(i));
+  return types;
+}
+
+TEST(ReductionTest, SumsAreThoseOfNumbers) {
+  for (DataType dtype : AllTypes()) {
+    EXPECT_EQ(CanReduce({ReduceOp::kSum}, dtype, 3), dtype != DataType::kBool);
+    EXPECT_EQ(CanReduce({ReduceOp::kProduct}, dtype, 3), true) << Name(dtype);
+  }
+}
+
+TEST(ReductionTest, AveragesAndScalesAreThoseOfFloats) {
+  for (DataType dtype : AllTypes()) {
+    EXPECT_EQ(CanReduce({ReduceOp::kAverage}, dtype, 3), IsFloating(dtype));
+    EXPECT_EQ(CanReduce({ReduceOp::kSum, 0.5, 1}, dtype, 3), IsFloating(dtype));
+    EXPECT_EQ(CanReduce({ReduceOp::kSum, 1, 4}, dtype, 3), IsFloating(dtype));
+  }
+}
+
+TEST(ReductionTest, MinimaAndMaximaAreThoseOfWhatHasNoNan) {
+  for (DataType dtype : AllTypes()) {
+    EXPECT_EQ(CanReduce({ReduceOp::kMin}, dtype, 3), !IsFloating(dtype));
+    EXPECT_EQ(CanReduce({ReduceOp::kMax}, dtype, 3), !IsFloating(dtype));
+  }
+}
+
+TEST(ReductionTest, OnlySumsHaveScales) {
+  for (DataType dtype : AllTypes()) {
+    for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      EXPECT_FALSE(CanReduce({op, 0.5, 1}, dtype, 3)) << Name(op) << Name(dtype);
+      EXPECT_FALSE(CanReduce({op, 1, 0.5}, dtype, 3)) << Name(op) << Name(dtype);
+    }
+    EXPECT_FALSE(CanReduce({ReduceOp::kAdasum}, dtype, 2));
+  }
+}
+
+TEST(ReductionTest, ScalesOf16BitsAreExact) {
+  for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
+    EXPECT_TRUE(CanReduce({ReduceOp::kSum, 0.125, 1}, dtype, 3));
+    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 0.1, 1}, dtype, 3));
+    // The scale of all is what counts: 0.5 / 4, and 0.5 / 3.
+    EXPECT_TRUE(CanReduce({ReduceOp::kAverage, 0.5, 1}, dtype, 4));
+    EXPECT_FALSE(CanReduce({ReduceOp::kAverage, 0.5, 1}, dtype, 3));
+    EXPECT_TRUE(CanReduce({ReduceOp::kAverage, 1.5, 2}, dtype, 3));
+    // 257 needs nine bits of precision: a float16 has eleven, a bfloat16 eight.
+    EXPECT_EQ(CanReduce({ReduceOp::kSum, 257, 1}, dtype, 3),
+              dtype == DataType::kFloat16);
+    // A float16 ends at 65504.
+    EXPECT_EQ(CanReduce({ReduceOp::kSum, 65536, 1}, dtype, 3),
+              dtype == DataType::kBfloat16);
+  }
+  EXPECT_TRUE(CanReduce({ReduceOp::kSum, 0.1, 1}, DataType::kFloat32, 3));
+}
+
+TEST(ReductionTest, ScalesOutOfRangeAreLeftToTheCpu) {
+  for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
+                         DataType::kFloat64}) {
+    for (double scale : {0.0, kInfinity, std::nan("")}) {
+      EXPECT_FALSE(CanReduce({ReduceOp::kSum, scale, 1}, dtype, 3));
+    }
+    // Each has its effect there, where their product has none, or too much.
+    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e-200, 1e-200}, dtype, 3));
+    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e200, 1e200}, dtype, 3));
+  }
+  EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat32, 3));
+  EXPECT_TRUE(CanReduce({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat64, 3));
+}
+
+TEST(ReductionTest, OpsAreMadeOnceForEachTypeAndOnlyWhereNeeded) {
+  Libraries libraries(1);
+  RunRanks(libraries, 1, [&](Rank* rank) {
+    Communicator* const communicator = rank->communicator.get();
+    const cuda::Gpu::Current current(*rank->gpu);
+    ScopedOps plain({ReduceOp::kAverage, 1, 1});
+    EXPECT_TRUE(plain.Add(DataType::kFloat32, communicator).ok());
+    EXPECT_EQ(plain.Of(DataType::kFloat32), kAverage);
+    ScopedOps neutral({ReduceOp::kSum, 0.5, 2});
+    EXPECT_TRUE(neutral.Add(DataType::kFloat16, communicator).ok());
+    EXPECT_EQ(neutral.Of(DataType::kFloat16), kSum);
+    EXPECT_EQ(libraries.CountCalls("ncclRedOpCreatePreMulSum"), 0);
+    {
+      ScopedOps scaled({ReduceOp::kSum, 0.5, 1});
+      EXPECT_TRUE(scaled.Add(DataType::kFloat32, communicator).ok());
+      EXPECT_TRUE(scaled.Add(DataType::kFloat64, communicator).ok());
+      EXPECT_TRUE(scaled.Add(DataType::kFloat32, communicator).ok());
+      EXPECT_NE(scaled.Of(DataType::kFloat32), scaled.Of(DataType::kFloat64));
+    }
+    EXPECT_EQ(libraries.CountCalls("ncclRedOpCreatePreMulSum"), 2);
+    EXPECT_EQ(libraries.CountCalls("ncclRedOpDestroy"), 2);
+    ScopedOps none({ReduceOp::kAverage, 1, 1});
+    EXPECT_EQ(none.Add(DataType::kInt32, communicator).message,
+              "NCCL has no such reduction: Average of int32");
+  });
+}
+
+}  // namespace
+}  // namespace keras_hvd::nccl

@@ -1,0 +1,296 @@
+// For tests of NCCL's collectives: ranks as threads over libraries that stand in for
+// CUDA and NCCL.
+#ifndef KERAS_HVD_TF_OPS_NCCL_TESTING_H_
+#define KERAS_HVD_TF_OPS_NCCL_TESTING_H_
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tf_ops/collectives/dtype.h"
+#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/reduce.h"
+#include "tf_ops/cuda/gpu.h"
+#include "tf_ops/nccl/communicator.h"
+#include "tf_ops/testing/gpu/stand_in.h"
+
+namespace keras_hvd::nccl {
+
+inline bool KeepWaitingForEver() {
+  sched_yield();
+  return true;
+}
+
+// The libraries, as new; at the end nothing may be left of what was made of them.
+class Libraries {
+ public:
+  explicit Libraries(uint64_t seed) {
+    stand_in_->Reset(seed);
+    EXPECT_EQ(cuda::Driver::Open(stand_in::kCudaLibrary, &driver).message, "");
+    EXPECT_EQ(Library::Open(stand_in::kNcclLibrary, &nccl).message, "");
+  }
+  ~Libraries() {
+    EXPECT_EQ(control()->Violations(), std::vector<std::string>());
+    EXPECT_EQ(control()->CountLeaks().sum(), 0);
+  }
+
+  const stand_in::StandIn& control() const { return stand_in_; }
+  int CountCalls(const std::string& function) const {
+    int64_t count = 0;
+    for (const stand_in::Call& call : control()->Calls()) {
+      if (call.function == function) count += call.times;
+    }
+    return static_cast<int>(count);
+  }
+
+  std::shared_ptr<const cuda::Driver> driver;
+  std::shared_ptr<const Library> nccl;
+
+ private:
+  stand_in::StandIn stand_in_;
+};
+
+// One rank, on a GPU of its own, with the stream of a caller.
+class Rank {
+ public:
+  Rank(const Libraries& libraries, int index) : libraries_(libraries), index_(index) {
+    libraries.control()->SetRank(index);
+    EXPECT_EQ(cuda::Gpu::Open(libraries.driver, index, &gpu).message, "");
+    const cuda::Gpu::Current current(*gpu);
+    EXPECT_EQ((*libraries.driver)->create_stream(&caller, cuda::kStreamNonBlocking, 0),
+              cuda::Result::kSuccess);
+  }
+  ~Rank() {
+    const cuda::Gpu::Current current(*gpu);
+    if (communicator != nullptr) {
+      EXPECT_EQ(communicator->Finalize().message, "");
+    }
+    communicator.reset();
+    EXPECT_EQ((*libraries_.driver)->destroy_stream(caller), cuda::Result::kSuccess);
+  }
+
+  Status Create(const UniqueId& id, int count,
+                KeepWaiting keep_waiting = KeepWaitingForEver) {
+    const cuda::Gpu::Current current(*gpu);
+    return Communicator::Create(libraries_.nccl, id, count, index_, gpu->stream(),
+                                std::move(keep_waiting), &communicator);
+  }
+
+  int index() const { return index_; }
+  const Libraries& libraries() const { return libraries_; }
+
+  // Has these bytes as soon as the caller's stream has come there, and not before.
+  cuda::Memory Input(std::vector<char> bytes) const {
+    cuda::Memory memory = Output(bytes.size());
+    char* const to = static_cast<char*>(memory.data());
+    if (!bytes.empty()) {
+      libraries_.control()->Enqueue(caller, [to, bytes = std::move(bytes)] {
+        memcpy(to, bytes.data(), bytes.size());
+      });
+    }
+    return memory;
+  }
+  cuda::Memory Output(int64_t bytes) const {
+    cuda::Memory memory;
+    EXPECT_EQ(cuda::Memory::Allocate(gpu, cuda::Memory::Place::kDevice, bytes, &memory)
+                  .message,
+              "");
+    return memory;
+  }
+  // Runs a collective behind the caller's stream, and that one behind it.
+  void Run(const std::function<Status()>& collective) const {
+    const cuda::Gpu::Current current(*gpu);
+    Follow(caller, gpu->stream());
+    EXPECT_EQ(collective().message, "");
+    Follow(gpu->stream(), caller);
+  }
+  // What is there when the caller's stream has come here.
+  std::vector<char> Contents(const cuda::Memory& memory) const {
+    std::vector<char> bytes(memory.bytes());
+    const void* const from = memory.data();
+    if (!bytes.empty()) {
+      libraries_.control()->Enqueue(
+          caller, [&bytes, from] { memcpy(bytes.data(), from, bytes.size()); });
+    }
+    EXPECT_EQ(libraries_.control()->Synchronize(caller), "");
+    return bytes;
+  }
+
+  std::shared_ptr<cuda::Gpu> gpu;
+  cuda::Stream caller = nullptr;
+  std::unique_ptr<Communicator> communicator;
+
+ private:
+  void Follow(cuda::Stream first, cuda::Stream second) const {
+    cuda::Event event = nullptr;
+    EXPECT_EQ(gpu->Record(first, &event).message, "");
+    EXPECT_EQ(gpu->MakeWait(second, event).message, "");
+    gpu->Release(event);
+  }
+
+  const Libraries& libraries_;
+  const int index_;
+};
+
+// Runs `body(index)` on a thread for each rank.
+inline void RunThreads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int index = 0; index < count; ++index) threads.emplace_back(body, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Runs `body` on ranks that have a communicator of all, each on a thread of its own.
+inline void RunRanks(const Libraries& libraries, int count,
+                     const std::function<void(Rank*)>& body) {
+  UniqueId id;
+  EXPECT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  RunThreads(count, [&](int index) {
+    Rank rank(libraries, index);
+    EXPECT_EQ(rank.Create(id, count).message, "");
+    if (rank.communicator != nullptr) body(&rank);
+  });
+}
+
+// The numbers of a tensor, whatever its type.
+inline double Number(DataType dtype, const void* tensor, int64_t i) {
+  switch (dtype) {
+    case DataType::kUint8:
+    case DataType::kBool:
+      return static_cast<const uint8_t*>(tensor)[i];
+    case DataType::kInt8:
+      return static_cast<const int8_t*>(tensor)[i];
+    case DataType::kInt32:
+      return static_cast<const int32_t*>(tensor)[i];
+    case DataType::kInt64:
+      return static_cast<double>(static_cast<const int64_t*>(tensor)[i]);
+    case DataType::kFloat16:
+      return Widen(static_cast<const Float16*>(tensor)[i]);
+    case DataType::kBfloat16:
+      return Widen(static_cast<const Bfloat16*>(tensor)[i]);
+    case DataType::kFloat32:
+      return static_cast<const float*>(tensor)[i];
+    case DataType::kFloat64:
+      return static_cast<const double*>(tensor)[i];
+  }
+  return std::nan("");
+}
+
+inline void SetNumber(DataType dtype, void* tensor, int64_t i, double value) {
+  switch (dtype) {
+    case DataType::kUint8:
+    case DataType::kBool:
+      static_cast<uint8_t*>(tensor)[i] = static_cast<uint8_t>(value);
+      break;
+    case DataType::kInt8:
+      static_cast<int8_t*>(tensor)[i] = static_cast<int8_t>(value);
+      break;
+    case DataType::kInt32:
+      static_cast<int32_t*>(tensor)[i] = static_cast<int32_t>(value);
+      break;
+    case DataType::kInt64:
+      static_cast<int64_t*>(tensor)[i] = static_cast<int64_t>(value);
+      break;
+    case DataType::kFloat16:
+      Narrow(static_cast<float>(value), static_cast<Float16*>(tensor) + i);
+      break;
+    case DataType::kBfloat16:
+      Narrow(static_cast<float>(value), static_cast<Bfloat16*>(tensor) + i);
+      break;
+    case DataType::kFloat32:
+      static_cast<float*>(tensor)[i] = static_cast<float>(value);
+      break;
+    case DataType::kFloat64:
+      static_cast<double*>(tensor)[i] = value;
+      break;
+  }
+}
+
+// A rank's tensor: numbers of which sums and products of a few are exact in all types.
+inline std::vector<char> Numbers(DataType dtype, int64_t elements, int rank,
+                                 uint64_t seed) {
+  std::vector<char> tensor(elements * Bytes(dtype));
+  for (int64_t i = 0; i < elements; ++i) {
+    const uint64_t number = (i * 7 + rank * 3 + seed) * 2654435761u >> 7;
+    SetNumber(dtype, tensor.data(), i, number % (dtype == DataType::kBool ? 2 : 4));
+  }
+  return tensor;
+}
+
+// The reduction of all ranks' Numbers, one after another.
+inline double Reduced(const Reduction& reduction,
+                      const std::vector<std::vector<char>>& tensors, DataType dtype,
+                      int64_t i) {
+  double result = Number(dtype, tensors[0].data(), i) * reduction.prescale;
+  for (size_t rank = 1; rank < tensors.size(); ++rank) {
+    const double next = Number(dtype, tensors[rank].data(), i) * reduction.prescale;
+    switch (reduction.op) {
+      case ReduceOp::kMin:
+        result = std::min(result, next);
+        break;
+      case ReduceOp::kMax:
+        result = std::max(result, next);
+        break;
+      case ReduceOp::kProduct:
+        result *= next;
+        break;
+      default:
+        result += next;
+    }
+  }
+  if (reduction.op == ReduceOp::kAverage) result /= tensors.size();
+  return result * reduction.postscale;
+}
+
+// How much a result of a few of them may differ, relatively: by roundings of the type.
+inline double Tolerance(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return 8.0 / (1 << 11);
+    case DataType::kBfloat16:
+      return 8.0 / (1 << 8);
+    case DataType::kFloat32:
+      return 8.0 / (1 << 24);
+    case DataType::kFloat64:
+      return 8.0 / (1ull << 53);
+    default:
+      return 0;
+  }
+}
+
+// Whether a tensor has what `tensors` of all ranks are reduced to, from element `start`
+// on.
+inline void ExpectReduced(const Reduction& reduction, DataType dtype,
+                          const std::vector<std::vector<char>>& tensors, int64_t start,
+                          const std::vector<char>& result) {
+  for (int64_t i = 0; i < static_cast<int64_t>(result.size()) / Bytes(dtype); ++i) {
+    const double expected = Reduced(reduction, tensors, dtype, start + i);
+    ASSERT_NEAR(Number(dtype, result.data(), i), expected,
+                std::abs(expected) * Tolerance(dtype))
+        << Name(reduction.op) << " of " << Name(dtype) << ", element " << start + i;
+  }
+}
+
+inline const std::vector<Reduction>& SomeReductions() {
+  static const auto* const reductions = new std::vector<Reduction>{
+      {ReduceOp::kSum, 1, 1},       {ReduceOp::kAverage, 1, 1},
+      {ReduceOp::kMin, 1, 1},       {ReduceOp::kMax, 1, 1},
+      {ReduceOp::kProduct, 1, 1},   {ReduceOp::kSum, 0.5, 1},
+      {ReduceOp::kSum, 1, 0.25},    {ReduceOp::kSum, 0.5, 2},
+      {ReduceOp::kSum, 0.1, 3},     {ReduceOp::kAverage, 0.5, 1},
+      {ReduceOp::kAverage, 1, 0.1},
+  };
+  return *reductions;
+}
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_TESTING_H_
