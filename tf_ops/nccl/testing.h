@@ -30,11 +30,14 @@ inline bool KeepWaitingForEver() {
   return true;
 }
 
+// Each rank has one of them.
+inline constexpr int kDevices = 8;
+
 // The libraries, as new; at the end nothing may be left of what was made of them.
 class Libraries {
  public:
   explicit Libraries(uint64_t seed) {
-    stand_in_->Reset(seed);
+    stand_in_->Reset(seed, kDevices);
     EXPECT_EQ(cuda::Driver::Open(stand_in::kCudaLibrary, &driver).message, "");
     EXPECT_EQ(Library::Open(stand_in::kNcclLibrary, &nccl).message, "");
   }

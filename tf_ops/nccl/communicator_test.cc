@@ -1,0 +1,359 @@
+// Communicators: how they come and go, and what happens when a member or NCCL fails.
+#include "tf_ops/nccl/communicator.h"
+
+#include <atomic>
+
+#include "tf_ops/nccl/allgather.h"
+#include "tf_ops/nccl/allreduce.h"
+#include "tf_ops/nccl/alltoall.h"
+#include "tf_ops/nccl/broadcast.h"
+#include "tf_ops/nccl/reducescatter.h"
+#include "tf_ops/nccl/testing.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+constexpr DataType kFloat = DataType::kFloat32;
+
+Status AllreduceOne(Rank* rank, const cuda::Memory& memory, double scale = 1) {
+  const int64_t elements = memory.bytes() / Bytes(kFloat);
+  return Allreduce(
+      {{ReduceOp::kSum, scale, 1}, {{kFloat, elements, memory.data(), memory.data()}}},
+      rank->communicator.get());
+}
+
+// Waits so many times, and no more.
+KeepWaiting Patience(int polls) {
+  return [polls]() mutable { return KeepWaitingForEver() && polls-- > 0; };
+}
+
+// So that nobody gives up before all have come this far.
+void AwaitAll(int count, std::atomic<int>* arrived) {
+  *arrived += 1;
+  while (*arrived < count) sched_yield();
+}
+
+class CommunicatorTest : public testing::TestWithParam<int> {};
+
+TEST_P(CommunicatorTest, MembersHaveTheirPlaces) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    RunRanks(libraries, GetParam(), [&](Rank* rank) {
+      EXPECT_EQ(rank->communicator->count(), GetParam());
+      EXPECT_EQ(rank->communicator->index(), rank->index());
+      EXPECT_EQ(rank->communicator->stream(), rank->gpu->stream());
+      EXPECT_TRUE(rank->communicator->usable());
+      EXPECT_EQ(rank->communicator->AsyncError().message, "");
+    });
+    EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
+    EXPECT_EQ(libraries.CountCalls("ncclCommFinalize"), GetParam());
+  }
+}
+
+// Even and odd ranks, the greatest first, without the last one.
+TEST_P(CommunicatorTest, SplitsIntoParts) {
+  const int members = GetParam() - 1;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    RunRanks(libraries, GetParam(), [&](Rank* rank) {
+      const cuda::Gpu::Current current(*rank->gpu);
+      const int self = rank->index();
+      std::unique_ptr<Communicator> part;
+      if (self == members) {
+        EXPECT_EQ(rank->communicator->Split(kNoColor, 0, 0, 0, &part).message, "");
+        EXPECT_EQ(part, nullptr);
+        return;
+      }
+      std::vector<char> expected;
+      int index = 0;
+      for (int member = members - 1; member >= 0; --member) {
+        if (member % 2 != self % 2) continue;
+        if (member == self) index = static_cast<int>(expected.size());
+        expected.push_back(static_cast<char>(member));
+      }
+      const int count = static_cast<int>(expected.size());
+      ASSERT_EQ(rank->communicator->Split(self % 2, -self, count, index, &part).message,
+                "");
+      std::swap(part, rank->communicator);
+      const cuda::Memory input = rank->Input({static_cast<char>(self)});
+      const cuda::Memory output = rank->Output(count);
+      rank->Run([&] {
+        return Allgather(
+            {{{input.data(), output.data(), 1, std::vector<int64_t>(count, 1)}}},
+            rank->communicator.get());
+      });
+      EXPECT_EQ(rank->Contents(output), expected);
+      std::swap(part, rank->communicator);
+      EXPECT_EQ(part->Finalize().message, "");
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, InitIsGivenUpWithoutAMember) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    RunThreads(GetParam(), [&](int index) {
+      Rank rank(libraries, index);
+      const Status status = rank.Create(id, GetParam() + 1, Patience(20));
+      EXPECT_EQ(status.code, Code::kRankFailed);
+      EXPECT_EQ(status.message,
+                "ncclCommInitRankConfig was given up: a member of the communicator has "
+                "failed, or the job ends");
+      EXPECT_EQ(rank.communicator, nullptr);
+    });
+    EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), GetParam());
+  }
+}
+
+TEST_P(CommunicatorTest, ASplitIsGivenUpWithoutAMember) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    std::atomic<bool> waiting = true;
+    std::atomic<int> arrived = 0;
+    RunThreads(GetParam() + 1, [&](int index) {
+      Rank rank(libraries, index);
+      ASSERT_EQ(rank.Create(id, GetParam() + 1,
+                            [&] { return KeepWaitingForEver() && waiting; })
+                    .message,
+                "");
+      AwaitAll(GetParam() + 1, &arrived);
+      if (index == GetParam()) {
+        waiting = false;
+        rank.communicator.reset();
+        return;
+      }
+      std::unique_ptr<Communicator> part;
+      const Status status =
+          rank.communicator->Split(0, index, GetParam() + 1, index, &part);
+      EXPECT_EQ(status.code, Code::kRankFailed) << status.message;
+      EXPECT_EQ(part, nullptr);
+      EXPECT_FALSE(rank.communicator->usable());
+      rank.communicator.reset();
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, AGroupIsGivenUpOrThere) {
+  int given_up = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    std::atomic<int> failures = 0;
+    std::atomic<bool> waiting = true;
+    std::atomic<int> arrived = 0;
+    RunThreads(GetParam(), [&](int index) {
+      Rank rank(libraries, index);
+      ASSERT_EQ(
+          rank.Create(id, GetParam(), [&] { return KeepWaitingForEver() && waiting; })
+              .message,
+          "");
+      AwaitAll(GetParam(), &arrived);
+      waiting = false;
+      const cuda::Gpu::Current current(*rank.gpu);
+      const cuda::Memory memory = rank.Output(100);
+      const Status status = AllreduceOne(&rank, memory, 0.5);
+      if (!status.ok()) {
+        failures += 1;
+        EXPECT_EQ(status.message,
+                  "ncclGroupEnd was given up: a member of the communicator has failed, "
+                  "or the job ends");
+        EXPECT_FALSE(rank.communicator->usable());
+        EXPECT_EQ(AllreduceOne(&rank, memory).message,
+                  "ncclGroupStart cannot be called: the communicator has failed");
+        EXPECT_EQ(rank.communicator->Finalize().code, Code::kRankFailed);
+      }
+      rank.communicator->Abort();
+      EXPECT_EQ(rank.communicator->Finalize().message,
+                "ncclCommFinalize cannot be called: the communicator was given back");
+      EXPECT_EQ(rank.communicator->AsyncError().code, Code::kRankFailed);
+      rank.communicator.reset();
+      EXPECT_EQ(libraries.control()->Synchronize(rank.gpu->stream()), "");
+    });
+    given_up += failures > 0;
+  }
+  EXPECT_GT(given_up, 0);
+}
+
+// The others' collectives hang on the GPU until they abort them.
+TEST_P(CommunicatorTest, AnAbortEndsWhatIsEnqueued) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    RunThreads(GetParam() + 1, [&](int index) {
+      Rank rank(libraries, index);
+      ASSERT_EQ(rank.Create(id, GetParam() + 1).message, "");
+      const cuda::Memory memory = rank.Output(100);
+      if (index < GetParam()) {
+        rank.Run([&] { return AllreduceOne(&rank, memory); });
+        EXPECT_EQ(rank.communicator->AsyncError().message, "");
+      }
+      rank.communicator->Abort();
+      rank.communicator.reset();
+      EXPECT_EQ(libraries.control()->Synchronize(rank.caller), "");
+    });
+  }
+}
+
+// ---- Errors of NCCL
+
+// Every collective, even and uneven, a split, and the end.
+Status UseAll(Rank* rank, const cuda::Memory& input, const cuda::Memory& output) {
+  Communicator* const communicator = rank->communicator.get();
+  const std::vector<int64_t> even = {3, 3}, uneven = {4, 1};
+  const void* const from = input.data();
+  void* const to = output.data();
+  Status status =
+      Allreduce({{ReduceOp::kSum, 0.5, 1}, {{kFloat, 4, from, to}}}, communicator);
+  if (status.ok()) status = Broadcast({1, 10, from, to}, communicator);
+  if (status.ok()) status = Allgather({{{from, to, 1, even}}}, communicator);
+  if (status.ok()) status = Allgather({{{from, to, 1, uneven}}}, communicator);
+  if (status.ok()) {
+    status = Reducescatter({{}, {{kFloat, 4, 1, from, to}}}, communicator);
+  }
+  if (status.ok()) {
+    status = Reducescatter({{}, {{kFloat, 5, 1, from, to}}}, communicator);
+  }
+  if (status.ok()) status = Alltoall({from, to, 1, even, even}, communicator);
+  std::unique_ptr<Communicator> part;
+  if (status.ok()) {
+    status = communicator->Split(0, rank->index(), 2, rank->index(), &part);
+  }
+  if (status.ok()) status = part->Finalize();
+  return status.ok() ? communicator->Finalize() : status;
+}
+
+// Two ranks, of which the first meets the error and the second waits until it hears of
+// it. Returns the first one's end.
+Status UseAllWithError(Libraries* libraries, const stand_in::Injection& injection) {
+  UniqueId id;
+  EXPECT_EQ(Communicator::NewId(*libraries->nccl, &id).message, "");
+  libraries->control()->Inject(injection);
+  std::atomic<bool> waiting = true;
+  Status first;
+  RunThreads(2, [&](int index) {
+    Rank rank(*libraries, index);
+    const cuda::Gpu::Current current(*rank.gpu);
+    const cuda::Memory input = rank.Output(64), output = rank.Output(64);
+    Status status = rank.Create(id, 2, [&] { return KeepWaitingForEver() && waiting; });
+    if (status.ok()) status = UseAll(&rank, input, output);
+    if (!status.ok()) waiting = false;
+    rank.communicator.reset();
+    EXPECT_EQ(libraries->control()->Synchronize(rank.gpu->stream()), "");
+    if (index == 0) first = status;
+  });
+  return first;
+}
+
+const char* const kCalls[] = {"ncclCommInitRankConfig",
+                              "ncclRedOpCreatePreMulSum",
+                              "ncclGroupStart",
+                              "ncclAllReduce",
+                              "ncclGroupEnd",
+                              "ncclBroadcast",
+                              "ncclAllGather",
+                              "ncclReduceScatter",
+                              "ncclReduce",
+                              "ncclSend",
+                              "ncclRecv",
+                              "ncclCommSplit",
+                              "ncclCommFinalize",
+                              "ncclCommGetAsyncError"};
+
+TEST(CommunicatorErrorTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
+  for (const char* function : kCalls) {
+    for (int code = 1; code <= 6; ++code) {
+      Libraries libraries(code);
+      stand_in::Injection injection = {function, code};
+      injection.rank = 0;
+      const Status status = UseAllWithError(&libraries, injection);
+      EXPECT_EQ(status.code, Code::kInternal) << function;
+      EXPECT_EQ(
+          status.message.rfind("NCCL failed in " + std::string(function) + ": ", 0), 0u)
+          << status.message;
+    }
+  }
+}
+
+TEST(CommunicatorErrorTest, EveryErrorBehindACallIsSaidAndNothingIsLost) {
+  for (const char* function : kCalls) {
+    const std::string name = function;
+    if (name == "ncclGroupStart") continue;  // of no communicator
+    for (int code = 1; code <= 6; ++code) {
+      Libraries libraries(code);
+      stand_in::Injection injection = {function, code};
+      injection.rank = 0;
+      injection.asynchronous = true;
+      const Status status = UseAllWithError(&libraries, injection);
+      EXPECT_EQ(status.code, Code::kInternal) << function;
+      EXPECT_EQ(status.message.rfind("NCCL failed in ", 0), 0u) << status.message;
+      EXPECT_NE(status.message.find("injected into " + name), std::string::npos)
+          << status.message;
+    }
+  }
+}
+
+TEST(CommunicatorErrorTest, WhatNobodyNeedsMayFail) {
+  for (const char* function : {"ncclRedOpDestroy", "ncclCommAbort"}) {
+    Libraries libraries(1);
+    stand_in::Injection injection = {function, 3};
+    injection.rank = 0;
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    libraries.control()->Inject(injection);
+    RunThreads(2, [&](int index) {
+      Rank rank(libraries, index);
+      ASSERT_EQ(rank.Create(id, 2).message, "");
+      const cuda::Memory memory = rank.Output(100);
+      rank.Run([&] { return AllreduceOne(&rank, memory, 0.5); });
+      EXPECT_EQ(libraries.control()->Synchronize(rank.caller), "");
+      rank.communicator.reset();
+    });
+  }
+}
+
+TEST(CommunicatorErrorTest, AnIdOrAnEndThatFailsIsSaid) {
+  Libraries libraries(1);
+  UniqueId id;
+  libraries.control()->Inject({"ncclGetUniqueId", 2});
+  EXPECT_EQ(Communicator::NewId(*libraries.nccl, &id).message,
+            "NCCL failed in ncclGetUniqueId: unhandled system error. With "
+            "NCCL_DEBUG=WARN in the environment it says more");
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  libraries.control()->Inject({"ncclCommDestroy", 1});
+  {
+    Rank rank(libraries, 0);
+    ASSERT_EQ(rank.Create(id, 1).message, "");
+    const Status status = rank.communicator->Finalize();
+    EXPECT_EQ(status.message.rfind("NCCL failed in ncclCommDestroy: ", 0), 0u);
+    rank.communicator.reset();
+  }
+  // It is lost: what has failed half-way must not be called again.
+  EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
+  EXPECT_EQ(libraries.control()->CountLeaks().communicators, 1);
+  libraries.control()->Reset(1);
+}
+
+// Met after its group was enqueued, by whoever asks.
+TEST(CommunicatorErrorTest, AnErrorOfACollectiveThatRuns) {
+  Libraries libraries(1);
+  RunRanks(libraries, 1, [&](Rank* rank) {
+    libraries.control()->Inject({"ncclCommGetAsyncError", 6, 1, true});
+    const Status status = rank->communicator->AsyncError();
+    EXPECT_EQ(status.message,
+              "NCCL failed in a collective that it had begun: remote process exited or "
+              "there was a network error: injected into ncclCommGetAsyncError. With "
+              "NCCL_DEBUG=WARN in the environment it says more");
+    rank->communicator.reset();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CommunicatorTest, testing::Range(1, 5));
+
+}  // namespace
+}  // namespace keras_hvd::nccl
