@@ -372,19 +372,22 @@ def _reduce_buckets(
 ) -> list[list[tf.Tensor]]:
     """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
     sums = reduce_op in (Average, Sum)
+    number = number_of(process_set, "the reduction of gradients")
     if buckets and sums and submission.is_compiled():
-        number = number_of(process_set, "the reduction of gradients")
         return gradients.submit(buckets, names, marks, reduce_op, number)
-    results = []
-    for bucket, name, mark in zip(buckets, names, marks, strict=True):
-        # What is no sum is not one of integers either.
-        end = tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)
-        group = [*bucket, end]
-        reduced = grouped_allreduce(
-            group, op=reduce_op, name=name, process_set=process_set
-        )
-        results.append(reduced[:-1])
-    return results
+    # What is no sum is not one of integers either.
+    groups = [
+        [*bucket, tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)]
+        for bucket, mark in zip(buckets, marks, strict=True)
+    ]
+    if buckets and sums and gradients.are_on_gpu([each for b in buckets for each in b]):
+        results = gradients.start_all(groups, names, reduce_op, number)
+    else:
+        results = [
+            grouped_allreduce(group, op=reduce_op, name=name, process_set=process_set)
+            for group, name in zip(groups, names, strict=True)
+        ]
+    return [result[:-1] for result in results]
 
 
 def _mark_of(paths: Sequence[str], agreed: str = "") -> int:

@@ -97,6 +97,9 @@ class AllgatherKernel : public CollectiveKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdAllgather").Device(tensorflow::DEVICE_CPU),
                         AllgatherKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasHvdAllgather").Device(tensorflow::DEVICE_GPU).HostMemory("first_dims"),
+    AllgatherKernel);
 
 }  // namespace
 }  // namespace keras_hvd

@@ -56,6 +56,8 @@ class AllreduceKernel : public ReductionKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_CPU),
                         AllreduceKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdAllreduce").Device(tensorflow::DEVICE_GPU),
+                        AllreduceKernel);
 
 }  // namespace
 }  // namespace keras_hvd

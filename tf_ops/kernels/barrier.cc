@@ -37,6 +37,8 @@ class BarrierKernel : public CollectiveKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdBarrier").Device(tensorflow::DEVICE_CPU),
                         BarrierKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdBarrier").Device(tensorflow::DEVICE_GPU),
+                        BarrierKernel);
 
 }  // namespace
 }  // namespace keras_hvd

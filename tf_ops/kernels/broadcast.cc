@@ -53,6 +53,8 @@ class BroadcastKernel : public CollectiveKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdBroadcast").Device(tensorflow::DEVICE_CPU),
                         BroadcastKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdBroadcast").Device(tensorflow::DEVICE_GPU),
+                        BroadcastKernel);
 
 }  // namespace
 }  // namespace keras_hvd

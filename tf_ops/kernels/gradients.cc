@@ -104,6 +104,8 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdGradients").Device(tensorflow::DEVICE_CPU),
                         GradientsKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdGradients").Device(tensorflow::DEVICE_GPU),
+                        GradientsKernel);
 
 }  // namespace
 }  // namespace keras_hvd

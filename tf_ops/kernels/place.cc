@@ -47,6 +47,9 @@ class PlaceKernel : public tensorflow::OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdPlace").Device(tensorflow::DEVICE_CPU),
                         PlaceKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasHvdPlace").Device(tensorflow::DEVICE_GPU).HostMemory("value"),
+    PlaceKernel);
 
 }  // namespace
 

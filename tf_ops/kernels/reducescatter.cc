@@ -82,6 +82,8 @@ class ReducescatterKernel : public ReductionKernel {
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_CPU),
                         ReducescatterKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdReducescatter").Device(tensorflow::DEVICE_GPU),
+                        ReducescatterKernel);
 
 }  // namespace
 }  // namespace keras_hvd

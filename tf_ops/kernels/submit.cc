@@ -1,9 +1,9 @@
 // Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
-#include "absl/container/inlined_vector.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tf_ops/kernels/completion.h"
+#include "tf_ops/kernels/gpu_stream.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/trace.h"
 
@@ -41,7 +41,9 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
 // The request that this thread is handing to the engine, which may end it meanwhile.
 thread_local const void* submitting = nullptr;
 
-absl::Status EngineStatus(int code, const char* message) {
+}  // namespace
+
+absl::Status EngineStatus(int code, std::string_view message) {
   switch (code) {
     case KHVD_OK:
       return absl::OkStatus();
@@ -57,8 +59,6 @@ absl::Status EngineStatus(int code, const char* message) {
       return absl::InternalError(message);
   }
 }
-
-}  // namespace
 
 CollectiveKernel::CollectiveKernel(tensorflow::OpKernelConstruction* ctx)
     : AsyncOpKernel(ctx), submitter_(NextSubmitter()) {
@@ -90,6 +90,25 @@ khvd_request ReductionKernel::Request(khvd_kind kind,
   return request;
 }
 
+EngineTensors::EngineTensors(const std::vector<Tensor>& inputs,
+                             const std::vector<void*>& outputs)
+    : shapes_(inputs.size()), tensors_(inputs.size()) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto sizes = inputs[i].shape().dim_sizes();
+    shapes_[i].assign(sizes.begin(), sizes.end());
+    tensors_[i].dtype = EngineType(inputs[i].dtype());
+    tensors_[i].rank = inputs[i].dims();
+    tensors_[i].shape = shapes_[i].data();
+    tensors_[i].input = inputs[i].data();
+    tensors_[i].output = outputs[i];
+  }
+}
+
+void EngineTensors::AddTo(khvd_request* request) const {
+  request->count = static_cast<int32_t>(tensors_.size());
+  request->tensors = tensors_.data();
+}
+
 void Submission::Add(const Tensor& input, Tensor* output) {
   inputs_.push_back(input);
   outputs_.push_back(output == nullptr ? nullptr : output->data());
@@ -105,21 +124,13 @@ absl::Status Submission::AddOfSameShape(int index) {
 }
 
 void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request request) {
-  const size_t count = submission->inputs_.size();
-  std::vector<absl::InlinedVector<int64_t, 4>> shapes(count);
-  std::vector<khvd_tensor> tensors(count);
-  for (size_t i = 0; i < count; ++i) {
-    const Tensor& input = submission->inputs_[i];
-    const auto sizes = input.shape().dim_sizes();
-    shapes[i].assign(sizes.begin(), sizes.end());
-    tensors[i].dtype = EngineType(input.dtype());
-    tensors[i].rank = input.dims();
-    tensors[i].shape = shapes[i].data();
-    tensors[i].input = input.data();
-    tensors[i].output = submission->outputs_[i];
+  const EngineTensors tensors(submission->inputs_, submission->outputs_);
+  tensors.AddTo(&request);
+  if (const absl::Status status = AddGpuStream(submission->ctx_, &request);
+      !status.ok()) {
+    submission->ctx_->SetStatus(status);
+    return submission->done_();
   }
-  request.count = static_cast<int32_t>(count);
-  request.tensors = tensors.data();
   request.done = &Submission::Ended;
   request.allocate = &Submission::AllocateResult;
   request.context = submission.get();
@@ -129,7 +140,9 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   // Once the engine has it, the request may end, and be deleted, before submit returns.
   Submission* const submitted = submission.release();
   submitting = submitted;
-  const int code = khvd_submit_and_drive(&request);
+  // What a GPU waits for is worth no thread's time here.
+  const int code =
+      request.on_gpu != 0 ? khvd_submit(&request) : khvd_submit_and_drive(&request);
   submitting = nullptr;
   if (code == KHVD_OK) return;
   submission.reset(submitted);

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -44,7 +46,27 @@ class ReductionKernel : public CollectiveKernel {
   Reduction reduction_;
 };
 
+// An error that the engine gave, as TensorFlow's.
+absl::Status EngineStatus(int code, std::string_view message);
+
+// Tensors as the engine takes them; in a request until it is submitted.
+class EngineTensors {
+ public:
+  // `outputs`: where each result goes; null where it is allocated later.
+  EngineTensors(const std::vector<tensorflow::Tensor>& inputs,
+                const std::vector<void*>& outputs);
+
+  void AddTo(khvd_request* request) const;
+
+ private:
+  std::vector<absl::InlinedVector<int64_t, 4>> shapes_;
+  std::vector<khvd_tensor> tensors_;
+};
+
 // One run of a kernel, from ComputeAsync to TensorFlow's continuation.
+//
+// On a GPU that continuation comes when the collective is enqueued: what it puts on the
+// kernel's stream runs behind the collective, also what gets the buffers next.
 //
 // Cancellation is left aside on purpose: what was submitted belongs to the peers too,
 // and ends when they have submitted theirs, or with an error when one of them has died.

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_hvd.collectives import gradients
+
 
 @pytest.fixture(autouse=True)
 def same_names() -> None:
@@ -49,3 +51,18 @@ def points() -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(3)
     x = generator.standard_normal((24, 3)).astype("float32")
     return x, x @ generator.standard_normal((3, 2)).astype("float32")
+
+
+@pytest.fixture
+def starts(monkeypatch) -> list[str]:
+    """Has gradients travel as on a GPU; the names of those that started."""
+    names = []
+    start = gradients.start
+
+    def noting(tensors, name, *rest):
+        names.append(name)
+        return start(tensors, name, *rest)
+
+    monkeypatch.setattr(gradients, "start", noting)
+    monkeypatch.setattr(gradients, "are_on_gpu", lambda tensors: True)
+    return names

@@ -87,6 +87,31 @@ def test_ways_to_train(
     assert difference(model.get_weights(), reference) < 1e-6
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("train", [by_fit, by_apply_gradients])
+def test_gradients_that_start_and_end_apart(
+    train,
+    run_eagerly,
+    make_linear,
+    points,
+    part_of_batches,
+    reference,
+    difference,
+    size,
+    starts,
+    monkeypatch,
+):
+    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 1)
+    keras.utils.set_random_seed(5)
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model = make_linear(optimizer, run_eagerly=run_eagerly)
+    train(model, *[part_of_batches(rows, BATCH_OF_RANK) for rows in points])
+    assert difference(model.get_weights(), reference) < 1e-6
+    assert set(starts) == (
+        {"sgd/gradients/0", "sgd/gradients/1"} if size > 1 else set()
+    )
+
+
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_custom_train_step(
     steps_per_execution, points, part_of_batches, reference, difference
@@ -360,10 +385,13 @@ def test_compiled_loop_of_ones_own(rank, size):
 
 @pytest.mark.needs_xla
 @pytest.mark.parametrize("first_traced", ["alone", "inside"])
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_step_called_alone_and_inside_of_a_compiled_function(
-    first_traced, rank, size, monkeypatch
+    first_traced, on_gpu, rank, size, request, monkeypatch
 ):
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
+    if on_gpu:
+        request.getfixturevalue("starts")
     monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

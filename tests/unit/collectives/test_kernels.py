@@ -1,0 +1,43 @@
+"""Which kernels the ops have, and what they keep in the host's memory on a GPU."""
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+
+from keras_hvd import native
+
+IN_HOST_MEMORY = {
+    "KerasHvdAllgather": {"first_dims"},
+    "KerasHvdAllreduce": set(),
+    "KerasHvdAlltoall": {"splits", "received_splits"},
+    "KerasHvdBarrier": set(),
+    "KerasHvdBroadcast": set(),
+    "KerasHvdDone": {"handles"},
+    "KerasHvdGradients": set(),
+    "KerasHvdPlace": {"value"},
+    "KerasHvdReducescatter": set(),
+    "KerasHvdStart": {"handle"},
+}
+
+
+@pytest.mark.parametrize("op", IN_HOST_MEMORY)
+def test_kernels(op):
+    native.ops()
+    found = {
+        kernel.device_type: set(kernel.host_memory_arg)
+        for kernel in kernels.get_registered_kernels_for_op(op).kernel
+    }
+    expected = {"CPU": set(), "GPU": IN_HOST_MEMORY[op]}
+    if native.ops_info(tf.__version__)["xla"]:
+        expected |= {"XLA_CPU_JIT": set(), "XLA_GPU_JIT": set()}
+    assert found == expected
+
+
+def test_every_op_is_listed():
+    native.ops()
+    ops = {
+        kernel.op
+        for kernel in kernels.get_all_registered_kernels().kernel
+        if kernel.op.startswith("KerasHvd")
+    }
+    assert ops == set(IN_HOST_MEMORY)

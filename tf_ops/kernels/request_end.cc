@@ -1,0 +1,49 @@
+// How a request ends that another op than its own asks about; see request_end.h.
+#include "tf_ops/kernels/request_end.h"
+
+#include <utility>
+
+namespace keras_hvd {
+
+void RequestEnd::AddTo(khvd_request* request) {
+  if (request->on_gpu == 0) return;
+  stream_ = request->stream;
+  request->end = &mark_;
+}
+
+void RequestEnd::Set(int code, std::string message) {
+  std::function<void()> then;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    code_ = code;
+    message_ = std::move(message);
+    is_known_ = true;
+    then = std::move(then_);
+  }
+  known_.notify_all();
+  if (then) then();
+}
+
+void RequestEnd::WhenKnown(std::function<void()> then) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_known_) {
+      then_ = std::move(then);
+      return;
+    }
+  }
+  then();
+}
+
+void RequestEnd::WaitUntilKnown() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  known_.wait(lock, [this] { return is_known_; });
+}
+
+void RequestEnd::Await() {
+  if (code_ != KHVD_OK || mark_ == nullptr) return;
+  code_ = khvd_await_end(std::exchange(mark_, nullptr), stream_);
+  if (code_ != KHVD_OK) message_ = khvd_last_error();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,276 @@
+// KerasHvdStart and KerasHvdDone: an allreduce in two ops, the start of one and the end
+// of all.
+//
+// For the gradients of a step on a GPU. An op for each bucket, which has the stream
+// that backprop runs on wait for its collective, would have the rest of backprop wait
+// for each of them. So a start hands its bucket over and lets the stream go on, and one
+// done behind all starts has it wait for their collectives.
+//
+// What lies between the two is a handle, which keeps inputs and results alive. Nobody
+// else gets the results before they are there: no tensor leads from start to done,
+// which TensorFlow might copy to another device meanwhile.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+#include "tf_ops/kernels/completion.h"
+#include "tf_ops/kernels/gpu_stream.h"
+#include "tf_ops/kernels/request_end.h"
+#include "tf_ops/kernels/submit.h"
+#include "tf_ops/kernels/trace.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::Variant;
+using tensorflow::shape_inference::ShapeAndType;
+
+REGISTER_OP("KerasHvdStart")
+    .Input("tensors: T")
+    .Output("handle: variant")
+    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("tensor_name: string")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      std::vector<DataType> types;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &types));
+      std::vector<ShapeAndType> results;
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        results.emplace_back(c->input(i), types[i]);
+      }
+      c->set_output(0, c->Scalar());
+      c->set_output_handle_shapes_and_types(0, results);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Starts what KerasHvdAllreduce does, and does not wait for it.
+
+tensors: one tensor, or several that form a group.
+handle: what KerasHvdDone gets the results by.
+tensor_name: matches this rank's request to the other ranks'.
+reduce_op: a khvd_reduce_op.
+prescale: multiplies each rank's elements before the reduction.
+postscale: multiplies the result.
+process_set: the ranks that take part.
+)doc");
+
+REGISTER_OP("KerasHvdDone")
+    .Input("handles: N * variant")
+    .Output("reduced: T")
+    .Attr("N: int >= 1")
+    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      int output = 0;
+      for (int i = 0; i < c->num_inputs(); ++i) {
+        const std::vector<ShapeAndType>* results = c->input_handle_shapes_and_types(i);
+        if (results == nullptr) break;
+        for (const ShapeAndType& result : *results) {
+          if (output < c->num_outputs()) c->set_output(output++, result.shape);
+        }
+      }
+      while (output < c->num_outputs()) c->set_output(output++, c->UnknownShape());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Ends when all the allreduces have ended, or with an error of the first that has one.
+
+handles: those of KerasHvdStart, which no other op gets.
+reduced: the results of all, in the order of the handles.
+)doc");
+
+// An allreduce between its start and its done.
+class Started {
+ public:
+  explicit Started(std::string_view name) : name_(name) {}
+
+  // Adds the op's input of this number, whose result may take its place.
+  absl::Status Add(OpKernelContext* ctx, int index);
+  // Hands the request to the engine, which from then on shares `started`.
+  static absl::Status Submit(std::shared_ptr<Started> started, OpKernelContext* ctx,
+                             khvd_request request);
+
+  RequestEnd& end() { return end_; }
+  // Once it has ended, and only once: the results, which are there for what the stream
+  // runs next.
+  absl::StatusOr<std::vector<Tensor>> Finish();
+
+ private:
+  static void Ended(void* context, int code, const char* message);
+
+  const std::string name_;
+  std::vector<Tensor> inputs_;
+  std::vector<Tensor> results_;
+  // Comes last, for it must be destroyed first: the buffers may be in use until then.
+  RequestEnd end_;
+};
+
+absl::Status Started::Add(OpKernelContext* ctx, int index) {
+  const Tensor& input = ctx->input(index);
+  Tensor result;
+  TF_RETURN_IF_ERROR(
+      ctx->forward_input_or_allocate_temp({index}, input.dtype(), input.shape(),
+                                          tensorflow::AllocatorAttributes(), &result));
+  inputs_.push_back(input);
+  results_.push_back(std::move(result));
+  return absl::OkStatus();
+}
+
+absl::Status Started::Submit(std::shared_ptr<Started> started, OpKernelContext* ctx,
+                             khvd_request request) {
+  std::vector<void*> outputs;
+  for (const Tensor& result : started->results_) outputs.push_back(result.data());
+  const EngineTensors tensors(started->inputs_, outputs);
+  tensors.AddTo(&request);
+  TF_RETURN_IF_ERROR(AddGpuStream(ctx, &request));
+  started->end_.AddTo(&request);
+  request.done = &Started::Ended;
+  TraceStart(started->name_);
+  auto context = std::make_unique<std::shared_ptr<Started>>(std::move(started));
+  request.context = context.get();
+  const int code = khvd_submit(&request);
+  if (code != KHVD_OK) return EngineStatus(code, khvd_last_error());
+  context.release();  // the engine's now
+  return absl::OkStatus();
+}
+
+void Started::Ended(void* context, int code, const char* message) {
+  std::unique_ptr<std::shared_ptr<Started>> started(
+      static_cast<std::shared_ptr<Started>*>(context));
+  TraceEnd((*started)->name_);
+  // Not in the engine's thread: what follows runs where it becomes known, and buffers
+  // of which this may be the last owner are freed.
+  CompleteLater(
+      [started = std::move(*started), code, text = std::string(message)]() mutable {
+        started->end_.Set(code, std::move(text));
+      });
+}
+
+absl::StatusOr<std::vector<Tensor>> Started::Finish() {
+  end_.Await();
+  inputs_.clear();
+  std::vector<Tensor> results = std::exchange(results_, {});
+  if (end_.code() != KHVD_OK) return EngineStatus(end_.code(), end_.message());
+  if (!results.empty()) return results;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", name_, "': its KerasHvdDone has run, and has given its results away"));
+}
+
+// What a handle holds. TensorFlow copies it, but must not write it anywhere.
+struct Handle {
+  std::shared_ptr<Started> started;
+
+  std::string TypeName() const { return "keras_hvd::Handle"; }
+  std::string DebugString() const { return TypeName(); }
+  void Encode(tensorflow::VariantTensorData* data) const {
+    data->set_type_name(TypeName());
+  }
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+};
+
+class StartKernel : public ReductionKernel {
+ public:
+  explicit StartKernel(OpKernelConstruction* ctx) : ReductionKernel(ctx) {}
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    ctx->SetStatus(Start(ctx));
+    done();
+  }
+
+ private:
+  absl::Status Start(OpKernelContext* ctx) const {
+    const khvd_request request = Request(KHVD_ALLREDUCE, ctx);
+    auto started = std::make_shared<Started>(request.name);
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      TF_RETURN_IF_ERROR(started->Add(ctx, i));
+    }
+    Tensor* handle = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &handle));
+    handle->scalar<Variant>()() = Handle{started};
+    return Started::Submit(std::move(started), ctx, request);
+  }
+};
+
+using AllStarted = std::vector<std::shared_ptr<Started>>;
+
+class DoneKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit DoneKernel(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {}
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    auto all = std::make_shared<AllStarted>();
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const Handle* const handle = ctx->input(i).scalar<Variant>()().get<Handle>();
+      OP_REQUIRES_ASYNC(ctx, handle != nullptr,
+                        absl::InvalidArgumentError(absl::StrCat(
+                            "input ", i, " of ", name(), " is no KerasHvdStart's")),
+                        done);
+      all->push_back(handle->started);
+    }
+    auto under_way = std::make_shared<std::atomic<size_t>>(all->size());
+    for (const std::shared_ptr<Started>& each : *all) {
+      each->end().WhenKnown([ctx, all, done, under_way] {
+        if (under_way->fetch_sub(1) > 1) return;
+        ctx->SetStatus(Finish(ctx, *all));
+        done();
+      });
+    }
+  }
+
+ private:
+  // Every one of them is finished, also after an error.
+  static absl::Status Finish(OpKernelContext* ctx, const AllStarted& all) {
+    absl::Status status;
+    int output = 0;
+    for (const std::shared_ptr<Started>& each : all) {
+      absl::StatusOr<std::vector<Tensor>> results = each->Finish();
+      status.Update(results.status());
+      if (!status.ok()) continue;
+      for (Tensor& result : *results) {
+        if (output == ctx->num_outputs() ||
+            result.dtype() != ctx->expected_output_dtype(output)) {
+          status = absl::InvalidArgumentError(absl::StrCat(
+              ctx->op_kernel().name(), " has not the types of its starts"));
+          break;
+        }
+        ctx->set_output(output++, std::move(result));
+      }
+    }
+    if (status.ok() && output < ctx->num_outputs()) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat(ctx->op_kernel().name(), " has more results than its starts"));
+    }
+    return status;
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdStart").Device(tensorflow::DEVICE_CPU),
+                        StartKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasHvdStart").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
+    StartKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdDone").Device(tensorflow::DEVICE_CPU),
+                        DoneKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasHvdDone").Device(tensorflow::DEVICE_GPU).HostMemory("handles"),
+    DoneKernel);
+
+}  // namespace
+}  // namespace keras_hvd
