@@ -1,4 +1,4 @@
-// The custom calls of compiled programs; see xla_calls.h.
+// The custom calls of compiled programs on the CPU; see xla_calls.h.
 //
 // Memory is what makes errors delicate here. After an error XLA calls nothing more of
 // its program, neither the dones of requests that the engine is working on nor anything
@@ -10,7 +10,6 @@
 // gives no such chance.)
 #include "tf_ops/kernels/xla_calls.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -23,105 +22,28 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/completion.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/trace.h"
-#include "xla/ffi/api/c_api.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace xla::ffi {
-// In TensorFlow's library; its header asks for LLVM's, which no package has.
-const XLA_FFI_Api* GetXlaFfiApi();
-}  // namespace xla::ffi
-
-namespace keras_hvd {
-using DecodedRequest = CompiledRequest<xla::ffi::Span<const int64_t>>;
-}  // namespace keras_hvd
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
-    ::keras_hvd::DecodedRequest, ::xla::ffi::StructMember<int32_t>("kind"),
-    ::xla::ffi::StructMember<std::string_view>("name"),
-    ::xla::ffi::StructMember<int64_t>("submitter"),
-    ::xla::ffi::StructMember<int32_t>("process_set"),
-    ::xla::ffi::StructMember<int32_t>("reduce_op"),
-    ::xla::ffi::StructMember<int32_t>("root"),
-    ::xla::ffi::StructMember<double>("prescale"),
-    ::xla::ffi::StructMember<double>("postscale"),
-    ::xla::ffi::StructMember<int64_t>("mark"),
-    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("rows"),
-    ::xla::ffi::StructMember<int32_t>("slot"));
+#include "tf_ops/kernels/xla_request.h"
 
 namespace keras_hvd {
 namespace {
 
 namespace ffi = xla::ffi;
 
-using TokenBuffer = ffi::BufferR1<ffi::U64>;
-
-khvd_dtype EngineType(ffi::DataType dtype) {
-  switch (dtype) {
-    case ffi::U8:
-      return KHVD_UINT8;
-    case ffi::S8:
-      return KHVD_INT8;
-    case ffi::S32:
-      return KHVD_INT32;
-    case ffi::S64:
-      return KHVD_INT64;
-    case ffi::F16:
-      return KHVD_FLOAT16;
-    case ffi::BF16:
-      return KHVD_BFLOAT16;
-    case ffi::F32:
-      return KHVD_FLOAT32;
-    case ffi::F64:
-      return KHVD_FLOAT64;
-    case ffi::PRED:
-      return KHVD_BOOL;
-    default:  // which the engine refuses; the ops' type lists let nothing else through
-      return static_cast<khvd_dtype>(-1);
-  }
-}
-
-ffi::ErrorCode ErrorCode(int code) {
-  switch (code) {
-    case KHVD_INVALID_ARGUMENT:
-      return ffi::ErrorCode::kInvalidArgument;
-    case KHVD_RANK_FAILED:
-      return ffi::ErrorCode::kAborted;
-    case KHVD_NOT_INITIALIZED:
-    case KHVD_SHUT_DOWN:
-    case KHVD_FORKED:
-      return ffi::ErrorCode::kFailedPrecondition;
-    default:
-      return ffi::ErrorCode::kInternal;
-  }
-}
-
 // One request, from its start to its done.
 struct Call {
-  std::string name;
+  explicit Call(std::string_view call_name) : name(call_name), results(call_name) {}
+
+  const std::string name;
   uint64_t number = 0;
   uint64_t run = 0;    // one run of one chain of starts
   bool ended = false;  // the engine has let go of the buffers
   ffi::Error error;    // what it ended with
   std::optional<ffi::Promise> done;
-
-  // Where other ranks decide how large a result is, which has the shape that it was
-  // compiled with.
-  struct Result {
-    int64_t given_rows = 0;  // by this rank
-    int64_t rows = 0;
-    void* memory = nullptr;
-  };
-  std::vector<Result> results;
-  int64_t* received_splits = nullptr;  // alltoall
-  std::string rows_differ;
+  FixedResults results;
 };
 
 // An error that XLA is to get once `under_way` have ended.
@@ -224,8 +146,8 @@ void Calls::Ended(void* context, int code, const char* message) {
   auto* const call = static_cast<Call*>(context);
   TraceEnd(call->name);
   ffi::Error error;
-  if (!call->rows_differ.empty()) {
-    error = ffi::Error(ffi::ErrorCode::kInvalidArgument, call->rows_differ);
+  if (const std::string& differ = call->results.rows_differ(); !differ.empty()) {
+    error = ffi::Error(ffi::ErrorCode::kInvalidArgument, differ);
   } else if (code != KHVD_OK) {
     error = ffi::Error(ErrorCode(code), message);
   }
@@ -285,121 +207,38 @@ void Calls::Deliver(Failure failure) {
       });
 }
 
-// Why the rows that came are not those that the program was compiled for, or "".
-std::string WrongRows(const Call& call, const Call::Result& result,
-                      absl::Span<const int64_t> given) {
-  int64_t sum = 0;
-  bool differ = false;
-  for (const int64_t rows : given) {
-    sum += rows;
-    differ |= rows != result.given_rows;
-  }
-  const std::string all = absl::StrJoin(given, ", ");
-  if (call.received_splits != nullptr) {
-    if (sum == result.rows) return "";
-    return absl::StrCat(
-        "alltoall '", call.name, "': the ranks gave this one ", all,
-        " rows, but a program compiled by XLA has fixed shapes: here it must get as "
-        "many as it gives, ",
-        result.rows,
-        " in all. Give other splits, or exchange outside of jit_compile=True");
-  }
-  if (!differ && sum == result.rows) return "";
-  return absl::StrCat(
-      "allgather '", call.name, "': the ranks gave ", all,
-      " rows, but a program compiled by XLA has fixed shapes: here each must give ",
-      result.given_rows, ", and there must be ", result.rows,
-      " in all. Give as many rows on every rank, or gather outside of "
-      "jit_compile=True");
-}
-
 void* Calls::Allocate(void* context, int32_t tensor, const int64_t* first_dims,
                       int32_t count) {
-  auto* const call = static_cast<Call*>(context);
-  const Call::Result& result = call->results[tensor];
-  std::string wrong = WrongRows(*call, result, absl::MakeConstSpan(first_dims, count));
-  if (!wrong.empty()) {
-    call->rows_differ = std::move(wrong);
-    return nullptr;
-  }
-  if (call->received_splits != nullptr) {
-    std::copy(first_dims, first_dims + count, call->received_splits);
-  }
-  // An empty result has no memory, and null would mean that there is none to be had.
-  static char empty;
-  return result.memory == nullptr ? &empty : result.memory;
+  return static_cast<Call*>(context)->results.Allocate(tensor, first_dims, count);
 }
 
-// Has the first dimensions of `tensors` be those of this rank, and notes what is to
-// become of the results whose size other ranks decide.
-void SetRows(const DecodedRequest& compiled, absl::Span<khvd_tensor> tensors,
-             std::vector<std::vector<int64_t>>* shapes, Call* call) {
-  const bool own_rows =
-      compiled.kind == KHVD_ALLGATHER || compiled.kind == KHVD_ALLTOALL;
-  for (size_t i = 0; i < compiled.rows.size(); ++i) {
-    khvd_tensor& tensor = tensors[i];
-    const int64_t rows = compiled.rows[i];
-    if (own_rows) {
-      call->results.push_back(
-          {rows, tensor.shape[0], std::exchange(tensor.output, nullptr)});
-    }
-    shapes->emplace_back(tensor.shape, tensor.shape + tensor.rank).front() = rows;
-    tensor.shape = shapes->back().data();
-  }
+// Of an alltoall: takes the splits from their tensor, and the received ones to theirs.
+void AddSplits(ffi::RemainingArgs tensors, ffi::RemainingRets results,
+               FixedResults* fixed, khvd_request* request) {
+  ffi::Result<ffi::AnyBuffer> received = *results.get<ffi::AnyBuffer>(1);
+  fixed->set_received_splits(static_cast<int64_t*>(received->untyped_data()));
+  if (tensors.size() < 2) return;
+  const ffi::AnyBuffer splits = *tensors.get<ffi::AnyBuffer>(1);
+  // None at all are not the same as even ones, and may have no memory.
+  static const int64_t none = 0;
+  request->split_count = static_cast<int32_t>(splits.element_count());
+  request->splits = request->split_count == 0
+                        ? &none
+                        : static_cast<const int64_t*>(splits.untyped_data());
 }
 
 ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
                  DecodedRequest compiled) {
-  const bool exchanges = compiled.kind == KHVD_ALLTOALL;
-  absl::InlinedVector<khvd_tensor, 4> given;
-  for (size_t i = 0; i < (exchanges ? 1 : tensors.size()); ++i) {
-    const ffi::AnyBuffer input = *tensors.get<ffi::AnyBuffer>(i);
-    ffi::Result<ffi::AnyBuffer> result = *results.get<ffi::AnyBuffer>(i);
-    khvd_tensor tensor = {};
-    tensor.dtype = EngineType(input.element_type());
-    tensor.rank = static_cast<int32_t>(result->dimensions().size());
-    tensor.shape = result->dimensions().begin();
-    tensor.input = input.untyped_data();
-    tensor.output = result->untyped_data();
-    given.push_back(tensor);
+  auto call = std::make_unique<Call>(compiled.name);
+  ProgramRequest program(compiled, tensors, results, &call->results);
+  if (compiled.kind == KHVD_ALLTOALL) {
+    AddSplits(tensors, results, &call->results, &program.request());
   }
-  auto call = std::make_unique<Call>();
-  std::vector<std::vector<int64_t>> shapes;
-  SetRows(compiled, absl::MakeSpan(given), &shapes, call.get());
-  const int64_t mark[] = {0, compiled.mark};
-  if (compiled.mark >= 0) given.push_back({KHVD_UINT8, 2, mark, nullptr, nullptr});
-  const std::string name(compiled.name);
-  call->name = name;
-  khvd_request request = {};
-  if (exchanges) {
-    ffi::Result<ffi::AnyBuffer> received = *results.get<ffi::AnyBuffer>(1);
-    call->received_splits = static_cast<int64_t*>(received->untyped_data());
-    if (tensors.size() == 2) {
-      const ffi::AnyBuffer splits = *tensors.get<ffi::AnyBuffer>(1);
-      // None at all are not the same as even ones, and may have no memory.
-      static const int64_t none = 0;
-      request.split_count = static_cast<int32_t>(splits.element_count());
-      request.splits = request.split_count == 0
-                           ? &none
-                           : static_cast<const int64_t*>(splits.untyped_data());
-    }
-  }
-  request.struct_size = sizeof(request);
-  request.kind = compiled.kind;
-  request.name = name.c_str();
-  request.submitter = static_cast<uint64_t>(compiled.submitter);
-  request.process_set = compiled.process_set;
-  request.reduce_op = compiled.reduce_op;
-  request.root = compiled.root;
-  request.prescale = compiled.prescale;
-  request.postscale = compiled.postscale;
-  request.count = static_cast<int32_t>(given.size());
-  request.tensors = given.data();
   uint64_t run = last.typed_data()[0];
   // The two may be the same memory.
   token->typed_data()[compiled.slot] =
-      Calls::Get().Start(&run, std::move(call), request);
+      Calls::Get().Start(&run, std::move(call), program.request());
   token->typed_data()[0] = run;
   return ffi::Error::Success();
 }

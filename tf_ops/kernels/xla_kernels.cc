@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "tensorflow/compiler/tf2xla/xla_compiler.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -148,15 +149,28 @@ void AddAlias(int64_t result, int64_t operand, Aliases* aliases) {
   aliases->push_back({xla::ShapeIndex{result}, {operand, xla::ShapeIndex{}}});
 }
 
+bool IsForGpu(XlaOpKernelContext* ctx) {
+  const tensorflow::DeviceType& device = ctx->compiler()->options().device_type;
+  return device.type_string() == tensorflow::DEVICE_GPU_XLA_JIT;
+}
+
+// On a GPU custom calls run in the one order that XLA gives them: a start comes as soon
+// as it can, a done as late. The CPU takes whatever is ready.
+xla::CustomCallSchedule ScheduleOf(XlaOpKernelContext* ctx, const char* target) {
+  if (!IsForGpu(ctx)) return xla::CustomCallSchedule::SCHEDULE_NONE;
+  return target == kStartTarget ? xla::CustomCallSchedule::SCHEDULE_EARLIEST
+                                : xla::CustomCallSchedule::SCHEDULE_LATEST;
+}
+
 // Emits a custom call; its results.
-std::vector<xla::XlaOp> Call(xla::XlaBuilder* builder, const char* target,
+std::vector<xla::XlaOp> Call(XlaOpKernelContext* ctx, const char* target,
                              const Values& operands,
                              absl::Span<const xla::Shape> results,
                              const std::string& attributes, const Aliases& aliases) {
   const xla::XlaOp call = xla::CustomCallWithLayout(
-      builder, target, operands.values, xla::ShapeUtil::MakeTupleShape(results),
+      ctx->builder(), target, operands.values, xla::ShapeUtil::MakeTupleShape(results),
       operands.shapes, attributes, /*has_side_effect=*/true, aliases,
-      /*literal=*/nullptr, xla::CustomCallSchedule::SCHEDULE_NONE,
+      /*literal=*/nullptr, ScheduleOf(ctx, target),
       xla::CustomCallApiVersion::API_VERSION_TYPED_FFI);
   std::vector<xla::XlaOp> elements;
   for (size_t i = 0; i < results.size(); ++i) {
@@ -171,6 +185,7 @@ xla::Shape TokenShape(int64_t requests) {
 
 // A request that has left.
 struct Started {
+  int64_t submitter = 0;
   int32_t slot = 1;
   xla::XlaOp token;
   xla::Shape token_shape;
@@ -182,12 +197,6 @@ struct Started {
 class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES(ctx, ctx->device_type().type_string() == tensorflow::DEVICE_CPU_XLA_JIT,
-                absl::UnimplementedError(absl::StrCat(
-                    "keras_hvd's collectives cannot be compiled by XLA for ",
-                    ctx->device_type().type_string(),
-                    " yet, for the CPU only: pass jit_compile=False to compile() or to "
-                    "tf.function()")));
     OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
   }
 
@@ -216,6 +225,7 @@ absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const Request& request,
   const absl::StatusOr<xla::Shape> last = ctx->builder()->GetShape((*chain)->last);
   TF_RETURN_IF_ERROR(last.status());
   Started started;
+  started.submitter = request.submitter;
   started.token_shape = TokenShape(1);
   Values operands;
   operands.Add((*chain)->last, *last);
@@ -224,7 +234,7 @@ absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const Request& request,
   std::vector<xla::Shape> shapes = {started.token_shape};
   shapes.insert(shapes.end(), results.begin(), results.end());
   const std::vector<xla::XlaOp> elements =
-      Call(ctx->builder(), kStartTarget, operands, shapes, Attributes(request), {});
+      Call(ctx, kStartTarget, operands, shapes, Attributes(request), {});
   started.token = (*chain)->last = elements[0];
   for (size_t i = 0; i < results.size(); ++i) {
     started.results.Add(elements[1 + i], results[i]);
@@ -248,8 +258,10 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
     shapes = {started.token_shape};
     AddAlias(0, 0, &aliases);
   }
-  return Call(ctx->builder(), kDoneTarget, operands, shapes,
-              absl::StrCat("{slot = ", started.slot, " : i32}"), aliases);
+  const std::string which =
+      IsForGpu(ctx) ? absl::StrCat("{submitter = ", started.submitter, " : i64}")
+                    : absl::StrCat("{slot = ", started.slot, " : i32}");
+  return Call(ctx, kDoneTarget, operands, shapes, which, aliases);
 }
 
 // Emits a whole collective whose results have the shapes of its inputs.
@@ -278,6 +290,47 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
  private:
   std::string tensor_name_;
   Reduction reduction_;
+};
+
+// Of a function that was first traced to be run by itself: a handle is all results.
+class StartXlaKernel : public CollectiveXlaKernel {
+ public:
+  explicit StartXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
+    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
+    reduction_.AddTo(&request);
+    const absl::StatusOr<Values> inputs = InputsOf(ctx);
+    OP_REQUIRES_OK(ctx, inputs.status());
+    const absl::StatusOr<Started> started =
+        Start(ctx, request, *inputs, inputs->shapes);
+    OP_REQUIRES_OK(ctx, started.status());
+    ctx->SetTensorListOutput(0, xla::Tuple(ctx->builder(), Done(ctx, *started)));
+  }
+
+ private:
+  std::string tensor_name_;
+  Reduction reduction_;
+};
+
+class DoneXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  explicit DoneXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {}
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    int output = 0;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const xla::XlaOp results = ctx->Input(i);
+      const absl::StatusOr<xla::Shape> shape = ctx->builder()->GetShape(results);
+      OP_REQUIRES_OK(ctx, shape.status());
+      for (int64_t j = 0; j < xla::ShapeUtil::TupleElementCount(*shape); ++j) {
+        ctx->SetOutput(output++, xla::GetTupleElement(results, j));
+      }
+    }
+  }
 };
 
 class BroadcastXlaKernel : public CollectiveXlaKernel {
@@ -493,6 +546,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     request.mark = bucket.mark;
     request.slot = static_cast<int32_t>(1 + place);
     Started started;
+    started.submitter = request.submitter;
     started.slot = request.slot;
     started.token_shape = TokenShape(static_cast<int64_t>(buckets_.size()));
     Values operands;
@@ -503,9 +557,8 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
       operands.Add(inputs.values[first + i], inputs.shapes[first + i]);
       AddAlias(1 + i, 1 + i, &in_place);
     }
-    const std::vector<xla::XlaOp> elements =
-        Call(ctx->builder(), kStartTarget, operands, operands.shapes,
-             Attributes(request), in_place);
+    const std::vector<xla::XlaOp> elements = Call(
+        ctx, kStartTarget, operands, operands.shapes, Attributes(request), in_place);
     started.token = elements[0];
     for (size_t i = 1; i < elements.size(); ++i) {
       started.results.Add(elements[i], operands.shapes[i]);
@@ -547,9 +600,11 @@ KERAS_HVD_REGISTER_XLA("KerasHvdAllreduce", AllreduceXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdAlltoall", AlltoallXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBarrier", BarrierXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBroadcast", BroadcastXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdDone", DoneXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdPlace", PlaceXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdStart", StartXlaKernel);
 
 }  // namespace
 }  // namespace keras_hvd

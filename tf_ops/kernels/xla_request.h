@@ -1,0 +1,102 @@
+// The request of a program compiled by XLA, as the handlers of its custom calls find
+// it: what they have in common, whatever they run on.
+#ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
+#define KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/xla_calls.h"
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace xla::ffi {
+// In TensorFlow's library; its header asks for LLVM's, which no package has.
+const XLA_FFI_Api* GetXlaFfiApi();
+}  // namespace xla::ffi
+
+namespace keras_hvd {
+using DecodedRequest = CompiledRequest<xla::ffi::Span<const int64_t>>;
+}  // namespace keras_hvd
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    ::keras_hvd::DecodedRequest, ::xla::ffi::StructMember<int32_t>("kind"),
+    ::xla::ffi::StructMember<std::string_view>("name"),
+    ::xla::ffi::StructMember<int64_t>("submitter"),
+    ::xla::ffi::StructMember<int32_t>("process_set"),
+    ::xla::ffi::StructMember<int32_t>("reduce_op"),
+    ::xla::ffi::StructMember<int32_t>("root"),
+    ::xla::ffi::StructMember<double>("prescale"),
+    ::xla::ffi::StructMember<double>("postscale"),
+    ::xla::ffi::StructMember<int64_t>("mark"),
+    ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("rows"),
+    ::xla::ffi::StructMember<int32_t>("slot"));
+
+namespace keras_hvd {
+
+using TokenBuffer = xla::ffi::BufferR1<xla::ffi::U64>;
+
+// A code of the engine, as XLA's.
+xla::ffi::ErrorCode ErrorCode(int code);
+
+// The results whose size other ranks decide, but which have the shapes that the program
+// was compiled with.
+class FixedResults {
+ public:
+  explicit FixedResults(std::string_view name) : name_(name) {}
+
+  // Of a tensor of which this rank gives so many rows: where its result goes, of
+  // `rows`.
+  void Add(int64_t given_rows, int64_t rows, void* memory);
+  // Of an alltoall: where to note how many rows came from each rank.
+  void set_received_splits(int64_t* splits) { received_splits_ = splits; }
+
+  // What a khvd_allocate gives; null if the rows are not those of the program.
+  void* Allocate(int32_t tensor, const int64_t* first_dims, int32_t count);
+  // Why it gave none, or "".
+  const std::string& rows_differ() const { return rows_differ_; }
+
+ private:
+  struct Result {
+    int64_t given_rows;
+    int64_t rows;
+    void* memory;
+  };
+
+  std::string WrongRows(const Result& result, const int64_t* first_dims,
+                        int32_t count) const;
+
+  const std::string name_;
+  std::vector<Result> results_;
+  int64_t* received_splits_ = nullptr;
+  std::string rows_differ_;
+};
+
+// A request for the engine, and what it points to.
+class ProgramRequest {
+ public:
+  // Notes in `results` those whose size other ranks decide.
+  ProgramRequest(const DecodedRequest& compiled, xla::ffi::RemainingArgs tensors,
+                 xla::ffi::RemainingRets buffers, FixedResults* results);
+  ProgramRequest(const ProgramRequest&) = delete;
+  ProgramRequest& operator=(const ProgramRequest&) = delete;
+
+  khvd_request& request() { return request_; }
+
+ private:
+  void SetRows(const DecodedRequest& compiled, FixedResults* results);
+
+  const std::string name_;
+  const int64_t mark_[2];
+  absl::InlinedVector<khvd_tensor, 4> tensors_;
+  std::vector<std::vector<int64_t>> shapes_;
+  khvd_request request_ = {};
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
