@@ -2,15 +2,14 @@
 #ifndef KERAS_HVD_TF_OPS_KERNELS_GPU_STREAM_H_
 #define KERAS_HVD_TF_OPS_KERNELS_GPU_STREAM_H_
 
-#include "absl/status/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
 
 namespace keras_hvd {
 
 // Says in a request, whose tensors are in it, that they are on a GPU if the kernel runs
-// on one. An error on a GPU that is not CUDA's.
-absl::Status AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
+// on one. The engine says so if it is not one that it can use.
+void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
 
 }  // namespace keras_hvd
 

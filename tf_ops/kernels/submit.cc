@@ -126,11 +126,7 @@ absl::Status Submission::AddOfSameShape(int index) {
 void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request request) {
   const EngineTensors tensors(submission->inputs_, submission->outputs_);
   tensors.AddTo(&request);
-  if (const absl::Status status = AddGpuStream(submission->ctx_, &request);
-      !status.ok()) {
-    submission->ctx_->SetStatus(status);
-    return submission->done_();
-  }
+  AddGpuStream(submission->ctx_, &request);
   request.done = &Submission::Ended;
   request.allocate = &Submission::AllocateResult;
   request.context = submission.get();

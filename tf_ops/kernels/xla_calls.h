@@ -19,6 +19,8 @@
 // then those of requests. A start takes the token of the start before it, which is all
 // that orders the two, and puts its number into its slot; done finds it there. A done
 // without results gives its token back.
+//
+// On a GPU a token has no numbers, and done ends otherwise: see xla_gpu_calls.cc.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
 #define KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
 
