@@ -12,7 +12,15 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_hvd import environment, exceptions, log, native, settings
+from keras_hvd import (
+    environment,
+    exceptions,
+    gpu_libraries,
+    gpu_pinning,
+    log,
+    native,
+    settings,
+)
 
 if TYPE_CHECKING:
     from keras_hvd.process_sets import ProcessSet
@@ -32,6 +40,9 @@ def init(
 
     A process that none of them started is a job of its own, of size 1. Calling it
     again does nothing.
+
+    Where there are GPUs, TensorFlow is told to use one: that of this local rank, its
+    memory as it is needed. What the script has told it before counts.
 
     Args:
         comm: the ranks of the job, or an mpi4py communicator. This version takes all
@@ -314,6 +325,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
         job=world.job.encode(),
         **dataclasses.asdict(settings.read()),
     )
+    options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
     timeline = settings.timeline()
     check(native.engine().khvd_init(ctypes.byref(options)))
     _jobs_joined += 1
@@ -322,6 +334,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
         _explain_settings()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
+    gpu_pinning.pin(world)
     if timeline.path:
         _start_timeline(timeline)
     _add(sets)

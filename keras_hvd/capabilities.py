@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_hvd import basics
+from keras_hvd import basics, gpu_libraries
 
 
 def mpi_enabled() -> bool:
@@ -96,25 +96,30 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether collectives take tensors in the memory of CUDA GPUs.
+    """Whether collectives take tensors in the memory of CUDA GPUs here.
+
+    Every build can; it opens CUDA at run time.
 
     Returns:
-        False: this version has CPU kernels only.
+        True where the CUDA driver finds a GPU.
+
+    Raises:
+        LibraryError: keras_hvd's own library is missing or does not fit.
 
     Example:
 
     >>> import keras_hvd
-    >>> keras_hvd.cuda_built()
-    False
+    >>> type(keras_hvd.cuda_built())
+    <class 'bool'>
     """
-    return False
+    return gpu_libraries.support().devices > 0
 
 
 def rocm_built() -> bool:
     """Whether collectives take tensors in the memory of ROCm GPUs.
 
     Returns:
-        False: this version has CPU kernels only.
+        False: no part of this version uses ROCm.
 
     Example:
 
@@ -126,19 +131,24 @@ def rocm_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Which NCCL collectives may run over.
+    """Which NCCL collectives of tensors on GPUs run over here.
+
+    Every build can; it opens NCCL at run time.
 
     Returns:
-        NCCL's version as a number, such as 21803; 0, which is false, without NCCL: this
-        version does not use it.
+        NCCL's version as a number, such as 22304 for 2.23.4; 0, which is false, where
+        there is no GPU, or no NCCL that can be used.
+
+    Raises:
+        LibraryError: keras_hvd's own library is missing or does not fit.
 
     Example:
 
     >>> import keras_hvd
-    >>> keras_hvd.nccl_built()
-    0
+    >>> keras_hvd.nccl_built() >= 0
+    True
     """
-    return 0
+    return gpu_libraries.support().nccl_version
 
 
 def mpi_threads_supported() -> bool:

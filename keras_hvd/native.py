@@ -72,7 +72,7 @@ class Options(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """khvd_tensor: one contiguous tensor in host memory."""
+    """khvd_tensor: one contiguous tensor, in host memory or on a GPU."""
 
     _fields_ = [
         ("dtype", ctypes.c_int),
@@ -122,6 +122,17 @@ class Counters(ctypes.Structure):
     ]
 
 
+class GpuSupport(ctypes.Structure):
+    """khvd_gpu_support: whether tensors on GPUs can be reduced there, and by what."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("devices", ctypes.c_int32),
+        ("nccl_version", ctypes.c_int32),
+        ("text", ctypes.c_char * 512),
+    ]
+
+
 # name: (result, arguments...)
 _FUNCTIONS: dict[str, tuple] = {
     "khvd_init": (ctypes.c_int, ctypes.POINTER(Options)),
@@ -147,6 +158,13 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_await_end": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "khvd_get_gpu_support": (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(GpuSupport),
+    ),
     "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, ctypes.c_int32),
     "khvd_stop_timeline": (ctypes.c_int,),
     "khvd_last_error": (ctypes.c_char_p,),
@@ -175,9 +193,30 @@ def engine() -> ctypes.CDLL:
     """
     path = _library(_ENGINE)
     try:
-        library = ctypes.CDLL(str(path))
+        return open_engine(path)
     except OSError as error:
         raise _unusable(path, error) from error
+
+
+def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
+    """Opens an engine's library, wherever it is: for tests of the C API alone.
+
+    Args:
+        path: the library.
+
+    Returns:
+        The library, with the types of its functions set.
+
+    Raises:
+        OSError: it cannot be opened.
+
+    Example:
+
+    >>> open_engine("/none/libkeras_hvd.so")
+    Traceback (most recent call last):
+    OSError: /none/libkeras_hvd.so: cannot open shared object file: No such file ...
+    """
+    library = ctypes.CDLL(str(path))
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result

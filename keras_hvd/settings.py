@@ -26,7 +26,11 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_PROCESS = "autotune compares by turns, without a Gaussian process"
-_NO_NCCL = "this version uses no NCCL and no GPU"
+_ONE_STREAM = "all collectives of a GPU are on one stream, one after the other"
+_ASYNCHRONOUS = "always so: the host does not wait for NCCL"
+_ONE_GROUP = "NCCL gets small tensors as a group, without copies"
+_NO_RANGES = "this version makes no NVTX ranges"
+_OWN_CHOICE = "tensors on GPUs take NCCL where it can be used, else host memory"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
 _ONE_HOST = "all ranks are on one host and share memory"
@@ -38,26 +42,26 @@ _ALWAYS_DYNAMIC = "process sets can always be added"
 WITHOUT_EFFECT = {
     "ADASUM_MPI_CHUNK_SIZE": _NO_MPI,
     "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_PROCESS,
-    "BATCH_D2D_MEMCOPIES": _NO_NCCL,
+    "BATCH_D2D_MEMCOPIES": _ONE_GROUP,
     "CCL_BGT_AFFINITY": _NO_CCL,
     "CCL_CACHE": _NO_CCL,
     "CONTROLLER": _OWN_ENGINE,
     "CPU_OPERATIONS": _OWN_ENGINE,
     "CYCLE_TIME": _NO_CYCLES,
     "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",
-    "DISABLE_NVTX_RANGES": _NO_NCCL,
+    "DISABLE_NVTX_RANGES": _NO_RANGES,
     "DYNAMIC_PROCESS_SETS": _ALWAYS_DYNAMIC,
     "ELASTIC_TIMEOUT": _NOT_ELASTIC,
-    "ENABLE_ASYNC_COMPLETION": _NO_NCCL,
+    "ENABLE_ASYNC_COMPLETION": _ASYNCHRONOUS,
     "ENABLE_XLA_OPS": _ALWAYS_XLA,
     "GLOO_IFACE": _ONE_HOST,
-    "GPU_OPERATIONS": _NO_NCCL,
+    "GPU_OPERATIONS": _OWN_CHOICE,
     "HIERARCHICAL_ALLGATHER": _ONE_HOST,
     "HIERARCHICAL_ALLREDUCE": _ONE_HOST,
     "MLSL_BGT_AFFINITY": _NO_CCL,
     "MPI_THREADS_DISABLE": _NO_MPI,
-    "NUM_NCCL_STREAMS": _NO_NCCL,
-    "NUM_STREAMS": _NO_NCCL,
+    "NUM_NCCL_STREAMS": _ONE_STREAM,
+    "NUM_STREAMS": _ONE_STREAM,
     "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
     "TORUS_ALLREDUCE": _ONE_HOST,
 }
@@ -83,6 +87,8 @@ class Settings:
         autotune_warmup: Samples that do not count; 0: default, negative: none.
         autotune_steps: Steps of a sample; 0: default.
         autotune_samples: The most samples of the search; 0: no limit.
+        cuda_library: The CUDA driver's library; empty: the system's.
+        nccl_library: NCCL's; empty: that of the Python environment, else the system's.
     """
 
     init_timeout: float
@@ -99,6 +105,8 @@ class Settings:
     autotune_warmup: int
     autotune_steps: int
     autotune_samples: int
+    cuda_library: bytes
+    nccl_library: bytes
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,8 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         autotune_samples=_samples(
             _find(variables, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), 1
         ),
+        cuda_library=_library(_find_ours(variables, "CUDA_LIBRARY")),
+        nccl_library=_library(_find_ours(variables, "NCCL_LIBRARY")),
     )
 
 
@@ -219,7 +229,7 @@ def without_effect(environment: Mapping[str, str] | None = None) -> str:
     Example:
 
     >>> without_effect({"HOROVOD_NUM_NCCL_STREAMS": "2"})
-    'without effect here: HOROVOD_NUM_NCCL_STREAMS (this version uses no NCCL and ...)'
+    'without effect here: HOROVOD_NUM_NCCL_STREAMS (all collectives of a GPU are ...)'
     """
     variables = os.environ if environment is None else environment
     found = {}
@@ -320,6 +330,15 @@ def _autotune_log(variables: Mapping[str, str]) -> bytes:
 def _autotune_warmup(variables: Mapping[str, str]) -> int:
     found = _find(variables, "AUTOTUNE_WARMUP_SAMPLES")
     return 0 if found is None else _samples(found, 0) or -1
+
+
+def _library(found: _Found | None) -> bytes:
+    """A library's whole path, or a name to look for in the library path."""
+    if found is None:
+        return b""
+    # It is opened when the first tensor on a GPU comes.
+    path = os.path.abspath(found.text) if "/" in found.text else found.text
+    return os.fsencode(path)
 
 
 def _samples(found: _Found | None, least: int) -> int:

@@ -1,6 +1,5 @@
 """`khvdrun --check-build`: what is built, and what can be opened on this machine."""
 
-import ctypes
 import fcntl
 import json
 import os
@@ -12,13 +11,12 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_hvd import native
+from keras_hvd import gpu_libraries, native
 from keras_hvd.exceptions import LibraryError
 from keras_hvd.launch import installed
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
-_NOT_USED_YET = "this version does not use it"
 
 
 def run() -> int:
@@ -39,7 +37,7 @@ def run() -> int:
     ]
     is_complete = all([_show(name, look) for name, look in needed])
     print("\noptional:")
-    for name, look in (("MPI", _mpi), ("NCCL", _nccl), ("CUDA", _cuda)):
+    for name, look in (("MPI", _mpi), ("CUDA", _cuda), ("NCCL", _nccl)):
         _show(name, look)
     return 0 if is_complete else 1
 
@@ -47,7 +45,7 @@ def run() -> int:
 def _show(name: str, look: Callable[[], str]) -> bool:
     try:
         answer, reason = "yes", look()
-    except (installed.Missing, LibraryError, OSError) as error:
+    except (installed.Missing, LibraryError, OSError, ValueError) as error:
         answer, reason = "no", str(error)
     print(f"  {answer:3}  {name:14}  {reason}", flush=True)
     return answer == "yes"
@@ -100,16 +98,18 @@ def _shared_memory() -> str:
 
 
 def _mpi() -> str:
-    return _opens(installed.mpi_library)
-
-
-def _nccl() -> str:
-    return _opens(installed.nccl_library)
+    return f"{installed.mpi_library()._name} opens; this version does not use it"
 
 
 def _cuda() -> str:
-    return _opens(installed.cuda_library)
+    found = gpu_libraries.support()
+    if found.devices == 0:
+        raise installed.Missing(found.cuda)
+    return found.cuda
 
 
-def _opens(find: Callable[[], ctypes.CDLL]) -> str:
-    return f"{find()._name} opens; {_NOT_USED_YET}"
+def _nccl() -> str:
+    found = gpu_libraries.support()
+    if found.nccl_version == 0:
+        raise installed.Missing(found.nccl)
+    return found.nccl

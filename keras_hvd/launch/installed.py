@@ -6,7 +6,6 @@ Nothing is imported, so that what is broken or slow to load does no harm here.
 import ctypes
 import importlib.metadata
 import importlib.util
-import os
 
 
 class Missing(Exception):
@@ -60,27 +59,8 @@ def describe(module: str) -> str:
 def mpi_library() -> ctypes.CDLL:
     """Opens the system's MPI library, or raises `Missing`."""
     # Open MPI's two names, and MPICH's with those who share its ABI.
-    return _open("libmpi.so.40", "libmpi.so.12", "libmpi.so")
-
-
-def nccl_library() -> ctypes.CDLL:
-    """Opens NCCL, from its package or from the system, or raises `Missing`."""
-    paths = []
-    if importlib.util.find_spec("nvidia") is not None:
-        package = importlib.util.find_spec("nvidia.nccl")
-        folders = package.submodule_search_locations if package else []
-        paths = [os.path.join(folder, "lib", "libnccl.so.2") for folder in folders]
-    return _open(*paths, "libnccl.so.2")
-
-
-def cuda_library() -> ctypes.CDLL:
-    """Opens the driver's library, or raises `Missing`."""
-    return _open("libcuda.so.1")
-
-
-def _open(*names: str) -> ctypes.CDLL:
     reasons = []
-    for name in names:
+    for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so"):
         try:
             return ctypes.CDLL(name)
         except OSError as error:

@@ -33,8 +33,8 @@ def test_finds_what_is_built(khvdrun):
         "Keras",
         "shared memory",
         "MPI",
-        "NCCL",
         "CUDA",
+        "NCCL",
     ]
     assert [found[name][0] for name in list(found)[:5]] == ["yes"] * 5
     has_xla = native.ops_info(tf.__version__)["xla"]

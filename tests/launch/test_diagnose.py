@@ -24,7 +24,7 @@ FOUND_WITHOUT_RANKS = [
     *("cores", "physical cores", "binding", "memory nodes", "other load", "other jobs"),
     *("memory", "/dev/shm", "leftovers", "open files", "threads"),
 ]
-OPTIONAL = ["MPI", "NCCL", "GPUs"]
+OPTIONAL = ["MPI", "GPUs", "NCCL"]
 
 
 def findings(text: str) -> dict[str, tuple[str, str]]:

@@ -3,23 +3,32 @@
 import pytest
 
 import keras_hvd
+from keras_hvd import gpu_libraries
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("mpi_built", "mpi_enabled", "gloo_built", "gloo_enabled"),
-        *("cuda_built", "rocm_built", "ddl_built", "ccl_built"),
+        *("rocm_built", "ddl_built", "ccl_built"),
     ],
 )
 def test_answers_before_init_without_the_engine(name):
     assert getattr(keras_hvd, name)() is False
 
 
-def test_nccl_is_a_version_number():
+def test_cuda_and_nccl_are_what_is_found_here():
+    found = gpu_libraries.support()
+    assert keras_hvd.cuda_built() is (found.devices > 0)
     version = keras_hvd.nccl_built()
     assert type(version) is int
-    assert version == 0
+    assert version == found.nccl_version
+
+
+def test_without_a_driver_there_is_neither(monkeypatch):
+    monkeypatch.setenv("KERAS_HVD_CUDA_LIBRARY", "/none/libcuda.so.1")
+    assert keras_hvd.cuda_built() is False
+    assert keras_hvd.nccl_built() == 0
 
 
 def test_answers_of_a_job():

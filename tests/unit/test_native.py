@@ -25,6 +25,7 @@ STRUCTURES = {
     "khvd_tensor": native.Tensor,
     "khvd_request": native.Request,
     "khvd_counters": native.Counters,
+    "khvd_gpu_support": native.GpuSupport,
 }
 
 
@@ -85,7 +86,7 @@ def test_structures_have_every_field_of_the_header():
         body = HEADER.read_text().split(f"}} {name};")[0].rsplit("struct {", 1)[1]
         declarations = re.sub(r"//.*", "", body).split(";")[:-1]
         fields = [
-            re.search(r"\w+$", field.strip()).group()
+            re.search(r"(\w+)(\[\d+\])?$", field.strip()).group(1)
             for declaration in declarations
             for field in declaration.split(",")
         ]

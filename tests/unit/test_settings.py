@@ -71,6 +71,9 @@ def test_horovods_variables_under_both_prefixes(prefix, suffix, text, expected):
         ("FUSION_BYTES", "4096", {"fusion_bytes": 4096}),
         ("CHECK", "1", {"check": True}),
         ("CHECK", "0", {}),
+        ("NCCL_LIBRARY", "/opt/libnccl.so.2", {"nccl_library": b"/opt/libnccl.so.2"}),
+        ("NCCL_LIBRARY", "libnccl.so.2", {"nccl_library": b"libnccl.so.2"}),
+        ("CUDA_LIBRARY", "/opt/libcuda.so.1", {"cuda_library": b"/opt/libcuda.so.1"}),
     ],
 )
 def test_our_own_variables_are_not_horovods(suffix, text, expected):
@@ -217,15 +220,15 @@ def test_explains_all_at_once_and_nothing_else():
     environment = {
         "HOROVOD_CYCLE_TIME": "3.5",
         "HOROVOD_NUM_NCCL_STREAMS": "2",
-        "HOROVOD_BATCH_D2D_MEMCOPIES": "1",
+        "HOROVOD_NUM_STREAMS": "1",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "",
         "HOROVOD_FUSION_THRESHOLD": "1",
     }
     nccl = settings.WITHOUT_EFFECT["NUM_NCCL_STREAMS"]
     cycles = settings.WITHOUT_EFFECT["CYCLE_TIME"]
     assert settings.without_effect(environment) == (
-        f"without effect here: HOROVOD_BATCH_D2D_MEMCOPIES, HOROVOD_NUM_NCCL_STREAMS "
-        f"({nccl}); HOROVOD_CYCLE_TIME ({cycles})"
+        f"without effect here: HOROVOD_CYCLE_TIME ({cycles}); "
+        f"HOROVOD_NUM_NCCL_STREAMS, HOROVOD_NUM_STREAMS ({nccl})"
     )
     assert settings.without_effect({}) == ""
 

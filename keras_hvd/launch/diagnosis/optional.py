@@ -1,11 +1,11 @@
 """MPI, NCCL and GPUs: not needed, but part of the question what runs on a machine."""
 
-import ctypes
 import re
 import shutil
 import subprocess
 import sys
 
+from keras_hvd import gpu_libraries, gpu_pinning
 from keras_hvd.launch import installed
 from keras_hvd.launch.diagnosis.findings import Finding, warning
 
@@ -37,58 +37,32 @@ def mpi() -> Finding:
     return Finding(name, figure)
 
 
-def nccl() -> Finding:
-    """Looks for NCCL's library and its version."""
-    try:
-        library = installed.nccl_library()
-    except installed.Missing:
-        return Finding("NCCL", "not found (this version does not use it)")
-    number = ctypes.c_int()
-    library.ncclGetVersion(ctypes.byref(number))
-    version = nccl_version(number.value)
-    return Finding(
-        "NCCL", f"{version} in {library._name}; this version does not use it"
+def gpus() -> Finding:
+    """Asks the driver for the GPUs, as the engine does."""
+    name = "GPUs"
+    found = gpu_libraries.support()
+    if found.devices > 0:
+        return Finding(name, found.cuda)
+    if not gpu_pinning.driver_is_loaded():
+        return Finding(name, f"none: {found.cuda}")
+    return warning(
+        *(name, found.cuda),
+        "there is a driver of NVIDIA's: nvidia-smi may say more; in a container: docker "
+        "run --gpus all",
     )
 
 
-def gpus() -> Finding:
-    """Asks the driver for the GPUs."""
-    name = "GPUs"
-    try:
-        cuda = installed.cuda_library()
-    except installed.Missing:
-        return Finding(name, "no GPU: no driver's library (libcuda.so.1)")
-    count = ctypes.c_int()
-    code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-    if code == 100:  # CUDA_ERROR_NO_DEVICE
-        return Finding(name, "no GPU")
-    if code != 0:
-        return warning(
-            *(name, f"the driver answers with error {code}"),
-            "nvidia-smi may say why; in a container: docker run --gpus all",
-        )
-    names = sorted({_gpu_name(cuda, device) for device in range(count.value)})
-    figure = f"{count.value} ({', '.join(names)}); this version trains on CPUs"
-    return Finding(name, figure)
-
-
-def nccl_version(number: int) -> str:
-    """NCCL's version, from its number.
-
-    Args:
-        number: What `ncclGetVersion` gives.
-
-    Returns:
-        Major, minor and patch.
-
-    Example:
-
-    >>> nccl_version(22307), nccl_version(2708)
-    ('2.23.7', '2.7.8')
-    """
-    # Until 2.8 the major version stood at the thousands.
-    major_unit = 10000 if number >= 10000 else 1000
-    return f"{number // major_unit}.{number % major_unit // 100}.{number % 100}"
+def nccl() -> Finding:
+    """Looks for the NCCL that the engine would use."""
+    name = "NCCL"
+    found = gpu_libraries.support()
+    if found.nccl_version > 0 or found.devices == 0:
+        return Finding(name, found.nccl)
+    return warning(
+        *(name, found.nccl),
+        "without it tensors on GPUs go through host memory, which is slow: "
+        "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13",
+    )
 
 
 def _launcher_version(path: str) -> str:
@@ -179,9 +153,3 @@ def describe_library(text: str) -> str:
 def _family(description: str) -> str:
     named = [family for family in _FAMILIES if family in description]
     return named[0] if named else description
-
-
-def _gpu_name(cuda: ctypes.CDLL, device: int) -> str:
-    name = ctypes.create_string_buffer(256)
-    cuda.cuDeviceGetName(name, len(name), device)
-    return name.value.decode(errors="replace")

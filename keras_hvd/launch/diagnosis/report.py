@@ -91,8 +91,8 @@ def _sections(options: Options) -> Sequence[tuple[str, Sequence[_Look]]]:
 
 _OPTIONAL = (
     ("MPI", optional.mpi),
-    ("NCCL", optional.nccl),
     ("GPUs", optional.gpus),
+    ("NCCL", optional.nccl),
 )
 
 

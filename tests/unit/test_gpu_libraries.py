@@ -1,0 +1,70 @@
+"""Which NCCL is taken, and what is said of one that cannot be, without a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from keras_hvd import gpu_libraries
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A folder with the package that nvidia-nccl-cu12 and -cu13 bring, and its file."""
+    folder = tmp_path / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    (tmp_path / "nvidia" / "nccl" / "__init__.py").touch()
+    library = folder / "libnccl.so.2"
+    library.touch()
+    return tmp_path, library
+
+
+def run(program: str, **variables: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **variables},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+FIND = (
+    "import sys; from keras_hvd import gpu_libraries; "
+    "print(gpu_libraries.packaged_nccl().decode()); "
+    "assert 'tensorflow' not in sys.modules"
+)
+
+
+def test_finds_nccl_of_the_package(package):
+    folder, library = package
+    assert run(FIND, PYTHONPATH=str(folder)) == str(library)
+
+
+def test_a_package_without_the_library_is_none(package):
+    folder, library = package
+    library.unlink()
+    assert run(FIND, PYTHONPATH=str(folder)) == ""
+
+
+def test_other_packages_of_nvidia_are_none(package):
+    folder, library = package
+    for each in (library, library.parent, library.parent.parent / "__init__.py"):
+        each.rmdir() if each.is_dir() else each.unlink()
+    library.parent.parent.rmdir()
+    assert run(FIND, PYTHONPATH=str(folder)) == ""
+
+
+def test_a_driver_that_is_none_is_named(tmp_path, monkeypatch):
+    library = tmp_path / "libcuda.so.1"
+    monkeypatch.setenv("KERAS_HVD_CUDA_LIBRARY", str(library))
+    found = gpu_libraries.support()
+    assert (found.devices, found.nccl_version) == (0, 0)
+    assert found.cuda == f"there is no CUDA driver in {library}"
+    library.write_text("no library")
+    gpu_libraries._support.cache_clear()
+    assert f"{library} cannot be opened: " in gpu_libraries.support().cuda
