@@ -47,8 +47,8 @@ def gpus() -> Finding:
         return Finding(name, f"none: {found.cuda}")
     return warning(
         *(name, found.cuda),
-        "there is a driver of NVIDIA's: nvidia-smi may say more; in a container: docker "
-        "run --gpus all",
+        "there is a driver of NVIDIA's: nvidia-smi may say more; in a container: "
+        "docker run --gpus all",
     )
 
 
