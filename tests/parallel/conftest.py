@@ -30,9 +30,9 @@ WAYS = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_xla: compiles a collective")
-    # A test that fails on one rank leaves the others waiting; not for ever. An iterator of
-    # tf.data that is freed may keep its rank for a minute: its autotuning thread sleeps as
-    # long, and TensorFlow 2.21 does not always wake it.
+    # A test that fails on one rank leaves the others waiting; not for ever. To free an
+    # iterator of tf.data may take a minute: its autotuning thread sleeps as long, and
+    # TensorFlow 2.21 does not always wake it.
     os.environ.setdefault("KERAS_HVD_STALL_ABORT_SECONDS", "150")
     keras_hvd.init()
     if keras_hvd.rank() != 0:
