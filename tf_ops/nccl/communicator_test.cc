@@ -24,7 +24,7 @@ Status AllreduceOne(Rank* rank, const cuda::Memory& memory, double scale = 1) {
 
 // Waits so many times, and no more.
 KeepWaiting Patience(int polls) {
-  return [polls]() mutable { return KeepWaitingForEver() && polls-- > 0; };
+  return [polls](int64_t poll) { return KeepWaitingForEver(poll) && poll < polls; };
 }
 
 // So that nobody gives up before all have come this far.
@@ -116,10 +116,11 @@ TEST_P(CommunicatorTest, ASplitIsGivenUpWithoutAMember) {
     std::atomic<int> arrived = 0;
     RunThreads(GetParam() + 1, [&](int index) {
       Rank rank(libraries, index);
-      ASSERT_EQ(rank.Create(id, GetParam() + 1,
-                            [&] { return KeepWaitingForEver() && waiting; })
-                    .message,
-                "");
+      ASSERT_EQ(
+          rank.Create(id, GetParam() + 1,
+                      [&](int64_t poll) { return KeepWaitingForEver(poll) && waiting; })
+              .message,
+          "");
       AwaitAll(GetParam() + 1, &arrived);
       if (index == GetParam()) {
         waiting = false;
@@ -149,7 +150,8 @@ TEST_P(CommunicatorTest, AGroupIsGivenUpOrThere) {
     RunThreads(GetParam(), [&](int index) {
       Rank rank(libraries, index);
       ASSERT_EQ(
-          rank.Create(id, GetParam(), [&] { return KeepWaitingForEver() && waiting; })
+          rank.Create(id, GetParam(),
+                      [&](int64_t poll) { return KeepWaitingForEver(poll) && waiting; })
               .message,
           "");
       AwaitAll(GetParam(), &arrived);
@@ -240,7 +242,8 @@ Status UseAllWithError(Libraries* libraries, const stand_in::Injection& injectio
     Rank rank(*libraries, index);
     const cuda::Gpu::Current current(*rank.gpu);
     const cuda::Memory input = rank.Output(64), output = rank.Output(64);
-    Status status = rank.Create(id, 2, [&] { return KeepWaitingForEver() && waiting; });
+    Status status = rank.Create(
+        id, 2, [&](int64_t poll) { return KeepWaitingForEver(poll) && waiting; });
     if (status.ok()) status = UseAll(&rank, input, output);
     if (!status.ok()) waiting = false;
     rank.communicator.reset();

@@ -25,7 +25,7 @@
 
 namespace keras_hvd::nccl {
 
-inline bool KeepWaitingForEver() {
+inline bool KeepWaitingForEver(int64_t) {
   sched_yield();
   return true;
 }
