@@ -26,6 +26,8 @@ class GpuTest : public testing::TestWithParam<uint64_t> {
     gpu_.reset();
     EXPECT_EQ(control_->Violations(), std::vector<std::string>());
     EXPECT_EQ(control_->CountLeaks().sum(), 0);
+    // The threads of streams end here.
+    control_->Reset(1);
   }
 
   void Open(int ordinal = 1) {

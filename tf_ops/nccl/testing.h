@@ -44,6 +44,8 @@ class Libraries {
   ~Libraries() {
     EXPECT_EQ(control()->Violations(), std::vector<std::string>());
     EXPECT_EQ(control()->CountLeaks().sum(), 0);
+    // The threads of streams end here.
+    control()->Reset(1);
   }
 
   const stand_in::StandIn& control() const { return stand_in_; }
