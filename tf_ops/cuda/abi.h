@@ -23,6 +23,10 @@ using Context = struct ContextState*;
 using Stream = struct StreamState*;  // null: the context's default stream
 using Event = struct EventState*;
 
+struct Uuid {
+  char bytes[16];
+};
+
 inline constexpr unsigned int kStreamNonBlocking = 1;
 inline constexpr unsigned int kEventDefault = 0;
 inline constexpr unsigned int kEventDisableTiming = 2;
@@ -33,7 +37,7 @@ inline constexpr unsigned int kEventDisableTiming = 2;
   F(driver_version, "cuDriverGetVersion", Result, (int* version))                     \
   F(device_count, "cuDeviceGetCount", Result, (int* count))                           \
   F(device, "cuDeviceGet", Result, (Device * device, int ordinal))                    \
-  F(device_name, "cuDeviceGetName", Result, (char* name, int length, Device device))  \
+  F(device_uuid, "cuDeviceGetUuid_v2", Result, (Uuid * uuid, Device device))          \
   F(retain_primary_context, "cuDevicePrimaryCtxRetain", Result,                       \
     (Context * context, Device device))                                               \
   F(release_primary_context, "cuDevicePrimaryCtxRelease_v2", Result, (Device device)) \

@@ -23,7 +23,7 @@ namespace {
   F(driver_version, cuDriverGetVersion, PFN_cuDriverGetVersion_v2020)                \
   F(device_count, cuDeviceGetCount, PFN_cuDeviceGetCount_v2000)                      \
   F(device, cuDeviceGet, PFN_cuDeviceGet_v2000)                                      \
-  F(device_name, cuDeviceGetName, PFN_cuDeviceGetName_v2000)                         \
+  F(device_uuid, cuDeviceGetUuid_v2, PFN_cuDeviceGetUuid_v11040)                     \
   F(retain_primary_context, cuDevicePrimaryCtxRetain,                                \
     PFN_cuDevicePrimaryCtxRetain_v7000)                                              \
   F(release_primary_context, cuDevicePrimaryCtxRelease_v2,                           \
@@ -58,6 +58,7 @@ namespace {
 KERAS_HVD_REAL_FUNCTIONS(KERAS_HVD_CHECK)
 #undef KERAS_HVD_CHECK
 
+static_assert(sizeof(Uuid) == sizeof(CUuuid));
 static_assert(static_cast<int>(Result::kSuccess) == CUDA_SUCCESS);
 static_assert(static_cast<int>(Result::kNotReady) == CUDA_ERROR_NOT_READY);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);

@@ -39,6 +39,8 @@ Status Gpu::Start() {
   const Driver& driver = *driver_;
   Status status = driver.Check(driver->device(&device_, ordinal_), "cuDeviceGet");
   if (!status.ok()) return status;
+  status = driver.Check(driver->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
+  if (!status.ok()) return status;
   status = driver.Check(driver->retain_primary_context(&context_, device_),
                         "cuDevicePrimaryCtxRetain");
   if (!status.ok()) {

@@ -32,6 +32,8 @@ class Gpu {
 
   const Driver& driver() const { return *driver_; }
   int ordinal() const { return ordinal_; }
+  // The same for two processes that share the device, or their part of one.
+  const Uuid& uuid() const { return uuid_; }
   // Of the greatest priority, and independent of the default stream.
   Stream stream() const { return stream_; }
 
@@ -72,6 +74,7 @@ class Gpu {
   const std::shared_ptr<const Driver> driver_;
   const int ordinal_;
   Device device_ = 0;
+  Uuid uuid_ = {};
   Context context_ = nullptr;
   Stream stream_ = nullptr;
   std::mutex mutex_;

@@ -249,6 +249,14 @@ TEST(GpuTest, BackpropGoesOnWhileADeferredCollectiveRuns) {
 
 // ---- Host memory
 
+std::set<std::string> FunctionsOf(const StandIn& libraries) {
+  std::set<std::string> functions;
+  for (const stand_in::Call& call : libraries->Calls()) {
+    functions.insert(call.function);
+  }
+  return functions;
+}
+
 TEST(GpuTest, WithoutNcclOnOneRankAllGoThroughHostMemory) {
   const StandIn libraries;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
@@ -294,6 +302,27 @@ TEST(GpuTest, AnNcclThatIsTooOldIsNotUsed) {
     EXPECT_EQ(FromBytes<float>(output), std::vector<float>{2});
   });
   EXPECT_TRUE(errors.AwaitText("2.18.5"));
+}
+
+TEST(GpuTest, RanksThatShareAGpuUseNcclWhereItAllowsThat) {
+  const StandIn libraries;
+  for (const bool allowed : {false, true}) {
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed ? "1" : "0", 1);
+    CapturedErrors errors;
+    GpuJob job(libraries, 3, 1, [](EngineOptions*) {}, 2);
+    libraries->SetNcclVersion(23003);
+    job.ForEach([](GpuRank& self, int) {
+      Buffer output;
+      ASSERT_EQ(self.Run(Sum("x", {1}), &output).message, "");
+      EXPECT_EQ(FromBytes<float>(output), std::vector<float>{3});
+    });
+    EXPECT_EQ(FunctionsOf(libraries).count("ncclAllReduce"), allowed ? 1 : 0);
+    if (!allowed) {
+      EXPECT_TRUE(errors.AwaitText("[rank 0] warning: collectives of tensors on GPUs"));
+      EXPECT_TRUE(Contains(errors.text(), "this rank has the GPU of rank 2"));
+    }
+  }
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
 TEST(GpuTest, ResultsAreComparedWhereThisIsAsked) {
@@ -372,15 +401,6 @@ TEST(GpuTest, ADeathEndsWhatRunsAndPoisonsTheEngine) {
     });
     libraries->HoldCollectives(2, false);
   }
-}
-
-// Functions that a step of each kind calls, and that can fail.
-std::set<std::string> FunctionsOf(const StandIn& libraries) {
-  std::set<std::string> functions;
-  for (const stand_in::Call& call : libraries->Calls()) {
-    functions.insert(call.function);
-  }
-  return functions;
 }
 
 Status RunEachKind(GpuRank* self, int rank) {

@@ -264,16 +264,19 @@ class GpuJob {
  public:
   explicit GpuJob(
       const stand_in::StandIn& libraries, int size, uint64_t seed,
-      const std::function<void(EngineOptions*)>& change = [](EngineOptions*) {})
+      const std::function<void(EngineOptions*)>& change = [](EngineOptions*) {},
+      int devices = 0)
       : libraries_(libraries), job_(size, {}, false) {
-    libraries_->Reset(seed, size);
+    if (devices == 0) devices = size;
+    libraries_->Reset(seed, devices);
     for (int rank = 0; rank < size; ++rank) {
       job_.Start(rank, [&](EngineOptions* options) {
-        options->local_rank = rank;
+        options->local_rank = rank % devices;
         options->gpu_libraries = {stand_in::kCudaLibrary, stand_in::kNcclLibrary};
         change(options);
       });
-      ranks_.push_back(std::make_unique<GpuRank>(libraries_, &job_[rank], rank, rank));
+      ranks_.push_back(
+          std::make_unique<GpuRank>(libraries_, &job_[rank], rank, rank % devices));
     }
   }
   // Nothing is left, and nothing was wrong.

@@ -1,6 +1,8 @@
 // See gpu_channels.h.
 #include "tf_ops/engine/gpu_channels.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,8 +15,60 @@ namespace {
 constexpr int32_t kAllRanks = 0;
 constexpr int64_t kIdWords = sizeof(nccl::UniqueId) / sizeof(int64_t);
 
+// From here on several ranks may share a GPU.
+constexpr int64_t kSharingVersion = 23000;
+
 int32_t ProcessSetOf(const GpuBatch& batch) {
   return batch.operations.front()->description->process_set;
+}
+
+// What the members of a set tell each other.
+struct Member {
+  int64_t version;  // of NCCL; 0: cannot use it
+  int64_t may_share;
+  cuda::Uuid gpu;
+};
+constexpr int64_t kMemberWords = sizeof(Member) / sizeof(int64_t);
+
+Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
+                     std::vector<Member>* members) {
+  Member own = {};
+  if (library != nullptr) own.version = library->version();
+  const char* const asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  own.may_share = asked != nullptr && strcmp(asked, "1") == 0;
+  own.gpu = batch->gpu->uuid();
+  std::vector<int64_t> words(kMemberWords);
+  memcpy(words.data(), &own, sizeof(own));
+  std::vector<std::vector<int64_t>> all;
+  const Status status = batch->Exchange(words, &all);
+  members->resize(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    memcpy(&(*members)[i], all[i].data(), sizeof(Member));
+  }
+  return status;
+}
+
+// The first other member that has the GPU of this one; -1: none.
+int FindSharing(const std::vector<Member>& members, int index) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const bool same =
+        memcmp(&members[i].gpu, &members[index].gpu, sizeof(cuda::Uuid)) == 0;
+    if (same && static_cast<int>(i) != index) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// The first member that cannot use NCCL, or not with those that have its GPU; -1: none.
+int FirstWithout(const std::vector<Member>& members) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
+    const bool can_share = member.version >= kSharingVersion && member.may_share != 0;
+    if (member.version == 0) return static_cast<int>(i);
+    if (!can_share && FindSharing(members, static_cast<int>(i)) >= 0) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
 }
 
 }  // namespace
@@ -40,31 +94,44 @@ Status GpuChannels::Open(GpuBatch* batch, nccl::Communicator** communicator) {
   return Status::Ok();
 }
 
-// A member that cannot use NCCL has all of them do without it.
+// A member that cannot use NCCL has all of them do without it; so do two that share a
+// GPU, which NCCL allows in newer versions, where it is asked to.
 Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl) {
   std::string reason;
-  if (library_ == nullptr) reason = access_->OpenNccl(&library_).message;
-  const int64_t version = library_ == nullptr ? 0 : library_->version();
-  std::vector<std::vector<int64_t>> versions;
-  const Status status = batch->Exchange({version}, &versions);
+  if (library_ == nullptr) reason = OpenLibrary().message;
+  std::vector<Member> members;
+  const Status status = GatherMembers(batch, library_.get(), &members);
   if (!status.ok()) return status;
-  *all_have_nccl = std::all_of(versions.begin(), versions.end(),
-                               [](const auto& of) { return of.front() != 0; });
-  if (!*all_have_nccl) Warn(*batch, versions, reason);
+  const Member& own = members[batch->index];
+  const int sharing = FindSharing(members, batch->index);
+  const int first = FirstWithout(members);
+  *all_have_nccl = first < 0;
+  if (first != batch->index) return status;
+  if (own.version == 0) {
+    Warn("this rank cannot use NCCL: " + reason);
+  } else {
+    Warn("this rank has the GPU of rank " + std::to_string(batch->members[sharing]) +
+         ", for which NCCL must be 2.30 or later, and NCCL_MULTI_RANK_GPU_ENABLE=1 be "
+         "set; here it is " +
+         library_->text());
+  }
   return status;
 }
 
-// The first one that has a reason says it, for all.
-void GpuChannels::Warn(const GpuBatch& batch,
-                       const std::vector<std::vector<int64_t>>& versions,
-                       const std::string& reason) {
-  const auto without = std::find_if(versions.begin(), versions.end(),
-                                    [](const auto& of) { return of.front() == 0; });
-  const auto first = static_cast<int>(without - versions.begin());
-  if (first != batch.index || std::exchange(warned_, true)) return;
+Status GpuChannels::OpenLibrary() {
+  const char* const blocking = getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && strcmp(blocking, "1") == 0) {
+    return Status::InvalidArgument(
+        "NCCL_COMM_BLOCKING=1 has it wait for ever for a rank that has died; unset it");
+  }
+  return access_->OpenNccl(&library_);
+}
+
+// Said by the first member that has a reason, for all.
+void GpuChannels::Warn(const std::string& reason) {
+  if (std::exchange(warned_, true)) return;
   Log(rank_, LogLevel::kWarning,
-      "collectives of tensors on GPUs go through host memory, which is slow, for this "
-      "rank cannot use NCCL: " +
+      "collectives of tensors on GPUs go through host memory, which is slow, for " +
           reason);
 }
 

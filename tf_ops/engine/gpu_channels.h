@@ -44,10 +44,10 @@ class GpuChannels {
   // One communicator, or null for host memory.
   using Channel = std::unique_ptr<nccl::Communicator>;
 
+  Status OpenLibrary();
   Status Agree(GpuBatch* batch, bool* all_have_nccl);
   Status Connect(GpuBatch* batch, Channel* channel);
-  void Warn(const GpuBatch& batch, const std::vector<std::vector<int64_t>>& versions,
-            const std::string& reason);
+  void Warn(const std::string& reason);
 
   const int rank_;
   const std::shared_ptr<GpuAccess> access_;

@@ -287,12 +287,12 @@ Result cuDeviceGet(keras_hvd::cuda::Device* device, int ordinal) {
   return Result::kSuccess;
 }
 
-Result cuDeviceGetName(char* name, int length, keras_hvd::cuda::Device device) {
+Result cuDeviceGetUuid_v2(keras_hvd::cuda::Uuid* uuid, keras_hvd::cuda::Device device) {
   Lock lock(Machine::Get());
-  Entry entry("cuDeviceGetName", Entry::kInit, Text("device ", device));
+  Entry entry("cuDeviceGetUuid", Entry::kInit, Text("device ", device));
   if (entry.failed()) return entry.result();
   if (device < 0 || device >= Machine::Get().devices()) return kInvalidDevice;
-  snprintf(name, length, "Stand-in GPU %d", device);
+  memset(uuid->bytes, 1 + device, sizeof(uuid->bytes));
   return Result::kSuccess;
 }
 
@@ -551,7 +551,7 @@ KERAS_HVD_SAME(cuInit, init);
 KERAS_HVD_SAME(cuDriverGetVersion, driver_version);
 KERAS_HVD_SAME(cuDeviceGetCount, device_count);
 KERAS_HVD_SAME(cuDeviceGet, device);
-KERAS_HVD_SAME(cuDeviceGetName, device_name);
+KERAS_HVD_SAME(cuDeviceGetUuid_v2, device_uuid);
 KERAS_HVD_SAME(cuDevicePrimaryCtxRetain, retain_primary_context);
 KERAS_HVD_SAME(cuDevicePrimaryCtxRelease_v2, release_primary_context);
 KERAS_HVD_SAME(cuCtxPushCurrent_v2, push_context);
