@@ -84,9 +84,8 @@ def done(handles: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Te
 
 def are_on_gpu(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether tensors are on a GPU, or will be in the graph that is being built."""
-    devices = {
-        tf.DeviceSpec.from_string(tensor.device).device_type for tensor in tensors
-    }
+    names = {tensor.device for tensor in tensors}
+    devices = {tf.DeviceSpec.from_string(name).device_type for name in names}
     if devices - {None}:
         return "GPU" in devices
     return bool(tf.config.list_logical_devices("GPU"))

@@ -1,4 +1,4 @@
-"""Collectives in programs compiled by XLA (`jit_compile=True`) on the CPU."""
+"""Collectives in programs compiled by XLA (`jit_compile=True`), run on the CPU."""
 
 import contextlib
 import pathlib
@@ -467,6 +467,37 @@ def test_gradients_are_reduced_where_they_are():
     n = keras_hvd.size()
     for got, value in zip(shared(x), (2, 1, 2 * n, n, 2 * n), strict=True):
         np.testing.assert_array_equal(got, np.full([32, 32], value))
+
+
+def test_program_for_a_gpu():
+    """What XLA is given to compile for a GPU, where it fixes one order of all calls.
+
+    Without a GPU TensorFlow has no ops for one, so that only ours are in it.
+    """
+
+    @compiled
+    def step():
+        x = keras_hvd.rank_op()
+        y = keras_hvd.allreduce(x, op=keras_hvd.Sum, name="first")
+        gradients.submit([[x], [y]], ["one", "two"], [1, 2], keras_hvd.Sum)
+        keras_hvd.barrier(name="last")
+
+    program = step.experimental_get_compiler_ir()(stage="hlo", platform_name="GPU")
+    calls = re.findall(
+        r'custom_call_target="keras_hvd_(start|done)".* schedule=SCHEDULE_(\w+),'
+        r".*submitter = (\d+) : i64",
+        program,
+    )
+    assert program.count("custom-call(") == len(calls) == 8
+    assert {(kind, when) for kind, when, _ in calls} == {
+        ("start", "EARLIEST"),
+        ("done", "LATEST"),
+    }
+    starts, dones = (
+        sorted(number for kind, _, number in calls if kind == each)
+        for each in ("start", "done")
+    )
+    assert starts == dones == sorted(set(starts))
 
 
 def profiled_collectives(folder: pathlib.Path) -> list[str]:
