@@ -36,7 +36,7 @@ SHELL := /bin/bash
 
 .PHONY: install demo test lint format clean distclean FORCE
 .PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
-.PHONY: core-tests tensorflow-2.16-tests sanitize soak bench
+.PHONY: core-tests tensorflow-2.16-tests sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
 
@@ -157,6 +157,31 @@ soak: install
 		tests/launch/test_faults.py tests/launch/test_kill_time.py \
 		tests/launch/test_failure.py
 
+# On a machine with a GPU: the C API on it, by NCCL and through host memory, several ranks
+# on one and one on each; and TensorFlow, where it is there and sees the GPU. Everything
+# else is skipped, with the reason. Without .venv it takes $(PYTHON), which needs NumPy and
+# pytest alone, and without Bazel a compiler makes the engine; nothing is installed.
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_ENGINE = $(if $(shell command -v bazel),$(NATIVE),$(VENV)/engine)/libkeras_hvd.so
+
+test-gpu: gpu-engine
+	$(GPU_PYTHON) -m pytest -c /dev/null --rootdir=$(CURDIR) --import-mode=importlib \
+		-q -rs --seed $(SEED) --engine $(CURDIR)/$(GPU_ENGINE) tests/gpu
+
+.PHONY: gpu-engine
+gpu-engine: $(if $(shell command -v bazel),install,$(VENV)/engine/libkeras_hvd.so)
+
+# As Bazel does it (bazel/cc.bzl, tf_ops/BUILD): the engine needs nothing but the system.
+ENGINE_SOURCES = $(filter-out %_test.cc,$(wildcard \
+	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl engine)))
+$(VENV)/engine/libkeras_hvd.so: $(ENGINE_SOURCES) $(wildcard tf_ops/*/*.h)
+	mkdir -p $(@D)
+	printf '%s\n' $(ENGINE_SOURCES) | xargs -P "$$(nproc)" -I {} sh -c \
+		'$(CXX) -std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -DNDEBUG \
+			-I. -c {} -o $(@D)/$$(echo {} | tr / .).o'
+	$(CXX) -shared -o $@ $(@D)/*.o -pthread -ldl -Wl,-soname,libkeras_hvd.so \
+		-Wl,--version-script,tf_ops/exports.lds -Wl,-z,defs
+
 # --- measurements -------------------------------------------------------------------
 
 BENCHMARKS := bench-allreduce bench-gradients bench-scaling
@@ -167,6 +192,10 @@ bench: $(BENCHMARKS)
 
 $(BENCHMARKS): bench-%: install
 	$(BIN)/python benchmarks/$*.py
+
+# Allreduces on GPUs beside bare NCCL; where there is no GPU it says so.
+bench-gpu: gpu-engine
+	$(GPU_PYTHON) benchmarks/gpu_allreduce.py --engine $(CURDIR)/$(GPU_ENGINE)
 
 # --- upkeep -------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import os
@@ -69,13 +68,9 @@ def support() -> Support:
 
 @functools.cache
 def _support(cuda_library: bytes, nccl_library: bytes) -> Support:
-    engine = native.engine()
-    found = native.GpuSupport(struct_size=ctypes.sizeof(native.GpuSupport))
-    code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))
+    found = native.gpu_support(native.engine(), cuda_library, nccl_library)
     text = found.text.decode(errors="replace")
-    if code != 0:
-        text = engine.khvd_last_error().decode(errors="replace")
-    if code != 0 or found.devices == 0:
+    if found.devices == 0:
         return Support(0, 0, text, "it is looked for where CUDA finds a GPU")
     cuda, _, nccl = text.partition("; ")
     return Support(found.devices, found.nccl_version, cuda, nccl)

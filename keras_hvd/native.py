@@ -224,6 +224,35 @@ def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
     return library
 
 
+def gpu_support(
+    engine: ctypes.CDLL, cuda_library: bytes, nccl_library: bytes
+) -> GpuSupport:
+    """What an engine finds on this machine for tensors on GPUs.
+
+    Args:
+        engine: as `engine` or `open_engine` gives it.
+        cuda_library: the CUDA driver's library; empty: the system's.
+        nccl_library: NCCL's; empty: that of the library path.
+
+    Returns:
+        What khvd_get_gpu_support tells.
+
+    Raises:
+        KerasHvdError: the engine refuses.
+
+    Example:
+
+    >>> gpu_support(engine(), b"/none/libcuda.so.1", b"").text
+    b'there is no CUDA driver in /none/libcuda.so.1'
+    """
+    found = GpuSupport(struct_size=ctypes.sizeof(GpuSupport))
+    code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))
+    if code != 0:
+        text = engine.khvd_last_error().decode(errors="replace")
+        raise exceptions.from_code(code, text)
+    return found
+
+
 @functools.cache
 def ops() -> ModuleType:
     """The TensorFlow ops.

@@ -8,7 +8,6 @@ stand-ins that tests/launch/test_gpu_stand_ins.py runs these same tests over.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -85,10 +84,8 @@ def gpus(request: pytest.FixtureRequest) -> Gpus:
         )
     read = settings.read()
     nccl = read.nccl_library or gpu_libraries.packaged_nccl()
-    found = native.GpuSupport(struct_size=ctypes.sizeof(native.GpuSupport))
     library = native.open_engine(engine)
-    code = library.khvd_get_gpu_support(read.cuda_library, nccl, ctypes.byref(found))
-    assert code == 0, library.khvd_last_error()
+    found = native.gpu_support(library, read.cuda_library, nccl)
     text = found.text.decode()
     if found.devices == 0:
         pytest.skip(f"no GPU: {text}")

@@ -189,6 +189,13 @@ class Gpu:
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
+    def addresses(self, *functions: str) -> list[int]:
+        """Where functions of the driver are, for those who call them from C."""
+        return [
+            ctypes.cast(getattr(self._library, name), _HANDLE).value
+            for name in functions
+        ]
+
     def _new(self, function: str, *arguments: int) -> int:
         handle = _HANDLE()
         self._call(function, ctypes.byref(handle), *arguments)

@@ -125,6 +125,7 @@ class Pending:
         self._request = request
         self._enqueued = threading.Event()
         self._error = ""
+        self._with_end = with_end
         self._end = ctypes.c_void_p()
         self.results: dict[int, tuple[int, int]] = {}
         request.done = native.Done(self._done)
@@ -135,13 +136,23 @@ class Pending:
 
     def wait(self) -> None:
         """Has what is put on the stream from now on run behind the collective."""
+        self._await_enqueued()
+        if self._with_end:
+            self._await_end(self._request.stream)
+
+    def wait_on(self, stream: int) -> None:
+        """The same of another stream; for one that was submitted with an end."""
+        self._await_enqueued()
+        self._await_end(stream)
+
+    def _await_enqueued(self) -> None:
         if not self._enqueued.wait(PATIENCE_SECONDS):
             raise EngineError(f"{self._request.name}: not enqueued")
         if self._error:
             raise EngineError(self._error)
-        if self._end.value is not None:
-            library = self._engine.library
-            self._engine.check(library.khvd_await_end(self._end, self._request.stream))
+
+    def _await_end(self, stream: int) -> None:
+        self._engine.check(self._engine.library.khvd_await_end(self._end, stream))
 
     def _done(self, context: int, code: int, message: bytes) -> None:
         self._error = "" if code == 0 else f"code {code}: {message.decode()}"
@@ -186,7 +197,22 @@ class Engine:
         **fields: object,
     ) -> Pending:
         """Begins a collective behind what is on the stream."""
-        request = native.Request(
+        request = self.request(kind, name, tensors, stream, **fields)
+        if splits is not None:
+            request.splits = (ctypes.c_int64 * len(splits))(*splits)
+            request.split_count = len(splits)
+        return Pending(self, request, with_end)
+
+    def request(
+        self,
+        kind: Kind,
+        name: str,
+        tensors: Sequence[Tensor],
+        stream: int,
+        **fields: object,
+    ) -> native.Request:
+        """What the C API is given for a collective, but for how its end is known."""
+        return native.Request(
             struct_size=ctypes.sizeof(native.Request),
             kind=kind,
             name=name.encode(),
@@ -196,10 +222,6 @@ class Engine:
             stream=stream,
             **fields,
         )
-        if splits is not None:
-            request.splits = (ctypes.c_int64 * len(splits))(*splits)
-            request.split_count = len(splits)
-        return Pending(self, request, with_end)
 
     def barrier(self, name: str) -> None:
         """Waits for all ranks."""

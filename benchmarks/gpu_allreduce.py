@@ -1,0 +1,328 @@
+"""Allreduces on GPUs, beside bare NCCL: `python benchmarks/gpu_allreduce.py`.
+
+Sums float32 tensors of 4 B to 256 MiB, and ResNet-50's 161 gradients as one request and
+as one group of NCCL's; and reduces those gradients in parts while the GPU is busy with
+something else, as it is in backprop. The engine and bare NCCL are asked in turn, in the
+same processes, on the same memory. Needs NumPy and a C compiler, and no TensorFlow.
+Prints tables, writes JSON and a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import environments
+import measurement
+import plots
+import tables
+from contenders.workloads import WORKLOADS
+from tables import Check, Table, duration, size_text, spread
+
+from keras_hvd import gpu_libraries, native, settings
+from keras_hvd.version import __version__
+
+SIZES = [4 << (2 * i) for i in range(14)]
+MIB = 1 << 20
+WHO = {"engine": "engine", "nccl": "bare NCCL"}
+RESNET = "ResNet-50's 161 gradients (102 MB)"
+# Several ranks may be on one GPU from this version on, with this variable.
+SHARING_NCCL = 23000
+SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+ENGINE = Path(__file__).parents[1] / "keras_hvd" / "_native" / "libkeras_hvd.so"
+
+# who: what ("one", "row", "host"): summary
+Measured = dict[str, dict[str, dict[str, float]]]
+
+
+def main() -> None:
+    measurement.end_on_sigterm()
+    options = arguments()
+    job = start(options)
+    try:
+        unique_id = job.ask(variant="new_id")[0]["id"]
+        job.ask(variant="connect", unique_id=unique_id)
+        sizes = [size for size in SIZES if size <= options.most]
+        by_size = {size: measure(job, [size // 4], options) for size in sizes}
+        elements = [math.prod(shape) for shape in WORKLOADS["resnet50"]]
+        resnet = measure(job, elements, options)
+        overlap = {
+            who: median_run(job, who, options) for who in ("nothing", "engine", "nccl")
+        }
+    finally:
+        job.close()
+    checks = requirements(by_size, resnet)
+    result = {
+        "benchmark": "gpu_allreduce",
+        "machine": options.machine,
+        "versions": {"keras_hvd": job.version},
+        "settings": {
+            "ranks": options.ranks,
+            "devices": options.devices,
+            "seconds": options.seconds,
+            "rounds": options.rounds,
+            "row": options.row,
+        },
+        "measured": {
+            "by_size": by_size,
+            "resnet50": resnet,
+            "overlap": overlap,
+        },
+        "checks": checks,
+        "tables": [
+            size_table(options, by_size),
+            resnet_table(options, resnet),
+            overlap_table(options, overlap),
+            trace_table(overlap),
+            tables.check_table(checks),
+        ],
+    }
+    tables.publish(options.output, result)
+    lines = {
+        f"{name}, {what}": {size: row[who][what] for size, row in by_size.items()}
+        for who, name in WHO.items()
+        for what in ("one", "row")
+    }
+    title = "Allreduce of float32 on GPUs, Sum"
+    plots.by_size(options.output / "gpu_allreduce.svg", title, {options.ranks: lines})
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measurement.add_arguments(parser, seconds=1, rounds=5)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="default: one for each GPU; 2 on one where NCCL is 2.30 or later",
+    )
+    parser.add_argument(
+        "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
+    )
+    parser.add_argument(
+        "--row",
+        type=int,
+        default=20,
+        metavar="CALLS",
+        help="calls that are enqueued one behind the other (default: 20)",
+    )
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        default=8,
+        metavar="N",
+        help="parts of what the GPU is busy with meanwhile (default: 8)",
+    )
+    parser.add_argument(
+        "--chunk-bytes",
+        type=int,
+        default=64 * MIB,
+        metavar="BYTES",
+        help="that each of these sets (default: 64 MiB)",
+    )
+    parser.add_argument(
+        "--engine", type=Path, default=ENGINE, help="libkeras_hvd.so to measure"
+    )
+    options = parser.parse_args()
+    found = find_gpus(options)
+    if options.ranks is None:
+        shared = 2 if found.nccl_version >= SHARING_NCCL else 1
+        options.ranks = found.devices if found.devices > 1 else shared
+    options.devices = [rank % found.devices for rank in range(options.ranks)]
+    if options.ranks > found.devices and found.nccl_version < SHARING_NCCL:
+        sys.exit(f"Several ranks on a GPU need NCCL 2.30: {found.text.decode()}")
+    options.version = f"keras_hvd {__version__}, {found.text.decode()}"
+    options.machine = measurement.machine()
+    return options
+
+
+def find_gpus(options: argparse.Namespace) -> native.GpuSupport:
+    """The GPUs and the libraries; ends this process where there are none."""
+    if not options.engine.exists():
+        sys.exit(f"There is no {options.engine}: make install, or make gpu-engine")
+    read = settings.read()
+    options.cuda = os.fsdecode(read.cuda_library)
+    nccl = read.nccl_library or gpu_libraries.packaged_nccl()
+    options.nccl = os.fsdecode(nccl)
+    found = native.gpu_support(
+        native.open_engine(options.engine), read.cuda_library, nccl
+    )
+    text = found.text.decode()
+    if found.devices == 0:
+        sys.exit(f"No GPU: {text}")
+    if found.nccl_version == 0:
+        sys.exit(f"No NCCL: {text}")
+    return found
+
+
+def start(options: argparse.Namespace) -> measurement.Job:
+    timed_calls = environments.compiled("timed_gpu_calls.c")
+    name = f"gpu-allreduce-{uuid.uuid4().hex}"
+    script = measurement.CONTENDERS / "gpu_allreduce.py"
+    return measurement.Job(
+        "GPU ranks",
+        lambda path: [
+            [sys.executable, script, "--socket", path]
+            + ["--timed-calls", timed_calls, "--engine", options.engine]
+            + [f"--cuda={options.cuda}", f"--nccl={options.nccl}", "--job", name]
+            + ["--rank", rank, "--size", options.ranks, "--device", device]
+            + ["--most", options.most, "--version", options.version]
+            + ["--chunk-bytes", options.chunk_bytes]
+            for rank, device in enumerate(options.devices)
+        ],
+        options.ranks,
+        SHARING if options.ranks > len({*options.devices}) else {},
+    )
+
+
+def measure(
+    job: measurement.Job, elements: list[int], options: argparse.Namespace
+) -> Measured:
+    """Both contenders in turn, one call at a time and in a row."""
+    seconds = {who: {"one": [], "row": [], "host": []} for who in WHO}
+    repeats = {}
+    for who in WHO:
+        ask(job, who, elements, 1, 1)  # makes what a size needs
+        for what, calls in (("one", 1), ("row", options.row)):
+            _, (once,) = ask(job, who, elements, 1, calls)
+            share = options.seconds / options.rounds / max(once, 1e-6)
+            repeats[who, what] = max(2, min(1000, math.ceil(share)))
+    for _ in range(options.rounds):
+        for who in WHO:
+            host, whole = ask(job, who, elements, repeats[who, "one"], 1)
+            seconds[who]["one"] += whole
+            seconds[who]["host"] += host
+            _, whole = ask(job, who, elements, repeats[who, "row"], options.row)
+            seconds[who]["row"] += [each / options.row for each in whole]
+    return {
+        who: {what: measurement.summary(values) for what, values in found.items()}
+        for who, found in seconds.items()
+    }
+
+
+def ask(
+    job: measurement.Job, who: str, elements: list[int], repeats: int, in_a_row: int
+) -> tuple[list[float], list[float]]:
+    """Rank 0's seconds until all was enqueued, and until it had ended."""
+    answer = job.ask(
+        variant="reduce",
+        who=who,
+        elements=elements,
+        repeats=repeats,
+        in_a_row=in_a_row,
+        warm_up=min(10, repeats // 5),
+    )[0]
+    return answer["host"], answer["whole"]
+
+
+def median_run(
+    job: measurement.Job, who: str, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Of several runs under a busy stream the one of median length, on rank 0."""
+    runs = [
+        job.ask(
+            variant="backprop",
+            who=who,
+            chunks=options.chunks,
+            chunk_bytes=options.chunk_bytes,
+        )[0]
+        for _ in range(max(3, options.rounds))
+    ]
+    # The first one makes what it needs.
+    return sorted(runs[1:], key=end_of)[(len(runs) - 1) // 2]
+
+
+def end_of(run: dict[str, list[float]]) -> float:
+    return max(run["computed"] + run["reduced"])
+
+
+def size_table(options: argparse.Namespace, measured: dict[int, Measured]) -> Table:
+    header = ["size"]
+    header += [f"{name}, one" for name in WHO.values()]
+    header += [f"{name}, in a row" for name in WHO.values()]
+    header += ["engine's bandwidth", "engine to NCCL"]
+    rows = []
+    for size, found in measured.items():
+        row = found["engine"]["row"]["median"]
+        ratio = row / found["nccl"]["row"]["median"]
+        rows.append(
+            [size_text(size)]
+            + [spread(found[who]["one"]) for who in WHO]
+            + [spread(found[who]["row"]) for who in WHO]
+            + [f"{size / row / 1e9:.3g} GB/s", f"{ratio:.2f} x"]
+        )
+    return Table(
+        f"Allreduce, {placed(options)}: median (10th-90th percentile)", header, rows
+    )
+
+
+def resnet_table(options: argparse.Namespace, measured: Measured) -> Table:
+    header = ["contender", "host, until enqueued", "one, until done", "in a row, each"]
+    rows = [
+        [name, *(spread(measured[who][what]) for what in ("host", "one", "row"))]
+        for who, name in WHO.items()
+    ]
+    title = f"{RESNET}, one request or group, {placed(options)}"
+    return Table(f"{title}: median (10th-90th percentile)", header, rows)
+
+
+def overlap_table(
+    options: argparse.Namespace, overlap: dict[str, dict[str, list[float]]]
+) -> Table:
+    alone = max(overlap["nothing"]["computed"])
+    header = ["reduced by", "GPU busy until", "all reduced at", "reduced before that"]
+    rows = [["nothing", duration(alone), "-", "-"]]
+    for who, name in WHO.items():
+        run = overlap[who]
+        busy = max(run["computed"])
+        early = sum(at < busy for at in run["reduced"])
+        share = f"{early} of {len(run['reduced'])} parts"
+        rows.append([name, duration(busy), duration(max(run["reduced"])), share])
+    return Table(f"{RESNET} in parts under a busy GPU, {placed(options)}", header, rows)
+
+
+def trace_table(overlap: dict[str, dict[str, list[float]]]) -> Table:
+    """When each part of the work had ended, and when each part was reduced."""
+    parts = range(len(overlap["engine"]["computed"]))
+    return Table(
+        "The same, part by part",
+        ["part", "engine: computed", "reduced", "NCCL: computed", "reduced"],
+        [
+            [str(part)]
+            + [
+                duration(overlap[who][what][part])
+                for who in WHO
+                for what in ("computed", "reduced")
+            ]
+            for part in parts
+        ],
+    )
+
+
+def placed(options: argparse.Namespace) -> str:
+    gpus = len({*options.devices})
+    on = "a GPU each" if gpus == options.ranks else f"{gpus} GPU in turn"
+    return f"{options.ranks} ranks, {on}"
+
+
+def requirements(by_size: dict[int, Measured], resnet: Measured) -> list[Check]:
+    """What keras_hvd must show, of what was measured."""
+    checks = []
+    for size, found in by_size.items():
+        if size >= MIB:
+            ratio = found["engine"]["row"]["median"] / found["nccl"]["row"]["median"]
+            what = f"{size_text(size)}: in a row, against bare NCCL"
+            checks.append(Check(what, ratio, 1.05, False, "x"))
+    over = resnet["engine"]["host"]["median"] - resnet["nccl"]["host"]["median"]
+    what = f"{RESNET}: host above bare NCCL"
+    return [*checks, Check(what, max(0.0, over * 1e6), 15, False, "us")]
+
+
+if __name__ == "__main__":
+    main()

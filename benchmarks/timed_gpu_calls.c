@@ -1,0 +1,116 @@
+// Times allreduces on a GPU, as a program in C would make them: the engine's requests,
+// and bare NCCL's calls. Both are made several in a row, on one stream; of each row the
+// time of the host is taken, until the last one is enqueued, and the time until the
+// stream has run out.
+#include <sched.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "tf_ops/engine/c_api.h"
+
+typedef int (*khvd_submit_function)(const khvd_request* request);
+typedef int (*record_function)(void* event, void* stream);
+typedef int (*query_function)(void* event);
+typedef int (*nccl_group_function)(void);
+typedef int (*nccl_allreduce_function)(const void* input, void* output, size_t count,
+                                       int type, int op, void* communicator,
+                                       void* stream);
+
+// What bare NCCL is called with: `count` tensors of float32, in place, by Sum.
+typedef struct {
+  nccl_group_function start, end;
+  nccl_allreduce_function allreduce;
+  void* communicator;
+  int32_t count;
+  void* const* tensors;
+  const int64_t* elements;
+} nccl_calls;
+
+// By what the end of a stream is known.
+typedef struct {
+  record_function record;
+  query_function query;
+  void* event;
+} stream_end;
+
+enum { kNcclFloat32 = 7, kNcclSum = 0, kEnqueuing = -1, kCudaNotReady = 600 };
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void enqueued(void* context, int code, const char* message) {
+  (void)message;
+  atomic_store_explicit((_Atomic int*)context, code, memory_order_release);
+}
+
+static int submit_and_wait(khvd_submit_function submit, khvd_request* request) {
+  _Atomic int state = kEnqueuing;
+  request->context = &state;
+  request->done = enqueued;
+  const int code = submit(request);
+  if (code != KHVD_OK) return code;
+  int result;
+  do {
+    result = atomic_load_explicit(&state, memory_order_acquire);
+    if (result == kEnqueuing) sched_yield();
+  } while (result == kEnqueuing);
+  return result;
+}
+
+// Enqueues a group; returns 0, or the code of the call that failed.
+int enqueue_nccl(const nccl_calls* calls, void* stream) {
+  int code = calls->start();
+  for (int32_t i = 0; code == 0 && i < calls->count; ++i) {
+    code = calls->allreduce(calls->tensors[i], calls->tensors[i],
+                            (size_t)calls->elements[i], kNcclFloat32, kNcclSum,
+                            calls->communicator, stream);
+  }
+  const int ended = calls->end();
+  return code != 0 ? code : ended;
+}
+
+static int run_out(const stream_end* end, void* stream) {
+  int code = end->record(end->event, stream);
+  if (code != 0) return code;
+  while ((code = end->query(end->event)) == kCudaNotReady) sched_yield();
+  return code;
+}
+
+// Stores the seconds of each row; returns 0, or the code of the call that failed.
+int time_khvd_on_gpu(khvd_submit_function submit, khvd_request* request,
+                     const stream_end* end, int repeats, int in_a_row,
+                     double* host, double* whole) {
+  for (int i = 0; i < repeats; ++i) {
+    const double before = now();
+    for (int call = 0; call < in_a_row; ++call) {
+      const int code = submit_and_wait(submit, request);
+      if (code != KHVD_OK) return code;
+    }
+    host[i] = now() - before;
+    const int code = run_out(end, request->stream);
+    if (code != 0) return code;
+    whole[i] = now() - before;
+  }
+  return 0;
+}
+
+int time_nccl(const nccl_calls* calls, void* stream, const stream_end* end,
+              int repeats, int in_a_row, double* host, double* whole) {
+  for (int i = 0; i < repeats; ++i) {
+    const double before = now();
+    for (int call = 0; call < in_a_row; ++call) {
+      const int code = enqueue_nccl(calls, stream);
+      if (code != 0) return code;
+    }
+    host[i] = now() - before;
+    const int code = run_out(end, stream);
+    if (code != 0) return code;
+    whole[i] = now() - before;
+  }
+  return 0;
+}
