@@ -306,9 +306,9 @@ def trace_table(overlap: dict[str, dict[str, list[float]]]) -> Table:
 
 
 def placed(options: argparse.Namespace) -> str:
+    ranks = "1 rank" if options.ranks == 1 else f"{options.ranks} ranks"
     gpus = len({*options.devices})
-    on = "a GPU each" if gpus == options.ranks else f"{gpus} GPU in turn"
-    return f"{options.ranks} ranks, {on}"
+    return f"{ranks} on {'1 GPU' if gpus == 1 else f'{gpus} GPUs'}"
 
 
 def requirements(by_size: dict[int, Measured], resnet: Measured) -> list[Check]:

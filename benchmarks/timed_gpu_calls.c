@@ -83,8 +83,8 @@ static int run_out(const stream_end* end, void* stream) {
 
 // Stores the seconds of each row; returns 0, or the code of the call that failed.
 int time_khvd_on_gpu(khvd_submit_function submit, khvd_request* request,
-                     const stream_end* end, int repeats, int in_a_row,
-                     double* host, double* whole) {
+                     const stream_end* end, int repeats, int in_a_row, double* host,
+                     double* whole) {
   for (int i = 0; i < repeats; ++i) {
     const double before = now();
     for (int call = 0; call < in_a_row; ++call) {
@@ -99,8 +99,8 @@ int time_khvd_on_gpu(khvd_submit_function submit, khvd_request* request,
   return 0;
 }
 
-int time_nccl(const nccl_calls* calls, void* stream, const stream_end* end,
-              int repeats, int in_a_row, double* host, double* whole) {
+int time_nccl(const nccl_calls* calls, void* stream, const stream_end* end, int repeats,
+              int in_a_row, double* host, double* whole) {
   for (int i = 0; i < repeats; ++i) {
     const double before = now();
     for (int call = 0; call < in_a_row; ++call) {

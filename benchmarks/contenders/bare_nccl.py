@@ -38,11 +38,12 @@ class Library:
     def __init__(self, path: str):
         self._library = ctypes.CDLL(path or "libnccl.so.2")
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
-        self._library.ncclCommInitRank.argtypes = [
+        self._library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p),
             ctypes.c_int,
             UniqueId,
             ctypes.c_int,
+            ctypes.c_void_p,
         ]
         self._library.ncclCommDestroy.argtypes = [ctypes.c_void_p]
 
@@ -54,10 +55,13 @@ class Library:
 
     def connect(self, unique_id: bytes, rank: int, size: int) -> ctypes.c_void_p:
         """A communicator, when all ranks have called this."""
-        communicator = ctypes.c_void_p()
+        made = ctypes.c_void_p()
         given = UniqueId.from_buffer_copy(unique_id)
-        self._call("ncclCommInitRank", ctypes.byref(communicator), size, given, rank)
-        return communicator
+        # Without a configuration, as most who use NCCL have it: its calls may wait.
+        self._call(
+            "ncclCommInitRankConfig", ctypes.byref(made), size, given, rank, None
+        )
+        return made
 
     def destroy(self, communicator: ctypes.c_void_p) -> None:
         """Gives a communicator back."""

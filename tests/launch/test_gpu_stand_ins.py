@@ -1,0 +1,124 @@
+"""The tests of GPUs without a GPU: over the libraries that stand in for CUDA and NCCL.
+
+The stand-in of NCCL joins ranks of one process, so that one rank uses it here; several
+go through host memory. What the tests of GPUs say where there is none is tested too.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STAND_INS = "//tf_ops/testing/gpu:libcuda.so.1", "//tf_ops/testing/gpu:libnccl.so.2"
+# As `make test-gpu` has it.
+GPU_TESTS = (
+    *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={CHECKOUT}"),
+    *("--import-mode=importlib", "-p", "no:cacheprovider", "-q", "-rs", "tests/gpu"),
+)
+NO_GPU = {"KERAS_HVD_CUDA_LIBRARY": "/none/libcuda.so.1"}
+REASON = "there is no CUDA driver in /none/libcuda.so.1"
+
+
+@pytest.fixture(scope="module")
+def stand_ins() -> dict[str, str]:
+    """Variables that have the engine open the stand-ins, with one device."""
+    python = f"--repo_env=PYTHON_BIN_PATH={sys.executable}"
+    subprocess.run(
+        ["bazel", "build", "--config=quiet", python, *STAND_INS],
+        cwd=CHECKOUT,
+        check=True,
+        timeout=290,
+    )
+    folder = CHECKOUT / "bazel-bin" / "tf_ops" / "testing" / "gpu"
+    return {
+        "KERAS_HVD_CUDA_LIBRARY": str(folder / "libcuda.so.1"),
+        "KERAS_HVD_NCCL_LIBRARY": str(folder / "libnccl.so.2"),
+        "KERAS_HVD_STAND_IN_DEVICES": "1",
+    }
+
+
+def run(*command: object, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=CHECKOUT,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "passed"),
+    [
+        ("1-rank and NCCL and (collectives or steps)", 3),
+        ("2-ranks and host and not compared", 3),
+        ("4-ranks and host and (steps or kill)", 2),
+    ],
+)
+def test_the_c_api(stand_ins, chosen, passed):
+    ended = run(
+        *(*GPU_TESTS, "--steps", 30, "-k", f"({chosen}) and not training"), **stand_ins
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert re.search(rf"^{passed} passed, \d+ deselected", ended.stdout, re.MULTILINE)
+
+
+def test_check_build_names_what_it_finds(stand_ins, khvdrun):
+    found = khvdrun.run("--check-build", env=stand_ins, timeout=120).stdout
+    cuda, nccl = (
+        stand_ins["KERAS_HVD_CUDA_LIBRARY"],
+        stand_ins["KERAS_HVD_NCCL_LIBRARY"],
+    )
+    assert f"  yes  CUDA            CUDA 12.4 ({cuda}), 1 device\n" in found
+    assert f"  yes  NCCL            NCCL 2.23.4 ({nccl})\n" in found
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices", "version", "reason"),
+    [
+        ({}, 1, 22304, ""),
+        ({"KERAS_HVD_STAND_IN_NCCL_VERSION": "21805"}, 1, 0, "is too old: keras_hvd"),
+        ({"KERAS_HVD_NCCL_LIBRARY": "/none/nccl"}, 1, 0, "there is no NCCL in /none"),
+        ({"KERAS_HVD_STAND_IN_DEVICES": "0"}, 0, 0, "is looked for where CUDA finds"),
+        (NO_GPU, 0, 0, "is looked for where CUDA finds"),
+    ],
+)
+def test_what_is_found(stand_ins, variables, devices, version, reason):
+    program = (
+        "import keras_hvd; from keras_hvd import gpu_libraries; "
+        "print(keras_hvd.cuda_built(), keras_hvd.nccl_built()); "
+        "print(gpu_libraries.support().nccl)"
+    )
+    ended = run(sys.executable, "-c", program, **{**stand_ins, **variables})
+    built, said = ended.stdout.splitlines()
+    assert built == f"{devices > 0} {version}"
+    assert reason in said
+
+
+def test_the_benchmark_measures(stand_ins, tmp_path):
+    sizes = ("--most", 64, "--seconds", 0.01, "--rounds", 2, "--row", 2)
+    busy = ("--chunks", 2, "--chunk-bytes", 4096, "--ranks", 1)
+    command = (sys.executable, CHECKOUT / "benchmarks" / "gpu_allreduce.py")
+    ended = run(*command, "--output", tmp_path, *sizes, *busy, **stand_ins)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "ResNet-50's 161 gradients (102 MB): host above bare NCCL" in ended.stdout
+    assert "| bare NCCL" in ended.stdout
+    assert (tmp_path / "gpu_allreduce.json").exists()
+
+
+def test_without_a_gpu_all_is_skipped_with_the_reason():
+    ended = run(*GPU_TESTS, **NO_GPU)
+    assert ended.returncode == 0, ended.stdout
+    assert f"no GPU: {REASON}" in ended.stdout
+    assert re.search(r"^\d+ skipped in", ended.stdout, re.MULTILINE)
+
+
+def test_without_a_gpu_the_benchmark_says_so():
+    ended = run(sys.executable, CHECKOUT / "benchmarks" / "gpu_allreduce.py", **NO_GPU)
+    assert ended.returncode == 1
+    assert ended.stderr == f"No GPU: {REASON}\n"
