@@ -93,7 +93,9 @@ bool CanRunByNccl(const Operation& operation, int members) {
   if (!Reduces(description.kind)) return true;
   return std::all_of(
       description.tensors.begin(), description.tensors.end(), [&](const auto& tensor) {
-        return nccl::CanReduce(description.reduction, tensor.dtype, members);
+        // Of an empty one there is nothing to reduce, whatever its type is.
+        return Elements(tensor) == 0 ||
+               nccl::CanReduce(description.reduction, tensor.dtype, members);
       });
 }
 
