@@ -2,6 +2,7 @@
 // nobody that waits for the GPU, and an end of everything where something fails.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <set>
@@ -323,6 +324,23 @@ TEST(GpuTest, RanksThatShareAGpuUseNcclWhereItAllowsThat) {
     }
   }
   unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+// As at the end of a bucket of gradients, where it stands for what has to be alike.
+TEST(GpuTest, AnEmptyTensorOfAnotherTypeKeepsNoGroupFromNccl) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  Ask ask = Sum("bucket", {1, 3});
+  ask.description.reduction.op = ReduceOp::kAverage;
+  TensorDescription& end = ask.description.tensors.emplace_back();
+  end.dtype = DataType::kUint8;
+  end.shape = {0, 7};
+  job.ForEach([&](GpuRank& self, int) {
+    Buffer output;
+    ASSERT_EQ(self.Run(ask, &output).message, "");
+    EXPECT_EQ(FromBytes<float>(output), (std::vector<float>{1, 3}));
+  });
+  EXPECT_EQ(FunctionsOf(libraries).count("ncclAllReduce"), 1);
 }
 
 TEST(GpuTest, ResultsAreComparedWhereThisIsAsked) {
