@@ -166,7 +166,7 @@ GPU_ENGINE = $(if $(shell command -v bazel),$(NATIVE),$(VENV)/engine)/libkeras_h
 
 test-gpu: gpu-engine
 	$(GPU_PYTHON) -m pytest -c /dev/null --rootdir=$(CURDIR) --import-mode=importlib \
-		-q -rs --seed $(SEED) --engine $(CURDIR)/$(GPU_ENGINE) tests/gpu
+		-q -rs --random-seed $(SEED) --engine $(CURDIR)/$(GPU_ENGINE) tests/gpu
 
 .PHONY: gpu-engine
 gpu-engine: $(if $(shell command -v bazel),install,$(VENV)/engine/libkeras_hvd.so)

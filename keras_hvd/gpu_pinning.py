@@ -205,7 +205,8 @@ def sharing(gpus: int, ranks: int) -> str:
     shared = "1 GPU" if gpus == 1 else f"{gpus} GPUs in turn"
     return (
         f"{ranks} ranks share {shared}: NCCL takes several ranks on a GPU from 2.30 "
-        f"on, with {_SHARING}=1 in the environment, and refuses them otherwise"
+        f"on, with {_SHARING}=1 in the environment; otherwise their tensors go through "
+        "host memory"
     )
 
 

@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="random steps of a job (default: 1000)",
     )
     parser.addoption(
-        "--seed", type=int, default=0, help="of the random steps (default: 0)"
+        "--random-seed", type=int, default=0, help="of the random steps (default: 0)"
     )
 
 

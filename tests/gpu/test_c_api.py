@@ -40,7 +40,7 @@ def test_all_collectives(start, path, check):
 
 def test_random_steps(start, path, request):
     steps = request.config.getoption("--steps")
-    seed = request.config.getoption("--seed")
+    seed = request.config.getoption("--random-seed")
     job = start(task="steps", steps=steps, seed=seed)
     assert job.end(600) == [[{"steps": steps}]] * len(job.processes)
     check_path(job, path)
