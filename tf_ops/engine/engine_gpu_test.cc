@@ -2,7 +2,6 @@
 // nobody that waits for the GPU, and an end of everything where something fails.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <random>
 #include <set>

@@ -52,8 +52,8 @@ Status GpuAccess::Open(std::shared_ptr<cuda::Gpu>* gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
   Status status = OpenDriver();
   if (status.ok() && gpu_ == nullptr) {
-    // As TensorFlow is told to: each rank may see one device only, whatever its place on
-    // the host, or there may be more ranks than devices.
+    // As TensorFlow is told to: each rank may see one device only, whatever its place
+    // on the host, or there may be more ranks than devices.
     int count = 0;
     status = driver_->Check((*driver_)->device_count(&count), "cuDeviceGetCount");
     if (status.ok()) status = OpenDevice(local_rank_ % count);
