@@ -1,6 +1,7 @@
 // See gpu_access.h.
 #include "tf_ops/engine/gpu_access.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace keras_hvd {
@@ -56,7 +57,7 @@ Status GpuAccess::Open(std::shared_ptr<cuda::Gpu>* gpu) {
     // on the host, or there may be more ranks than devices.
     int count = 0;
     status = driver_->Check((*driver_)->device_count(&count), "cuDeviceGetCount");
-    if (status.ok()) status = OpenDevice(local_rank_ % count);
+    if (status.ok()) status = OpenDevice(local_rank_ % std::max(count, 1));
   }
   if (status.ok()) *gpu = gpu_;
   return status;
