@@ -27,6 +27,9 @@ struct Uuid {
   char bytes[16];
 };
 
+// The default stream of the calling thread; of each thread another one.
+inline const Stream kStreamPerThread = reinterpret_cast<Stream>(uintptr_t{2});
+
 inline constexpr unsigned int kStreamNonBlocking = 1;
 inline constexpr unsigned int kEventDefault = 0;
 inline constexpr unsigned int kEventDisableTiming = 2;

@@ -93,12 +93,12 @@ Status Gpu::DeviceOf(const Driver& driver, Stream stream, int* ordinal) {
 
 Gpu::Current::Current(const Gpu& gpu)
     : driver_(gpu.driver()),
-      pushed_(driver_->push_context(gpu.context_) == Result::kSuccess) {}
+      status_(driver_.Check(driver_->push_context(gpu.context_), "cuCtxPushCurrent")) {}
 
 // Were a push that failed taken back, the caller would lose a context of its own.
 Gpu::Current::~Current() {
   Context popped;
-  if (pushed_) driver_->pop_context(&popped);
+  if (status_.ok()) driver_->pop_context(&popped);
 }
 
 Status Gpu::Record(Stream stream, Event* event) {

@@ -44,10 +44,12 @@ class Gpu {
     ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
+    // Who calls more than this GPU's functions needs it.
+    const Status& status() const { return status_; }
 
    private:
     const Driver& driver_;
-    bool pushed_;
+    const Status status_;
   };
 
   // An event behind all that is on the stream now. It is the caller's until Release.
@@ -92,6 +94,8 @@ class Memory {
   ~Memory();
   Memory(Memory&& other) noexcept;
   Memory& operator=(Memory&& other) noexcept;
+  // Leaves it to the end of the process.
+  void Abandon() { data_ = nullptr; }
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }

@@ -55,6 +55,7 @@ Status Engine::PlaceOnGpu(cuda::Stream stream, void** end, Operation* operation)
   if (!status.ok()) return status;
   place->stream = stream;
   place->end = end;
+  if (end != nullptr) *end = nullptr;
   operation->place = std::move(place);
   return status;
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tf_ops/collectives/number.h"
@@ -532,6 +533,178 @@ TEST(GpuTest, ADeathEndsAnInitThatWaitsForThePeer) {
   std::vector<size_t> numbers(2);
   for (int rank : {0, 1}) numbers[rank] = job[rank].Submit(Sum("x", {1}));
   for (int rank : {0, 1}) EXPECT_FALSE(job[rank].End(numbers[rank]).ok());
+}
+
+// What failed on one rank for want of memory gives its input to the others first.
+TEST(GpuTest, AnInputIsGivenBeforeTheMemoryOfWhatFailedIsUsedAgain) {
+  const StandIn libraries;
+  for (const bool deferred : {false, true}) {
+    GpuJob job(libraries, 2, 1);
+    job.ForEach([](GpuRank& self, int) {
+      Buffer output;
+      ASSERT_TRUE(self.Run(Sum("connects", {1}), &output).ok());
+    });
+    libraries->HoldCollectives(1, true);
+    std::vector<size_t> numbers(2);
+    job.ForEach([&](GpuRank& self, int rank) {
+      Ask ask = Gather("x", {1, 2});
+      ask.has_memory = rank != 1;
+      numbers[rank] = self.Submit(ask, {false, deferred && rank == 1});
+      EXPECT_EQ(self.End(numbers[rank]).ok(), rank == 0);
+    });
+    // Whatever could go first does.
+    job.ForEach([&](GpuRank& self, int rank) {
+      if (rank == 1)
+        libraries->Synchronize(self.stream(), std::chrono::milliseconds(1));
+    });
+    libraries->HoldCollectives(1, false);
+    EXPECT_EQ(FromBytes<int32_t>(job[0].Output(numbers[0])),
+              (std::vector<int32_t>{1, 2, 1, 2}));
+  }
+}
+
+TEST(GpuTest, EachErrorOfCudaInTheEngineEndsTheJobOnAllRanks) {
+  const StandIn libraries;
+  std::set<std::string> functions;
+  {
+    GpuJob job(libraries, 2, 1);
+    job.ForEach([](GpuRank& self, int rank) {
+      EXPECT_EQ(RunEachKind(&self, rank).message, "");
+    });
+    for (const stand_in::Call& call : libraries->Calls()) {
+      if (call.thread == "keras_hvd") functions.insert(call.function);
+    }
+  }
+  // Those that end things or say what others have met; the device is open already.
+  for (const char* const cannot :
+       {"cuCtxPopCurrent", "cuMemFree", "cuMemFreeHost", "cuEventDestroy",
+        "cuStreamDestroy", "cuDevicePrimaryCtxRelease"}) {
+    functions.erase(cannot);
+  }
+  int failed = 0;
+  for (const std::string& function : functions) {
+    if (function.rfind("cu", 0) != 0) continue;
+    for (const int call : {1, 2, 3, 5, 8, 13, 21}) {
+      GpuJob job(libraries, 2, call);
+      stand_in::Injection injection;
+      injection.function = function;
+      injection.code = static_cast<int32_t>(stand_in::kIllegalAddress);
+      injection.call = call;
+      injection.thread = "keras_hvd";
+      libraries->Inject(injection);
+      std::vector<Status> ends(2);
+      job.ForEach(
+          [&](GpuRank& self, int rank) { ends[rank] = RunEachKind(&self, rank); });
+      // One that had ended before finds out with what comes next.
+      const bool has_failed = job.segment().Failed();
+      failed += has_failed ? 1 : 0;
+      job.ForEach([&](GpuRank& self, int rank) {
+        Buffer output;
+        if (has_failed) ends[rank] = self.Run(Sum("after", {1}), &output);
+        EXPECT_EQ(ends[rank].ok(), !has_failed) << function << " " << call;
+        EXPECT_EQ(Contains(ends[rank].message, "CUDA failed in"), has_failed)
+            << ends[rank].message;
+      });
+    }
+  }
+  EXPECT_GE(failed, 20);
+}
+
+int FirstCall(const std::vector<stand_in::Call>& calls, const std::string& function) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].function == function) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// To free memory waits for the GPU, which would wait for the one that died.
+TEST(GpuTest, WhatIsGivenUpFreesNoMemoryBeforeNcclIsAborted) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  job.ForEach([](GpuRank& self, int) {
+    Buffer output;
+    ASSERT_TRUE(self.Run(Sum("connects", {1}), &output).ok());
+  });
+  libraries->HoldCollectives(1, true);
+  std::atomic<int> submitted{0};
+  std::thread death([&] {
+    while (submitted.load() < 2) sched_yield();
+    while (FirstCall(libraries->Calls(), "cuMemcpyDtoHAsync") < 0) sched_yield();
+    job.segment().Fail(0, Code::kRankFailed, "rank 1 died", 1);
+  });
+  job.ForEach([&](GpuRank& self, int) {
+    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
+    Ask average = Sum("average", {});
+    average.description.tensors = {{DataType::kInt32, {2}}};
+    average.description.reduction.op = ReduceOp::kAverage;
+    average.input.resize(2 * sizeof(int32_t));
+    const size_t number = self.Submit(average);
+    submitted += 1;
+    EXPECT_EQ(self.End(number).code, Code::kRankFailed);
+  });
+  death.join();
+  libraries->HoldCollectives(1, false);
+  const std::vector<stand_in::Call> calls = libraries->Calls();
+  EXPECT_GT(FirstCall(calls, "cuMemFreeHost"), FirstCall(calls, "ncclCommAbort"));
+  EXPECT_GE(FirstCall(calls, "ncclCommAbort"), 0);
+}
+
+// The other would wait for it on its GPU for ever.
+TEST(GpuTest, ARankThatLeavesBeforeItsGpuIsDoneEndsTheJob) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  job.ForEach([](GpuRank& self, int) {
+    Buffer output;
+    ASSERT_TRUE(self.Run(Sum("connects", {1}), &output).ok());
+  });
+  libraries->HoldCollectives(1, true);
+  job.ForEach([&](GpuRank& self, int) {
+    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
+  });
+  job.Stop(1);
+  job[0].Synchronize();
+  const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
+  EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
+      << status.message;
+  EXPECT_TRUE(Contains(status.message, "'held'")) << status.message;
+  libraries->HoldCollectives(1, false);
+}
+
+TEST(GpuTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  libraries->HoldCollectives(1, true);
+  std::vector<size_t> numbers(2);
+  job.ForEach([&](GpuRank& self, int rank) {
+    numbers[rank] = self.Submit(Sum("held", {1}), {false, true});
+    ASSERT_EQ(self.End(numbers[rank]).message, "");
+  });
+  std::thread release([&] {
+    const auto until = Clock::now() + std::chrono::milliseconds(200);
+    while (Clock::now() < until && FirstCall(libraries->Calls(), "ncclCommSplit") < 0) {
+      sched_yield();
+    }
+    EXPECT_EQ(FirstCall(libraries->Calls(), "ncclCommSplit"), -1);
+    libraries->HoldCollectives(1, false);
+  });
+  job.ForEach([&](GpuRank& self, int rank) {
+    int32_t id;
+    EXPECT_EQ(self.engine().AddProcessSet({0}, &id).message, "");
+    self.Await(numbers[rank]);
+    EXPECT_EQ(FromBytes<float>(self.Output(numbers[rank])), std::vector<float>{2});
+  });
+  release.join();
+  EXPECT_GE(FirstCall(libraries->Calls(), "ncclCommSplit"), 0);
+}
+
+TEST(GpuTest, AThreadsOwnDefaultStreamIsRefused) {
+  const StandIn libraries;
+  GpuJob job(libraries, 1, 1);
+  Operation operation;
+  const Status status =
+      job[0].engine().PlaceOnGpu(cuda::kStreamPerThread, nullptr, &operation);
+  EXPECT_EQ(status.code, Code::kInvalidArgument);
+  EXPECT_TRUE(Contains(status.message, "CU_STREAM_PER_THREAD")) << status.message;
 }
 
 }  // namespace

@@ -25,6 +25,11 @@ GpuSupport FindGpuSupport(const GpuLibraries& libraries) {
 }
 
 Status GpuAccess::OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu) {
+  if (stream == cuda::kStreamPerThread) {
+    return Status::InvalidArgument(
+        "CU_STREAM_PER_THREAD is another stream in each thread, also in those of "
+        "keras_hvd; tensors on GPUs need a stream of their own, or NULL");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (streams_.count(stream) != 0) {
     *gpu = gpu_;

@@ -41,6 +41,7 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
   memcpy(words.data(), &own, sizeof(own));
   std::vector<std::vector<int64_t>> all;
   const Status status = batch->Exchange(words, &all);
+  if (!status.ok()) return status;
   members->resize(all.size());
   for (size_t i = 0; i < all.size(); ++i) {
     memcpy(&(*members)[i], all[i].data(), sizeof(Member));

@@ -47,14 +47,23 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
   GpuBatch on_gpu(batch, members, index, gpu_, host, &staging_,
                   [this](int64_t polls) { return KeepWaiting(polls); });
   waits_for_ = Title(*batch.front()->description);
-  return Succeeded(Enqueue(&on_gpu));
+  // NCCL would take whatever GPU it finds.
+  if (!Succeeded(current.status())) return false;
+  if (Succeeded(Enqueue(&on_gpu))) return true;
+  GiveUp(&on_gpu);
+  return false;
 }
 
 Status GpuRunner::Enqueue(GpuBatch* batch) {
   Status status = AwaitInputs(batch);
   if (status.ok()) status = Move(batch);
   if (status.ok()) status = End(batch);
-  if (status.ok() && batch->host.compares()) status = CompareThroughHost(batch);
+  if (!status.ok() || !batch->host.compares()) return status;
+  status = CompareThroughHost(batch);
+  if (!status.ok()) return status;
+  for (cuda::Memory& memory : batch->GiveMemory()) {
+    staging_.GiveBack(std::move(memory));
+  }
   return status;
 }
 
@@ -103,8 +112,9 @@ Status GpuRunner::End(GpuBatch* batch) {
   if (!recorded.ok()) return recorded;
   for (const auto& operation : batch->operations) {
     const StreamPlace* const place = operation->place.get();
-    if (place == nullptr || operation->out_of_memory) continue;
-    if (place->end != nullptr) {
+    if (place == nullptr) continue;
+    // One that fails has nobody ask for its mark, and its input is given all the same.
+    if (place->end != nullptr && !operation->out_of_memory) {
       *place->end = new EndMark{end};
       continue;
     }
@@ -115,12 +125,38 @@ Status GpuRunner::End(GpuBatch* batch) {
   return Status::Ok();
 }
 
+// Its requests end, and their callers use the buffers for other things: that comes
+// behind what has been enqueued with them.
+void GpuRunner::GiveUp(GpuBatch* batch) {
+  // The streams would wait for a member that has died.
+  channels_.Abort();
+  std::shared_ptr<const SharedEvent> end;
+  const bool recorded = RecordOn(gpu_, gpu_->stream(), &end).ok();
+  for (const auto& operation : batch->operations) {
+    const StreamPlace* const place = operation->place.get();
+    if (place == nullptr) continue;
+    if (place->end != nullptr) {
+      delete static_cast<EndMark*>(std::exchange(*place->end, nullptr));
+    }
+    // A stream that cannot be told so runs nothing any more.
+    if (recorded) static_cast<void>(end->MakeWait(place->stream));
+  }
+  // Memory is given back by who knows whether the GPU still uses it: to free it waits
+  // for the GPU.
+  if (recorded)
+    under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory()});
+  Abort();
+}
+
 // ---- Process sets
 
 void GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members) {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
+  if (!Succeeded(current.status())) return;
+  // NCCL splits only what has nothing under way.
+  if (channels_.IsOpen(0) && !AwaitUnderWay()) return;
   Succeeded(channels_.Add(id, members));
 }
 
@@ -128,7 +164,7 @@ void GpuRunner::RemoveProcessSet(int32_t id) {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of process set " + std::to_string(id);
-  Succeeded(channels_.Remove(id));
+  if (Succeeded(current.status())) Succeeded(channels_.Remove(id));
 }
 
 // ---- What is under way
@@ -143,14 +179,17 @@ void GpuRunner::Check() {
 void GpuRunner::CheckUnderWay() {
   while (!under_way_.empty()) {
     bool passed = false;
-    if (!Succeeded(under_way_.front().end->Query(&passed))) return;
+    const UnderWay& first = under_way_.front();
+    if (!Succeeded(first.end->Query(&passed), first.title)) return;
     if (!passed) break;
     for (cuda::Memory& memory : under_way_.front().memory) {
       staging_.GiveBack(std::move(memory));
     }
     under_way_.pop_front();
   }
-  if (!Succeeded(channels_.AsyncError()) || under_way_.empty()) return;
+  const std::string& oldest =
+      under_way_.empty() ? waits_for_ : under_way_.front().title;
+  if (!Succeeded(channels_.AsyncError(), oldest) || under_way_.empty()) return;
   CheckAge(under_way_.front().title, under_way_.front().since);
 }
 
@@ -175,11 +214,18 @@ void GpuRunner::Leave() {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of the GPU's collectives";
-  for (int64_t polls = 0; !under_way_.empty() && KeepWaiting(polls); ++polls) {
-    CheckUnderWay();
-  }
-  if (!under_way_.empty() || !channels_.Finalize().ok()) Abort();
+  if (!AwaitUnderWay() || !channels_.Finalize().ok()) Abort();
   staging_.Clear();
+}
+
+// Where this is given up, the other members would wait for this rank for ever.
+bool GpuRunner::AwaitUnderWay() {
+  bool goes_on = true;
+  for (int64_t polls = 0; goes_on && !under_way_.empty(); ++polls) {
+    goes_on = KeepWaiting(polls);
+    if (goes_on) CheckUnderWay();
+  }
+  return goes_on || Succeeded(GivenUp(), under_way_.front().title);
 }
 
 void GpuRunner::Abort() {
@@ -188,10 +234,20 @@ void GpuRunner::Abort() {
   channels_.Abort();
   // What is under way may still use its memory.
   const Clock::time_point deadline = Clock::now() + kAbortPatience;
-  bool passed = under_way_.empty();
-  while (!passed && Clock::now() < deadline) {
-    if (!under_way_.back().end->Query(&passed).ok()) break;
+  bool uses_memory = !under_way_.empty();
+  while (uses_memory && Clock::now() < deadline) {
+    bool passed = false;
+    // After an error nothing runs any more.
+    const bool ok = under_way_.back().end->Query(&passed).ok();
+    uses_memory = ok && !passed;
     sched_yield();
+  }
+  if (uses_memory) {
+    // To free memory waits for the GPU, which may hang: the end of the process does it.
+    for (UnderWay& each : under_way_) {
+      for (cuda::Memory& memory : each.memory) memory.Abandon();
+    }
+    staging_.Abandon();
   }
   under_way_.clear();
   staging_.Clear();
@@ -206,11 +262,18 @@ bool GpuRunner::KeepWaiting(int64_t polls) {
 }
 
 // Whether it is OK; if not, the job has failed.
-bool GpuRunner::Succeeded(const Status& status) {
+bool GpuRunner::Succeeded(const Status& status, const std::string& title) {
   if (status.ok()) return true;
-  if (status.code == Code::kRankFailed || segment_->Failed()) return false;
-  std::string text = DescribeRank(*segment_, rank_) + ": " + status.message;
-  if (!waits_for_.empty()) text = waits_for_ + " failed on " + text;
+  if (segment_->Failed()) return false;
+  const std::string rank = DescribeRank(*segment_, rank_);
+  if (status.code == Code::kRankFailed) {
+    // It shuts down, and has waited for long enough.
+    segment_->Fail(rank_, Code::kRankFailed,
+                   rank + " left the job in the middle of " + title);
+    return false;
+  }
+  std::string text = rank + ": " + status.message;
+  if (!title.empty()) text = title + " failed on " + text;
   segment_->Fail(rank_, Code::kInternal, text);
   return false;
 }

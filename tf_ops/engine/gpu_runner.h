@@ -67,10 +67,13 @@ class GpuRunner {
   Status GiveZeros(Operation* operation, GpuBatch* batch);
   Status Move(GpuBatch* batch);
   Status End(GpuBatch* batch);
+  void GiveUp(GpuBatch* batch);
+  bool AwaitUnderWay();
   void CheckUnderWay();
   void CheckAge(const std::string& title, Clock::time_point since);
   bool KeepWaiting(int64_t polls);
-  bool Succeeded(const Status& status);
+  bool Succeeded(const Status& status) { return Succeeded(status, waits_for_); }
+  bool Succeeded(const Status& status, const std::string& title);
 
   const int rank_;
   const double warning_seconds_;  // negative: never

@@ -83,6 +83,7 @@ Status Detour::Start(std::unique_ptr<Operation>* made) {
 
 void* Detour::Allocate(size_t tensor, const std::vector<int64_t>& rows,
                        Operation* stand_in) {
+  if (!allocation_.ok()) return nullptr;
   allocation_ = batch_->Allocate(operation_, tensor, rows);
   const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   const int64_t bytes = sum * RowBytes(stand_in->description->tensors[tensor]);

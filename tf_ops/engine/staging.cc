@@ -32,4 +32,9 @@ Status Staging::Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Place 
 
 void Staging::GiveBack(cuda::Memory memory) { free_.push_back(std::move(memory)); }
 
+void Staging::Abandon() {
+  for (cuda::Memory& memory : free_) memory.Abandon();
+  free_.clear();
+}
+
 }  // namespace keras_hvd

@@ -19,6 +19,8 @@ class Staging {
   // Takes back what has been taken; all that was enqueued with it has passed.
   void GiveBack(cuda::Memory memory);
   void Clear() { free_.clear(); }
+  // The same where memory cannot be freed any more.
+  void Abandon();
 
  private:
   std::vector<cuda::Memory> free_;

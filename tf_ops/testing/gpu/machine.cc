@@ -243,6 +243,7 @@ bool Machine::Enter(Call call, int32_t* code, bool* asynchronous) {
     if (injection.function != call.function) continue;
     if (injection.member != -1 && injection.member != call.member) continue;
     if (injection.rank != -1 && injection.rank != call.rank) continue;
+    if (!injection.thread.empty() && injection.thread != call.thread) continue;
     injected.calls += 1;
     if (injection.call != 0 && injection.call != injected.calls) continue;
     *code = injection.code;
