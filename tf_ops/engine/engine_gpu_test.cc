@@ -555,7 +555,7 @@ TEST(GpuTest, AnInputIsGivenBeforeTheMemoryOfWhatFailedIsUsedAgain) {
     // Whatever could go first does.
     job.ForEach([&](GpuRank& self, int rank) {
       if (rank == 1)
-        libraries->Synchronize(self.stream(), std::chrono::milliseconds(1));
+        libraries->Synchronize(self.stream(), std::chrono::milliseconds(200));
     });
     libraries->HoldCollectives(1, false);
     EXPECT_EQ(FromBytes<int32_t>(job[0].Output(numbers[0])),
