@@ -85,9 +85,9 @@ struct Injection {
   // from then on, and the communicator's collectives hang. CUDA: all calls of the
   // context fail with it from then on.
   bool asynchronous = false;
-  int member = -1;     // NCCL: of this one of the communicator only
-  int rank = -1;       // of threads that have said that they are this rank only
-  std::string thread;  // of threads of this name only
+  int member = -1;          // NCCL: of this one of the communicator only
+  int rank = -1;            // of threads that have said that they are this rank only
+  std::string thread = {};  // of threads of this name only
 };
 
 class Control {
