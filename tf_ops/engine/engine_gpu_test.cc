@@ -513,7 +513,7 @@ TEST(GpuTest, AnErrorThatNcclMeetsLaterEndsTheJob) {
   injection.member = 1;
   libraries->Inject(injection);
   job.ForEach([](GpuRank& self, int) {
-    self.Submit(Sum("x", {1}));
+    static_cast<void>(self.End(self.Submit(Sum("x", {1}))));
     // What hangs is ended.
     self.Synchronize();
     Buffer output;
