@@ -17,6 +17,8 @@ Type TypeOf(DataType dtype);
 // differs from the CPU's by no more than the order of a sum does: no integer averages
 // or scales, no scales of minima, maxima and products, none of 16-bit floats that have
 // no such number, no minima and maxima of floats (it leaves NaNs out), and no Adasum.
+// Its own average, which it has of every type, rounds 1/count to the type of 16-bit
+// floats.
 bool CanReduce(const Reduction& reduction, DataType dtype, int count);
 
 // An op for one call within a group of the communicator; it lives until the group has
