@@ -20,6 +20,7 @@ _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_CHOSEN = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,10 @@ def choose(gpus: Sequence[Gpu], world: World, variables: Mapping[str, str]) -> C
     # TensorFlow wants the same of all that are visible.
     is_said = any(gpu.growth is not None or gpu.is_divided for gpu in used)
     growing = () if is_said or variables.get(_GROWTH) else tuple(visible)
-    # One GPU may be another one on each rank: under khvdrun all see the same ones.
-    sees_all = only is not None or (len(gpus) == 1 and "KERAS_HVD_RANK" in variables)
+    # One GPU may be another one on each rank; not where khvdrun has started them all and
+    # nobody has chosen.
+    all_see_it = "KERAS_HVD_RANK" in variables and _CHOSEN not in variables
+    sees_all = only is not None or (len(gpus) == 1 and all_see_it)
     is_shared = sees_all and world.local_size > len(gpus)
     return Choice(only, growing, is_shared)
 

@@ -31,6 +31,14 @@ def world(local_rank: int, local_size: int) -> World:
         pytest.param(
             *([FREE], (3, 4), BY_KHVDRUN, Choice(None, (0,), True)), id="one-for-all"
         ),
+        # A script in between may have chosen another one for each.
+        pytest.param(
+            [FREE],
+            (3, 4),
+            {**BY_KHVDRUN, "CUDA_VISIBLE_DEVICES": "3"},
+            Choice(None, (0,), False),
+            id="one-each-under-khvdrun",
+        ),
         pytest.param([FREE] * 2, (3, 4), {}, Choice(1, (1,), True), id="round-robin"),
         pytest.param(
             *([HIDDEN, FREE], (0, 2), BY_KHVDRUN, Choice(None, (1,), False)),

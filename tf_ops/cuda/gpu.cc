@@ -155,13 +155,6 @@ Status Gpu::CopyToDevice(void* to, const void* from, size_t bytes) {
                         "cuMemcpyHtoDAsync");
 }
 
-Status Gpu::Copy(void* to, const void* from, size_t bytes) {
-  const Current current(*this);
-  return driver_->Check(
-      (*driver_)->copy_on_device(Address(to), Address(from), bytes, stream_),
-      "cuMemcpyDtoDAsync");
-}
-
 Status Gpu::SetZero(void* memory, size_t bytes) {
   const Current current(*this);
   return driver_->Check((*driver_)->set_bytes(Address(memory), 0, bytes, stream_),

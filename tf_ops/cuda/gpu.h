@@ -64,7 +64,6 @@ class Gpu {
   // On the collectives' stream, in its order.
   Status CopyToHost(void* to, const void* from, size_t bytes);
   Status CopyToDevice(void* to, const void* from, size_t bytes);
-  Status Copy(void* to, const void* from, size_t bytes);
   Status SetZero(void* memory, size_t bytes);
 
  private:

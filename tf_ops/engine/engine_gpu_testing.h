@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -271,6 +272,15 @@ class GpuRank {
   std::deque<Request> requests_;
 };
 
+// What was called of the libraries.
+inline std::set<std::string> FunctionsOf(const stand_in::StandIn& libraries) {
+  std::set<std::string> functions;
+  for (const stand_in::Call& call : libraries->Calls()) {
+    functions.insert(call.function);
+  }
+  return functions;
+}
+
 // A job of several ranks in this process, each with a GPU.
 class GpuJob {
  public:
@@ -313,6 +323,14 @@ class GpuJob {
   int size() const { return job_.size(); }
   GpuRank& operator[](int rank) { return *ranks_[rank]; }
   Segment& segment() { return job_.segment(); }
+
+  // Makes the communicator of all ranks.
+  void Connect() {
+    ForEach([](GpuRank& self, int) {
+      Buffer output;
+      ASSERT_EQ(self.Run(Sum("connects", {1}), &output).message, "");
+    });
+  }
 
   // Runs `body(rank)` for all ranks at once.
   void ForEach(const std::function<void(GpuRank&, int)>& body) {
