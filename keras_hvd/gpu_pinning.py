@@ -96,8 +96,8 @@ def choose(gpus: Sequence[Gpu], world: World, variables: Mapping[str, str]) -> C
     # TensorFlow wants the same of all that are visible.
     is_said = any(gpu.growth is not None or gpu.is_divided for gpu in used)
     growing = () if is_said or variables.get(_GROWTH) else tuple(visible)
-    # One GPU may be another one on each rank; not where khvdrun has started them all and
-    # nobody has chosen.
+    # One GPU may be another one on each rank; not where khvdrun has started them all
+    # and nobody has chosen.
     all_see_it = "KERAS_HVD_RANK" in variables and _CHOSEN not in variables
     sees_all = only is not None or (len(gpus) == 1 and all_see_it)
     is_shared = sees_all and world.local_size > len(gpus)
