@@ -93,7 +93,7 @@ $(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 lint: install
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 
 native-tests: install
 	$(BAZEL_TEST) //tf_ops/...
@@ -202,7 +202,7 @@ bench-gpu: gpu-engine
 format: install
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
-	$(BIN)/clang-format -i $(CXX_SOURCES)
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
 clean:
 	-bazel clean --expunge

@@ -133,11 +133,12 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     )
     by_index = {}
     for i, average in zip(smooth, averages, strict=True):
-        # XLA must know how much it is, also in a branch; where it starts it need not.
-        shape = tf.shape(op.inputs[i], tf.int64)
+        # XLA must know how much it is, also in a branch. Where it starts is no constant
+        # to it: slice would have it compile every step anew, since all that first_dims
+        # comes from, the tensors, were constants then.
+        rows = tf.range(tf.shape(op.inputs[i], tf.int64)[0])
         start = tf.reduce_sum(first_dims[i, :rank])
-        begin = tf.concat([[start], tf.zeros_like(shape[1:])], 0)
         by_index[i] = tf.ensure_shape(
-            tf.slice(average, begin, shape), op.inputs[i].shape
+            tf.gather(average, start + rows), op.inputs[i].shape
         )
     return [by_index.get(i) for i in range(len(gathered))]
