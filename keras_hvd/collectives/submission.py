@@ -27,6 +27,11 @@ _DTYPES = (
     tf.float32,
     tf.float64,
     tf.bool,
+    tf.uint32,
+    tf.uint64,
+    # Which not all of our versions of TensorFlow have as attributes.
+    tf.as_dtype("float8_e5m2"),
+    tf.as_dtype("float8_e4m3fn"),
 )
 
 # From here on, TensorFlow asks it about every op of every `tf.function`.

@@ -69,6 +69,10 @@ void WithTypes(DataType dtype, const Visit& visit) {
       return visit(Float16(), float());
     case DataType::kBfloat16:
       return visit(Bfloat16(), float());
+    case DataType::kFloat8E5m2:
+      return visit(Float8E5m2(), float());
+    case DataType::kFloat8E4m3fn:
+      return visit(Float8E4m3fn(), float());
     case DataType::kFloat32:
       return visit(float(), float());
     case DataType::kFloat64:

@@ -30,9 +30,9 @@ inline bool CanAdasum(int members) {
   return members > 0 && (members & (members - 1)) == 0;
 }
 
-// The bits are the same on all members, whatever else is combined with a tensor. 16-bit
-// floats are computed in float32 with one rounding at the end, products and their sums
-// in double. Returns false if the job failed meanwhile.
+// The bits are the same on all members, whatever else is combined with a tensor. 8- and
+// 16-bit floats are computed in float32 with one rounding at the end, products and
+// their sums in double. Returns false if the job failed meanwhile.
 bool Adasum(const AdasumOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd

@@ -37,6 +37,8 @@ void Append(double value, DataType dtype, std::vector<char>* to) {
   };
   Float16 half;
   Bfloat16 brain;
+  Float8E5m2 wide_range;
+  Float8E4m3fn precise;
   switch (dtype) {
     case DataType::kFloat16:
       Narrow(static_cast<float>(value), &half);
@@ -44,6 +46,12 @@ void Append(double value, DataType dtype, std::vector<char>* to) {
     case DataType::kBfloat16:
       Narrow(static_cast<float>(value), &brain);
       return append(brain);
+    case DataType::kFloat8E5m2:
+      Narrow(static_cast<float>(value), &wide_range);
+      return append(wide_range);
+    case DataType::kFloat8E4m3fn:
+      Narrow(static_cast<float>(value), &precise);
+      return append(precise);
     case DataType::kFloat32:
       return append(static_cast<float>(value));
     default:
@@ -68,6 +76,10 @@ Vector Read(const std::vector<char>& bytes, DataType dtype) {
       return ReadAs<Float16>(bytes);
     case DataType::kBfloat16:
       return ReadAs<Bfloat16>(bytes);
+    case DataType::kFloat8E5m2:
+      return ReadAs<Float8E5m2>(bytes);
+    case DataType::kFloat8E4m3fn:
+      return ReadAs<Float8E4m3fn>(bytes);
     case DataType::kFloat32:
       return ReadAs<float>(bytes);
     default:
@@ -81,6 +93,10 @@ double Tolerance(DataType dtype) {
       return 1e-3;
     case DataType::kBfloat16:
       return 8e-3;
+    case DataType::kFloat8E5m2:
+      return 1.3e-1;
+    case DataType::kFloat8E4m3fn:
+      return 6.5e-2;
     case DataType::kFloat32:
       return 1e-6;
     default:
@@ -153,8 +169,9 @@ void CheckGroup(Ranks* ranks, const std::vector<Shape>& group, bool in_place,
 
 class AdasumTest : public testing::TestWithParam<int> {};
 
-constexpr DataType kTypes[] = {DataType::kFloat16, DataType::kBfloat16,
-                               DataType::kFloat32, DataType::kFloat64};
+constexpr DataType kTypes[] = {DataType::kFloat16,    DataType::kBfloat16,
+                               DataType::kFloat32,    DataType::kFloat64,
+                               DataType::kFloat8E5m2, DataType::kFloat8E4m3fn};
 
 TEST(CanAdasumTest, PowersOfTwoAlone) {
   for (int members : {1, 2, 4, 8, 64, 1024}) EXPECT_TRUE(CanAdasum(members));
@@ -181,7 +198,8 @@ TEST_P(AdasumTest, AGroupGivesWhatItsTensorsGiveAlone) {
   std::vector<Shape> group;
   std::mt19937 random(GetParam());
   for (int i = 0; i < 200; ++i) {
-    group.push_back({kTypes[random() % 4], static_cast<int64_t>(random() % 300)});
+    group.push_back(
+        {kTypes[random() % std::size(kTypes)], static_cast<int64_t>(random() % 300)});
   }
   CheckGroup(&ranks, group, false);
   const std::vector<Tensors> inputs = RandomTensors(GetParam(), group);

@@ -8,11 +8,6 @@
 namespace keras_hvd {
 namespace {
 
-bool IsFloatingPoint(DataType dtype) {
-  return dtype == DataType::kFloat16 || dtype == DataType::kBfloat16 ||
-         dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
-}
-
 // Leaves no NaN, whose payload may differ from one loop to another.
 void ClearHighestExponentBits(DataType dtype, std::vector<char>* bytes) {
   const size_t step = Bytes(dtype);
@@ -33,7 +28,7 @@ void CheckGroup(Ranks* ranks, const Reduction& reduction,
       if (dtype == DataType::kBool) {
         for (char& byte : bytes) byte &= 1;
       }
-      if (IsFloatingPoint(dtype)) ClearHighestExponentBits(dtype, &bytes);
+      if (IsFloating(dtype)) ClearHighestExponentBits(dtype, &bytes);
       outputs[rank].push_back(in_place ? bytes : std::vector<char>(bytes.size()));
       inputs[rank].push_back(std::move(bytes));
     }
@@ -137,7 +132,7 @@ TEST_P(AllreduceTest, GroupsOfMixedTypesAndSizes) {
   for (int round = 0; round < 20; ++round) {
     std::vector<std::pair<DataType, int64_t>> group;
     for (unsigned i = 0; i < 1 + random() % 30; ++i) {
-      group.emplace_back(static_cast<DataType>(random() % (kDataTypes - 1)),
+      group.emplace_back(RandomNumberType(&random),
                          random() % 3 == 0 ? random() % 5000 : random() % 40);
     }
     CheckGroup(&ranks, {ReduceOp::kAverage}, group, round % 2 == 0);

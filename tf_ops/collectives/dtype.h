@@ -16,8 +16,12 @@ enum class DataType : int32_t {
   kFloat32 = 6,
   kFloat64 = 7,
   kBool = 8,
+  kUint32 = 9,
+  kUint64 = 10,
+  kFloat8E5m2 = 11,
+  kFloat8E4m3fn = 12,
 };
-inline constexpr int kDataTypes = 9;
+inline constexpr int kDataTypes = 13;
 
 enum class ReduceOp : int32_t {
   kAverage = 0,
@@ -31,14 +35,19 @@ inline constexpr int kElementReduceOps = 5;
 inline constexpr int kReduceOps = 6;
 
 inline constexpr const char* kDataTypeNames[kDataTypes] = {
-    "uint8",    "int8",    "int32",   "int64", "float16",
-    "bfloat16", "float32", "float64", "bool"};
-inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4, 8, 1};
+    "uint8",   "int8", "int32",  "int64",  "float16",     "bfloat16",     "float32",
+    "float64", "bool", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"};
+inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4,
+                                                   8, 1, 4, 8, 1, 1};
 inline constexpr const char* kReduceOpNames[kReduceOps] = {
     "Average", "Sum", "Min", "Max", "Product", "Adasum"};
 
+inline bool IsFloat8(DataType dtype) {
+  return dtype == DataType::kFloat8E5m2 || dtype == DataType::kFloat8E4m3fn;
+}
 inline bool IsFloating(DataType dtype) {
-  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+  return (dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64) ||
+         IsFloat8(dtype);
 }
 
 inline const char* Name(DataType dtype) {

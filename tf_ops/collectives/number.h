@@ -20,6 +20,14 @@ struct Float16 {
 struct Bfloat16 {
   uint16_t bits;
 };
+// As the half-precision numbers with 2 bits of mantissa in place of 10.
+struct Float8E5m2 {
+  uint8_t bits;
+};
+// Without infinities: the largest exponent has numbers too, up to 448, and one NaN.
+struct Float8E4m3fn {
+  uint8_t bits;
+};
 
 KHVD_INLINE uint32_t Bits(float value) {
   uint32_t bits;
@@ -49,6 +57,33 @@ KHVD_INLINE float Widen(Float16 value) {
   return FromBits(Bits(normal) | special | sign);
 }
 
+// The float of an 8-bit one's magnitude, NaN and infinity left aside. Subnormal numbers
+// never are subnormal floats in between, which processors take long for.
+template <int kMantissaBits, int kBias>
+KHVD_INLINE float WidenMagnitude(uint32_t magnitude) {
+  constexpr uint32_t kRebias = (127u - kBias) << 23;
+  constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);
+  const bool subnormal = magnitude < (1u << kMantissaBits);
+  const uint32_t bits = magnitude << (23 - kMantissaBits);
+  // The mantissa behind a one that it has not, which is then taken away.
+  const float surplus = subnormal ? FromBits(kSmallestNormal) : 0.0f;
+  return FromBits(bits + (subnormal ? kSmallestNormal : kRebias)) - surplus;
+}
+
+KHVD_INLINE float Widen(Float8E5m2 value) {
+  const uint32_t magnitude = value.bits & 0x7Fu;
+  const uint32_t sign = (value.bits & 0x80u) << 24;
+  const uint32_t special = magnitude >= 0x7Cu ? 0x7F800000u : 0u;
+  return FromBits(Bits(WidenMagnitude<2, 15>(magnitude)) | special | sign);
+}
+
+KHVD_INLINE float Widen(Float8E4m3fn value) {
+  const uint32_t magnitude = value.bits & 0x7Fu;
+  const uint32_t sign = (value.bits & 0x80u) << 24;
+  const uint32_t special = magnitude == 0x7Fu ? 0x7F800000u : 0u;
+  return FromBits(Bits(WidenMagnitude<3, 7>(magnitude)) | special | sign);
+}
+
 KHVD_INLINE void Narrow(float value, Bfloat16* to) {
   const uint32_t bits = Bits(value);
   const uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1);
@@ -71,6 +106,36 @@ KHVD_INLINE void Narrow(float value, Float16* to) {
   half = magnitude >= (143u << 23) ? 0x7C00u : half;
   half = magnitude > 0x7F800000u ? 0x7E00u | ((magnitude >> 13) & 0x3FFu) : half;
   to->bits = static_cast<uint16_t>(half | sign);
+}
+
+// A float's magnitude to the nearest of an 8-bit type, ties to even; what is beyond the
+// type's range gets the bits that would follow those of its largest number, or more.
+template <int kMantissaBits, int kBias>
+KHVD_INLINE uint32_t NarrowMagnitude(uint32_t magnitude) {
+  constexpr int kLostBits = 23 - kMantissaBits;
+  constexpr uint32_t kRebias = (127u - kBias) << 23;
+  const uint32_t normal = (magnitude - kRebias + (1u << (kLostBits - 1)) - 1 +
+                           ((magnitude >> kLostBits) & 1)) >>
+                          kLostBits;
+  // As for Float16: a number whose last bit is worth the type's smallest subnormal.
+  constexpr uint32_t kUnit = kRebias + (static_cast<uint32_t>(kLostBits + 1) << 23);
+  const uint32_t subnormal = Bits(FromBits(magnitude) + FromBits(kUnit)) - kUnit;
+  return magnitude < kRebias + (1u << 23) ? subnormal : normal;
+}
+
+KHVD_INLINE void Narrow(float value, Float8E5m2* to) {
+  const uint32_t sign = (Bits(value) >> 24) & 0x80u;
+  const uint32_t magnitude = Bits(value) & 0x7FFFFFFFu;
+  uint32_t narrow = NarrowMagnitude<2, 15>(magnitude);
+  narrow = narrow > 0x7Cu ? 0x7Cu : narrow;
+  narrow = magnitude > 0x7F800000u ? 0x7Eu : narrow;
+  to->bits = static_cast<uint8_t>(narrow | sign);
+}
+
+KHVD_INLINE void Narrow(float value, Float8E4m3fn* to) {
+  const uint32_t sign = (Bits(value) >> 24) & 0x80u;
+  const uint32_t narrow = NarrowMagnitude<3, 7>(Bits(value) & 0x7FFFFFFFu);
+  to->bits = static_cast<uint8_t>((narrow > 0x7Fu ? 0x7Fu : narrow) | sign);
 }
 
 template <typename T>
@@ -105,6 +170,14 @@ struct Accumulator<Float16> {
 };
 template <>
 struct Accumulator<Bfloat16> {
+  using Type = float;
+};
+template <>
+struct Accumulator<Float8E5m2> {
+  using Type = float;
+};
+template <>
+struct Accumulator<Float8E4m3fn> {
   using Type = float;
 };
 

@@ -24,7 +24,7 @@ struct Reduction {
 //
 // result[i] = postscale * op(prescale * inputs[0][i], ..., prescale * inputs[n-1][i]).
 //
-// Elements are taken in the order of `inputs`, 16-bit floats in float32 with one
+// Elements are taken in the order of `inputs`, 8- and 16-bit floats in float32 with one
 // rounding at the end, so that the bits depend on nothing but the inputs. Sums of
 // integers wrap around like the type; their averages are exact and rounded towards
 // zero. `result` may be one of the inputs. The instructions make a difference to

@@ -174,6 +174,14 @@ inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
       return ReduceIntegers<int32_t>(op, job);
     case DataType::kInt64:
       return ReduceIntegers<int64_t>(op, job);
+    case DataType::kUint32:
+      return ReduceIntegers<uint32_t>(op, job);
+    case DataType::kUint64:
+      return ReduceIntegers<uint64_t>(op, job);
+    case DataType::kFloat8E5m2:
+      return ReduceFloats<Float8E5m2>(op, job);
+    case DataType::kFloat8E4m3fn:
+      return ReduceFloats<Float8E4m3fn>(op, job);
     case DataType::kFloat16:
       return ReduceFloats<Float16>(op, job);
     case DataType::kBfloat16:

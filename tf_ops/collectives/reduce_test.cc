@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -27,56 +28,82 @@ Reduction Op(ReduceOp op, double prescale = 1, double postscale = 1) {
   return {op, prescale, postscale};
 }
 
-// The value of a binary floating point number, put together by its definition.
-double Value(uint16_t bits, int exponent_bits) {
-  const int mantissa_bits = 15 - exponent_bits;
-  const int bias = (1 << (exponent_bits - 1)) - 1;
-  const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
-  const int mantissa = bits & ((1 << mantissa_bits) - 1);
-  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
-  if (exponent == (1 << exponent_bits) - 1) {
-    return mantissa == 0 ? sign * INFINITY : std::nan("");
-  }
-  const double fraction = std::ldexp(mantissa, -mantissa_bits);
-  return exponent == 0 ? sign * std::ldexp(fraction, 1 - bias)
-                       : sign * std::ldexp(1 + fraction, exponent - bias);
-}
-
-struct Half {
+// The bits of a narrow type's numbers, by its definition.
+struct NarrowType {
   DataType dtype;
   int exponent_bits;
-};
+  int mantissa_bits;
+  // Otherwise the largest exponent has numbers too, and its largest mantissa is NaN.
+  bool has_infinity = true;
 
-class HalfPrecision : public testing::TestWithParam<Half> {
- protected:
-  double ValueOf(uint16_t bits) const { return Value(bits, GetParam().exponent_bits); }
+  uint32_t sign() const { return 1u << (exponent_bits + mantissa_bits); }
+  // The first bits, of those without a sign, that are no finite number.
+  uint32_t end() const {
+    return has_infinity ? sign() - (1u << mantissa_bits) : sign() - 1;
+  }
 
-  // The nearest number of the type, the even one of two: found by search, not by the
-  // arithmetic under test.
-  uint16_t Nearest(double value) const {
-    const uint16_t infinity = ((1 << GetParam().exponent_bits) - 1)
-                              << (15 - GetParam().exponent_bits);
-    const double magnitude = std::fabs(value);
-    uint16_t low = 0, high = infinity;
-    while (high - low > 1) {
-      const uint16_t middle = (low + high) / 2;
-      (ValueOf(middle) <= magnitude ? low : high) = middle;
+  double Value(uint32_t bits) const {
+    const double sign_of = (bits & sign()) != 0 ? -1 : 1;
+    const int magnitude = static_cast<int>(bits & (sign() - 1));
+    if (magnitude == static_cast<int>(end()) && has_infinity) {
+      return sign_of * INFINITY;
     }
-    // The step to infinity counts as one more of the last steps.
-    const double above = high == infinity
-                             ? 2 * ValueOf(infinity - 1) - ValueOf(infinity - 2)
-                             : ValueOf(high);
-    const double half = (ValueOf(low) + above) / 2;
+    if (magnitude >= static_cast<int>(end())) return std::nan("");
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = magnitude >> mantissa_bits;
+    const double fraction =
+        std::ldexp(magnitude & ((1 << mantissa_bits) - 1), -mantissa_bits);
+    return exponent == 0 ? sign_of * std::ldexp(fraction, 1 - bias)
+                         : sign_of * std::ldexp(1 + fraction, exponent - bias);
+  }
+
+  // The bits of the nearest number, the even ones of two: found by search, not by the
+  // arithmetic under test.
+  uint32_t Nearest(double value) const {
+    const double magnitude = std::fabs(value);
+    uint32_t low = 0, high = end();
+    while (high - low > 1) {
+      const uint32_t middle = (low + high) / 2;
+      (Value(middle) <= magnitude ? low : high) = middle;
+    }
+    // The step out of the range counts as one more of the last steps.
+    const double above =
+        high == end() ? 2 * Value(end() - 1) - Value(end() - 2) : Value(high);
+    const double half = (Value(low) + above) / 2;
     const bool up = magnitude > half || (magnitude == half && (low & 1) != 0);
-    return (up ? high : low) | (std::signbit(value) ? 0x8000 : 0);
+    return (up ? high : low) | (std::signbit(value) ? sign() : 0);
   }
 };
 
-TEST_P(HalfPrecision, EveryNumberComesThroughUnchanged) {
-  std::vector<uint16_t> all(1 << 16);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  const auto result =
-      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, {all});
+// Numbers of a narrow type, by their bits.
+using Codes = std::vector<uint32_t>;
+
+Codes ReduceNarrow(const Reduction& reduction, DataType dtype,
+                   const std::vector<Codes>& inputs) {
+  const auto reduce = [&](auto zero) {
+    using T = decltype(zero);
+    std::vector<std::vector<T>> narrow;
+    for (const Codes& input : inputs) narrow.emplace_back(input.begin(), input.end());
+    const std::vector<T> result = ReduceVectors<T>(reduction, dtype, narrow);
+    return Codes(result.begin(), result.end());
+  };
+  return Bytes(dtype) == 1 ? reduce(uint8_t{0}) : reduce(uint16_t{0});
+}
+
+class NarrowFloats : public testing::TestWithParam<NarrowType> {
+ protected:
+  double ValueOf(uint32_t bits) const { return GetParam().Value(bits); }
+  uint32_t Nearest(double value) const { return GetParam().Nearest(value); }
+  Codes AllNumbers() const {
+    Codes all(2 * GetParam().sign());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+};
+
+TEST_P(NarrowFloats, EveryNumberComesThroughUnchanged) {
+  const Codes all = AllNumbers();
+  const Codes result = ReduceNarrow(Op(ReduceOp::kSum), GetParam().dtype, {all});
   for (size_t i = 0; i < all.size(); ++i) {
     if (std::isnan(ValueOf(all[i]))) {
       EXPECT_TRUE(std::isnan(ValueOf(result[i]))) << i;
@@ -86,19 +113,19 @@ TEST_P(HalfPrecision, EveryNumberComesThroughUnchanged) {
   }
 }
 
-TEST_P(HalfPrecision, SumsAreRoundedOnceToTheNearestEvenNumber) {
+TEST_P(NarrowFloats, SumsAreRoundedOnceToTheNearestEvenNumber) {
   std::mt19937 random(1);
-  std::vector<std::vector<uint16_t>> inputs(3, std::vector<uint16_t>(20000));
+  const uint32_t sign = GetParam().sign();
+  std::vector<Codes> inputs(3, Codes(20000));
   for (size_t i = 0; i < inputs[0].size(); ++i) {
     // Numbers of like size, so that every bit of the sum counts; tiny ones as well.
-    const uint16_t base = random() & 0x7FFF;
+    const uint32_t base = random() & (sign - 1);
     for (auto& input : inputs) {
-      input[i] =
-          static_cast<uint16_t>(base + random() % 512) ^ (random() & 1 ? 0x8000 : 0);
+      input[i] = ((base + random() % (sign >> 4)) & (2 * sign - 1)) ^
+                 (random() & 1 ? sign : 0);
     }
   }
-  const auto result =
-      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, inputs);
+  const Codes result = ReduceNarrow(Op(ReduceOp::kSum), GetParam().dtype, inputs);
   int finite = 0;
   for (size_t i = 0; i < result.size(); ++i) {
     float sum = static_cast<float>(ValueOf(inputs[0][i]));
@@ -107,7 +134,7 @@ TEST_P(HalfPrecision, SumsAreRoundedOnceToTheNearestEvenNumber) {
     if (std::isnan(sum)) {
       EXPECT_TRUE(std::isnan(ValueOf(result[i])));
     } else if (std::isinf(sum)) {
-      EXPECT_EQ(ValueOf(result[i]), sum);
+      EXPECT_EQ(result[i], GetParam().end() | (sum < 0 ? sign : 0));
     } else {
       ++finite;
       ASSERT_EQ(result[i], Nearest(sum)) << sum;
@@ -116,28 +143,69 @@ TEST_P(HalfPrecision, SumsAreRoundedOnceToTheNearestEvenNumber) {
   EXPECT_GT(finite, 15000);
 }
 
-TEST_P(HalfPrecision, TiesAndOverflowAreRoundedAsTheHardwareDoes) {
+TEST_P(NarrowFloats, TiesAndOverflowAreRoundedAsTheHardwareDoes) {
   // Half of each number's distance to the next, added by a second rank.
-  std::vector<uint16_t> numbers, halves;
-  const int mantissa_bits = 15 - GetParam().exponent_bits;
-  for (int exponent = mantissa_bits + 2; exponent < (1 << GetParam().exponent_bits) - 1;
-       ++exponent) {
-    for (int mantissa : {0, 1, 2, (1 << mantissa_bits) - 1}) {
-      numbers.push_back(static_cast<uint16_t>(exponent << mantissa_bits | mantissa));
-      halves.push_back(
-          static_cast<uint16_t>((exponent - mantissa_bits - 1) << mantissa_bits));
-    }
+  Codes numbers, halves;
+  const uint32_t exponent_step = 1u << GetParam().mantissa_bits;
+  const uint32_t first = (GetParam().mantissa_bits + 2) * exponent_step;
+  for (uint32_t number = first; number < GetParam().end(); ++number) {
+    numbers.push_back(number);
+    halves.push_back((number & -exponent_step) -
+                     (GetParam().mantissa_bits + 1) * exponent_step);
   }
-  const auto result =
-      ReduceVectors<uint16_t>(Op(ReduceOp::kSum), GetParam().dtype, {numbers, halves});
+  const Codes result =
+      ReduceNarrow(Op(ReduceOp::kSum), GetParam().dtype, {numbers, halves});
   for (size_t i = 0; i < result.size(); ++i) {
     EXPECT_EQ(result[i], numbers[i] + (numbers[i] & 1)) << i;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, HalfPrecision,
-                         testing::Values(Half{DataType::kFloat16, 5},
-                                         Half{DataType::kBfloat16, 8}));
+TEST_P(NarrowFloats, ResultsOutOfRangeAreWhatTheTypeHasForThem) {
+  const uint32_t largest = GetParam().end() - 1, sign = GetParam().sign();
+  const Codes result =
+      ReduceNarrow(Op(ReduceOp::kSum), GetParam().dtype,
+                   {{largest, largest | sign}, {largest, largest | sign}});
+  EXPECT_EQ(result, (Codes{GetParam().end(), GetParam().end() | sign}));
+  // Beyond the range of float32, in which it is computed.
+  EXPECT_EQ(ReduceNarrow({ReduceOp::kSum, 3e38, 1e38}, GetParam().dtype, {{largest}}),
+            Codes{GetParam().end()});
+}
+
+// One number of every two, in both orders, reduced by each operation.
+TEST_P(NarrowFloats, AllPairsOfThe8BitTypes) {
+  if (Bytes(GetParam().dtype) != 1) GTEST_SKIP() << "too many pairs";
+  std::vector<Codes> inputs(2);
+  for (uint32_t a : AllNumbers()) {
+    for (uint32_t b : AllNumbers()) inputs[0].push_back(a), inputs[1].push_back(b);
+  }
+  const auto check = [&](const Reduction& reduction, const auto& exact) {
+    const Codes result = ReduceNarrow(reduction, GetParam().dtype, inputs);
+    for (size_t i = 0; i < result.size(); ++i) {
+      const double expected = exact(ValueOf(inputs[0][i]), ValueOf(inputs[1][i]));
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(ValueOf(result[i]))) << i;
+      } else {
+        ASSERT_EQ(result[i], Nearest(expected)) << i;
+      }
+    }
+  };
+  check(Op(ReduceOp::kSum), [](double a, double b) { return a + b; });
+  check(Op(ReduceOp::kAverage), [](double a, double b) { return (a + b) / 2; });
+  check(Op(ReduceOp::kProduct), [](double a, double b) { return a * b; });
+  check(Op(ReduceOp::kMin), [](double a, double b) {
+    return std::isnan(a) || std::isnan(b) ? std::nan("") : (b < a ? b : a);
+  });
+  check(Op(ReduceOp::kMax), [](double a, double b) {
+    return std::isnan(a) || std::isnan(b) ? std::nan("") : (a < b ? b : a);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, NarrowFloats,
+                         testing::Values(NarrowType{DataType::kFloat16, 5, 10},
+                                         NarrowType{DataType::kBfloat16, 8, 7},
+                                         NarrowType{DataType::kFloat8E5m2, 5, 2},
+                                         NarrowType{DataType::kFloat8E4m3fn, 4, 3,
+                                                    false}));
 
 TEST(Reduce, FloatsAreSummedInTheOrderOfTheInputs) {
   const std::vector<std::vector<float>> inputs = {{1e8f}, {1.0f}, {-1e8f}, {1.0f}};
@@ -155,6 +223,27 @@ TEST(Reduce, AveragesOfIntegersAreExactAndTowardsZero) {
   EXPECT_EQ(
       ReduceVectors<uint8_t>(Op(ReduceOp::kAverage), DataType::kUint8, {{255}, {254}}),
       (std::vector<uint8_t>{254}));
+  EXPECT_EQ(ReduceVectors<uint32_t>(Op(ReduceOp::kAverage), DataType::kUint32,
+                                    {{~0u, 1u << 31}, {~0u, (1u << 31) + 3}}),
+            (std::vector<uint32_t>{~0u, (1u << 31) + 1}));
+  const uint64_t all = ~uint64_t{0}, half = uint64_t{1} << 63;
+  EXPECT_EQ(ReduceVectors<uint64_t>(Op(ReduceOp::kAverage), DataType::kUint64,
+                                    {{all, half, all}, {all, half + 3, 0}}),
+            (std::vector<uint64_t>{all, half + 1, half - 1}));
+}
+
+TEST(Reduce, TheUpperHalfOfUnsignedIntegersIsTheLarger) {
+  const std::vector<std::vector<uint32_t>> small = {{1u << 31, ~0u}, {7, 0}};
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMax), DataType::kUint32, small),
+            (std::vector<uint32_t>{1u << 31, ~0u}));
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMin), DataType::kUint32, small),
+            (std::vector<uint32_t>{7, 0}));
+  const uint64_t half = uint64_t{1} << 63;
+  const std::vector<std::vector<uint64_t>> large = {{half, ~uint64_t{0}}, {7, 0}};
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMax), DataType::kUint64, large),
+            (std::vector<uint64_t>{half, ~uint64_t{0}}));
+  EXPECT_EQ(ReduceVectors(Op(ReduceOp::kMin), DataType::kUint64, large),
+            (std::vector<uint64_t>{7, 0}));
 }
 
 TEST(Reduce, SumsAndProductsOfIntegersWrapAround) {
@@ -164,6 +253,12 @@ TEST(Reduce, SumsAndProductsOfIntegersWrapAround) {
   EXPECT_EQ(
       ReduceVectors<int8_t>(Op(ReduceOp::kProduct), DataType::kInt8, {{-100}, {3}}),
       (std::vector<int8_t>{static_cast<int8_t>(-300)}));
+  EXPECT_EQ(
+      ReduceVectors<uint32_t>(Op(ReduceOp::kSum), DataType::kUint32, {{~0u}, {3}}),
+      (std::vector<uint32_t>{2}));
+  EXPECT_EQ(ReduceVectors<uint64_t>(Op(ReduceOp::kProduct), DataType::kUint64,
+                                    {{(uint64_t{1} << 63) + 1}, {3}}),
+            (std::vector<uint64_t>{(uint64_t{1} << 63) + 3}));
 }
 
 TEST(Reduce, ScaledIntegersAreTruncatedAndStayInTheirRange) {
@@ -173,6 +268,15 @@ TEST(Reduce, ScaledIntegersAreTruncatedAndStayInTheirRange) {
   EXPECT_EQ(ReduceVectors<uint8_t>(Op(ReduceOp::kSum, 1, 10), DataType::kUint8,
                                    {{200}, {200}}),
             (std::vector<uint8_t>{255}));
+  EXPECT_EQ(ReduceVectors<uint32_t>(Op(ReduceOp::kSum, 0.5), DataType::kUint32,
+                                    {{1u << 31}, {(1u << 31) + 4}}),
+            (std::vector<uint32_t>{(1u << 31) + 2}));
+  EXPECT_EQ(ReduceVectors<uint64_t>(Op(ReduceOp::kSum, -1, 1), DataType::kUint64,
+                                    {{~uint64_t{0}}, {1}}),
+            (std::vector<uint64_t>{0}));
+  EXPECT_EQ(ReduceVectors<uint64_t>(Op(ReduceOp::kSum, 2), DataType::kUint64,
+                                    {{uint64_t{1} << 63}, {1}}),
+            (std::vector<uint64_t>{~uint64_t{0}}));
 }
 
 TEST(Reduce, ScalesApplyBeforeAndAfter) {
@@ -240,6 +344,10 @@ bool SameNumbers(DataType dtype, const std::vector<char>& one,
       return same(uint16_t{0}, [](uint16_t bits) { return (bits & 0x7FFF) > 0x7C00; });
     case DataType::kBfloat16:
       return same(uint16_t{0}, [](uint16_t bits) { return (bits & 0x7FFF) > 0x7F80; });
+    case DataType::kFloat8E5m2:
+      return same(uint8_t{0}, [](uint8_t bits) { return (bits & 0x7F) > 0x7C; });
+    case DataType::kFloat8E4m3fn:
+      return same(uint8_t{0}, [](uint8_t bits) { return (bits & 0x7F) == 0x7F; });
     default:
       return one == other;
   }

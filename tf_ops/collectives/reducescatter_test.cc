@@ -99,8 +99,7 @@ TEST_P(ReducescatterTest, GroupsOfMixedTypesAndSizes) {
     std::vector<Shape> group;
     for (unsigned i = 0; i < 1 + random() % 30; ++i) {
       const int64_t most = random() % 3 == 0 ? 500 : 10;
-      group.push_back({static_cast<DataType>(random() % (kDataTypes - 1)),
-                       static_cast<int64_t>(random() % most),
+      group.push_back({RandomNumberType(&random), static_cast<int64_t>(random() % most),
                        static_cast<int64_t>(random() % 12)});
     }
     CheckGroup(&ranks, {ReduceOp::kAverage}, group);

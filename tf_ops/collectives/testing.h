@@ -84,6 +84,13 @@ inline std::vector<char> RandomBytes(int64_t count, uint64_t seed) {
   return bytes;
 }
 
+// Any type but truth values, which have no sums.
+inline DataType RandomNumberType(std::mt19937* random) {
+  const int drawn = static_cast<int>((*random)() % (kDataTypes - 1));
+  return static_cast<DataType>(drawn < static_cast<int>(DataType::kBool) ? drawn
+                                                                         : drawn + 1);
+}
+
 // Numbers of which sums and products of a few are exact in every type.
 template <typename T>
 std::vector<T> SmallNumbers(int64_t count, uint64_t seed) {

@@ -30,6 +30,10 @@ struct Uuid {
 // The default stream of the calling thread; of each thread another one.
 inline const Stream kStreamPerThread = reinterpret_cast<Stream>(uintptr_t{2});
 
+// CUdevice_attribute.
+inline constexpr int kCapabilityMajor = 75;
+inline constexpr int kCapabilityMinor = 76;
+
 inline constexpr unsigned int kStreamNonBlocking = 1;
 inline constexpr unsigned int kEventDefault = 0;
 inline constexpr unsigned int kEventDisableTiming = 2;
@@ -41,6 +45,8 @@ inline constexpr unsigned int kEventDisableTiming = 2;
   F(device_count, "cuDeviceGetCount", Result, (int* count))                           \
   F(device, "cuDeviceGet", Result, (Device * device, int ordinal))                    \
   F(device_uuid, "cuDeviceGetUuid_v2", Result, (Uuid * uuid, Device device))          \
+  F(device_attribute, "cuDeviceGetAttribute", Result,                                 \
+    (int* value, int attribute, Device device))                                       \
   F(retain_primary_context, "cuDevicePrimaryCtxRetain", Result,                       \
     (Context * context, Device device))                                               \
   F(release_primary_context, "cuDevicePrimaryCtxRelease_v2", Result, (Device device)) \

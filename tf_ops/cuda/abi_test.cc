@@ -24,6 +24,7 @@ namespace {
   F(device_count, cuDeviceGetCount, PFN_cuDeviceGetCount_v2000)                      \
   F(device, cuDeviceGet, PFN_cuDeviceGet_v2000)                                      \
   F(device_uuid, cuDeviceGetUuid_v2, PFN_cuDeviceGetUuid_v11040)                     \
+  F(device_attribute, cuDeviceGetAttribute, PFN_cuDeviceGetAttribute_v2000)          \
   F(retain_primary_context, cuDevicePrimaryCtxRetain,                                \
     PFN_cuDevicePrimaryCtxRetain_v7000)                                              \
   F(release_primary_context, cuDevicePrimaryCtxRelease_v2,                           \
@@ -60,6 +61,8 @@ KERAS_HVD_REAL_FUNCTIONS(KERAS_HVD_CHECK)
 static_assert(sizeof(Uuid) == sizeof(CUuuid));
 static_assert(static_cast<int>(Result::kSuccess) == CUDA_SUCCESS);
 static_assert(static_cast<int>(Result::kNotReady) == CUDA_ERROR_NOT_READY);
+static_assert(kCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(kCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);

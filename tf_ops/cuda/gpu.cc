@@ -40,6 +40,7 @@ Status Gpu::Start() {
   Status status = driver.Check(driver->device(&device_, ordinal_), "cuDeviceGet");
   if (!status.ok()) return status;
   status = driver.Check(driver->device_uuid(&uuid_, device_), "cuDeviceGetUuid");
+  if (status.ok()) status = ReadCapability();
   if (!status.ok()) return status;
   status = driver.Check(driver->retain_primary_context(&context_, device_),
                         "cuDevicePrimaryCtxRetain");
@@ -55,6 +56,19 @@ Status Gpu::Start() {
   status = driver.Check(driver->create_stream(&stream_, kStreamNonBlocking, greatest),
                         "cuStreamCreateWithPriority");
   if (!status.ok()) stream_ = nullptr;
+  return status;
+}
+
+Status Gpu::ReadCapability() {
+  int major = 0, minor = 0;
+  Status status =
+      driver_->Check((*driver_)->device_attribute(&major, kCapabilityMajor, device_),
+                     "cuDeviceGetAttribute");
+  if (!status.ok()) return status;
+  status =
+      driver_->Check((*driver_)->device_attribute(&minor, kCapabilityMinor, device_),
+                     "cuDeviceGetAttribute");
+  compute_capability_ = 10 * major + minor;
   return status;
 }
 

@@ -34,6 +34,7 @@ class Gpu {
   int ordinal() const { return ordinal_; }
   // The same for two processes that share the device, or their part of one.
   const Uuid& uuid() const { return uuid_; }
+  int compute_capability() const { return compute_capability_; }  // 90 for 9.0
   // Of the greatest priority, and independent of the default stream.
   Stream stream() const { return stream_; }
 
@@ -70,12 +71,14 @@ class Gpu {
   Gpu(std::shared_ptr<const Driver> driver, int ordinal)
       : driver_(std::move(driver)), ordinal_(ordinal) {}
   Status Start();
+  Status ReadCapability();
   Status TakeEvent(Event* event);
 
   const std::shared_ptr<const Driver> driver_;
   const int ordinal_;
   Device device_ = 0;
   Uuid uuid_ = {};
+  int compute_capability_ = 0;
   Context context_ = nullptr;
   Stream stream_ = nullptr;
   std::mutex mutex_;

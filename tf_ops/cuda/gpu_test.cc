@@ -222,11 +222,11 @@ Status UseAll(const stand_in::StandIn& control,
 
 TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
   for (const char* function :
-       {"cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetStreamPriorityRange",
-        "cuStreamCreateWithPriority", "cuStreamGetCtx", "cuCtxGetDevice",
-        "cuMemHostAlloc", "cuMemAlloc", "cuMemsetD8Async", "cuMemcpyDtoHAsync",
-        "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent",
-        "cuEventQuery"}) {
+       {"cuDeviceGet", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
+        "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuStreamGetCtx",
+        "cuCtxGetDevice", "cuMemHostAlloc", "cuMemAlloc", "cuMemsetD8Async",
+        "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord",
+        "cuStreamWaitEvent", "cuEventQuery"}) {
     for (int code : {1, 2, 201, 700, 999}) {
       control_->Reset(GetParam() + code);
       EXPECT_EQ(Driver::Open(stand_in::kCudaLibrary, &driver_).message, "");

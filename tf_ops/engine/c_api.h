@@ -37,6 +37,10 @@ typedef enum {
   KHVD_FLOAT32 = 6,
   KHVD_FLOAT64 = 7,
   KHVD_BOOL = 8,
+  KHVD_UINT32 = 9,
+  KHVD_UINT64 = 10,
+  KHVD_FLOAT8_E5M2 = 11,
+  KHVD_FLOAT8_E4M3FN = 12,  // without infinities
 } khvd_dtype;
 
 typedef enum {

@@ -40,6 +40,14 @@ void FillWithSmallNumbers(DataType dtype, Buffer* elements, std::mt19937_64* ran
       return FillAs<Float16, float>(elements, random);
     case DataType::kBfloat16:
       return FillAs<Bfloat16, float>(elements, random);
+    case DataType::kFloat8E5m2:
+      return FillAs<Float8E5m2, float>(elements, random);
+    case DataType::kFloat8E4m3fn:
+      return FillAs<Float8E4m3fn, float>(elements, random);
+    case DataType::kUint32:
+      return FillAs<uint32_t, int32_t>(elements, random);
+    case DataType::kUint64:
+      return FillAs<uint64_t, int64_t>(elements, random);
     case DataType::kFloat32:
       return FillAs<float, float>(elements, random);
     case DataType::kFloat64:
@@ -276,6 +284,36 @@ TEST(GpuTest, WithoutNcclOnOneRankAllGoThroughHostMemory) {
     const size_t first = text.find("go through host memory");
     EXPECT_NE(first, std::string::npos) << text;
     EXPECT_EQ(text.find("go through host memory", first + 1), std::string::npos);
+  }
+}
+
+Ask SumOfFloat8(const std::string& name) {
+  Ask ask = Sum(name, {});
+  ask.description.tensors = {{DataType::kFloat8E4m3fn, {3}}};
+  ask.input = {0x38, 0x40, 0x30};  // 1, 2, 0.5
+  return ask;
+}
+
+TEST(GpuTest, Float8IsReducedByNcclWhereAllMembersCan) {
+  const StandIn libraries;
+  struct Case {
+    int version;
+    int capability_of_rank_1;
+    bool by_nccl;
+  };
+  for (const Case& each : {Case{22400, 90, true}, Case{22400, 100, true},
+                           Case{22400, 89, false}, Case{22399, 90, false}}) {
+    GpuJob job(libraries, 2, 1);
+    libraries->SetNcclVersion(each.version);
+    libraries->SetComputeCapability(0, 90);
+    libraries->SetComputeCapability(1, each.capability_of_rank_1);
+    job.ForEach([](GpuRank& self, int) {
+      Buffer output;
+      ASSERT_EQ(self.Run(SumOfFloat8("x"), &output).message, "");
+      EXPECT_EQ(output, (Buffer{0x40, 0x48, 0x38}));
+    });
+    EXPECT_EQ(FunctionsOf(libraries).count("ncclAllReduce"), each.by_nccl ? 1u : 0u)
+        << each.version << ", " << each.capability_of_rank_1;
   }
 }
 

@@ -26,6 +26,7 @@ int32_t ProcessSetOf(const GpuBatch& batch) {
 struct Member {
   int64_t version;  // of NCCL; 0: cannot use it
   int64_t may_share;
+  int64_t compute_capability;
   cuda::Uuid gpu;
 };
 constexpr int64_t kMemberWords = sizeof(Member) / sizeof(int64_t);
@@ -36,6 +37,7 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
   if (library != nullptr) own.version = library->version();
   const char* const asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   own.may_share = asked != nullptr && strcmp(asked, "1") == 0;
+  own.compute_capability = batch->gpu->compute_capability();
   own.gpu = batch->gpu->uuid();
   std::vector<int64_t> words(kMemberWords);
   memcpy(words.data(), &own, sizeof(own));
@@ -47,6 +49,16 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
     memcpy(&(*members)[i], all[i].data(), sizeof(Member));
   }
   return status;
+}
+
+nccl::Equipment EquipmentOf(const std::vector<Member>& members) {
+  int64_t version = members.front().version;
+  int64_t capability = members.front().compute_capability;
+  for (const Member& member : members) {
+    version = std::min(version, member.version);
+    capability = std::min(capability, member.compute_capability);
+  }
+  return {static_cast<int>(version), static_cast<int>(capability)};
 }
 
 // The first other member that has the GPU of this one; -1: none.
@@ -78,26 +90,26 @@ GpuChannels::GpuChannels(int rank, std::shared_ptr<GpuAccess> access,
                          nccl::KeepWaiting keep_waiting)
     : rank_(rank), access_(std::move(access)), keep_waiting_(std::move(keep_waiting)) {}
 
-Status GpuChannels::Open(GpuBatch* batch, nccl::Communicator** communicator) {
+Status GpuChannels::Open(GpuBatch* batch, const GpuChannel** channel) {
   const int32_t process_set = ProcessSetOf(*batch);
   const auto found = channels_.find(process_set);
   if (found != channels_.end()) {
-    *communicator = found->second.get();
+    *channel = &found->second;
     return Status::Ok();
   }
   bool all_have_nccl;
-  Status status = Agree(batch, &all_have_nccl);
-  Channel channel;
-  if (status.ok() && all_have_nccl) status = Connect(batch, &channel);
+  GpuChannel opened;
+  Status status = Agree(batch, &all_have_nccl, &opened.equipment);
+  if (status.ok() && all_have_nccl) status = Connect(batch, &opened.communicator);
   if (!status.ok()) return status;
-  *communicator = channel.get();
-  channels_[process_set] = std::move(channel);
+  *channel = &(channels_[process_set] = std::move(opened));
   return Status::Ok();
 }
 
 // A member that cannot use NCCL has all of them do without it; so do two that share a
 // GPU, which NCCL allows in newer versions, where it is asked to.
-Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl) {
+Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
+                          nccl::Equipment* equipment) {
   std::string reason;
   if (library_ == nullptr) reason = OpenLibrary().message;
   std::vector<Member> members;
@@ -107,6 +119,7 @@ Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl) {
   const int sharing = FindSharing(members, batch->index);
   const int first = FirstWithout(members);
   *all_have_nccl = first < 0;
+  *equipment = EquipmentOf(members);
   if (first != batch->index) return status;
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
@@ -136,7 +149,8 @@ void GpuChannels::Warn(const std::string& reason) {
           reason);
 }
 
-Status GpuChannels::Connect(GpuBatch* batch, Channel* channel) {
+Status GpuChannels::Connect(GpuBatch* batch,
+                            std::unique_ptr<nccl::Communicator>* communicator) {
   nccl::UniqueId id = {};
   if (batch->index == 0) {
     const Status made = nccl::Communicator::NewId(*library_, &id);
@@ -150,20 +164,21 @@ Status GpuChannels::Connect(GpuBatch* batch, Channel* channel) {
   memcpy(id.bytes, ids.front().data(), sizeof(id.bytes));
   return nccl::Communicator::Create(
       library_, id, static_cast<int>(batch->members.size()), batch->index,
-      batch->gpu->stream(), keep_waiting_, channel);
+      batch->gpu->stream(), keep_waiting_, communicator);
 }
 
 Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members) {
   const auto all = channels_.find(kAllRanks);
   if (all == channels_.end()) return Status::Ok();
-  if (all->second == nullptr) return Status::Ok();
+  if (all->second.communicator == nullptr) return Status::Ok();
   const auto place = std::lower_bound(members.begin(), members.end(), rank_);
   const bool included = place != members.end() && *place == rank_;
   const int index = included ? static_cast<int>(place - members.begin()) : 0;
-  Channel part;
-  const Status status =
-      all->second->Split(included ? 0 : nccl::kNoColor, index,
-                         static_cast<int>(members.size()), index, &part);
+  GpuChannel part;
+  part.equipment = all->second.equipment;
+  const Status status = all->second.communicator->Split(
+      included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
+      &part.communicator);
   if (status.ok() && included) channels_[process_set] = std::move(part);
   return status;
 }
@@ -171,15 +186,16 @@ Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members) {
 Status GpuChannels::Remove(int32_t process_set) {
   const auto found = channels_.find(process_set);
   if (found == channels_.end()) return Status::Ok();
-  const Channel channel = std::move(found->second);
+  const GpuChannel channel = std::move(found->second);
   channels_.erase(found);
-  return channel == nullptr ? Status::Ok() : channel->Finalize();
+  return channel.communicator == nullptr ? Status::Ok()
+                                         : channel.communicator->Finalize();
 }
 
 Status GpuChannels::AsyncError() const {
   for (const auto& [process_set, channel] : channels_) {
-    if (channel == nullptr) continue;
-    const Status status = channel->AsyncError();
+    if (channel.communicator == nullptr) continue;
+    const Status status = channel.communicator->AsyncError();
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -197,7 +213,7 @@ Status GpuChannels::Finalize() {
 void GpuChannels::Abort() {
   while (!channels_.empty()) {
     const auto last = std::prev(channels_.end());
-    if (last->second != nullptr) last->second->Abort();
+    if (last->second.communicator != nullptr) last->second.communicator->Abort();
     channels_.erase(last);
   }
 }

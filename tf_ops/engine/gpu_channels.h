@@ -16,16 +16,22 @@
 #include "tf_ops/engine/gpu_access.h"
 #include "tf_ops/engine/gpu_batch.h"
 #include "tf_ops/nccl/communicator.h"
+#include "tf_ops/nccl/reduction.h"
 
 namespace keras_hvd {
+
+struct GpuChannel {
+  std::unique_ptr<nccl::Communicator> communicator;  // null: host memory
+  nccl::Equipment equipment;
+};
 
 class GpuChannels {
  public:
   GpuChannels(int rank, std::shared_ptr<GpuAccess> access,
               nccl::KeepWaiting keep_waiting);
 
-  // The communicator of a batch's process set; null where it goes through host memory.
-  Status Open(GpuBatch* batch, nccl::Communicator** communicator);
+  // That of a batch's process set, as long as the set is there.
+  Status Open(GpuBatch* batch, const GpuChannel** channel);
   // Whether Open has nothing left to agree on.
   bool IsOpen(int32_t process_set) const { return channels_.count(process_set) != 0; }
 
@@ -41,19 +47,16 @@ class GpuChannels {
   void Abort();
 
  private:
-  // One communicator, or null for host memory.
-  using Channel = std::unique_ptr<nccl::Communicator>;
-
   Status OpenLibrary();
-  Status Agree(GpuBatch* batch, bool* all_have_nccl);
-  Status Connect(GpuBatch* batch, Channel* channel);
+  Status Agree(GpuBatch* batch, bool* all_have_nccl, nccl::Equipment* equipment);
+  Status Connect(GpuBatch* batch, std::unique_ptr<nccl::Communicator>* communicator);
   void Warn(const std::string& reason);
 
   const int rank_;
   const std::shared_ptr<GpuAccess> access_;
   const nccl::KeepWaiting keep_waiting_;
   std::shared_ptr<const nccl::Library> library_;
-  std::map<int32_t, Channel> channels_;
+  std::map<int32_t, GpuChannel> channels_;
   bool warned_ = false;
 };
 

@@ -8,7 +8,6 @@
 #include "tf_ops/nccl/alltoall.h"
 #include "tf_ops/nccl/broadcast.h"
 #include "tf_ops/nccl/reducescatter.h"
-#include "tf_ops/nccl/reduction.h"
 
 namespace keras_hvd {
 namespace {
@@ -88,14 +87,15 @@ Status Reducescatter(const Operation& operation, nccl::Communicator* communicato
 
 }  // namespace
 
-bool CanRunByNccl(const Operation& operation, int members) {
+bool CanRunByNccl(const Operation& operation, int members,
+                  const nccl::Equipment& equipment) {
   const Description& description = *operation.description;
   if (!Reduces(description.kind)) return true;
   return std::all_of(
       description.tensors.begin(), description.tensors.end(), [&](const auto& tensor) {
         // Of an empty one there is nothing to reduce, whatever its type is.
         return Elements(tensor) == 0 ||
-               nccl::CanReduce(description.reduction, tensor.dtype, members);
+               nccl::CanReduce(description.reduction, tensor.dtype, members, equipment);
       });
 }
 

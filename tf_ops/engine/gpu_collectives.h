@@ -6,11 +6,13 @@
 
 #include "tf_ops/engine/gpu_batch.h"
 #include "tf_ops/nccl/communicator.h"
+#include "tf_ops/nccl/reduction.h"
 
 namespace keras_hvd {
 
 // Whether NCCL runs the operation with a result like the CPU's.
-bool CanRunByNccl(const Operation& operation, int members);
+bool CanRunByNccl(const Operation& operation, int members,
+                  const nccl::Equipment& equipment);
 
 // Enqueues these of the batch's operations, all of which NCCL can run.
 Status RunByNccl(const std::vector<Operation*>& operations, GpuBatch* batch,

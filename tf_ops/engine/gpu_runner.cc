@@ -92,13 +92,15 @@ Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
 }
 
 Status GpuRunner::Move(GpuBatch* batch) {
-  nccl::Communicator* communicator = nullptr;
-  Status status = channels_.Open(batch, &communicator);
+  const GpuChannel* channel = nullptr;
+  Status status = channels_.Open(batch, &channel);
   if (!status.ok()) return status;
+  nccl::Communicator* const communicator = channel->communicator.get();
+  const int members = static_cast<int>(batch->members.size());
   std::vector<Operation*> by_nccl, through_host;
   for (const auto& operation : batch->operations) {
     const bool can = communicator != nullptr &&
-                     CanRunByNccl(*operation, static_cast<int>(batch->members.size()));
+                     CanRunByNccl(*operation, members, channel->equipment);
     (can ? by_nccl : through_host).push_back(operation.get());
   }
   if (!by_nccl.empty()) status = RunByNccl(by_nccl, batch, communicator);

@@ -25,6 +25,8 @@ namespace {
 using keras_hvd::Bfloat16;
 using keras_hvd::Child;
 using keras_hvd::Float16;
+using keras_hvd::Float8E4m3fn;
+using keras_hvd::Float8E5m2;
 using Numbers = std::vector<double>;
 using Bytes = std::vector<char>;
 
@@ -57,6 +59,14 @@ void WithType(int32_t dtype, const Body& body) {
       return body(float());
     case KHVD_FLOAT64:
       return body(double());
+    case KHVD_UINT32:
+      return body(uint32_t());
+    case KHVD_UINT64:
+      return body(uint64_t());
+    case KHVD_FLOAT8_E5M2:
+      return body(Float8E5m2());
+    case KHVD_FLOAT8_E4M3FN:
+      return body(Float8E4m3fn());
     default:
       return body(bool());
   }
@@ -64,6 +74,10 @@ void WithType(int32_t dtype, const Body& body) {
 
 void Convert(double number, Float16* to) { Narrow(static_cast<float>(number), to); }
 void Convert(double number, Bfloat16* to) { Narrow(static_cast<float>(number), to); }
+void Convert(double number, Float8E5m2* to) { Narrow(static_cast<float>(number), to); }
+void Convert(double number, Float8E4m3fn* to) {
+  Narrow(static_cast<float>(number), to);
+}
 void Convert(double number, bool* to) { *to = number != 0; }
 // Integers wrap around.
 template <typename T>
@@ -104,6 +118,10 @@ double Tolerance(int32_t dtype) {
       return 1e-3;
     case KHVD_BFLOAT16:
       return 8e-3;
+    case KHVD_FLOAT8_E5M2:
+      return 1.3e-1;
+    case KHVD_FLOAT8_E4M3FN:
+      return 6.5e-2;
     case KHVD_FLOAT32:
       return 1e-5;
     default:
@@ -235,7 +253,12 @@ class Collective {
     mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9;
     const int32_t dtype = tensors_[tensor].dtype;
     if (dtype == KHVD_BOOL) return static_cast<double>(mixed >> 63);
-    const double lowest = dtype == KHVD_UINT8 ? 0 : -20;
+    if (dtype == KHVD_FLOAT8_E5M2 || dtype == KHVD_FLOAT8_E4M3FN) {
+      return static_cast<double>(mixed >> 61) - 4;  // which they have
+    }
+    const bool is_unsigned =
+        dtype == KHVD_UINT8 || dtype == KHVD_UINT32 || dtype == KHVD_UINT64;
+    const double lowest = is_unsigned ? 0 : -20;
     if (request_.reduce_op != KHVD_PRODUCT) {
       return static_cast<double>(mixed >> 58) + lowest;
     }

@@ -61,6 +61,13 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
   for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
 }
 
+// Any type but truth values, which have no sums.
+inline DataType RandomNumberType(std::mt19937_64* random) {
+  const int drawn = static_cast<int>((*random)() % (kDataTypes - 1));
+  return static_cast<DataType>(drawn < static_cast<int>(DataType::kBool) ? drawn
+                                                                         : drawn + 1);
+}
+
 inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
                        const Fill& fill = FillWithBits) {
   Plan plan;
@@ -69,7 +76,7 @@ inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
   description.kind = static_cast<Kind>((*random)() % kKinds);
   std::vector<int64_t> rows(size);
   if (description.kind == Kind::kAllreduce) {
-    const DataType dtype = static_cast<DataType>((*random)() % 8);
+    const DataType dtype = RandomNumberType(random);
     const ReduceOp op = static_cast<ReduceOp>((*random)() % kElementReduceOps);
     description.reduction = {op, (*random)() % 2 == 0 ? 1.0 : 0.5, 1};
     const int tensors = 1 + (*random)() % 3;

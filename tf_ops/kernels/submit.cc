@@ -32,6 +32,14 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
       return KHVD_FLOAT64;
     case tensorflow::DT_BOOL:
       return KHVD_BOOL;
+    case tensorflow::DT_UINT32:
+      return KHVD_UINT32;
+    case tensorflow::DT_UINT64:
+      return KHVD_UINT64;
+    case tensorflow::DT_FLOAT8_E5M2:
+      return KHVD_FLOAT8_E5M2;
+    case tensorflow::DT_FLOAT8_E4M3FN:
+      return KHVD_FLOAT8_E4M3FN;
     default:  // the ops' type lists let nothing else through
       LOG(FATAL) << "keras_hvd: no collective takes a "
                  << tensorflow::DataTypeString(dtype) << " tensor";

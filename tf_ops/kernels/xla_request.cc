@@ -34,6 +34,14 @@ khvd_dtype EngineType(ffi::DataType dtype) {
       return KHVD_FLOAT64;
     case ffi::PRED:
       return KHVD_BOOL;
+    case ffi::U32:
+      return KHVD_UINT32;
+    case ffi::U64:
+      return KHVD_UINT64;
+    case ffi::F8E5M2:
+      return KHVD_FLOAT8_E5M2;
+    case ffi::F8E4M3FN:
+      return KHVD_FLOAT8_E4M3FN;
     default:  // which the engine refuses; the ops' type lists let nothing else through
       return static_cast<khvd_dtype>(-1);
   }

@@ -35,7 +35,7 @@ enum class Type : int32_t {
   kFloat32 = 7,
   kFloat64 = 8,
   kBfloat16 = 9,
-  kFloat8e4m3 = 10,  // from 2.24 on
+  kFloat8e4m3 = 10,  // these from kFloat8Version on
   kFloat8e5m2 = 11,
 };
 
@@ -73,6 +73,9 @@ struct Config {
 };
 
 inline constexpr int kOldestVersion = 21900;
+inline constexpr int kFloat8Version = 22400;
+// Which devices reduce float8: of compute capability 9.0 and more.
+inline constexpr int kFloat8Capability = 90;
 // For CommSplit: this rank is in none of the new communicators.
 inline constexpr int kNoColor = -1;
 

@@ -41,7 +41,7 @@ TEST_P(AllreduceTest, EveryOpScaleAndType) {
       for (const Reduction& reduction : SomeReductions()) {
         for (int type = 0; type < kDataTypes; ++type) {
           const DataType dtype = static_cast<DataType>(type);
-          if (!CanReduce(reduction, dtype, GetParam())) continue;
+          if (!CanReduce(reduction, dtype, GetParam(), kAllTypes)) continue;
           CheckGroup(rank, reduction, {{dtype, 1}, {dtype, 0}, {dtype, 333}},
                      type % 2 == 0, seed);
         }

@@ -49,6 +49,10 @@ bool HasScale(DataType dtype, double scale) {
       return IsNumberOf<Float16>(scale);
     case DataType::kBfloat16:
       return IsNumberOf<Bfloat16>(scale);
+    case DataType::kFloat8E5m2:
+      return IsNumberOf<Float8E5m2>(scale);
+    case DataType::kFloat8E4m3fn:
+      return IsNumberOf<Float8E4m3fn>(scale);
     case DataType::kFloat32:
       return std::isnormal(static_cast<float>(scale));
     default:
@@ -56,16 +60,23 @@ bool HasScale(DataType dtype, double scale) {
   }
 }
 
+template <typename T>
+Number NarrowNumber(double scale) {
+  T narrow;
+  Narrow(static_cast<float>(scale), &narrow);
+  return NumberOf(narrow);
+}
+
 Number ScaleIn(DataType dtype, double scale) {
-  Float16 half;
-  Bfloat16 brain;
   switch (dtype) {
     case DataType::kFloat16:
-      Narrow(static_cast<float>(scale), &half);
-      return NumberOf(half);
+      return NarrowNumber<Float16>(scale);
     case DataType::kBfloat16:
-      Narrow(static_cast<float>(scale), &brain);
-      return NumberOf(brain);
+      return NarrowNumber<Bfloat16>(scale);
+    case DataType::kFloat8E5m2:
+      return NarrowNumber<Float8E5m2>(scale);
+    case DataType::kFloat8E4m3fn:
+      return NarrowNumber<Float8E4m3fn>(scale);
     case DataType::kFloat32:
       return NumberOf(static_cast<float>(scale));
     default:
@@ -78,6 +89,27 @@ bool CanScale(const Reduction& reduction, DataType dtype, int count) {
   const double scale = ScaleOf(reduction, count);
   // A product of two that is out of the range of numbers says nothing of their effect.
   return std::isnormal(scale) && HasScale(dtype, scale);
+}
+
+bool HasReduction(const Reduction& reduction, DataType dtype, int count) {
+  if (!Supports(reduction, dtype)) return false;
+  switch (reduction.op) {
+    case ReduceOp::kSum:
+      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
+    case ReduceOp::kAverage:
+      if (!IsFloating(dtype)) return false;
+      if (IsFloat8(dtype)) return CanScale(reduction, dtype, count);
+      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      // NCCL leaves NaNs out, as if nobody had had one.
+      return !IsScaled(reduction) && !IsFloating(dtype);
+    case ReduceOp::kProduct:
+      return !IsScaled(reduction);
+    case ReduceOp::kAdasum:
+      break;
+  }
+  return false;
 }
 
 Op BuiltIn(ReduceOp op) {
@@ -115,6 +147,14 @@ Type TypeOf(DataType dtype) {
       return Type::kFloat32;
     case DataType::kFloat64:
       return Type::kFloat64;
+    case DataType::kUint32:
+      return Type::kUint32;
+    case DataType::kUint64:
+      return Type::kUint64;
+    case DataType::kFloat8E5m2:
+      return Type::kFloat8e5m2;
+    case DataType::kFloat8E4m3fn:
+      return Type::kFloat8e4m3;
     case DataType::kUint8:
     // Truth values are 0 and 1, of which And is the smaller and Or the larger.
     case DataType::kBool:
@@ -123,30 +163,19 @@ Type TypeOf(DataType dtype) {
   return Type::kUint8;
 }
 
-bool CanReduce(const Reduction& reduction, DataType dtype, int count) {
-  if (!Supports(reduction, dtype)) return false;
-  switch (reduction.op) {
-    case ReduceOp::kSum:
-      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
-    case ReduceOp::kAverage:
-      if (!IsFloating(dtype)) return false;
-      return !IsScaled(reduction) || CanScale(reduction, dtype, count);
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-      // NCCL leaves NaNs out, as if nobody had had one.
-      return !IsScaled(reduction) && !IsFloating(dtype);
-    case ReduceOp::kProduct:
-      return !IsScaled(reduction);
-    case ReduceOp::kAdasum:
-      break;
+bool CanReduce(const Reduction& reduction, DataType dtype, int count,
+               const Equipment& equipment) {
+  if (IsFloat8(dtype) && (equipment.version < kFloat8Version ||
+                          equipment.compute_capability < kFloat8Capability)) {
+    return false;
   }
-  return false;
+  return HasReduction(reduction, dtype, count);
 }
 
 Status ScopedOp::Make(const Reduction& reduction, DataType dtype,
                       Communicator* communicator, ScopedOp* op) {
   *op = ScopedOp();
-  if (!CanReduce(reduction, dtype, communicator->count())) {
+  if (!HasReduction(reduction, dtype, communicator->count())) {
     return Status::Internal("NCCL has no such reduction: " +
                             std::string(Name(reduction.op)) + " of " + Name(dtype));
   }

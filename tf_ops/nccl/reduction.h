@@ -13,13 +13,20 @@ namespace keras_hvd::nccl {
 
 Type TypeOf(DataType dtype);
 
+// What all members of a communicator have: the least of what each one has.
+struct Equipment {
+  int version = kOldestVersion;  // of NCCL
+  int compute_capability = 0;    // of the GPUs; 90 for 9.0
+};
+
 // Whether NCCL has the reduction for the type, over so many members, with a result that
 // differs from the CPU's by no more than the order of a sum does: no integer averages
-// or scales, no scales of minima, maxima and products, none of 16-bit floats that have
-// no such number, no minima and maxima of floats (it leaves NaNs out), and no Adasum.
-// Its own average, which it has of every type, rounds 1/count to the type of 16-bit
-// floats.
-bool CanReduce(const Reduction& reduction, DataType dtype, int count);
+// or scales, no scales of minima, maxima and products, none of 8- and 16-bit floats
+// that have no such number, no minima and maxima of floats (it leaves NaNs out), and no
+// Adasum. Its own average, which it has of every type, rounds 1/count to the type: a
+// little of 16-bit floats, too much of 8-bit ones.
+bool CanReduce(const Reduction& reduction, DataType dtype, int count,
+               const Equipment& equipment = {});
 
 // An op for one call within a group of the communicator; it lives until the group has
 // been enqueued.

@@ -16,35 +16,93 @@ std::vector<DataType> AllTypes() {
   return types;
 }
 
+// Of NCCL and GPUs that have all types.
+bool Has(const Reduction& reduction, DataType dtype, int count = 3) {
+  return CanReduce(reduction, dtype, count, kAllTypes);
+}
+
 TEST(ReductionTest, SumsAreThoseOfNumbers) {
   for (DataType dtype : AllTypes()) {
-    EXPECT_EQ(CanReduce({ReduceOp::kSum}, dtype, 3), dtype != DataType::kBool);
-    EXPECT_EQ(CanReduce({ReduceOp::kProduct}, dtype, 3), true) << Name(dtype);
+    EXPECT_EQ(Has({ReduceOp::kSum}, dtype), dtype != DataType::kBool);
+    EXPECT_EQ(Has({ReduceOp::kProduct}, dtype), true) << Name(dtype);
   }
 }
 
 TEST(ReductionTest, AveragesAndScalesAreThoseOfFloats) {
   for (DataType dtype : AllTypes()) {
-    EXPECT_EQ(CanReduce({ReduceOp::kAverage}, dtype, 3), IsFloating(dtype));
-    EXPECT_EQ(CanReduce({ReduceOp::kSum, 0.5, 1}, dtype, 3), IsFloating(dtype));
-    EXPECT_EQ(CanReduce({ReduceOp::kSum, 1, 4}, dtype, 3), IsFloating(dtype));
+    EXPECT_EQ(Has({ReduceOp::kAverage}, dtype, 4), IsFloating(dtype));
+    EXPECT_EQ(Has({ReduceOp::kAverage}, dtype, 3),
+              IsFloating(dtype) && !IsFloat8(dtype));
+    EXPECT_EQ(Has({ReduceOp::kSum, 0.5, 1}, dtype), IsFloating(dtype));
+    EXPECT_EQ(Has({ReduceOp::kSum, 1, 4}, dtype), IsFloating(dtype));
   }
 }
 
 TEST(ReductionTest, MinimaAndMaximaAreThoseOfWhatHasNoNan) {
   for (DataType dtype : AllTypes()) {
-    EXPECT_EQ(CanReduce({ReduceOp::kMin}, dtype, 3), !IsFloating(dtype));
-    EXPECT_EQ(CanReduce({ReduceOp::kMax}, dtype, 3), !IsFloating(dtype));
+    EXPECT_EQ(Has({ReduceOp::kMin}, dtype), !IsFloating(dtype));
+    EXPECT_EQ(Has({ReduceOp::kMax}, dtype), !IsFloating(dtype));
   }
 }
 
 TEST(ReductionTest, OnlySumsHaveScales) {
   for (DataType dtype : AllTypes()) {
     for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      EXPECT_FALSE(CanReduce({op, 0.5, 1}, dtype, 3)) << Name(op) << Name(dtype);
-      EXPECT_FALSE(CanReduce({op, 1, 0.5}, dtype, 3)) << Name(op) << Name(dtype);
+      EXPECT_FALSE(Has({op, 0.5, 1}, dtype)) << Name(op) << Name(dtype);
+      EXPECT_FALSE(Has({op, 1, 0.5}, dtype)) << Name(op) << Name(dtype);
     }
-    EXPECT_FALSE(CanReduce({ReduceOp::kAdasum}, dtype, 2));
+    EXPECT_FALSE(Has({ReduceOp::kAdasum}, dtype, 2));
+  }
+}
+
+// What we say that NCCL takes, the library takes, and the other way round.
+TEST(ReductionTest, TypesDependOnTheVersionAndTheGpu) {
+  for (const int version : {kOldestVersion, 22399, kFloat8Version, 22800}) {
+    for (const int capability : {70, 89, kFloat8Capability, 120}) {
+      Libraries libraries(1);
+      libraries.control()->SetNcclVersion(version);
+      libraries.control()->SetComputeCapability(0, capability);
+      for (DataType dtype : AllTypes()) {
+        // NCCL adds truth values as bytes, which is no sum of theirs.
+        if (dtype == DataType::kBool) continue;
+        const bool can = CanReduce({ReduceOp::kSum}, dtype, 1, {version, capability});
+        EXPECT_EQ(can, !IsFloat8(dtype) || (version >= 22400 && capability >= 90));
+        RunRanks(libraries, 1, [&](Rank* rank) {
+          EXPECT_EQ(rank->gpu->compute_capability(), capability);
+          const cuda::Gpu::Current current(*rank->gpu);
+          const cuda::Memory memory = rank->Input(Numbers(dtype, 5, 0, 1));
+          Communicator* const communicator = rank->communicator.get();
+          const auto sum = [&] {
+            return (*libraries.nccl)
+                ->all_reduce(memory.data(), memory.data(), 5, TypeOf(dtype), kSum,
+                             communicator->comm(), rank->caller);
+          };
+          if (!can) {
+            EXPECT_EQ(sum(), Result::kInvalidArgument)
+                << Name(dtype) << ", NCCL " << version << ", GPU " << capability;
+            return;
+          }
+          EXPECT_EQ(communicator->Group([&] { return communicator->Check(sum(), ""); })
+                        .message,
+                    "");
+          EXPECT_EQ(rank->Contents(memory), Numbers(dtype, 5, 0, 1));
+        });
+      }
+    }
+  }
+}
+
+TEST(ReductionTest, ScalesOf8BitsAreExact) {
+  for (DataType dtype : {DataType::kFloat8E5m2, DataType::kFloat8E4m3fn}) {
+    EXPECT_TRUE(Has({ReduceOp::kSum, 0.125, 1}, dtype));
+    EXPECT_FALSE(Has({ReduceOp::kSum, 0.1, 1}, dtype));
+    EXPECT_FALSE(Has({ReduceOp::kAverage}, dtype, 5));
+    EXPECT_TRUE(Has({ReduceOp::kAverage, 1.5, 2}, dtype, 3));
+    // 9 needs four bits of precision: the one has three, the other four.
+    EXPECT_EQ(Has({ReduceOp::kSum, 9, 1}, dtype), dtype == DataType::kFloat8E4m3fn);
+    // The one's range ends at 57344, the other's at 448, and at a 512th.
+    EXPECT_EQ(Has({ReduceOp::kSum, 512, 1}, dtype), dtype == DataType::kFloat8E5m2);
+    EXPECT_EQ(Has({ReduceOp::kAverage}, dtype, 1024), dtype == DataType::kFloat8E5m2);
   }
 }
 

@@ -21,6 +21,7 @@
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/cuda/gpu.h"
 #include "tf_ops/nccl/communicator.h"
+#include "tf_ops/nccl/reduction.h"
 #include "tf_ops/testing/gpu/stand_in.h"
 
 namespace keras_hvd::nccl {
@@ -33,11 +34,18 @@ inline bool KeepWaitingForEver(int64_t) {
 // Each rank has one of them.
 inline constexpr int kDevices = 8;
 
+// What the libraries have, for all types.
+inline constexpr Equipment kAllTypes = {kFloat8Version, kFloat8Capability};
+
 // The libraries, as new; at the end nothing may be left of what was made of them.
 class Libraries {
  public:
   explicit Libraries(uint64_t seed) {
     stand_in_->Reset(seed, kDevices);
+    stand_in_->SetNcclVersion(kAllTypes.version);
+    for (int device = 0; device < kDevices; ++device) {
+      stand_in_->SetComputeCapability(device, kAllTypes.compute_capability);
+    }
     EXPECT_EQ(cuda::Driver::Open(stand_in::kCudaLibrary, &driver).message, "");
     EXPECT_EQ(Library::Open(stand_in::kNcclLibrary, &nccl).message, "");
   }
@@ -177,6 +185,14 @@ inline double Number(DataType dtype, const void* tensor, int64_t i) {
       return static_cast<const int32_t*>(tensor)[i];
     case DataType::kInt64:
       return static_cast<double>(static_cast<const int64_t*>(tensor)[i]);
+    case DataType::kUint32:
+      return static_cast<const uint32_t*>(tensor)[i];
+    case DataType::kUint64:
+      return static_cast<double>(static_cast<const uint64_t*>(tensor)[i]);
+    case DataType::kFloat8E5m2:
+      return Widen(static_cast<const Float8E5m2*>(tensor)[i]);
+    case DataType::kFloat8E4m3fn:
+      return Widen(static_cast<const Float8E4m3fn*>(tensor)[i]);
     case DataType::kFloat16:
       return Widen(static_cast<const Float16*>(tensor)[i]);
     case DataType::kBfloat16:
@@ -203,6 +219,18 @@ inline void SetNumber(DataType dtype, void* tensor, int64_t i, double value) {
       break;
     case DataType::kInt64:
       static_cast<int64_t*>(tensor)[i] = static_cast<int64_t>(value);
+      break;
+    case DataType::kUint32:
+      static_cast<uint32_t*>(tensor)[i] = static_cast<uint32_t>(value);
+      break;
+    case DataType::kUint64:
+      static_cast<uint64_t*>(tensor)[i] = static_cast<uint64_t>(value);
+      break;
+    case DataType::kFloat8E5m2:
+      Narrow(static_cast<float>(value), static_cast<Float8E5m2*>(tensor) + i);
+      break;
+    case DataType::kFloat8E4m3fn:
+      Narrow(static_cast<float>(value), static_cast<Float8E4m3fn*>(tensor) + i);
       break;
     case DataType::kFloat16:
       Narrow(static_cast<float>(value), static_cast<Float16*>(tensor) + i);
@@ -262,6 +290,10 @@ inline double Tolerance(DataType dtype) {
       return 8.0 / (1 << 11);
     case DataType::kBfloat16:
       return 8.0 / (1 << 8);
+    case DataType::kFloat8E5m2:
+      return 1.0 / (1 << 3);
+    case DataType::kFloat8E4m3fn:
+      return 1.0 / (1 << 4);
     case DataType::kFloat32:
       return 8.0 / (1 << 24);
     case DataType::kFloat64:

@@ -296,6 +296,23 @@ Result cuDeviceGetUuid_v2(keras_hvd::cuda::Uuid* uuid, keras_hvd::cuda::Device d
   return Result::kSuccess;
 }
 
+Result cuDeviceGetAttribute(int* value, int attribute, keras_hvd::cuda::Device device) {
+  Lock lock(Machine::Get());
+  Entry entry("cuDeviceGetAttribute", Entry::kInit,
+              Text("attribute ", attribute, " of device ", device));
+  if (entry.failed()) return entry.result();
+  if (device < 0 || device >= Machine::Get().devices()) return kInvalidDevice;
+  const int capability = Machine::Get().compute_capability(device);
+  if (attribute == keras_hvd::cuda::kCapabilityMajor) {
+    *value = capability / 10;
+  } else if (attribute == keras_hvd::cuda::kCapabilityMinor) {
+    *value = capability % 10;
+  } else {
+    return entry.Fail(kInvalidValue, "that the stand-in has not");
+  }
+  return Result::kSuccess;
+}
+
 Result cuDevicePrimaryCtxRetain(Context* context, keras_hvd::cuda::Device device) {
   Lock lock(Machine::Get());
   Entry entry("cuDevicePrimaryCtxRetain", Entry::kInit, Text("device ", device));
@@ -547,6 +564,7 @@ KERAS_HVD_SAME(cuDriverGetVersion, driver_version);
 KERAS_HVD_SAME(cuDeviceGetCount, device_count);
 KERAS_HVD_SAME(cuDeviceGet, device);
 KERAS_HVD_SAME(cuDeviceGetUuid_v2, device_uuid);
+KERAS_HVD_SAME(cuDeviceGetAttribute, device_attribute);
 KERAS_HVD_SAME(cuDevicePrimaryCtxRetain, retain_primary_context);
 KERAS_HVD_SAME(cuDevicePrimaryCtxRelease_v2, release_primary_context);
 KERAS_HVD_SAME(cuCtxPushCurrent_v2, push_context);

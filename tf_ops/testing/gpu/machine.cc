@@ -69,6 +69,9 @@ Machine::Machine()
       devices_(static_cast<int>(Environment("KERAS_HVD_STAND_IN_DEVICES", 4))),
       nccl_version_(static_cast<int>(
           Environment("KERAS_HVD_STAND_IN_NCCL_VERSION", kNcclVersion))),
+      compute_capabilities_(kMaxDevices, static_cast<int>(Environment(
+                                             "KERAS_HVD_STAND_IN_COMPUTE_CAPABILITY",
+                                             kComputeCapability))),
       contexts_(kMaxDevices) {
   for (int device = 0; device < kMaxDevices; ++device) {
     contexts_[device].device = device;
@@ -104,6 +107,7 @@ void Machine::Reset(uint64_t seed, int devices) {
   random_.seed(seed);
   devices_ = devices;
   nccl_version_ = kNcclVersion;
+  compute_capabilities_.assign(kMaxDevices, kComputeCapability);
   generation_ += 1;
 }
 
@@ -127,6 +131,11 @@ void Machine::SetDevices(int devices) {
 void Machine::SetNcclVersion(int version) {
   Lock lock(*this);
   nccl_version_ = version;
+}
+
+void Machine::SetComputeCapability(int device, int capability) {
+  Lock lock(*this);
+  compute_capabilities_[device] = capability;
 }
 
 void Machine::Inject(const Injection& injection) {

@@ -151,6 +151,7 @@ class Machine : public Control {
   void Reset(uint64_t seed, int devices) override;
   void SetDevices(int devices) override;
   void SetNcclVersion(int version) override;
+  void SetComputeCapability(int device, int capability) override;
   void Inject(const Injection& injection) override;
   void SetRank(int rank) override;
   void Enqueue(cuda::Stream stream, std::function<void()> kernel) override;
@@ -194,6 +195,7 @@ class Machine : public Control {
 
   int devices() const { return devices_; }
   int nccl_version() const { return nccl_version_; }
+  int compute_capability(int device) const { return compute_capabilities_[device]; }
   std::condition_variable& changed() { return changed_; }  // WakeAll was called
   bool IsHeld(int member) const { return held_members_.count(member) > 0; }
 
@@ -228,6 +230,7 @@ class Machine : public Control {
   uint64_t generation_ = 1;
   int devices_ = 4;
   int nccl_version_ = kNcclVersion;
+  std::vector<int> compute_capabilities_;
   std::deque<cuda::ContextState> contexts_;
   std::deque<cuda::StreamState> streams_;  // the destroyed ones too
   std::set<const void*> stream_handles_;

@@ -306,6 +306,21 @@ std::string Wrong(const Request& request) {
   return problem.empty() ? "" : "is given " + problem;
 }
 
+// Whether this version has the type, and reduces it on the calling thread's device.
+bool Has(Type type, bool reduces) {
+  if (type < Type::kFloat8e4m3) return true;
+  if (Machine::Get().nccl_version() < nccl::kFloat8Version) return false;
+  const std::vector<cuda::Context>& contexts = Machine::Get().contexts_of_thread();
+  return !reduces || (!contexts.empty() &&
+                      Machine::Get().compute_capability(contexts.back()->device) >=
+                          nccl::kFloat8Capability);
+}
+
+bool Reduces(Request::Kind kind) {
+  return kind == Request::Kind::kAllReduce || kind == Request::Kind::kReduce ||
+         kind == Request::Kind::kReduceScatter;
+}
+
 Result Add(Request request) {
   Lock lock(Machine::Get());
   const char* const function = Name(request.kind);
@@ -325,9 +340,10 @@ Result Add(Request request) {
   const auto made = communicator->ops.find(request.op);
   if (made != communicator->ops.end()) request.made = made->second;
   const std::string wrong = Wrong(request);
-  if (!wrong.empty() || request.type >= Type::kFloat8e4m3) {
+  const bool has_type = Has(request.type, Reduces(request.kind));
+  if (!wrong.empty() || !has_type) {
     if (wrong.empty()) {
-      group.error = Result::kInvalidArgument;  // a type that the stand-in has not
+      group.error = Result::kInvalidArgument;
     } else {
       group.error = entry.Fail(Result::kInvalidArgument, wrong);
     }
@@ -557,7 +573,7 @@ Result ncclRedOpCreatePreMulSum(Op* op, void* scale, Type type, Residence reside
   Entry entry("ncclRedOpCreatePreMulSum", Text("type ", static_cast<int>(type)),
               communicator);
   if (!entry.RequireReady(communicator)) return entry.result();
-  if (type >= Type::kFloat8e4m3) return Result::kInvalidArgument;
+  if (!Has(type, true)) return Result::kInvalidArgument;
   auto made = std::make_shared<MadeOp>();
   made->type = type;
   if (residence == Residence::kHostImmediate) {

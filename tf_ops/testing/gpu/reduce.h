@@ -103,8 +103,9 @@ inline void Reduce(nccl::Type type, nccl::Op op, const std::vector<ReduceInput>&
     case nccl::Type::kBfloat16:
       return ReduceOf<Bfloat16>(op, inputs, from, count, output);
     case nccl::Type::kFloat8e4m3:
+      return ReduceOf<Float8E4m3fn>(op, inputs, from, count, output);
     case nccl::Type::kFloat8e5m2:
-      return;  // refused when it is asked for
+      return ReduceOf<Float8E5m2>(op, inputs, from, count, output);
   }
 }
 

@@ -8,7 +8,7 @@
 // is wrong with them is a violation: a test ends with none, and with nothing leaked.
 //
 // Environment variables set what a process starts with that a test does not control:
-// KERAS_HVD_STAND_IN_SEED, _DEVICES and _NCCL_VERSION.
+// KERAS_HVD_STAND_IN_SEED, _DEVICES, _NCCL_VERSION and _COMPUTE_CAPABILITY.
 #ifndef KERAS_HVD_TF_OPS_TESTING_GPU_STAND_IN_H_
 #define KERAS_HVD_TF_OPS_TESTING_GPU_STAND_IN_H_
 
@@ -47,6 +47,7 @@ inline constexpr cuda::Result kInvalidHandle{400};
 inline constexpr cuda::Result kIllegalAddress{700};
 
 inline constexpr int kNcclVersion = 22304;
+inline constexpr int kComputeCapability = 80;
 
 // One call of a library's function.
 struct Call {
@@ -98,6 +99,7 @@ class Control {
   virtual void Reset(uint64_t seed, int devices = 4) = 0;
   virtual void SetDevices(int devices) = 0;  // 0: cuInit fails with kNoDevice
   virtual void SetNcclVersion(int version) = 0;
+  virtual void SetComputeCapability(int device, int capability) = 0;  // 90 for 9.0
   virtual void Inject(const Injection& injection) = 0;
   // The calling thread is a rank's: so it is called in `Call` and `Injection`.
   virtual void SetRank(int rank) = 0;
