@@ -17,7 +17,7 @@ using tensorflow::OpKernelContext;
 REGISTER_OP("KerasHvdAllreduce")
     .Input("tensors: T")
     .Output("reduced: T")
-    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("T: list(type) >= 1")
     .Attr("tensor_name: string")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")

@@ -13,11 +13,6 @@
 
 namespace keras_hvd {
 
-// The element types that the engine knows, as an op's list of allowed types.
-#define KERAS_HVD_DTYPES                                                              \
-  "{uint8, int8, int32, int64, half, bfloat16, float, double, bool, uint32, uint64, " \
-  "float8_e5m2, float8_e4m3fn}"
-
 // How elements are combined.
 struct Reduction {
   int32_t op = KHVD_AVERAGE;  // khvd_reduce_op

@@ -17,7 +17,7 @@ using tensorflow::Tensor;
 REGISTER_OP("KerasHvdBroadcast")
     .Input("tensor: T")
     .Output("value: T")
-    .Attr("T: " KERAS_HVD_DTYPES)
+    .Attr("T: type")
     .Attr("tensor_name: string")
     .Attr("root_rank: int")
     .Attr("process_set: int = 0")

@@ -30,7 +30,7 @@ using tensorflow::Tensor;
 REGISTER_OP("KerasHvdGradients")
     .Input("tensors: T")
     .Output("reduced: T")
-    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("T: list(type) >= 1")
     .Attr("bucket_sizes: list(int) >= 1")
     .Attr("tensor_names: list(string) >= 1")
     .Attr("marks: list(int) >= 1")

@@ -21,7 +21,7 @@ using tensorflow::shape_inference::ShapeHandle;
 REGISTER_OP("KerasHvdReducescatter")
     .Input("tensors: T")
     .Output("reduced: T")
-    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("T: list(type) >= 1")
     .Attr("tensor_name: string")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")

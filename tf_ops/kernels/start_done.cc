@@ -41,7 +41,7 @@ using tensorflow::shape_inference::ShapeAndType;
 REGISTER_OP("KerasHvdStart")
     .Input("tensors: T")
     .Output("handle: variant")
-    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("T: list(type) >= 1")
     .Attr("tensor_name: string")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")
@@ -75,7 +75,7 @@ REGISTER_OP("KerasHvdDone")
     .Input("handles: N * variant")
     .Output("reduced: T")
     .Attr("N: int >= 1")
-    .Attr("T: list(" KERAS_HVD_DTYPES ") >= 1")
+    .Attr("T: list(type) >= 1")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       int output = 0;

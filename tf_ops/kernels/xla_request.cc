@@ -42,7 +42,7 @@ khvd_dtype EngineType(ffi::DataType dtype) {
       return KHVD_FLOAT8_E5M2;
     case ffi::F8E4M3FN:
       return KHVD_FLOAT8_E4M3FN;
-    default:  // which the engine refuses; the ops' type lists let nothing else through
+    default:  // which the engine refuses
       return static_cast<khvd_dtype>(-1);
   }
 }
