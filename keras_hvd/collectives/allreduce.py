@@ -253,7 +253,11 @@ def _reduce_slices(
 def _scaled(values: tf.Tensor, factor: float, count: int) -> tf.Tensor:
     """The values times a factor, divided by a count: integers towards zero."""
     if values.dtype.is_floating:
-        return values if factor == count else values * (factor / count)
+        if factor == count:
+            return values
+        if values.dtype.size == 1:  # TensorFlow multiplies no float8
+            return tf.cast(tf.cast(values, tf.float32) * (factor / count), values.dtype)
+        return values * (factor / count)
     if factor != 1:
         scaled = tf.cast(values, tf.float64) * (factor / count)
         return tf.saturate_cast(scaled, values.dtype)

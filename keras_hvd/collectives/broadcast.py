@@ -58,7 +58,7 @@ def broadcast(
     if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
         tensor = submission.as_tensor("broadcast", tensor)
         return submit(tensor, root_rank, name, number)
-    # Seeds are uint32, for one. Only bytes are moved, so any type can travel as uint8.
+    # Only bytes are moved, so any type can travel as uint8.
     value = submit(tf.bitcast(tensor, tf.uint8), root_rank, name, number)
     return tf.bitcast(value, tensor.dtype)
 

@@ -17,8 +17,6 @@ from keras_hvd.process_sets import ProcessSet
 _WIDER = {
     tf.int16: tf.int64,
     tf.uint16: tf.int64,
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
 }
 
 # Large enough to be worth a collective, small enough that the first can travel while

@@ -117,7 +117,10 @@ def values() -> Callable[..., np.ndarray]:
         if dtype == tf.bool:
             return generator.integers(0, 2, shape).astype(np.bool_)
         if dtype.is_integer:
-            low, high = (-(2**60), 2**60) if dtype == tf.int64 else dtype.limits
+            limits = np.iinfo(dtype.as_numpy_dtype)
+            low, high = limits.min, limits.max
+            if dtype == tf.int64:
+                low, high = -(2**60), 2**60
             return generator.integers(low, high, shape, dtype.as_numpy_dtype, True)
         return np.asarray(generator.standard_normal(shape)).astype(dtype.as_numpy_dtype)
 

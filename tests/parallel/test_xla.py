@@ -28,6 +28,10 @@ DTYPES = (
     tf.float32,
     tf.float64,
     tf.bool,
+    tf.uint32,
+    tf.uint64,
+    tf.as_dtype("float8_e5m2"),
+    tf.as_dtype("float8_e4m3fn"),
 )
 OPS = (
     keras_hvd.Average,

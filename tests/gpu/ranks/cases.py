@@ -24,20 +24,51 @@ _NUMPY = {
     Dtype.FLOAT32: np.float32,
     Dtype.FLOAT64: np.float64,
     Dtype.BOOL: np.uint8,
+    Dtype.UINT32: np.uint32,
+    Dtype.UINT64: np.uint64,
+    Dtype.FLOAT8_E5M2: np.uint8,  # its bits
+    Dtype.FLOAT8_E4M3FN: np.uint8,
 }
+_UNSIGNED = (Dtype.UINT8, Dtype.UINT32, Dtype.UINT64)
 # Where a scale, or one of Adasum's, is no number of the type.
 _TOLERANCE = {
     Dtype.FLOAT16: 4e-3,
     Dtype.BFLOAT16: 3e-2,
     Dtype.FLOAT32: 1e-6,
     Dtype.FLOAT64: 1e-12,
+    Dtype.FLOAT8_E5M2: 0.13,
+    Dtype.FLOAT8_E4M3FN: 0.07,
 }
 # Powers of two, which are exact; two that are 1 together; one that half has not.
 SCALES = ((1.0, 1.0), (0.5, 1.0), (0.5, 2.0), (0.3, 1.0))
 
 
+def _float8_numbers(mantissa_bits: int) -> np.ndarray:
+    """The numbers of all 256 codes of a type; its NaN and infinities are none."""
+    codes = np.arange(256)
+    bias = (1 << (6 - mantissa_bits)) - 1
+    exponents = (codes & 0x7F) >> mantissa_bits
+    fractions = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    numbers = np.where(
+        exponents == 0,
+        np.ldexp(fractions, 1 - bias),
+        np.ldexp(1 + fractions, exponents - bias),
+    )
+    return np.where(codes < 128, numbers, -numbers)
+
+
+_FLOAT8 = {
+    Dtype.FLOAT8_E5M2: _float8_numbers(2),
+    Dtype.FLOAT8_E4M3FN: _float8_numbers(3),
+}
+
+
 def encode(numbers: np.ndarray, dtype: Dtype) -> np.ndarray:
-    """Numbers as they lie in memory."""
+    """Numbers as they lie in memory; the type has them."""
+    if dtype.is_float8:
+        codes = np.argsort(_FLOAT8[dtype], kind="stable")
+        places = np.searchsorted(_FLOAT8[dtype], numbers, sorter=codes)
+        return codes[places].astype(np.uint8)
     if dtype is not Dtype.BFLOAT16:
         return numbers.astype(_NUMPY[dtype])
     bits = numbers.astype(np.float32).view(np.uint32)
@@ -48,6 +79,8 @@ def encode(numbers: np.ndarray, dtype: Dtype) -> np.ndarray:
 def decode(memory: np.ndarray, dtype: Dtype) -> np.ndarray:
     """The numbers in memory, float64 or int64."""
     raw = memory.view(_NUMPY[dtype])
+    if dtype.is_float8:
+        return _FLOAT8[dtype][raw]
     if dtype is Dtype.BFLOAT16:
         return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return raw.astype(np.float64 if dtype.is_floating else np.int64)
@@ -94,10 +127,12 @@ class Case:
         name = zlib.crc32(self.name.encode())
         chance = np.random.default_rng([self.seed, name, tensor, rank])
         least, most = (0, 2) if dtype is Dtype.BOOL else (-4, 5)
-        if dtype is Dtype.UINT8:
+        if dtype in _UNSIGNED:
             least = 0
         if self.op is Op.PRODUCT and dtype is not Dtype.BOOL:
             least, most = max(least, -2), 3
+        if dtype.is_float8:
+            least, most = -1, 2
         shape = self.rows[rank], self.columns
         numbers = chance.integers(least, most, shape).astype(np.float64)
         if self.not_a_number and rank == 0:

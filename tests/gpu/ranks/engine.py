@@ -56,16 +56,25 @@ class Dtype(enum.IntEnum):
     FLOAT32 = 6
     FLOAT64 = 7
     BOOL = 8
+    UINT32 = 9
+    UINT64 = 10
+    FLOAT8_E5M2 = 11
+    FLOAT8_E4M3FN = 12
 
     @property
     def size(self) -> int:
         """In bytes."""
-        return (1, 1, 4, 8, 2, 2, 4, 8, 1)[self]
+        return (1, 1, 4, 8, 2, 2, 4, 8, 1, 4, 8, 1, 1)[self]
 
     @property
     def is_floating(self) -> bool:
         """Whether it has fractions."""
-        return Dtype.FLOAT16 <= self <= Dtype.FLOAT64
+        return Dtype.FLOAT16 <= self <= Dtype.FLOAT64 or self.is_float8
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether it is one of the floats of 8 bits."""
+        return self in (Dtype.FLOAT8_E5M2, Dtype.FLOAT8_E4M3FN)
 
 
 class EngineError(Exception):

@@ -16,7 +16,8 @@ import keras_hvd
 
 DTYPES = (
     *(tf.uint8, tf.int8, tf.int32, tf.int64),
-    *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.uint32, tf.uint64),
+    *(tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")),
 )
 OPS = (
     (keras_hvd.Sum, lambda given: sum(given)),

@@ -33,10 +33,12 @@ DTYPES = [
     np.dtype(dtype)
     for dtype in (
         *("uint8", "int8", "int32", "int64", "float16"),
-        *(ml_dtypes.bfloat16, "float32", "float64", "bool"),
+        *(ml_dtypes.bfloat16, "float32", "float64", "bool", "uint32", "uint64"),
+        *(ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn),
     )
 ]
-SIXTEEN_BITS = (DTYPES[4], DTYPES[5])
+# Floats that are reduced in float32.
+NARROW = (DTYPES[4], DTYPES[5], DTYPES[11], DTYPES[12])
 REDUCE = {MIN: np.minimum, MAX: np.maximum, PRODUCT: np.multiply}
 
 
@@ -94,9 +96,9 @@ class Collective:
         return reduced
 
     def reduced(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """The elements in the order of the ranks, 16-bit floats in float32."""
+        """The elements in the order of the ranks, narrow floats in float32."""
         wide = self.dtype
-        if self.dtype in SIXTEEN_BITS:
+        if self.dtype in NARROW:
             wide = np.dtype("float32")
         elif self.op == AVERAGE and self.dtype.kind in "iu":
             wide = np.dtype("int64")

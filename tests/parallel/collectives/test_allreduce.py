@@ -12,8 +12,9 @@ import tensorflow as tf
 import keras_hvd
 from keras_hvd import Average, Max, Min, Product, Sum, native
 
-INTEGERS = [tf.uint8, tf.int8, tf.int32, tf.int64]
-FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+INTEGERS = [tf.uint8, tf.int8, tf.int32, tf.int64, tf.uint32, tf.uint64]
+FLOAT8 = [tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")]
+FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, *FLOAT8]
 OPS = [Average, Sum, Min, Max, Product]
 SHAPES = [(), (0,), (1,), (3,), (7, 5), (2, 0, 3), (1023,), (65_537,)]
 
@@ -25,19 +26,21 @@ each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def reduced(inputs, op, prescale=1.0, postscale=1.0):
     """What the ranks' `inputs` make, taken in the order of the ranks.
 
-    16-bit floats are combined in float32 and scaled integers in float64; integers are
-    rounded towards zero.
+    8- and 16-bit floats are combined in float32 and scaled integers in float64;
+    integers are rounded towards zero.
     """
     dtype = inputs[0].dtype
     integers = np.issubdtype(dtype, np.integer)
     scaled = (prescale, postscale) != (1.0, 1.0)
     if op == Average and integers and not scaled:
-        total = sum(array.astype(np.int64) for array in inputs)
-        return (np.sign(total) * (np.abs(total) // len(inputs))).astype(dtype)
+        # Python's own integers, which hold any sum.
+        total = sum(np.asarray(array, object) for array in inputs)
+        mean = np.sign(total) * (np.abs(total) // len(inputs))
+        return np.asarray(mean, object).astype(dtype)
     if integers:
         work = np.float64 if scaled else dtype
     else:
-        work = np.float32 if dtype.itemsize == 2 else dtype
+        work = np.float32 if dtype.itemsize < 4 else dtype
     combine = {Min: np.minimum, Max: np.maximum, Product: np.multiply}.get(op, np.add)
     if op == Average:
         postscale /= len(inputs)
@@ -70,6 +73,21 @@ def test_equals_numpy(dtype, op, values, rank, size):
 def test_larger_than_the_exchange_memory(dtype, values, rank, size):
     inputs = [values(dtype, (1_500_007,), peer) for peer in range(size)]
     assert_same(keras_hvd.allreduce(inputs[rank], op=Sum), reduced(inputs, Sum))
+
+
+@each_op
+@pytest.mark.parametrize("dtype", FLOAT8, ids=lambda d: d.name)
+def test_all_pairs_of_float8(dtype, op, rank, size):
+    """Every number beside every other one, NaNs and infinities too."""
+    codes = np.indices((256, 256), np.uint8).reshape(2, -1)
+    inputs = [codes[peer % 2].view(dtype.as_numpy_dtype) for peer in range(size)]
+    result = keras_hvd.allreduce(inputs[rank], op=op)
+    with np.errstate(invalid="ignore"):
+        expected = reduced(inputs, op)
+    # As numbers, among which the sign of zero and the bits of a NaN do not count.
+    np.testing.assert_array_equal(
+        result.numpy().astype(np.float32), expected.astype(np.float32)
+    )
 
 
 def test_bool_takes_and_and_or(values, rank, size):
@@ -141,14 +159,14 @@ def test_every_kind_of_input(rank, size):
 
 def slices_of(rank, dtype=tf.float32):
     return tf.IndexedSlices(
-        tf.constant([[1, 1], [3, 2], [4, 4]], dtype),
+        tf.cast([[1, 1], [3, 2], [4, 4]], dtype),
         tf.constant([1, rank % 3, 1]),
         tf.constant([4, 2]),
     )
 
 
 @pytest.mark.parametrize("way", ["eager", "graph"])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.uint64, *FLOAT8])
 def test_indexed_slices_are_gathered(run, dtype, rank, size):
     @run
     def reduce():
@@ -171,7 +189,9 @@ def test_indexed_slices_are_gathered(run, dtype, rank, size):
         assert isinstance(result, tf.IndexedSlices)
         assert result.values.dtype == dtype
         np.testing.assert_array_equal(result.indices, indices)
-        np.testing.assert_allclose(result.values, expected, rtol=1e-6)
+        got = result.values.numpy().astype(np.float64)
+        tolerance = 0.125 if dtype in FLOAT8 else 1e-6
+        np.testing.assert_allclose(got, expected, rtol=tolerance)
         np.testing.assert_array_equal(result.dense_shape, [4, 2])
 
 

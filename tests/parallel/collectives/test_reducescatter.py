@@ -16,6 +16,10 @@ DTYPES = [
     tf.bfloat16,
     tf.float32,
     tf.float64,
+    tf.uint32,
+    tf.uint64,
+    tf.as_dtype("float8_e5m2"),
+    tf.as_dtype("float8_e4m3fn"),
 ]
 SHAPES = [(0,), (1,), (3,), (7, 5), (4, 0, 3), (1023,), (65_537, 3)]
 
