@@ -9,10 +9,19 @@ namespace KHVD_NAMESPACE {
 constexpr int64_t kBlock = 1024;
 
 // Where the inputs' elements are found, in the accumulator's type: in place, or
-// converted into a block of their own where the processor has instructions for that.
+// converted into a block of their own where the processor has instructions for that,
+// and where it takes so many that they would crowd the loops.
 template <typename T>
 struct Converted {
   using Type = T;
+};
+template <>
+struct Converted<Float8E5m2> {
+  using Type = float;
+};
+template <>
+struct Converted<Float8E4m3fn> {
+  using Type = float;
 };
 #ifdef KHVD_F16C
 template <>
@@ -27,6 +36,31 @@ KHVD_INLINE const T* Convert(const T* from, int64_t, T*) {
 }
 template <typename T>
 KHVD_INLINE void ConvertBack(const T*, int64_t, T*) {}
+
+template <typename T>
+KHVD_INLINE const float* WidenAll(const T* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = Widen(from[i]);
+  return to;
+}
+template <typename T>
+KHVD_INLINE void NarrowAll(const float* from, int64_t n, T* to) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) Narrow(from[i], to + i);
+}
+
+KHVD_TARGET inline const float* Convert(const Float8E5m2* from, int64_t n, float* to) {
+  return WidenAll(from, n, to);
+}
+KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float8E5m2* to) {
+  NarrowAll(from, n, to);
+}
+KHVD_TARGET inline const float* Convert(const Float8E4m3fn* from, int64_t n,
+                                        float* to) {
+  return WidenAll(from, n, to);
+}
+KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float8E4m3fn* to) {
+  NarrowAll(from, n, to);
+}
 
 #ifdef KHVD_F16C
 KHVD_TARGET inline const float* Convert(const Float16* from, int64_t n, float* to) {
