@@ -159,7 +159,7 @@ def test_every_kind_of_input(rank, size):
 
 def slices_of(rank, dtype=tf.float32):
     return tf.IndexedSlices(
-        tf.cast([[1, 1], [3, 2], [4, 4]], dtype),
+        tf.cast([[1.0, 1.0], [3.0, 2.0], [4.0, 4.0]], dtype),
         tf.constant([1, rank % 3, 1]),
         tf.constant([4, 2]),
     )
