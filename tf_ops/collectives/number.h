@@ -108,34 +108,37 @@ KHVD_INLINE void Narrow(float value, Float16* to) {
   to->bits = static_cast<uint16_t>(half | sign);
 }
 
-// A float's magnitude to the nearest of an 8-bit type, ties to even; what is beyond the
-// type's range gets the bits that would follow those of its largest number, or more.
+// A float's magnitude to the nearest of an 8-bit type, ties to even: its bits, or more
+// than those of the largest number.
+//
+// The unit adder rounds, beside a number whose last bit is worth the type's, in all
+// ranges alike: compilers make no vector code of a sum that is used in one case only.
 template <int kMantissaBits, int kBias>
-KHVD_INLINE uint32_t NarrowMagnitude(uint32_t magnitude) {
+KHVD_INLINE int32_t NarrowMagnitude(int32_t magnitude) {
   constexpr int kLostBits = 23 - kMantissaBits;
-  constexpr uint32_t kRebias = (127u - kBias) << 23;
-  const uint32_t normal = (magnitude - kRebias + (1u << (kLostBits - 1)) - 1 +
-                           ((magnitude >> kLostBits) & 1)) >>
-                          kLostBits;
-  // As for Float16: a number whose last bit is worth the type's smallest subnormal.
-  constexpr uint32_t kUnit = kRebias + (static_cast<uint32_t>(kLostBits + 1) << 23);
-  const uint32_t subnormal = Bits(FromBits(magnitude) + FromBits(kUnit)) - kUnit;
-  return magnitude < kRebias + (1u << 23) ? subnormal : normal;
+  constexpr int32_t kSmallestNormal = (128 - kBias) << 23;
+  constexpr int32_t kTooLarge = (127 + kBias + 2) << 23;
+  const int32_t finite = magnitude < kTooLarge ? magnitude : kTooLarge;
+  const int32_t own_exponent = finite & 0x7F800000;
+  const int32_t exponent =
+      own_exponent > kSmallestNormal ? own_exponent : kSmallestNormal;
+  const float unit = FromBits(exponent + (kLostBits << 23));
+  const int32_t steps = Bits(FromBits(finite) + unit) - Bits(unit);
+  return ((exponent - kSmallestNormal) >> kLostBits) + steps;
 }
 
 KHVD_INLINE void Narrow(float value, Float8E5m2* to) {
   const uint32_t sign = (Bits(value) >> 24) & 0x80u;
-  const uint32_t magnitude = Bits(value) & 0x7FFFFFFFu;
-  uint32_t narrow = NarrowMagnitude<2, 15>(magnitude);
-  narrow = narrow > 0x7Cu ? 0x7Cu : narrow;
-  narrow = magnitude > 0x7F800000u ? 0x7Eu : narrow;
-  to->bits = static_cast<uint8_t>(narrow | sign);
+  const int32_t magnitude = Bits(value) & 0x7FFFFFFFu;
+  const int32_t narrow = NarrowMagnitude<2, 15>(magnitude);
+  const int32_t most = magnitude > 0x7F800000 ? 0x7E : 0x7C;
+  to->bits = static_cast<uint8_t>((narrow < most ? narrow : most) | sign);
 }
 
 KHVD_INLINE void Narrow(float value, Float8E4m3fn* to) {
   const uint32_t sign = (Bits(value) >> 24) & 0x80u;
-  const uint32_t narrow = NarrowMagnitude<3, 7>(Bits(value) & 0x7FFFFFFFu);
-  to->bits = static_cast<uint8_t>((narrow > 0x7Fu ? 0x7Fu : narrow) | sign);
+  const int32_t narrow = NarrowMagnitude<3, 7>(Bits(value) & 0x7FFFFFFFu);
+  to->bits = static_cast<uint8_t>((narrow < 0x7F ? narrow : 0x7F) | sign);
 }
 
 template <typename T>
