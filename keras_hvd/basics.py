@@ -326,6 +326,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
         **dataclasses.asdict(settings.read()),
     )
     options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
+    options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
     timeline = settings.timeline()
     check(native.engine().khvd_init(ctypes.byref(options)))
     _jobs_joined += 1

@@ -1,4 +1,4 @@
-"""The libraries for tensors on GPUs: which NCCL, and what the engine does with it."""
+"""The libraries for GPUs: which NCCL and NVTX, and what the engine does with NCCL."""
 
 from __future__ import annotations
 
@@ -40,11 +40,28 @@ def packaged_nccl() -> bytes:
     >>> packaged_nccl().endswith((b"libnccl.so.2", b""))
     True
     """
-    for folder in _packages_of_nccl():
-        path = os.path.join(folder, "lib", "libnccl.so.2")
-        if os.path.exists(path):
-            return os.fsencode(path)
-    return b""
+    return _find("nvidia.nccl", "libnccl.so.2")
+
+
+def packaged_nvtx() -> bytes:
+    """NVTX of this Python environment, from nvidia-nvtx-cu12 or nvidia-nvtx.
+
+    Nothing but a profiler makes use of it.
+
+    Returns:
+        Its path; empty if there is none.
+
+    Example:
+
+    >>> packaged_nvtx().endswith((b".so.1", b""))
+    True
+    """
+    # For CUDA 12 of newer and of older versions; for CUDA 13.
+    return (
+        _find("nvidia.nvtx", "libnvtx3interop.so.1")
+        or _find("nvidia.nvtx", "libnvToolsExt.so.1")
+        or _find("nvidia.cu13", "libnvtx3interop.so.1")
+    )
 
 
 def support() -> Support:
@@ -76,11 +93,20 @@ def _support(cuda_library: bytes, nccl_library: bytes) -> Support:
     return Support(found.devices, found.nccl_version, cuda, nccl)
 
 
-def _packages_of_nccl() -> list[str]:
-    """The folders of the package, which may be spread over several."""
+def _find(package: str, library: str) -> bytes:
+    """The path of a library of one of NVIDIA's packages; empty if there is none."""
+    for folder in _folders(package):
+        path = os.path.join(folder, "lib", library)
+        if os.path.exists(path):
+            return os.fsencode(path)
+    return b""
+
+
+def _folders(package: str) -> list[str]:
+    """The folders of a package of NVIDIA's, which may be spread over several."""
     if importlib.util.find_spec("nvidia") is None:
         return []
-    package = importlib.util.find_spec("nvidia.nccl")
-    if package is None or package.submodule_search_locations is None:
+    found = importlib.util.find_spec(package)
+    if found is None or found.submodule_search_locations is None:
         return []
-    return list(package.submodule_search_locations)
+    return list(found.submodule_search_locations)

@@ -68,6 +68,7 @@ class Options(ctypes.Structure):
         ("autotune_samples", ctypes.c_int32),
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
+        ("nvtx_library", ctypes.c_char_p),
     ]
 
 

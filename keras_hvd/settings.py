@@ -89,6 +89,7 @@ class Settings:
         autotune_samples: The most samples of the search; 0: no limit.
         cuda_library: The CUDA driver's library; empty: the system's.
         nccl_library: NCCL's; empty: that of the Python environment, else the system's.
+        nvtx_library: NVTX's, likewise.
     """
 
     init_timeout: float
@@ -107,6 +108,7 @@ class Settings:
     autotune_samples: int
     cuda_library: bytes
     nccl_library: bytes
+    nvtx_library: bytes
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         ),
         cuda_library=_library(_find_ours(variables, "CUDA_LIBRARY")),
         nccl_library=_library(_find_ours(variables, "NCCL_LIBRARY")),
+        nvtx_library=_library(_find_ours(variables, "NVTX_LIBRARY")),
     )
 
 
@@ -336,7 +339,7 @@ def _library(found: _Found | None) -> bytes:
     """A library's whole path, or a name to look for in the library path."""
     if found is None:
         return b""
-    # It is opened when the first tensor on a GPU comes.
+    # It is opened when there is use for it.
     path = os.path.abspath(found.text) if "/" in found.text else found.text
     return os.fsencode(path)
 

@@ -273,8 +273,10 @@ def text(summary: Summary) -> str:
 
 _ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
 
-# Those within a collective stand below it.
+# Those within a collective stand below it, and below these what runs on the GPU.
+_COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
 _PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT")
+_ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU")
 
 
 def _phases(summary: Summary) -> str:
@@ -282,9 +284,9 @@ def _phases(summary: Summary) -> str:
     rows = [("phase", "times", "mean", "longest", "all", "of the time")]
 
     def order(name: str) -> tuple[int, str]:
-        first = ("NEGOTIATE_", "QUEUE")
-        place = [i for i, start in enumerate(first) if name.startswith(start)]
-        return (place or [3 + _PARTS.index(name) if name in _PARTS else 2])[0], name
+        starts = ("NEGOTIATE_", "QUEUE", *_COLLECTIVES, *_PARTS, *_ON_GPU)
+        places = [i for i, start in enumerate(starts) if name.startswith(start)]
+        return (places or [len(starts)])[0], name
 
     for name in sorted(summary.phases, key=order):
         durations = summary.phases[name].durations()

@@ -4,6 +4,7 @@ Each test runs with NCCL and through host memory, with one, two and four ranks o
 GPU, and with one on each GPU of several.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -38,12 +39,28 @@ def test_all_collectives(start, path, check):
     check_path(job, path)
 
 
-def test_random_steps(start, path, request):
+def test_random_steps(start, path, request, tmp_path):
     steps = request.config.getoption("--steps")
     seed = request.config.getoption("--random-seed")
-    job = start(task="steps", steps=steps, seed=seed)
+    timeline = tmp_path / "timeline.json"
+    job = start(task="steps", steps=steps, seed=seed, timeline=str(timeline))
     assert job.end(600) == [[{"steps": steps}]] * len(job.processes)
     check_path(job, path)
+    check_timeline(json.loads(timeline.read_text()), path)
+
+
+def check_timeline(events: list[dict], path: str) -> None:
+    """What ran on the GPU of rank 0 is in one row, each behind the one before."""
+    spans = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    names = {span["name"] for span in spans}
+    assert "WAIT_FOR_INPUTS" in names
+    assert "COPY_TO_GPU" in names or path == "NCCL"
+    assert any(name.startswith("NCCL_") for name in names) == (path == "NCCL")
+    reached = 0
+    for span in spans:
+        assert span["ts"] >= reached - 1e-3, span
+        assert 0 <= span["args"]["within"] < 1e6, span
+        reached = span["ts"] + span["dur"]
 
 
 def test_a_kill_is_known_and_leaves_nothing(start, gpus, setup):

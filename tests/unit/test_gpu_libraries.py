@@ -1,4 +1,4 @@
-"""Which NCCL is taken, and what is said of one that cannot be, without a GPU."""
+"""Which NCCL and NVTX are taken, and what is said of one that cannot be used."""
 
 import os
 import subprocess
@@ -57,6 +57,33 @@ def test_other_packages_of_nvidia_are_none(package):
         each.rmdir() if each.is_dir() else each.unlink()
     library.parent.parent.rmdir()
     assert run(FIND, PYTHONPATH=str(folder)) == ""
+
+
+FIND_NVTX = (
+    "from keras_hvd import gpu_libraries; print(gpu_libraries.packaged_nvtx().decode())"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["nvtx/lib/libnvtx3interop.so.1"], "nvtx/lib/libnvtx3interop.so.1"),
+        (["nvtx/lib/libnvToolsExt.so.1"], "nvtx/lib/libnvToolsExt.so.1"),
+        (["cu13/lib/libnvtx3interop.so.1"], "cu13/lib/libnvtx3interop.so.1"),
+        (
+            ["cu13/lib/libnvtx3interop.so.1", "nvtx/lib/libnvToolsExt.so.1"],
+            "nvtx/lib/libnvToolsExt.so.1",
+        ),
+        (["nvtx/lib/libnvtx.so.1", "cu13/lib/libcudart.so.13"], None),
+    ],
+)
+def test_finds_nvtx_of_the_packages(tmp_path, files, found):
+    for file in files:
+        path = tmp_path / "nvidia" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    expected = str(tmp_path / "nvidia" / found) if found else ""
+    assert run(FIND_NVTX, PYTHONPATH=str(tmp_path)) == expected
 
 
 def test_a_driver_that_is_none_is_named(tmp_path, monkeypatch):

@@ -73,6 +73,7 @@ def test_horovods_variables_under_both_prefixes(prefix, suffix, text, expected):
         ("CHECK", "0", {}),
         ("NCCL_LIBRARY", "/opt/libnccl.so.2", {"nccl_library": b"/opt/libnccl.so.2"}),
         ("NCCL_LIBRARY", "libnccl.so.2", {"nccl_library": b"libnccl.so.2"}),
+        ("NVTX_LIBRARY", "/opt/libnvtx.so.1", {"nvtx_library": b"/opt/libnvtx.so.1"}),
         ("CUDA_LIBRARY", "/opt/libcuda.so.1", {"cuda_library": b"/opt/libcuda.so.1"}),
     ],
 )

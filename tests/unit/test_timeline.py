@@ -88,6 +88,47 @@ def test_a_wait_is_from_the_last_but_one_to_the_last_and_counts_once():
     assert "the others waited most for rank 2: 85 us" in summary.text(found)
 
 
+def on_gpu(name, begin, end, batch):
+    arguments = f'"args":{{"batch":{batch},"tensors":"a and 1 more","within":2}}'
+    return (
+        f'{{"name":"{name}","ph":"X","pid":1,"tid":9,"ts":{begin},'
+        f'"dur":{end - begin},{arguments}}}'
+    )
+
+
+def test_what_runs_on_the_gpu_is_a_phase_and_no_tensors():
+    enqueued = [
+        event.replace("SHARED_MEMORY_", "ENQUEUE_")
+        for event in request(0, 0, 10, 20, 30, 1, {0: 0})
+    ]
+    events = [
+        START,
+        row(0, "a"),
+        *enqueued,
+        '{"name":"thread_name","ph":"M","pid":1,"tid":9,"args":{"name":"collectives"}}',
+        on_gpu("COPY_TO_GPU", 60, 90, 1),
+        on_gpu("NCCL_ALLREDUCE", 50, 60, 1),
+        on_gpu("WAIT_FOR_INPUTS", 25, 50, 1),
+        on_gpu("COPY_TO_HOST", 55, 56, 1),
+    ]
+    found = summary.read(timeline(*events))
+    assert found.last == 90
+    assert list(found.tensors) == ["a"]
+    assert found.tensors["a"].total == 30
+    assert list(found.phases["NCCL_ALLREDUCE"].durations()) == [10]
+    order = [line.split()[0] for line in summary.text(found).splitlines()[3:11]]
+    assert order == [
+        "NEGOTIATE_ALLREDUCE",
+        "QUEUE",
+        "ENQUEUE_ALLREDUCE",
+        "COPY_IN",
+        "WAIT_FOR_INPUTS",
+        "NCCL_ALLREDUCE",
+        "COPY_TO_HOST",
+        "COPY_TO_GPU",
+    ]
+
+
 def test_rows_of_one_tensor_count_together():
     events = [
         START,

@@ -25,6 +25,14 @@ Status IsPrimary(const Driver& driver, Context context, Device device, bool* pri
                       "cuDevicePrimaryCtxRelease");
 }
 
+Status CreateStream(const Driver& driver, int priority, Stream* stream) {
+  Status status =
+      driver.Check(driver->create_stream(stream, kStreamNonBlocking, priority),
+                   "cuStreamCreateWithPriority");
+  if (!status.ok()) *stream = nullptr;
+  return status;
+}
+
 }  // namespace
 
 Status Gpu::Open(std::shared_ptr<const Driver> driver, int ordinal,
@@ -53,9 +61,15 @@ Status Gpu::Start() {
   status = driver.Check(driver->stream_priorities(&least, &greatest),
                         "cuCtxGetStreamPriorityRange");
   if (!status.ok()) return status;
-  status = driver.Check(driver->create_stream(&stream_, kStreamNonBlocking, greatest),
-                        "cuStreamCreateWithPriority");
-  if (!status.ok()) stream_ = nullptr;
+  return CreateStream(driver, greatest, &stream_);
+}
+
+Status Gpu::OpenIdleStream(Stream* stream) {
+  const Current current(*this);
+  std::lock_guard lock(mutex_);
+  Status status;
+  if (idle_stream_ == nullptr) status = CreateStream(*driver_, 0, &idle_stream_);
+  *stream = idle_stream_;
   return status;
 }
 
@@ -79,8 +93,12 @@ Gpu::~Gpu() {
   const Driver& driver = *driver_;
   {
     const Current current(*this);
-    for (Event event : free_events_) driver->destroy_event(event);
-    if (stream_ != nullptr) driver->destroy_stream(stream_);
+    for (const Timing timing : {Timing::kOff, Timing::kOn}) {
+      for (Event event : FreeEvents(timing)) driver->destroy_event(event);
+    }
+    for (Stream stream : {stream_, idle_stream_}) {
+      if (stream != nullptr) driver->destroy_stream(stream);
+    }
   }
   driver->release_primary_context(device_);
 }
@@ -115,27 +133,28 @@ Gpu::Current::~Current() {
   if (status_.ok()) driver_->pop_context(&popped);
 }
 
-Status Gpu::Record(Stream stream, Event* event) {
+Status Gpu::Record(Stream stream, Event* event, Timing timing) {
   const Current current(*this);
-  Status status = TakeEvent(event);
+  Status status = TakeEvent(event, timing);
   if (!status.ok()) return status;
   status = driver_->Check((*driver_)->record_event(*event, stream), "cuEventRecord");
-  if (!status.ok()) Release(std::exchange(*event, nullptr));
+  if (!status.ok()) Release(std::exchange(*event, nullptr), timing);
   return status;
 }
 
-Status Gpu::TakeEvent(Event* event) {
+Status Gpu::TakeEvent(Event* event, Timing timing) {
   {
     std::lock_guard lock(mutex_);
-    if (!free_events_.empty()) {
-      *event = free_events_.back();
-      free_events_.pop_back();
+    std::vector<Event>& free = FreeEvents(timing);
+    if (!free.empty()) {
+      *event = free.back();
+      free.pop_back();
       return Status::Ok();
     }
   }
-  // Without times, which would have the GPU write one at each event.
-  return driver_->Check((*driver_)->create_event(event, kEventDisableTiming),
-                        "cuEventCreate");
+  const unsigned int flags =
+      timing == Timing::kOn ? kEventDefault : kEventDisableTiming;
+  return driver_->Check((*driver_)->create_event(event, flags), "cuEventCreate");
 }
 
 Status Gpu::MakeWait(Stream stream, Event event) {
@@ -152,9 +171,19 @@ Status Gpu::Query(Event event, bool* passed) {
   return driver_->Check(result, "cuEventQuery");
 }
 
-void Gpu::Release(Event event) {
+void Gpu::Release(Event event, Timing timing) {
   std::lock_guard lock(mutex_);
-  free_events_.push_back(event);
+  FreeEvents(timing).push_back(event);
+}
+
+Status Gpu::Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed) {
+  const Current current(*this);
+  float milliseconds = 0;
+  const Status status = driver_->Check(
+      (*driver_)->elapsed_time(&milliseconds, from, to), "cuEventElapsedTime");
+  // As a double: a float has no digits left for nanoseconds.
+  *elapsed = std::chrono::nanoseconds(static_cast<int64_t>(double{milliseconds} * 1e6));
+  return status;
 }
 
 Status Gpu::CopyToHost(void* to, const void* from, size_t bytes) {

@@ -7,6 +7,7 @@
 #ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
 #define KERAS_HVD_TF_OPS_CUDA_GPU_H_
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,9 @@
 #include "tf_ops/cuda/driver.h"
 
 namespace keras_hvd::cuda {
+
+// Whether an event notes when it comes. The GPU writes a time at each that does.
+enum class Timing { kOff, kOn };
 
 // All of it may be called on any thread.
 class Gpu {
@@ -54,13 +58,17 @@ class Gpu {
   };
 
   // An event behind all that is on the stream now. It is the caller's until Release.
-  Status Record(Stream stream, Event* event);
+  Status Record(Stream stream, Event* event, Timing timing = Timing::kOff);
   // Whatever is put on the stream from now on runs after the event.
   Status MakeWait(Stream stream, Event event);
   // Whether the event has come.
   Status Query(Event event, bool* passed);
   // An event may be released as soon as the streams that wait for it have been told so.
-  void Release(Event event);
+  void Release(Event event, Timing timing = Timing::kOff);
+  // The time from one event to a later one; both are timed and have come.
+  Status Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed);
+  // A stream that nothing is put on but events, which so come at once.
+  Status OpenIdleStream(Stream* stream);
 
   // On the collectives' stream, in its order.
   Status CopyToHost(void* to, const void* from, size_t bytes);
@@ -72,7 +80,10 @@ class Gpu {
       : driver_(std::move(driver)), ordinal_(ordinal) {}
   Status Start();
   Status ReadCapability();
-  Status TakeEvent(Event* event);
+  Status TakeEvent(Event* event, Timing timing);
+  std::vector<Event>& FreeEvents(Timing timing) {
+    return timing == Timing::kOn ? free_timed_events_ : free_events_;
+  }
 
   const std::shared_ptr<const Driver> driver_;
   const int ordinal_;
@@ -82,7 +93,10 @@ class Gpu {
   Context context_ = nullptr;
   Stream stream_ = nullptr;
   std::mutex mutex_;
-  std::vector<Event> free_events_;  // guarded by mutex_
+  // All below is guarded by mutex_.
+  Stream idle_stream_ = nullptr;  // null: nobody has asked for it
+  std::vector<Event> free_events_;
+  std::vector<Event> free_timed_events_;
 };
 
 // Memory of the GPU, or of the host where the GPU can copy it without the CPU. What is

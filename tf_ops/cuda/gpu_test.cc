@@ -72,6 +72,34 @@ TEST_P(GpuTest, ItsStreamIsOfTheGreatestPriorityAndItsOwn) {
   EXPECT_EQ(CountCalls("cuStreamCreateWithPriority"), 1);
 }
 
+TEST_P(GpuTest, TimedEventsMeasureAndAreUsedAgain) {
+  Open();
+  Stream idle = nullptr;
+  ASSERT_EQ(gpu_->OpenIdleStream(&idle).message, "");
+  for (int round = 0; round < 5; ++round) {
+    Event events[2] = {};
+    for (Event& event : events) {
+      ASSERT_EQ(gpu_->Record(idle, &event, Timing::kOn).message, "");
+    }
+    bool passed = false;
+    while (!passed) ASSERT_EQ(gpu_->Query(events[1], &passed).message, "");
+    std::chrono::nanoseconds elapsed(-1);
+    ASSERT_EQ(gpu_->Elapsed(events[0], events[1], &elapsed).message, "");
+    EXPECT_GE(elapsed.count(), 0);
+    EXPECT_LT(elapsed, std::chrono::minutes(1));
+    for (Event event : events) gpu_->Release(event, Timing::kOn);
+  }
+  EXPECT_EQ(CountCalls("cuEventCreate"), 2);
+  // The others are none of these.
+  Event event = nullptr;
+  ASSERT_EQ(gpu_->Record(idle, &event).message, "");
+  gpu_->Release(event);
+  EXPECT_EQ(CountCalls("cuEventCreate"), 3);
+  Stream again = nullptr;
+  ASSERT_EQ(gpu_->OpenIdleStream(&again).message, "");
+  EXPECT_EQ(again, idle);
+}
+
 TEST_P(GpuTest, AStreamWaitsForAnotherOnesEvent) {
   Open();
   const Stream caller = NewStream();

@@ -9,6 +9,7 @@
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/cuda/profiler_ranges.h"
 #include "tf_ops/engine/autotune.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/engine_options.h"
@@ -48,7 +49,7 @@ class BatchRunner {
   class Host;
 
   bool RunAnywhere(const Batch& batch, const std::vector<int>& members, uint64_t number,
-                   const BatchSettings& settings);
+                   const BatchSettings& settings, bool recorded);
   bool RunCollective(const Batch& batch, const std::vector<int>& members,
                      const BatchSettings& settings);
   bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
@@ -62,6 +63,8 @@ class BatchRunner {
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
+  // Null where no profiler shows them.
+  const std::unique_ptr<const cuda::ProfilerRanges> ranges_;
   Timeline& timeline_;
   Coordination* const coordination_;
   Communicator communicator_;

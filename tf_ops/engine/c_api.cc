@@ -472,6 +472,9 @@ Status Init(const khvd_options& options) {
   process.engine.cache_capacity = CacheCapacity(options);
   process.engine.gpu_libraries =
       GpuLibrariesOf(options.cuda_library, options.nccl_library);
+  if (options.nvtx_library != nullptr) {
+    process.engine.nvtx_library = options.nvtx_library;
+  }
   status = MakeAutotuneOptions(options, &process.engine.autotune);
   if (!status.ok()) return status;
   process.local_rank = options.local_rank;

@@ -100,6 +100,9 @@ typedef struct {
   // libcuda.so.1 and libnccl.so.2 of the library path.
   const char* cuda_library;
   const char* nccl_library;
+  // The library for ranges in NVIDIA's profilers, which is opened under one; NULL or
+  // "": libnvtx3interop.so.1 or libnvToolsExt.so.1 of the library path.
+  const char* nvtx_library;
 } khvd_options;
 
 // One tensor of a request, contiguous, row-major; in host memory, or on a GPU.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "tf_ops/engine/autotune.h"
 #include "tf_ops/engine/gpu_access.h"
@@ -21,6 +22,7 @@ struct EngineOptions {
   AutotuneOptions autotune;           // rank 0's count
   int local_rank = 0;
   GpuLibraries gpu_libraries;
+  std::string nvtx_library;  // "": the system's
 };
 
 }  // namespace keras_hvd

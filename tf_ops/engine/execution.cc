@@ -11,12 +11,6 @@
 namespace keras_hvd {
 namespace {
 
-int64_t InputBytes(const Batch& batch) {
-  int64_t bytes = 0;
-  for (const auto& operation : batch) bytes += operation->input_bytes();
-  return bytes;
-}
-
 void LogBatch(int rank, uint64_t number, const Batch& batch) {
   std::string text = "runs batch " + std::to_string(number) + ": " +
                      Title(*batch.front()->description);

@@ -11,6 +11,7 @@
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/exchange.h"
+#include "tf_ops/engine/gpu_times.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/staging.h"
 #include "tf_ops/nccl/communicator.h"
@@ -66,6 +67,8 @@ class GpuBatch {
   const int index;
   const std::shared_ptr<cuda::Gpu> gpu;
   HostCollectives& host;
+  // Null where the timeline does not record the batch.
+  std::unique_ptr<GpuTimes> times;
 
  private:
   Staging& staging_;

@@ -12,7 +12,7 @@
 namespace keras_hvd {
 namespace {
 
-Status Allreduce(const std::vector<Operation*>& operations,
+Status Allreduce(const std::vector<Operation*>& operations, const GpuBatch& batch,
                  nccl::Communicator* communicator) {
   nccl::AllreduceOptions allreduce;
   allreduce.reduction = operations.front()->description->reduction;
@@ -24,6 +24,7 @@ Status Allreduce(const std::vector<Operation*>& operations,
                                    operation->buffers[i].output});
     }
   }
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
   return nccl::Allreduce(allreduce, communicator);
 }
 
@@ -40,7 +41,9 @@ Status Allgather(Operation* operation, GpuBatch* batch,
     tensor.output = operation->buffers[i].output;
     tensor.row_bytes = RowBytes(operation->description->tensors[i]);
   }
-  return status.ok() ? nccl::Allgather(allgather, communicator) : status;
+  if (!status.ok()) return status;
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
+  return nccl::Allgather(allgather, communicator);
 }
 
 Status Alltoall(Operation* operation, GpuBatch* batch,
@@ -58,6 +61,7 @@ Status Alltoall(Operation* operation, GpuBatch* batch,
   alltoall.input = operation->buffers.front().input;
   alltoall.output = operation->buffers.front().output;
   alltoall.row_bytes = RowBytes(operation->description->tensors.front());
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Alltoall(alltoall, communicator);
 }
 
@@ -70,10 +74,12 @@ Status Broadcast(const Operation& operation, const GpuBatch& batch,
   broadcast.bytes = operation.description->bytes();
   broadcast.input = operation.buffers.front().input;
   broadcast.output = operation.buffers.front().output;
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
   return nccl::Broadcast(broadcast, communicator);
 }
 
-Status Reducescatter(const Operation& operation, nccl::Communicator* communicator) {
+Status Reducescatter(const Operation& operation, const GpuBatch& batch,
+                     nccl::Communicator* communicator) {
   ReducescatterOptions reducescatter;
   reducescatter.reduction = operation.description->reduction;
   for (size_t i = 0; i < operation.buffers.size(); ++i) {
@@ -82,6 +88,7 @@ Status Reducescatter(const Operation& operation, nccl::Communicator* communicato
         {tensor.dtype, tensor.shape.front(), RowBytes(tensor) / Bytes(tensor.dtype),
          operation.buffers[i].input, operation.buffers[i].output});
   }
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
   return nccl::Reducescatter(reducescatter, communicator);
 }
 
@@ -104,7 +111,7 @@ Status RunByNccl(const std::vector<Operation*>& operations, GpuBatch* batch,
   Operation* const first = operations.front();
   switch (first->description->kind) {
     case Kind::kAllreduce:
-      return Allreduce(operations, communicator);
+      return Allreduce(operations, *batch, communicator);
     case Kind::kAllgather:
       return Allgather(first, batch, communicator);
     case Kind::kAlltoall:
@@ -112,7 +119,7 @@ Status RunByNccl(const std::vector<Operation*>& operations, GpuBatch* batch,
     case Kind::kBroadcast:
       return Broadcast(*first, *batch, communicator);
     case Kind::kReducescatter:
-      return Reducescatter(*first, communicator);
+      return Reducescatter(*first, *batch, communicator);
     case Kind::kBarrier:
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:

@@ -25,13 +25,15 @@ constexpr std::chrono::seconds kAbortPatience(1);
 }  // namespace
 
 GpuRunner::GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
-                     std::shared_ptr<GpuAccess> access, Waiter* waiter)
+                     std::shared_ptr<GpuAccess> access, Waiter* waiter,
+                     Timeline* timeline)
     : rank_(options.rank),
       warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
       segment_(std::move(segment)),
       access_(std::move(access)),
       waiter_(*waiter),
+      timeline_(*timeline),
       channels_(rank_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
@@ -39,7 +41,7 @@ GpuRunner::~GpuRunner() { Abort(); }
 // ---- Batches
 
 bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
-                    HostCollectives* host) {
+                    HostCollectives* host, bool recorded) {
   if (gpu_ == nullptr && !Succeeded(access_->Open(&gpu_))) return false;
   const cuda::Gpu::Current current(*gpu_);
   const int index = static_cast<int>(
@@ -49,6 +51,10 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
   waits_for_ = Title(*batch.front()->description);
   // NCCL would take whatever GPU it finds.
   if (!Succeeded(current.status())) return false;
+  if (recorded) {
+    on_gpu.times =
+        std::make_unique<GpuTimes>(&timeline_, batch, gpu_, clock_.Reference(gpu_));
+  }
   if (Succeeded(Enqueue(&on_gpu))) return true;
   GiveUp(&on_gpu);
   return false;
@@ -69,6 +75,7 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
 
 // Nothing that is enqueued from now on runs before the inputs are there.
 Status GpuRunner::AwaitInputs(GpuBatch* batch) {
+  const GpuSpan span(batch->times.get(), GpuPhase::kWaitForInputs);
   for (const auto& operation : batch->operations) {
     const Status status = operation->place == nullptr
                               ? GiveZeros(operation.get(), batch)
@@ -123,7 +130,8 @@ Status GpuRunner::End(GpuBatch* batch) {
     const Status waits = end->MakeWait(place->stream);
     if (!waits.ok()) return waits;
   }
-  under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory()});
+  under_way_.push_back(
+      {end, waits_for_, Clock::now(), batch->GiveMemory(), std::move(batch->times)});
   return Status::Ok();
 }
 
@@ -146,7 +154,7 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
   // Memory is given back by who knows whether the GPU still uses it: to free it waits
   // for the GPU.
   if (recorded)
-    under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory()});
+    under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory(), nullptr});
   Abort();
 }
 
@@ -184,6 +192,10 @@ void GpuRunner::CheckUnderWay() {
     const UnderWay& first = under_way_.front();
     if (!Succeeded(first.end->Query(&passed), first.title)) return;
     if (!passed) break;
+    if (first.times != nullptr) {
+      first.times->Write();
+      clock_.Renew(gpu_);
+    }
     for (cuda::Memory& memory : under_way_.front().memory) {
       staging_.GiveBack(std::move(memory));
     }
@@ -218,6 +230,7 @@ void GpuRunner::Leave() {
   waits_for_ = "the end of the GPU's collectives";
   if (!AwaitUnderWay() || !channels_.Finalize().ok()) Abort();
   staging_.Clear();
+  clock_.Clear();
 }
 
 // Where this is given up, the other members would wait for this rank for ever.
@@ -253,6 +266,7 @@ void GpuRunner::Abort() {
   }
   under_way_.clear();
   staging_.Clear();
+  clock_.Clear();
 }
 
 // ---- Both

@@ -21,8 +21,11 @@
 #include "tf_ops/engine/gpu_access.h"
 #include "tf_ops/engine/gpu_batch.h"
 #include "tf_ops/engine/gpu_channels.h"
+#include "tf_ops/engine/gpu_clock.h"
+#include "tf_ops/engine/gpu_times.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/staging.h"
+#include "tf_ops/engine/timeline.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -32,14 +35,15 @@ class GpuRunner {
  public:
   // `waiter` passes the time.
   GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
-            std::shared_ptr<GpuAccess> access, Waiter* waiter);
+            std::shared_ptr<GpuAccess> access, Waiter* waiter, Timeline* timeline);
   ~GpuRunner();
   GpuRunner(const GpuRunner&) = delete;
   GpuRunner& operator=(const GpuRunner&) = delete;
 
   // Enqueues a batch, whose tensors are on GPUs on all `members`. Returns false if the
-  // job has failed or this rank stops waiting.
-  bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host);
+  // job has failed or this rank stops waiting. `recorded`: the timeline has begun it.
+  bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
+           bool recorded);
 
   // All ranks add a process set, or remove one.
   void AddProcessSet(int32_t id, const std::vector<int>& members);
@@ -60,6 +64,7 @@ class GpuRunner {
     std::string title;
     Clock::time_point since;
     std::vector<cuda::Memory> memory;
+    std::unique_ptr<GpuTimes> times;  // null: it is not recorded
   };
 
   Status Enqueue(GpuBatch* batch);
@@ -81,9 +86,11 @@ class GpuRunner {
   const std::shared_ptr<Segment> segment_;
   const std::shared_ptr<GpuAccess> access_;
   Waiter& waiter_;
+  Timeline& timeline_;
   std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
   GpuChannels channels_;
   Staging staging_;
+  GpuClock clock_;
   std::deque<UnderWay> under_way_;
   Clock::time_point next_check_;
   std::string waits_for_;            // what KeepWaiting is called about

@@ -108,20 +108,34 @@ Status Detour::Finish(const Operation& stand_in) {
   return Status::Ok();
 }
 
+Status StartAll(const std::vector<Operation*>& operations, GpuBatch* batch,
+                std::vector<Detour>* detours, Batch* stand_ins) {
+  const GpuSpan span(batch->times.get(), GpuPhase::kCopyToHost);
+  for (Operation* operation : operations) {
+    detours->emplace_back(operation, batch);
+    const Status status = detours->back().Start(&stand_ins->emplace_back());
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+bool RunOnHost(const Batch& stand_ins, GpuBatch* batch) {
+  const GpuSpan span(batch->times.get(), GpuPhase::kHostCollective);
+  return batch->host.Begin() != nullptr && batch->host.Run(stand_ins);
+}
+
 }  // namespace
 
 Status RunThroughHost(const std::vector<Operation*>& operations, GpuBatch* batch) {
   std::vector<Detour> detours;
   Batch stand_ins;
   detours.reserve(operations.size());
-  for (Operation* operation : operations) {
-    detours.emplace_back(operation, batch);
-    const Status status = detours.back().Start(&stand_ins.emplace_back());
-    if (!status.ok()) return status;
-  }
+  const Status started = StartAll(operations, batch, &detours, &stand_ins);
+  if (!started.ok()) return started;
   const Status copied = batch->AwaitStream();
   if (!copied.ok()) return copied;
-  if (batch->host.Begin() == nullptr || !batch->host.Run(stand_ins)) return GivenUp();
+  if (!RunOnHost(stand_ins, batch)) return GivenUp();
+  const GpuSpan span(batch->times.get(), GpuPhase::kCopyToGpu);
   for (size_t i = 0; i < detours.size(); ++i) {
     const Status status = detours[i].Finish(*stand_ins[i]);
     if (!status.ok()) return status;

@@ -14,6 +14,12 @@ int64_t Operation::input_bytes() const {
   return bytes;
 }
 
+int64_t InputBytes(const Batch& batch) {
+  int64_t bytes = 0;
+  for (const auto& operation : batch) bytes += operation->input_bytes();
+  return bytes;
+}
+
 void* AllocateResult(Operation* operation, size_t tensor,
                      const std::vector<int64_t>& rows) {
   void* memory = operation->allocate(tensor, rows);

@@ -66,6 +66,9 @@ void* AllocateResult(Operation* operation, size_t tensor,
 // What runs together, as one collective: operations of one kind and process set.
 using Batch = std::vector<std::unique_ptr<Operation>>;
 
+// Of this rank's tensors.
+int64_t InputBytes(const Batch& batch);
+
 }  // namespace keras_hvd
 
 #endif  // KERAS_HVD_TF_OPS_ENGINE_OPERATION_H_

@@ -3,6 +3,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -13,27 +14,34 @@ namespace keras_hvd {
 // An event that is given back with the last reference to it.
 class SharedEvent {
  public:
-  SharedEvent(std::shared_ptr<cuda::Gpu> gpu, cuda::Event event)
-      : gpu_(std::move(gpu)), event_(event) {}
-  ~SharedEvent() { gpu_->Release(event_); }
+  SharedEvent(std::shared_ptr<cuda::Gpu> gpu, cuda::Event event,
+              cuda::Timing timing = cuda::Timing::kOff)
+      : gpu_(std::move(gpu)), event_(event), timing_(timing) {}
+  ~SharedEvent() { gpu_->Release(event_, timing_); }
   SharedEvent(const SharedEvent&) = delete;
   SharedEvent& operator=(const SharedEvent&) = delete;
 
   cuda::Gpu& gpu() const { return *gpu_; }
   Status MakeWait(cuda::Stream stream) const { return gpu_->MakeWait(stream, event_); }
   Status Query(bool* passed) const { return gpu_->Query(event_, passed); }
+  // The time since an earlier one; see cuda::Gpu::Elapsed.
+  Status Since(const SharedEvent& earlier, std::chrono::nanoseconds* elapsed) const {
+    return gpu_->Elapsed(earlier.event_, event_, elapsed);
+  }
 
  private:
   const std::shared_ptr<cuda::Gpu> gpu_;
   const cuda::Event event_;
+  const cuda::Timing timing_;
 };
 
 // Records what is on `stream` now.
 inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream stream,
-                       std::shared_ptr<const SharedEvent>* recorded) {
+                       std::shared_ptr<const SharedEvent>* recorded,
+                       cuda::Timing timing = cuda::Timing::kOff) {
   cuda::Event event = nullptr;
-  const Status status = gpu->Record(stream, &event);
-  if (status.ok()) *recorded = std::make_shared<SharedEvent>(gpu, event);
+  const Status status = gpu->Record(stream, &event, timing);
+  if (status.ok()) *recorded = std::make_shared<SharedEvent>(gpu, event, timing);
   return status;
 }
 

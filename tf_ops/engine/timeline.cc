@@ -28,17 +28,14 @@ constexpr int kLeastPriority = 19;
 constexpr int kBetweenLooks = 64;
 // A request that waits for longer is written down before it has been decided.
 constexpr double kLongWait = 1;
+// How long a stop waits for what has begun on the GPU, which is looked at each 100 ms.
+constexpr std::chrono::milliseconds kPatienceForGpu(500);
+constexpr std::chrono::milliseconds kBetweenRings(20);
 
 int64_t Nanoseconds(clockid_t clock) {
   timespec time;
   clock_gettime(clock, &time);
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
-}
-
-int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
 }
 
 int64_t FromSeconds(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
@@ -64,7 +61,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
   path_ = path;
   file_ = std::move(file);
-  started_.store(Now());
+  started_.store(TimelineNow());
   writer_ = std::make_unique<TimelineWriter>(file_.get(), segment_->size(), started_);
   written_session_ = ++sessions_;
   noted_requests_ = skipped_requests_.load();
@@ -84,6 +81,7 @@ void Timeline::Stop() {
   if (!on()) return;
   segment_->header().timeline_on.store(0);
   session_.store(0);
+  AwaitGpu();
   {
     std::lock_guard<std::mutex> stop_lock(stop_mutex_);
     stop_ = true;
@@ -92,6 +90,17 @@ void Timeline::Stop() {
   thread_.join();
   writer_.reset();
   file_.reset();
+}
+
+// Nothing begins any more that is recorded. Who drives the engine looks at the GPU, and
+// has to be awake for it.
+void Timeline::AwaitGpu() {
+  const Clock::time_point deadline = Clock::now() + kPatienceForGpu;
+  std::unique_lock<std::mutex> lock(on_gpu_mutex_);
+  while (on_gpu_ > 0 && Clock::now() < deadline) {
+    segment_->block(0).bell.Ring();
+    on_gpu_changed_.wait_for(lock, kBetweenRings);
+  }
 }
 
 // ---- Notes of the driving thread
@@ -111,7 +120,7 @@ bool Timeline::HasRoom(size_t records) {
   paused_ =
       ring_->room() < (was_paused ? std::max(needed, ring_->capacity() / 2) : needed);
   if (paused_ == was_paused) return !paused_;
-  if (was_paused) recorded_from_ = Now();
+  if (was_paused) recorded_from_ = TimelineNow();
   segment_->header().timeline_paused.store(paused_ ? 1 : 0);
   return !paused_;
 }
@@ -148,7 +157,7 @@ void Timeline::AddDecision(uint64_t batch, const Decision& decision, bool runs_h
   }
   TimelineRecord& record = Add(TimelineRecord::Type::kDecision, batch);
   record.number = runs_here ? 1 : 0;
-  record.times[0] = Now();
+  record.times[0] = TimelineNow();
   for (const Decision::Request& request : requests) AddRequest(batch, request);
   ring_->Publish();
   if (runs_here) to_begin_.push_back(batch);
@@ -170,7 +179,7 @@ void Timeline::AddRequest(uint64_t batch, const Decision::Request& request) {
 
 void Timeline::AddCycle() {
   if (!on() || !mark_cycles_.load(std::memory_order_relaxed) || !HasRoom(1)) return;
-  Add(TimelineRecord::Type::kCycle, 0).times[0] = Now();
+  Add(TimelineRecord::Type::kCycle, 0).times[0] = TimelineNow();
   ring_->Publish();
 }
 
@@ -207,7 +216,7 @@ PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
     return nullptr;
   }
   running_ = batch;
-  running_since_ = Now();
+  running_since_ = TimelineNow();
   phase_ = CollectivePhase::kNone;
   phase_begin_ = 0;
   phase_end_ = INT64_MAX;
@@ -217,7 +226,7 @@ PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
 }
 
 void Timeline::Enter(CollectivePhase phase, int64_t begin, int64_t end) {
-  const int64_t now = Now();
+  const int64_t now = TimelineNow();
   EndPhase(now);
   phase_ = phase;
   // Behind the beginning of the batch, so that viewers see what is inside of what.
@@ -243,13 +252,40 @@ void Timeline::EndPhase(int64_t now) {
 }
 
 void Timeline::EndBatch(bool ok) {
-  const int64_t now = std::max(Now(), running_since_ + 1);
+  const int64_t now = std::max(TimelineNow(), running_since_ + 1);
   EndPhase(now);
   phase_ = CollectivePhase::kNone;
   TimelineRecord& record = Add(TimelineRecord::Type::kEnd, running_);
   record.number = ok ? 1 : 0;
   record.times[0] = now;
   ring_->Publish();
+}
+
+TimelineRecord Timeline::BeginOnGpu() {
+  TimelineRecord record;
+  record.type = TimelineRecord::Type::kGpuPhase;
+  record.session = driven_session_;
+  record.batch = running_;
+  std::lock_guard<std::mutex> lock(on_gpu_mutex_);
+  on_gpu_ += 1;
+  return record;
+}
+
+void Timeline::EndOnGpu() {
+  std::lock_guard<std::mutex> lock(on_gpu_mutex_);
+  on_gpu_ -= 1;
+  if (on_gpu_ == 0) on_gpu_changed_.notify_all();
+}
+
+// There is room left for the end of a batch that runs.
+void Timeline::AddOnGpu(const TimelineRecord& phase) {
+  if (ring_->room() < 2) return SkipOnGpu(phase);
+  ring_->Add() = phase;
+  ring_->Publish();
+}
+
+void Timeline::SkipOnGpu(const TimelineRecord& phase) {
+  if (phase.session == driven_session_) skipped_phases_ += 1;
 }
 
 // ---- The writing thread
@@ -290,7 +326,8 @@ void Timeline::AddSkipped() {
   const int64_t requests = skipped_requests_.load();
   const int64_t phases = skipped_phases_.load();
   if (requests == noted_requests_ && phases == noted_phases_) return;
-  writer_->AddSkipped(Now(), requests - noted_requests_, phases - noted_phases_);
+  writer_->AddSkipped(TimelineNow(), requests - noted_requests_,
+                      phases - noted_phases_);
   noted_requests_ = requests;
   noted_phases_ = phases;
 }

@@ -56,12 +56,20 @@ class Timeline : public PhaseRecorder {
   PhaseRecorder* BeginBatch(uint64_t batch);
   void EndBatch(bool ok);
   void Enter(CollectivePhase phase, int64_t begin, int64_t end) override;
+  // The recorded batch that runs goes on on a GPU until EndOnGpu; Stop waits for that
+  // for a moment. Returns what AddOnGpu is to be given its phases in.
+  TimelineRecord BeginOnGpu();
+  void EndOnGpu();
+  void AddOnGpu(const TimelineRecord& phase);
+  // There are phases of the batch that cannot be timed.
+  void SkipOnGpu(const TimelineRecord& phase);
 
  private:
   bool HasRoom(size_t records);
   TimelineRecord& Add(TimelineRecord::Type type, uint64_t batch);
   void AddRequest(uint64_t batch, const Decision::Request& request);
   void EndPhase(int64_t now);
+  void AwaitGpu();
 
   void WriteUntilStopped();
   void Drain(bool all);
@@ -99,6 +107,10 @@ class Timeline : public PhaseRecorder {
   uint32_t written_session_ = 0;
   int64_t noted_requests_ = 0, noted_phases_ = 0;  // skipped, as far as the file says
   bool said_failure_ = false;
+
+  std::mutex on_gpu_mutex_;
+  std::condition_variable on_gpu_changed_;
+  int on_gpu_ = 0;  // batches that have begun there; guarded by on_gpu_mutex_
 
   std::mutex stop_mutex_;
   std::condition_variable stop_changed_;

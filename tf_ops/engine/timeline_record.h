@@ -4,15 +4,35 @@
 #define KERAS_HVD_TF_OPS_ENGINE_TIMELINE_RECORD_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "tf_ops/engine/description.h"
+#include "tf_ops/transport/doorbell.h"
 
 namespace keras_hvd {
 
-// Times are nanoseconds of the clock that all processes of a host share.
+// Nanoseconds of the clock that all processes of a host share.
+inline int64_t TimelineNow() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             Clock::now().time_since_epoch())
+      .count();
+}
+
+// What a batch of tensors on a GPU goes through there. What NCCL has not goes through
+// the host's memory.
+enum class GpuPhase : int32_t {
+  kWaitForInputs = 0,   // for what their callers have put on their streams
+  kNccl = 1,            // a group of NCCL's
+  kCopyToHost = 2,      // and then:
+  kHostCollective = 3,  // of host memory, by the host
+  kCopyToGpu = 4,
+};
+inline constexpr int kGpuPhases = 5;
+
+// Times are TimelineNow's.
 struct TimelineRecord {
   enum class Type : int32_t {
     kDecision,  // a batch was decided; `number` 1: this rank runs it, 0: others do
@@ -23,6 +43,8 @@ struct TimelineRecord {
     kEnd,       // the batch ended; `number` 1: well, 0: not
     kMissing,   // a request waits for a rank (`number`): since, now
     kCycle,     // decisions were made
+    kGpuPhase,  // a GpuPhase (`number`) of a batch of `ranks[0]` requests: from, to,
+                // when it was enqueued, how exact that is; with its first request
   };
   static constexpr int kTimes = 4;
 

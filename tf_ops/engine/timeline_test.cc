@@ -3,97 +3,19 @@
 #include "tf_ops/engine/timeline.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <future>
-#include <map>
 #include <set>
 
 #include "tf_ops/engine/engine.h"
+#include "tf_ops/engine/timeline_testing.h"
 
 namespace keras_hvd {
 namespace {
-
-std::string Path(const std::string& name) {
-  return testing::TempDir() + "/" + std::to_string(getpid()) + "-" + name;
-}
-
-// ---- Reading: every event is a line
-
-std::vector<std::string> Events(const std::string& path) {
-  std::ifstream file(path);
-  std::vector<std::string> events;
-  for (std::string line; std::getline(file, line);) {
-    const size_t end = line.find_last_not_of(" ,");
-    if (line.empty() || line.front() != '{') continue;
-    EXPECT_EQ(line[end], '}') << line;
-    events.push_back(line.substr(0, end + 1));
-  }
-  return events;
-}
-
-std::string Text(const std::string& event, const std::string& field) {
-  const std::string key = "\"" + field + "\":\"";
-  const size_t begin = event.find(key);
-  if (begin == std::string::npos) return "";
-  const size_t from = begin + key.size();
-  return event.substr(from, event.find('"', from) - from);
-}
-
-double Number(const std::string& event, const std::string& field) {
-  const size_t begin = event.find("\"" + field + "\":");
-  if (begin == std::string::npos) return -1;
-  return std::stod(event.substr(begin + field.size() + 3));
-}
-
-std::vector<std::string> Named(const std::vector<std::string>& events,
-                               const std::string& name) {
-  std::vector<std::string> found;
-  for (const std::string& event : events) {
-    if (Text(event, "name") == name) found.push_back(event);
-  }
-  return found;
-}
-
-// The names of the spans in the row of a tensor.
-std::multiset<std::string> Phases(const std::vector<std::string>& events,
-                                  const std::string& tensor) {
-  double row = -1;
-  for (const std::string& event : Named(events, "thread_name")) {
-    if (Text(event.substr(event.find("args")), "name") == tensor) {
-      row = Number(event, "tid");
-    }
-  }
-  std::multiset<std::string> phases;
-  for (const std::string& event : events) {
-    const bool is_span = Text(event, "ph") == "X";
-    if (is_span && Number(event, "tid") == row) phases.insert(Text(event, "name"));
-  }
-  return phases;
-}
-
-// Spans of a row lie inside of or behind each other.
-void ExpectNested(const std::vector<std::string>& events) {
-  std::map<double, std::vector<std::pair<double, double>>> rows;
-  for (const std::string& event : events) {
-    if (Text(event, "ph") != "X") continue;
-    const double begin = Number(event, "ts");
-    rows[Number(event, "tid")].emplace_back(begin, begin + Number(event, "dur"));
-  }
-  for (const auto& [row, spans] : rows) {
-    for (const auto& [begin, end] : spans) {
-      EXPECT_LE(begin, end);
-      for (const auto& [other_begin, other_end] : spans) {
-        // Written in thousandths of microseconds.
-        const bool crosses = other_begin < begin - 1e-3 && begin + 1e-3 < other_end &&
-                             other_end < end - 1e-3;
-        EXPECT_FALSE(crosses) << "row " << row << ": " << begin << " to " << end;
-      }
-    }
-  }
-}
 
 // ---- Engines
 
@@ -362,6 +284,54 @@ TEST_F(TimelineCalls, LeavesOutABatchThatEndsAfterTheStop) {
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(Number(ends.front(), "batch"), 3);
   EXPECT_NE(ends.front().find("\"failed\":true"), std::string::npos);
+}
+
+TEST_F(TimelineCalls, AStopWaitsForTheGpu) {
+  const std::string path = Path("gpu");
+  ASSERT_TRUE(timeline_->Start(path, false).ok());
+  Decide(1);
+  ASSERT_NE(timeline_->BeginBatch(1), nullptr);
+  TimelineRecord phase = timeline_->BeginOnGpu();
+  timeline_->EndBatch(true);
+  auto stop = std::async(std::launch::async, [this] { timeline_->Stop(); });
+  while (timeline_->on()) sched_yield();
+  phase.number = static_cast<int32_t>(GpuPhase::kNccl);
+  phase.times[0] = TimelineNow();
+  phase.times[1] = phase.times[0] + 5000;
+  phase.times[3] = 1500;
+  phase.ranks[0] = 3;
+  phase.description = description_;
+  timeline_->AddOnGpu(phase);
+  timeline_->EndOnGpu();
+  stop.get();
+  const std::vector<std::string> spans = Named(Events(path), "NCCL_ALLREDUCE");
+  ASSERT_EQ(spans.size(), 1u);
+  EXPECT_EQ(Number(spans.front(), "batch"), 1);
+  EXPECT_EQ(Number(spans.front(), "dur"), 5);
+  EXPECT_EQ(Number(spans.front(), "within"), 1.5);
+  EXPECT_EQ(Text(spans.front(), "tensors"), "x and 2 more");
+}
+
+TEST_F(TimelineCalls, LeavesOutWhatTheGpuEndsAfterTheStop) {
+  ASSERT_TRUE(timeline_->Start(Path("before"), false).ok());
+  Decide(1);
+  ASSERT_NE(timeline_->BeginBatch(1), nullptr);
+  TimelineRecord phase = timeline_->BeginOnGpu();
+  phase.description = description_;
+  timeline_->EndBatch(true);
+  timeline_->Stop();
+  ASSERT_TRUE(timeline_->Start(Path("after"), false).ok());
+  Decide(2);
+  timeline_->AddOnGpu(phase);
+  timeline_->SkipOnGpu(phase);
+  timeline_->EndOnGpu();
+  timeline_->Stop();
+  for (const char* name : {"before", "after"}) {
+    const std::vector<std::string> events = Events(Path(name));
+    EXPECT_EQ(Named(events, "NEGOTIATE_ALLREDUCE").size(), 1u);
+    EXPECT_TRUE(Named(events, "WAIT_FOR_INPUTS").empty());
+    EXPECT_TRUE(Named(events, "NOT_RECORDED").empty());
+  }
 }
 
 TEST_F(TimelineCalls, SaysOnceForWhomARequestWaitsLong) {

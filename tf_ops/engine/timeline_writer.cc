@@ -13,10 +13,15 @@
 namespace keras_hvd {
 namespace {
 
-// How the collectives' backend is called, before the collective's own name.
+// What moves the bytes, before the collective's own name; and on the host, what does
+// for tensors on a GPU.
 constexpr char kBackend[] = "SHARED_MEMORY_";
+constexpr char kEnqueuing[] = "ENQUEUE_";
 constexpr const char* kPhaseNames[kCollectivePhases] = {"", "COPY_IN", "WAIT_FOR_RANKS",
                                                         "REDUCE", "COPY_OUT"};
+// Those that end with a line stand before the collective's own name.
+constexpr const char* kGpuPhaseNames[kGpuPhases] = {
+    "WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", kBackend, "COPY_TO_GPU"};
 // Of a tensor's name, the rest of which is left out.
 constexpr size_t kLongestName = 1024;
 // Ranks whose arrivals find room in a line; of more, those that came last are given.
@@ -121,6 +126,8 @@ void TimelineWriter::Add(const TimelineRecord& record) {
       return WriteCollective(record);
     case TimelineRecord::Type::kMissing:
       return WriteMissing(record);
+    case TimelineRecord::Type::kGpuPhase:
+      return WriteGpuPhase(record);
     case TimelineRecord::Type::kCycle:
       BeginLine("CYCLE", "i");
       AddTime("ts", record.times[0] - start_);
@@ -171,6 +178,7 @@ void TimelineWriter::WriteNegotiation(const TimelineRecord& record) {
   rows_[row].taken_until = batch->second.decided;
   if (!batch->second.runs_here) return;
   rows_[row].is_taken = true;
+  batch->second.on_gpu = description.on_gpu;
   const int64_t begin = batch->second.bytes;
   if (kind == Kind::kAllreduce) batch->second.bytes += BytesInBatch(description);
   const int64_t end = kind == Kind::kAllreduce ? batch->second.bytes : INT64_MAX;
@@ -210,9 +218,10 @@ void TimelineWriter::WriteCollective(const TimelineRecord& record) {
   const auto batch = batches_.find(record.batch);
   if (batch == batches_.end()) return;
   const int64_t requests = static_cast<int64_t>(batch->second.requests.size());
+  const std::string what = batch->second.on_gpu ? kEnqueuing : kBackend;
   for (const Request& request : batch->second.requests) {
-    BeginSpan(kBackend + UpperCase(Name(request.kind)), request.row,
-              batch->second.began, record.times[0]);
+    BeginSpan(what + UpperCase(Name(request.kind)), request.row, batch->second.began,
+              record.times[0]);
     BeginArguments(record.batch);
     line_ += ",\"requests\":";
     AppendInteger(requests, &line_);
@@ -234,6 +243,42 @@ void TimelineWriter::WriteMissing(const TimelineRecord& record) {
   AppendInteger(record.number, &line_);
   AddTime("since", record.times[0] - start_);
   EndLine("}}");
+}
+
+// In the order of the stream. Two references for the GPU's clock do not agree to the
+// last microsecond.
+void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
+  if (gpu_row_ < 0) NewGpuRow();
+  int64_t& reached = rows_[gpu_row_].taken_until;
+  const int64_t begin = std::max(record.times[0], reached);
+  const int64_t end = std::max(record.times[1], begin);
+  reached = end;
+  const Description& description = *record.description;
+  std::string name = kGpuPhaseNames[record.number];
+  if (name.back() == '_') name += UpperCase(Name(description.kind));
+  BeginSpan(name, gpu_row_, begin, end, kGpu);
+  BeginArguments(record.batch);
+  line_ += ",\"tensors\":\"" + Escape(description.name);
+  if (record.ranks[0] > 1) {
+    line_ += " and " + std::to_string(record.ranks[0] - 1) + " more";
+  }
+  line_ += '"';
+  if (record.number == static_cast<int32_t>(GpuPhase::kWaitForInputs)) {
+    AddTime("enqueued", begin - record.times[2]);
+  }
+  AddTime("within", record.times[3]);
+  EndLine("}}");
+}
+
+void TimelineWriter::NewGpuRow() {
+  gpu_row_ = static_cast<int>(rows_.size());
+  rows_.push_back({true, start_});
+  BeginLine("process_name", "M", kGpu);
+  EndLine(",\"args\":{\"name\":\"GPU of rank 0\"}}");
+  BeginLine("thread_name", "M", kGpu);
+  line_ += ",\"tid\":";
+  AppendInteger(gpu_row_, &line_);
+  EndLine(",\"args\":{\"name\":\"collectives\"}}");
 }
 
 void TimelineWriter::Release(const Batch& batch, int64_t time) {
@@ -271,17 +316,18 @@ int TimelineWriter::NewRow(const Description& description, size_t same_name) {
 
 // ---- Lines
 
-void TimelineWriter::BeginLine(std::string_view name, const char* type) {
+void TimelineWriter::BeginLine(std::string_view name, const char* type, int process) {
   line_ = "{\"name\":\"";
   line_ += name;
   line_ += "\",\"ph\":\"";
   line_ += type;
-  line_ += "\",\"pid\":0";
+  line_ += "\",\"pid\":";
+  AppendInteger(process, &line_);
 }
 
 void TimelineWriter::BeginSpan(std::string_view name, int row, int64_t begin,
-                               int64_t end) {
-  BeginLine(name, "X");
+                               int64_t end, int process) {
+  BeginLine(name, "X", process);
   line_ += ",\"tid\":";
   AppendInteger(row, &line_);
   AddTime("ts", begin - start_);

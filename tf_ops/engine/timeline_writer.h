@@ -3,7 +3,8 @@
 //
 // An event says when it began and how long it took, and is written when it has ended.
 // Events of one row lie inside of or behind each other, as viewers demand: a request
-// that is submitted while one of the same name is under way gets a row of its own.
+// that is submitted while one of the same name is under way gets a row of its own. What
+// runs on the GPU has one row, as it has one stream there.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_TIMELINE_WRITER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_TIMELINE_WRITER_H_
 
@@ -31,6 +32,10 @@ class TimelineWriter {
   void AddSkipped(int64_t time, int64_t requests, int64_t phases);
 
  private:
+  // Rows are of one of these, which viewers show as processes.
+  static constexpr int kHost = 0;
+  static constexpr int kGpu = 1;
+
   struct Row {
     bool is_taken = false;
     int64_t taken_until = 0;
@@ -46,6 +51,7 @@ class TimelineWriter {
     int64_t began = 0;
     bool runs_here = true;
     int64_t bytes = 0;
+    bool on_gpu = false;
     std::vector<Request> requests;
   };
 
@@ -55,13 +61,16 @@ class TimelineWriter {
   void WritePhase(const TimelineRecord& record);
   void WriteCollective(const TimelineRecord& record);
   void WriteMissing(const TimelineRecord& record);
+  void WriteGpuPhase(const TimelineRecord& record);
+  void NewGpuRow();
   void Release(const Batch& batch, int64_t time);
   int FindRow(const Description& description, int64_t from);
   int NewRow(const Description& description, size_t same_name);
 
   // The parts of a line.
-  void BeginLine(std::string_view name, const char* type);
-  void BeginSpan(std::string_view name, int row, int64_t begin, int64_t end);
+  void BeginLine(std::string_view name, const char* type, int process = kHost);
+  void BeginSpan(std::string_view name, int row, int64_t begin, int64_t end,
+                 int process = kHost);
   void AddTime(std::string_view field, int64_t time);
   void BeginArguments(uint64_t batch);
   void EndLine(std::string_view end);
@@ -72,6 +81,7 @@ class TimelineWriter {
   std::vector<std::pair<int64_t, int>> arrivals_;  // times and ranks, of a request
   std::vector<Row> rows_;
   std::unordered_map<TensorKey, std::vector<int>, TensorKeyHash> rows_of_;
+  int gpu_row_ = -1;  // -1: nothing has run on a GPU
   std::string line_;
 };
 

@@ -264,6 +264,10 @@ class Engine:
         self.check(self.library.khvd_get_counters(ctypes.byref(counters)))
         return counters
 
+    def start_timeline(self, path: str) -> None:
+        """Has rank 0 write a timeline from now on."""
+        self.check(self.library.khvd_start_timeline(path.encode(), 0))
+
     def shutdown(self) -> None:
         """Leaves the job."""
         self.check(self.library.khvd_shutdown())

@@ -37,6 +37,7 @@ class Plan:
         check: whether the engine compares results between ranks.
         steps: how many random ones.
         seed: of them.
+        timeline: path of the file; "": none.
     """
 
     task: str
@@ -50,6 +51,7 @@ class Plan:
     check: bool = False
     steps: int = 0
     seed: int = 0
+    timeline: str = ""
 
 
 class Rank:
@@ -78,6 +80,8 @@ class Rank:
             cuda_library=plan.cuda.encode(),
             nccl_library=plan.nccl.encode(),
         )
+        if plan.timeline:
+            self.engine.start_timeline(plan.timeline)
 
     def close(self) -> None:
         """Leaves the job and gives everything back."""

@@ -488,8 +488,8 @@ Result cuEventElapsedTime(float* milliseconds, Event start, Event end) {
     if (event->latest == nullptr) {
       return entry.Fail(kInvalidHandle, "of an event that was not recorded");
     }
-    if (!event->latest->done) return Result::kNotReady;
   }
+  if (!start->latest->done || !end->latest->done) return Result::kNotReady;
   *milliseconds =
       std::chrono::duration<float, std::milli>(end->latest->time - start->latest->time)
           .count();

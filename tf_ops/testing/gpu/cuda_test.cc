@@ -133,7 +133,45 @@ TEST(CudaStandIn, MeasuresBetweenTimedEvents) {
   EXPECT_GE(milliseconds, 0);
   EXPECT_EQ(Cuda().elapsed_time(&milliseconds, rank.Record(rank.compute), events[1]),
             kInvalidHandle);
+  EXPECT_TRUE(HasViolation("of an event without timing"));
   for (cuda::Event event : events) Expect(Cuda().destroy_event(event));
+}
+
+TEST(CudaStandIn, MeasuresNothingBeforeBothEventsHaveCome) {
+  Libraries()->Reset(1, 1);
+  {
+    Rank rank(0, 0);
+    cuda::Event events[2] = {};
+    for (cuda::Event& event : events) {
+      Expect(Cuda().create_event(&event, cuda::kEventDefault));
+    }
+    Expect(Cuda().record_event(events[0], rank.compute));
+    rank.Await(events[0]);
+    Libraries()->Hold(rank.compute, true);
+    Expect(Cuda().record_event(events[1], rank.compute));
+    float milliseconds = -1;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(Cuda().elapsed_time(&milliseconds, events[i], events[1 - i]),
+                cuda::Result::kNotReady);
+    }
+    Libraries()->Hold(rank.compute, false);
+    rank.Await(events[1]);
+    Expect(Cuda().elapsed_time(&milliseconds, events[0], events[1]));
+    EXPECT_GT(milliseconds, 0);
+    for (cuda::Event event : events) Expect(Cuda().destroy_event(event));
+  }
+  ExpectClean();
+}
+
+TEST(CudaStandIn, AnEventThatWasNotRecordedMeasuresNothing) {
+  Libraries()->Reset(1, 1);
+  Rank rank(0, 0);
+  cuda::Event event = nullptr;
+  Expect(Cuda().create_event(&event, cuda::kEventDefault));
+  float milliseconds = -1;
+  EXPECT_EQ(Cuda().elapsed_time(&milliseconds, event, event), kInvalidHandle);
+  EXPECT_TRUE(HasViolation("of an event that was not recorded"));
+  Expect(Cuda().destroy_event(event));
 }
 
 TEST(CudaStandIn, AHeldStreamDoesNotGoOn) {
