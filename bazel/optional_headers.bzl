@@ -39,7 +39,11 @@ cc_library(
 optional_headers = repository_rule(
     implementation = _optional_headers_impl,
     local = True,
-    environ = PYTHON_VARIABLES + ["KERAS_HVD_CUDA_INCLUDE", "KERAS_HVD_NCCL_INCLUDE"],
+    environ = PYTHON_VARIABLES + [
+        "KERAS_HVD_CUDA_INCLUDE",
+        "KERAS_HVD_NCCL_INCLUDE",
+        "KERAS_HVD_NVTX_INCLUDE",
+    ],
     attrs = {
         "headers": attr.string_list(mandatory = True),
         "variable": attr.string(

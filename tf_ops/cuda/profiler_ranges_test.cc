@@ -6,8 +6,44 @@
 
 #include "tf_ops/testing/gpu/nvtx.h"
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#define NVTX_NO_IMPL
+#include <nvtx3/nvToolsExt.h>
+
+#include <cstddef>
+#endif
+
 namespace keras_hvd::cuda {
 namespace {
+
+// Whether NVTX's attributes are what is declared, where its headers are found.
+#if __has_include(<nvtx3/nvToolsExt.h>)
+TEST(ProfilerRanges, AreGivenToNvtxAsItsHeadersHaveIt) {
+  using Real = nvtxEventAttributes_t;
+  using nvtx::Attributes;
+  static_assert(sizeof(Attributes) == sizeof(Real));
+  static_assert(offsetof(Attributes, version) == offsetof(Real, version));
+  static_assert(offsetof(Attributes, size) == offsetof(Real, size));
+  static_assert(offsetof(Attributes, category) == offsetof(Real, category));
+  static_assert(offsetof(Attributes, color_type) == offsetof(Real, colorType));
+  static_assert(offsetof(Attributes, color) == offsetof(Real, color));
+  static_assert(offsetof(Attributes, payload_type) == offsetof(Real, payloadType));
+  static_assert(offsetof(Attributes, payload) == offsetof(Real, payload));
+  static_assert(offsetof(Attributes, message_type) == offsetof(Real, messageType));
+  static_assert(offsetof(Attributes, message) == offsetof(Real, message));
+  const Attributes attributes;
+  EXPECT_EQ(attributes.size, NVTX_EVENT_ATTRIB_STRUCT_SIZE);
+  EXPECT_LE(attributes.version, NVTX_VERSION);
+  EXPECT_EQ(attributes.color_type, NVTX_COLOR_UNKNOWN);
+  EXPECT_EQ(attributes.payload_type, NVTX_PAYLOAD_TYPE_UNSIGNED_INT64);
+  EXPECT_EQ(attributes.message_type, NVTX_MESSAGE_TYPE_ASCII);
+}
+#else
+TEST(ProfilerRanges, AreGivenToNvtxAsItsHeadersHaveIt) {
+  GTEST_SKIP() << "no NVTX headers are here to check against: install "
+                  "nvidia-nvtx-cu12, or name their folder in KERAS_HVD_NVTX_INCLUDE";
+}
+#endif
 
 TEST(ProfilerRanges, AreWantedUnderAProfilerOnly) {
   unsetenv("NVTX_INJECTION64_PATH");

@@ -9,14 +9,13 @@
 namespace keras_hvd {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // How long a reference is used for what is recorded.
 constexpr std::chrono::seconds kPeriod(1);
 // The first one comes with things that take longer, such as a communicator.
 constexpr milliseconds kPatienceForFirst(100);
-constexpr microseconds kPatience(100);
+constexpr milliseconds kPatience(1);
 // A reference as good as this is not tried to be made better.
 constexpr int64_t kGoodNanoseconds = 5'000;
 constexpr int kMostTries = 8;
@@ -45,7 +44,11 @@ std::shared_ptr<const GpuReference> Try(const std::shared_ptr<cuda::Gpu>& gpu,
 
 std::shared_ptr<const GpuReference> GpuClock::Reference(
     const std::shared_ptr<cuda::Gpu>& gpu) {
-  if (reference_ == nullptr) Make(gpu, kPatienceForFirst);
+  // Who has not answered once is not waited for at each batch.
+  const bool is_first = next_ == Clock::time_point();
+  if (reference_ == nullptr && Clock::now() >= next_) {
+    Make(gpu, is_first ? kPatienceForFirst : kPatience);
+  }
   return reference_;
 }
 

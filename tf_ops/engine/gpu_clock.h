@@ -29,18 +29,19 @@ struct GpuReference {
 // All of it is for one thread at a time.
 class GpuClock {
  public:
-  // The reference for what is recorded from now on; null if the GPU does not answer.
-  // The first one is made here.
+  // The reference for what is recorded from now on; null if the GPU has not answered.
+  // The first one is made here, for which the GPU has a tenth of a second.
   std::shared_ptr<const GpuReference> Reference(const std::shared_ptr<cuda::Gpu>& gpu);
-  // Makes a new one where that is due, which takes a tenth of a millisecond at most.
+  // Makes a new one where that is due, which takes a millisecond at most.
   void Renew(const std::shared_ptr<cuda::Gpu>& gpu);
-  void Clear() { reference_ = nullptr; }
+  // As if it had never been asked.
+  void Clear() { *this = GpuClock(); }
 
  private:
   void Make(const std::shared_ptr<cuda::Gpu>& gpu, std::chrono::nanoseconds patience);
 
   std::shared_ptr<const GpuReference> reference_;
-  Clock::time_point next_;
+  Clock::time_point next_;  // when one is due; the beginning of time: none was made
 };
 
 }  // namespace keras_hvd

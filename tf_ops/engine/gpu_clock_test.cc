@@ -36,8 +36,11 @@ class GpuClockTest : public testing::TestWithParam<uint64_t> {
   }
   // The stand-in's threads may not get a core for longer than the clock waits.
   std::shared_ptr<const GpuReference> Reference() {
-    std::shared_ptr<const GpuReference> reference;
-    while (reference == nullptr) reference = clock_.Reference(gpu_);
+    std::shared_ptr<const GpuReference> reference = clock_.Reference(gpu_);
+    while (reference == nullptr) {
+      clock_.Clear();
+      reference = clock_.Reference(gpu_);
+    }
     return reference;
   }
 
@@ -86,6 +89,10 @@ TEST_P(GpuClockTest, AGpuThatDoesNotAnswerGivesNone) {
   ASSERT_EQ(gpu_->OpenIdleStream(&stream).message, "");
   control_->Hold(stream, true);
   EXPECT_EQ(clock_.Reference(gpu_), nullptr);
+  // Nor is it waited for again at once.
+  const int64_t records = CountCalls("cuEventRecord");
+  EXPECT_EQ(clock_.Reference(gpu_), nullptr);
+  EXPECT_EQ(CountCalls("cuEventRecord"), records);
   control_->Hold(stream, false);
   EXPECT_NE(Reference(), nullptr);
 }
@@ -97,6 +104,7 @@ TEST_P(GpuClockTest, AnErrorOfTheDriversGivesNone) {
     injection.function = function;
     injection.code = static_cast<int32_t>(stand_in::kInvalidValue);
     control_->Inject(injection);
+    clock_.Clear();
     EXPECT_EQ(clock_.Reference(gpu_), nullptr) << function;
   }
   EXPECT_NE(Reference(), nullptr);
