@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_hvd.collectives.allreduce import Min, allreduce
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import GradientReduction, name_in_graph
 
 
@@ -36,7 +37,11 @@ def agree_on_finite_gradients(
         if reduction is None or reduction.is_alone():
             return finite
         name = name_in_graph(f"{self.name}/{inner.name}/finite")
-        return allreduce(finite, op=Min, name=name, process_set=reduction.process_set)
+        # The host decides by it.
+        with on_cpu():
+            return allreduce(
+                finite, op=Min, name=name, process_set=reduction.process_set
+            )
 
     check_finite._keras_hvd = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

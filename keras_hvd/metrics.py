@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_hvd.collectives.allreduce import Sum, grouped_allreduce
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.objects import allgather_object
 from keras_hvd.process_sets import ProcessSet, global_process_set
 
@@ -34,11 +35,12 @@ def results_over_ranks(
     variables = [each for metric in model.metrics for each in metric.variables]
     if not variables:
         return {}
-    sums = grouped_allreduce(
-        variables, op=Sum, name="keras_hvd/metrics", process_set=process_set
-    )
-    with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
-        return _flat(model.get_metrics_result())
+    with on_cpu():
+        sums = grouped_allreduce(
+            variables, op=Sum, name="keras_hvd/metrics", process_set=process_set
+        )
+        with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
+            return _flat(model.get_metrics_result())
 
 
 def means_over_ranks(

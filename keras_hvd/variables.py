@@ -141,7 +141,8 @@ def _assign(
         count = "one_element_per_variable"
         if name is None:
             count = submission.name_of(count, None).tensor
-        number = send(tf.zeros([len(variables)], tf.bool), count)
+        with submission.on_cpu():
+            number = send(tf.zeros([len(variables)], tf.bool), count)
         with tf.control_dependencies([number]):
             values = [
                 send(variable, name and str(place))

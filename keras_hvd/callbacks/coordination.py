@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_hvd import basics, gradient_tape, log
 from keras_hvd.collectives.allreduce import Average, Sum, allreduce, grouped_allreduce
 from keras_hvd.collectives.join import join
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import (
     is_distributed,
     local_variables,
@@ -512,7 +513,9 @@ def _enclosing_list(
 
 def _any_rank(flag: bool, name: str) -> bool:
     # Not their maximum: a rank that has ended its epoch gives zeros for a sum only.
-    return bool(allreduce(tf.constant(int(flag)), op=Sum, name=f"keras_hvd/{name}"))
+    with on_cpu():
+        total = allreduce(tf.constant(int(flag)), op=Sum, name=f"keras_hvd/{name}")
+    return bool(total)
 
 
 def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -411,6 +412,27 @@ def is_compiled() -> bool:
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
+
+
+def on_cpu() -> contextlib.AbstractContextManager:
+    """Has a few numbers that keras_hvd itself agrees on travel between CPUs.
+
+    From a GPU they would be a collective of NCCL's, behind all that is to be computed
+    before it; and ranks with a GPU and without one would not meet in it. In a program
+    that XLA compiles all is on its one device.
+
+    Returns:
+        A context for the collective and what it is given.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> with on_cpu():
+    ...     keras_hvd.allreduce(1).device[-6:]
+    ':CPU:0'
+    """
+    return contextlib.nullcontext() if is_compiled() else tf.device("/CPU:0")
 
 
 def require_compilable(what: str) -> None:

@@ -408,15 +408,17 @@ def _if_all_have_one(
     number, rank, size = agreement
     has = optional.has_value()
     name = submission.name_of("allreduce", name_in_graph("Strategy/next element"))
-    [first_without] = allreduce.submit(
-        [tf.where(has, size, rank)], name, allreduce.Min, process_set=number
-    )
+    with submission.on_cpu():
+        [first_without] = allreduce.submit(
+            [tf.where(has, size, rank)], name, allreduce.Min, process_set=number
+        )
+        all_have_one = tf.equal(first_without, size)
 
     def nothing():
         with tf.control_dependencies(_say_who_ended(has, first_without)):
             return tf.experimental.Optional.empty(optional.element_spec)
 
-    return tf.cond(tf.equal(first_without, size), lambda: optional, nothing)
+    return tf.cond(all_have_one, lambda: optional, nothing)
 
 
 def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operation]:

@@ -19,6 +19,7 @@ from keras.src.losses import loss as loss_module
 
 from keras_hvd import log
 from keras_hvd.collectives.allreduce import Sum, allreduce
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.strategy import current, keras_hooks
 
@@ -49,8 +50,10 @@ class _Batch:
         self._strategy = strategy
         leaf = next(each for each in keras.tree.flatten(data) if each is not None)
         self._is_static = leaf.shape[0] is not None
-        self._rows = tf.cast(tf.shape(leaf)[0], tf.float32)
-        self._rows_of_all = self.sum(self._rows, "rows")
+        # Known to the host before anything of the batch is computed.
+        with on_cpu():
+            self._rows = tf.cast(tf.shape(leaf)[0], tf.float32)
+            self._rows_of_all = self.sum(self._rows, "rows")
         # Of what a mean over all ranks is divided by, this rank's part.
         self.share = tf.math.divide_no_nan(self._rows, self._rows_of_all)
 

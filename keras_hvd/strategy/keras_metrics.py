@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd.collectives.allreduce import Average, Sum, grouped_allreduce
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.strategy import current, keras_hooks
 
@@ -123,14 +124,17 @@ def _of_sums(
     variables = [each for metric in metrics for each in metric.variables]
     if not variables:
         return compute()
-    sums = grouped_allreduce(
-        [tf.convert_to_tensor(each) for each in variables],
-        op=Sum,
-        name=name_in_graph("Strategy/metrics"),
-        process_set=strategy.extended.process_set,
-    )
-    with keras.StatelessScope(state_mapping=list(zip(variables, sums, strict=True))):
-        return compute()
+    # In a step the host would wait for the GPU; outside of it the host wants them.
+    with on_cpu() if tf.executing_eagerly() else contextlib.nullcontext():
+        sums = grouped_allreduce(
+            [tf.convert_to_tensor(each) for each in variables],
+            op=Sum,
+            name=name_in_graph("Strategy/metrics"),
+            process_set=strategy.extended.process_set,
+        )
+        mapping = list(zip(variables, sums, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return compute()
 
 
 def _get_metrics_result_or_logs(plain, model, logs):

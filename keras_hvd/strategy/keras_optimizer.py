@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from keras_hvd.collectives.allreduce import Min, Sum, allreduce
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import is_overwritten, reduce_overwriting
 from keras_hvd.gradient_accumulation import only_accumulated
 from keras_hvd.gradient_reduction import (
@@ -189,7 +190,9 @@ def _check_finite(plain, optimizer, grads):
         return finite
     name = name_in_graph(f"{optimizer.name}/{optimizer.inner_optimizer.name}/finite")
     process_set = strategy.extended.process_set
-    return allreduce(finite, op=Min, name=name, process_set=process_set)
+    # The host decides by it.
+    with on_cpu():
+        return allreduce(finite, op=Min, name=name, process_set=process_set)
 
 
 def _not_reduced(optimizer: Any, why: str) -> RuntimeError:

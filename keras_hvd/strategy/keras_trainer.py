@@ -13,6 +13,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
 
 from keras_hvd.callbacks.coordination import average_statistics
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import is_distributed
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.process_sets import global_process_set
@@ -234,7 +235,8 @@ def _dense_parts(value: Any, process_set: Any) -> list[tf.Tensor]:
     if isinstance(value, tf.SparseTensor):
         rows = value.dense_shape[:1]
         name = name_in_graph("Strategy/predictions/rows")
-        [of_ranks] = reduction.all_gather([rows], 0, process_set, name)
+        with on_cpu():
+            [of_ranks] = reduction.all_gather([rows], 0, process_set, name)
         before = tf.reduce_sum(of_ranks[: process_set.rank()])
         offset = tf.concat([[before], tf.zeros_like(value.dense_shape[1:])], 0)
         return [value.indices + offset, value.values, value.dense_shape[None]]

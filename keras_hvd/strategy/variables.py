@@ -19,6 +19,7 @@ from tensorflow.python.trackable import base as trackable
 
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.collectives.broadcast import broadcast
+from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.process_sets import ProcessSet
 from keras_hvd.strategy import reduction
@@ -198,10 +199,11 @@ def _string_of_first_rank(
     tensor: tf.Tensor, name: str, process_set: ProcessSet
 ) -> tf.Tensor:
     """Strings travel as bytes, of which only the first rank gives any."""
-    data = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
-    if process_set.rank() != 0:
-        data = data[:0]
-    data = allgather(data, name=name, process_set=process_set)
+    with on_cpu():
+        data = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
+        if process_set.rank() != 0:
+            data = data[:0]
+        data = allgather(data, name=name, process_set=process_set)
     letters = tf.constant([bytes([letter]) for letter in range(256)])
     text = tf.strings.reduce_join(tf.gather(letters, tf.cast(data, tf.int32)))
     return tf.ensure_shape(tf.io.parse_tensor(text, tf.string), tensor.shape)
