@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce import Max, grouped_allreduce
 from keras_hvd.gradient_accumulation import accumulate, only_accumulated
 from keras_hvd.gradient_reduction import (
@@ -78,6 +79,7 @@ def distribute(
     if _is_distributing(optimizer):
         _require_same_settings(optimizer, settings)
         return optimizer
+    guarded_saving.install()
     agree_on_finite_gradients(_reduction_of)
     inner = inner_optimizers(optimizer)
     for each in inner or ():

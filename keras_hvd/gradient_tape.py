@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
@@ -241,6 +242,7 @@ def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
             "DistributedGradientTape takes a tf.GradientTape; got "
             f"{type(gradtape).__module__}.{type(gradtape).__qualname__}"
         )
+    guarded_saving.install()
     tape = object.__new__(_distributed_class(type(gradtape)))
     # One state for both: which of them the `with` statement ends makes no difference.
     tape.__dict__ = gradtape.__dict__

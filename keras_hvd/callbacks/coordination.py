@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics, gradient_tape, log
+from keras_hvd import basics, gradient_tape, guarded_saving, log
 from keras_hvd.collectives.allreduce import Average, Sum, allreduce, grouped_allreduce
 from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
@@ -83,6 +83,7 @@ class DistributedCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         if basics.size() > 1:
+            guarded_saving.install()
             surround(_enclosing_list(self), model)
 
     def on_epoch_over(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from keras_hvd import basics
+from keras_hvd import basics, guarded_saving
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.strategy import extended, keras_hooks, reduction
 
@@ -86,6 +86,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         place = _default_device() if device is None else _known_device(device)
         super().__init__(extended.Extended(self, process_set, place))
         keras_hooks.install()
+        guarded_saving.install()
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:

@@ -50,6 +50,11 @@ std::shared_ptr<Process>& Current() {
   return *process;
 }
 bool g_was_initialized = false;
+// Of the job that this process has left.
+std::string& PastFailure() {
+  static auto* text = new std::string;
+  return *text;
+}
 
 std::string& LastError() {
   thread_local std::string text;
@@ -484,6 +489,7 @@ Status Init(const khvd_options& options) {
   status = Process::Join(process, &Current());
   if (status.ok()) {
     g_was_initialized = true;
+    PastFailure().clear();
     LogMembership(*Current(), "joined");
     return status;
   }
@@ -508,6 +514,8 @@ int khvd_shutdown(void) {
   if (process == nullptr) return KHVD_OK;
   process->engine().Stop();
   LogMembership(*process, "left");
+  std::lock_guard<std::mutex> lock(g_mutex);
+  PastFailure() = process->failure().message;
   return KHVD_OK;
 }
 
@@ -614,10 +622,15 @@ int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
 const char* khvd_last_error(void) { return LastError().c_str(); }
 
 const char* khvd_failure(void) {
-  std::shared_ptr<Process> process;
-  if (!GetProcess(&process).ok()) return "";
+  if (keras_hvd::IsForked()) return "";
   thread_local std::string text;
-  text = process->failure().message;
+  std::shared_ptr<Process> process;
+  if (GetProcess(&process).ok()) {
+    text = process->failure().message;
+  } else {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    text = PastFailure();
+  }
   return text.c_str();
 }
 

@@ -579,9 +579,15 @@ void ExpectDeathIsSeen(const std::function<void()>& die,
     bool known = false;
     for (const std::string& text : texts) known |= LastErrorHas(text);
     CHECK_HERE(known);
-    CHECK_HERE(std::string(khvd_failure()).find("rank 1 (pid ") == 0);
+    const std::string failure = khvd_failure();
+    CHECK_HERE(failure.find("rank 1 (pid ") == 0);
     CHECK_HERE(Request().Run() == KHVD_RANK_FAILED);
     CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    CHECK_HERE(khvd_failure() == failure);
+    const std::string job = JobName();
+    const khvd_options options = Options(0, 1, job.c_str());
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    CHECK_HERE(strcmp(khvd_failure(), "") == 0);
     return 0;
   };
   const std::vector<int> ends = RunJob(3, body);

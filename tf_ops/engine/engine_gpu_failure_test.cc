@@ -160,10 +160,11 @@ TEST(GpuFailureTest, AnErrorThatNcclMeetsLaterEndsTheJob) {
   injection.asynchronous = true;
   injection.member = 1;
   libraries->Inject(injection);
-  job.ForEach([](GpuRank& self, int) {
+  job.ForEach([&](GpuRank& self, int) {
     static_cast<void>(self.End(self.Submit(Sum("x", {1}))));
-    // What hangs is ended.
+    // What hangs is ended, but not before everybody can know that it is worth nothing.
     self.Synchronize();
+    EXPECT_TRUE(job.segment().Failed());
     Buffer output;
     EXPECT_FALSE(self.Run(Sum("later", {1}), &output).ok());
   });
@@ -302,6 +303,7 @@ TEST(GpuFailureTest, ARankThatLeavesBeforeItsGpuIsDoneEndsTheJob) {
   });
   job.Stop(1);
   job[0].Synchronize();
+  EXPECT_TRUE(job.segment().Failed());
   const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
   EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
       << status.message;

@@ -1,0 +1,123 @@
+"""A rank for the tests of saving: trains until another one dies in mid-epoch.
+
+`python saving.py FOLDER WAY MOMENT`, where WAY is "optimizer" or "strategy", and MOMENT
+"between" (two steps) or "within" one. Rank 0 saves after each step. Each survivor notes
+in FOLDER/N.json what ended its `fit`, which other ways of saving were refused then, and
+whether any file has come or changed since the death.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_hvd
+
+# The step after which rank 1 dies.
+LAST = 2
+
+FOLDER, WAY, MOMENT = Path(sys.argv[1]), *sys.argv[2:]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """A hash of each file in a folder."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+class Dies(keras.callbacks.Callback):
+    """Kills rank 1, which the others know before the next callback is called."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.before: dict[str, str] = {}
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self.before = files(self.folder)
+        if batch < LAST:
+            return
+        if keras_hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if MOMENT == "between":
+            with contextlib.suppress(tf.errors.AbortedError):
+                keras_hvd.barrier(name="the end of rank 1")
+
+
+def model() -> keras.Model:
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    if WAY == "optimizer":
+        optimizer = keras_hvd.DistributedOptimizer(optimizer)
+    made.compile(optimizer, "mse")
+    return made
+
+
+def refused(trained: keras.Model, folder: Path) -> list[str]:
+    """Names of the ways of saving that raise what they should."""
+    path = str(folder / "model")
+    checkpoint = tf.train.Checkpoint(model=trained)
+    ways = {
+        "save": lambda: trained.save(f"{path}.keras"),
+        "save_h5": lambda: trained.save(f"{path}.h5"),
+        "save_weights": lambda: trained.save_weights(f"{path}.weights.h5"),
+        "save_model": lambda: keras.saving.save_model(trained, f"{path}.keras"),
+        "export": lambda: trained.export(f"{path}.exported"),
+        "write": lambda: checkpoint.write(f"{path}.written"),
+        "checkpoint": lambda: checkpoint.save(f"{path}.saved"),
+        "manager": lambda: tf.train.CheckpointManager(
+            checkpoint, f"{path}.managed", max_to_keep=1
+        ).save(),
+    }
+    found = []
+    for name, save in ways.items():
+        try:
+            save()
+        except keras_hvd.RankFailedError as error:
+            if "rank 1 (pid " in str(error):
+                found.append(name)
+    return found
+
+
+def main() -> None:
+    keras_hvd.init()
+    if WAY == "optimizer":
+        trained = model()
+    else:
+        with keras_hvd.Strategy().scope():
+            trained = model()
+    x, y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+    rank = keras_hvd.rank()
+    folder = FOLDER / f"rank{rank}"
+    folder.mkdir()
+    dies = Dies(folder)
+    callbacks = [
+        keras_hvd.callbacks.BroadcastGlobalVariables(0),
+        dies,
+        keras.callbacks.ModelCheckpoint(folder / "model.keras", save_freq=1),
+    ]
+    try:
+        trained.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
+        note = {"fit": "ended"}
+    except Exception as error:
+        note = {"fit": type(error).__name__, "text": str(error)}
+    note["saved"] = len(dies.before)
+    note["refused"] = refused(trained, folder)
+    keras_hvd.shutdown()
+    note["refused after shutdown"] = refused(trained, folder)
+    note["changed"] = files(folder) != dies.before
+    (FOLDER / f"{rank}.json").write_text(json.dumps(note))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Nothing is saved that may be of a step that was aborted."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+RANK = Path(__file__).parent / "ranks" / "saving.py"
+
+WAYS = [
+    *("save", "save_h5", "save_weights", "save_model"),
+    *("export", "write", "checkpoint", "manager"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "way"), [(2, "optimizer"), (3, "strategy")])
+def test_a_rank_that_dies_in_mid_epoch_ends_all_saving(khvdrun, tmp_path, ranks, way):
+    command = (sys.executable, RANK, tmp_path, way, "between")
+    ended = khvdrun.run("-np", ranks, "--term-after", 60, *command, timeout=120)
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
+    for rank in range(ranks):
+        if rank == 1:
+            continue
+        note = json.loads((tmp_path / f"{rank}.json").read_text())
+        # Rank 0 alone saves: its callback is refused, before the ranks' next meeting.
+        if rank == 0:
+            assert note["fit"] == "RankFailedError", note
+            assert "nothing is saved any more" in note["text"]
+            assert note["saved"] == 1
+        else:
+            assert note["fit"] == "AbortedError", note
+        assert "rank 1 (pid " in note["text"]
+        assert note["refused"] == note["refused after shutdown"] == WAYS
+        assert not note["changed"]
