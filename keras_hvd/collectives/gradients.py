@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_hvd import native
-from keras_hvd.collectives import submission
+from keras_hvd.collectives import allreduce, submission
 from keras_hvd.collectives.allreduce import ReduceOp
 
 
@@ -52,7 +52,8 @@ def start_all(
         start(bucket, name, reduce_op, process_set)
         for bucket, name in zip(buckets, names, strict=True)
     ]
-    reduced = done(handles, [tensor.dtype for bucket in buckets for tensor in bucket])
+    dtypes = [tensor.dtype for bucket in buckets for tensor in bucket]
+    reduced = done(handles, dtypes, [len(bucket) for bucket in buckets])
     results = iter(reduced)
     return [list(itertools.islice(results, len(bucket))) for bucket in buckets]
 
@@ -74,9 +75,19 @@ def start(
     return handle
 
 
-def done(handles: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """What has been started, when all of it has ended; once for each handle."""
-    reduced = native.ops().keras_hvd_done(handles=list(handles), T=list(dtypes))
+def done(
+    handles: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    sizes: Sequence[int] = (),
+) -> list[tf.Tensor]:
+    """What has been started, when all of it has ended; once for each handle.
+
+    `sizes` are the numbers of results of the handles, without which there are no
+    gradients.
+    """
+    reduced = native.ops().keras_hvd_done(
+        handles=list(handles), T=list(dtypes), sizes=list(sizes)
+    )
     if not tf.executing_eagerly():
         submission.run_independently(reduced[0].op)
     return reduced
@@ -89,3 +100,80 @@ def are_on_gpu(tensors: Sequence[tf.Tensor]) -> bool:
     if devices - {None}:
         return "GPU" in devices
     return bool(tf.config.list_logical_devices("GPU"))
+
+
+# Gradients of reduced gradients, which a penalty on them has: as those of an allreduce
+# of each bucket, under the names that those have, for other ranks may reduce so.
+
+
+@tf.RegisterGradient("KerasHvdGradients")
+def _gradients_of_gradients(
+    op: tf.Operation, *gradients: tf.Tensor
+) -> list[tf.Tensor | None]:
+    smooth = submission.smooth_gradients(op.outputs, gradients)
+    results: list[tf.Tensor | None] = []
+    sizes = op.get_attr("bucket_sizes")
+    for size, name in zip(sizes, op.get_attr("tensor_names"), strict=True):
+        of_bucket = _part(smooth, len(results), size)
+        results += _reduced(op, of_bucket, size, name)
+    return results
+
+
+@tf.RegisterGradient("KerasHvdStart")
+def _gradients_of_start(op: tf.Operation, handle: tf.Tensor) -> list[tf.Tensor | None]:
+    smooth = {i: each for i, each in enumerate(op.inputs) if each.dtype.is_floating}
+    given = tf.raw_ops.OptionalGetValue(
+        optional=handle,
+        output_types=[each.dtype for each in smooth.values()],
+        output_shapes=[each.shape for each in smooth.values()],
+    )
+    return _reduced(op, dict(zip(smooth, given, strict=True)), len(op.inputs))
+
+
+@tf.RegisterGradient("KerasHvdDone")
+def _gradients_of_done(
+    op: tf.Operation, *gradients: tf.Tensor
+) -> list[tf.Tensor | None]:
+    """What the gradients of the starts unpack: one tensor leads to each."""
+    sizes = op.get_attr("sizes")
+    if not sizes:
+        raise LookupError(
+            "keras_hvd: an allreduce that was started without telling its end how many "
+            "tensors it has has no gradient. Please report this"
+        )
+    smooth = submission.smooth_gradients(op.outputs, gradients)
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(list(_part(smooth, first, size).values()))
+        first += size
+    return [
+        tf.raw_ops.OptionalFromValue(components=part) if part else None
+        for part in parts
+    ]
+
+
+def _part(smooth: dict[int, tf.Tensor], first: int, size: int) -> dict[int, tf.Tensor]:
+    """The gradients of a bucket, by their places in it."""
+    places = range(first, first + size)
+    return {i - first: smooth[i] for i in places if i in smooth}
+
+
+def _reduced(
+    op: tf.Operation,
+    gradients: dict[int, tf.Tensor],
+    size: int,
+    name: str | None = None,
+) -> list[tf.Tensor | None]:
+    """As the gradient of an allreduce of the name: for each of its tensors, or None."""
+    if not gradients:
+        return [None] * size
+    reduced = allreduce.submit(
+        list(gradients.values()),
+        submission.name_of_gradient(op, name),
+        ReduceOp(op.get_attr("reduce_op")),
+        float(op.get_attr("prescale")),
+        float(op.get_attr("postscale")),
+        op.get_attr("process_set"),
+    )
+    by_index = dict(zip(gradients, reduced, strict=True))
+    return [by_index.get(i) for i in range(size)]

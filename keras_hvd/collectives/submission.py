@@ -220,11 +220,12 @@ def name_of(
     return Name("/".join([*_path(graph), unique]), kind)
 
 
-def name_of_gradient(forward: tf.Operation) -> Name:
+def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     """The names of the collective in an op's gradient, after those of the op.
 
     Args:
         forward: the op, as a gradient function gets it.
+        name: that of the part of it that is meant, where it has several.
 
     Returns:
         In a graph, names that no other op has there: one op may be differentiated
@@ -238,7 +239,7 @@ def name_of_gradient(forward: tf.Operation) -> Name:
     >>> name_of_gradient(Forward())
     Name(tensor='layer/w/gradient', node='layer/w/gradient')
     """
-    name = tf.compat.as_str(forward.get_attr("tensor_name")) + "/gradient"
+    name = tf.compat.as_str(name or forward.get_attr("tensor_name")) + "/gradient"
     node = _node_name(name)
     if tf.executing_eagerly():
         return Name(name, node)

@@ -76,6 +76,7 @@ REGISTER_OP("KerasHvdDone")
     .Output("reduced: T")
     .Attr("N: int >= 1")
     .Attr("T: list(type) >= 1")
+    .Attr("sizes: list(int) = []")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       int output = 0;
@@ -94,6 +95,7 @@ Ends when all the allreduces have ended, or with an error of the first that has 
 
 handles: those of KerasHvdStart, which no other op gets.
 reduced: the results of all, in the order of the handles.
+sizes: how many results each handle has; its gradient alone asks.
 )doc");
 
 // An allreduce between its start and its done.

@@ -8,6 +8,7 @@ import tensorflow as tf
 import keras_hvd
 from keras_hvd import Compression
 from keras_hvd.callbacks import BroadcastGlobalVariables
+from keras_hvd.collectives import gradients
 
 RUNS = {
     "eager": lambda function: function,
@@ -171,3 +172,42 @@ def test_train_step(xla, rank, points, equal_on_all_ranks):
 def test_train_step_that_reduces_nothing(rank, points, several_ranks):
     with pytest.raises(RuntimeError, match="DistributedGradientTape in a train_step"):
         fit(WithPlainTape, *points)
+
+
+@pytest.fixture(params=["on_cpus", "as_on_gpus"])
+def form(request, monkeypatch):
+    """How gradients are reduced: as their device has it, or as it would be on a GPU."""
+    if request.param == "as_on_gpus":
+        monkeypatch.setattr(gradients, "are_on_gpu", lambda tensors: True)
+
+
+@runs
+@pytest.mark.usefixtures("form")
+def test_gradients_of_gradients(run, rank, size):
+    """A penalty on the averaged gradients, of variables in several buckets."""
+    v, w = tf.Variable([2.0, 3.0], name="v"), tf.Variable([[4.0]], name="w")
+
+    def step():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                loss = (rank + 1.0) * (tf.reduce_sum(v**3) + w[0, 0] ** 2)
+            tape = keras_hvd.DistributedGradientTape(tape, groups=[[v], [w]])
+            of_v, of_w = tape.gradient(loss, [v, w])
+            # The second bucket has a part in the penalty of rank 0 alone.
+            penalty = tf.reduce_sum(of_v) + (rank == 0) * of_w[0, 0]
+        return outer.gradient(penalty, [v, w])
+
+    # Each rank's own factor, times the average of what all ranks give back.
+    found_v, found_w = RUNS[run](step)()
+    np.testing.assert_allclose(found_v, (rank + 1) * 6 * np.array([2.0, 3.0]))
+    np.testing.assert_allclose(found_w, [[(rank + 1) * 2 / size]])
+
+
+@pytest.mark.usefixtures("form")
+def test_gradients_of_gradients_in_a_bucket_of_which_one_is_asked(rank):
+    v, w = tf.Variable(2.0, name="v"), tf.Variable(4.0, name="w")
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = v**2 * (rank + 1.0) + 5 * w
+        of_v, _ = keras_hvd.DistributedGradientTape(tape).gradient(loss, [v, w])
+    assert outer.gradient(of_v, [v, w])[0].numpy() == 2 * (rank + 1)
