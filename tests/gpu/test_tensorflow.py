@@ -1,6 +1,8 @@
 """Collectives and a training through TensorFlow, where it sees a GPU."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 RANK = Path(__file__).parent / "ranks" / "tensorflow_rank.py"
+SAVING = Path(__file__).parents[1] / "launch" / "ranks" / "saving.py"
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
@@ -49,6 +52,18 @@ def test_collectives_and_training(setup, devices):
     ended = run(*command, **SHARING)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("has passed") == setup.ranks
+
+
+@pytest.mark.parametrize("way", ["optimizer", "strategy"])
+def test_nothing_is_saved_of_a_step_that_a_death_aborts(tmp_path, devices, way):
+    command = (sys.executable, SAVING, tmp_path, way, "within")
+    ended = run(*KHVDRUN, "-np", 2, "--term-after", 60, *command, **SHARING)
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
+    note = json.loads((tmp_path / "0.json").read_text())
+    # The step itself may have met the failure, or only the callback after it.
+    assert note["fit"] in ("AbortedError", "InternalError", "RankFailedError"), note
+    assert note["refused"] == note["refused after shutdown"] != []
+    assert not note["changed"]
 
 
 def test_tensorflow_that_began_before_init(devices):

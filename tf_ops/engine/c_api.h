@@ -229,7 +229,10 @@ KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_
 // The text of this thread's last error; "" if there was none.
 KHVD_EXPORT const char* khvd_last_error(void);
 
-// Why the engine cannot be used any more (a peer's death, an abort), or "" if it can.
+// Why the engine cannot be used any more (a peer's death, an abort), or "" if it can;
+// after khvd_shutdown, and until the next khvd_init, why it could not. Known before any
+// collective on a GPU is aborted: if it is "" when a caller's stream has passed one,
+// its results are right.
 KHVD_EXPORT const char* khvd_failure(void);
 
 // Writes where the time of each tensor goes to `path`, from now on until

@@ -1,9 +1,10 @@
 """A rank for the tests of saving: trains until another one dies in mid-epoch.
 
 `python saving.py FOLDER WAY MOMENT`, where WAY is "optimizer" or "strategy", and MOMENT
-"between" (two steps) or "within" one. Rank 0 saves after each step. Each survivor notes
-in FOLDER/N.json what ended its `fit`, which other ways of saving were refused then, and
-whether any file has come or changed since the death.
+when the others know of the death: "between" two steps, or "within" one. Rank 0 saves
+after each step. Each survivor notes in FOLDER/N.json what ended its `fit`, which other
+ways of saving were refused then, and whether any file has come or changed since the
+last step began.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 import keras_hvd
 
-# The step after which rank 1 dies.
+# The step in which, or after which, rank 1 dies.
 LAST = 2
 
 FOLDER, WAY, MOMENT = Path(sys.argv[1]), *sys.argv[2:]
@@ -36,22 +37,25 @@ def files(folder: Path) -> dict[str, str]:
 
 
 class Dies(keras.callbacks.Callback):
-    """Kills rank 1, which the others know before the next callback is called."""
+    """Kills rank 1; between steps, the others know it before the next callback."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
         self.before: dict[str, str] = {}
 
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self.before = files(self.folder)
-        if batch < LAST:
+        if MOMENT == "within" and batch == LAST and keras_hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if MOMENT == "within" or batch < LAST:
             return
         if keras_hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if MOMENT == "between":
-            with contextlib.suppress(tf.errors.AbortedError):
-                keras_hvd.barrier(name="the end of rank 1")
+        with contextlib.suppress(tf.errors.AbortedError):
+            keras_hvd.barrier(name="the end of rank 1")
 
 
 def model() -> keras.Model:
