@@ -241,7 +241,7 @@ TEST(RequestTest, RefusesWhatMakesNoSense) {
       r->request.reduce_op = KHVD_ADASUM;
       r->tensor.dtype = KHVD_INT32;
     }));
-    CHECK_HERE(fails("there is no type 9", [](Request* r) { r->tensor.dtype = 9; }));
+    CHECK_HERE(fails("there is no type 13", [](Request* r) { r->tensor.dtype = 13; }));
     CHECK_HERE(fails("needs a shape", [](Request* r) { r->tensor.shape = nullptr; }));
     CHECK_HERE(fails("a dimension is negative", [](Request* r) { r->shape[0] = -1; }));
     CHECK_HERE(fails("a scalar has none", [](Request* r) {
