@@ -57,6 +57,7 @@ Status Gpu::Start() {
     return status;
   }
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   int least = 0, greatest = 0;
   status = driver.Check(driver->stream_priorities(&least, &greatest),
                         "cuCtxGetStreamPriorityRange");
@@ -91,8 +92,7 @@ Status Gpu::ReadCapability() {
 Gpu::~Gpu() {
   if (context_ == nullptr) return;
   const Driver& driver = *driver_;
-  {
-    const Current current(*this);
+  if (const Current current(*this); current.status().ok()) {
     for (const Timing timing : {Timing::kOff, Timing::kOn}) {
       for (Event event : FreeEvents(timing)) driver->destroy_event(event);
     }
@@ -135,7 +135,8 @@ Gpu::Current::~Current() {
 
 Status Gpu::Record(Stream stream, Event* event, Timing timing) {
   const Current current(*this);
-  Status status = TakeEvent(event, timing);
+  Status status = current.status();
+  if (status.ok()) status = TakeEvent(event, timing);
   if (!status.ok()) return status;
   status = driver_->Check((*driver_)->record_event(*event, stream), "cuEventRecord");
   if (!status.ok()) Release(std::exchange(*event, nullptr), timing);
@@ -159,12 +160,14 @@ Status Gpu::TakeEvent(Event* event, Timing timing) {
 
 Status Gpu::MakeWait(Stream stream, Event event) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   return driver_->Check((*driver_)->stream_wait_event(stream, event, 0),
                         "cuStreamWaitEvent");
 }
 
 Status Gpu::Query(Event event, bool* passed) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   const Result result = (*driver_)->query_event(event);
   *passed = result == Result::kSuccess;
   if (result == Result::kNotReady) return Status::Ok();
@@ -178,6 +181,7 @@ void Gpu::Release(Event event, Timing timing) {
 
 Status Gpu::Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   float milliseconds = 0;
   const Status status = driver_->Check(
       (*driver_)->elapsed_time(&milliseconds, from, to), "cuEventElapsedTime");
@@ -188,18 +192,21 @@ Status Gpu::Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed) {
 
 Status Gpu::CopyToHost(void* to, const void* from, size_t bytes) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   return driver_->Check((*driver_)->copy_to_host(to, Address(from), bytes, stream_),
                         "cuMemcpyDtoHAsync");
 }
 
 Status Gpu::CopyToDevice(void* to, const void* from, size_t bytes) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   return driver_->Check((*driver_)->copy_to_device(Address(to), from, bytes, stream_),
                         "cuMemcpyHtoDAsync");
 }
 
 Status Gpu::SetZero(void* memory, size_t bytes) {
   const Current current(*this);
+  if (!current.status().ok()) return current.status();
   return driver_->Check((*driver_)->set_bytes(Address(memory), 0, bytes, stream_),
                         "cuMemsetD8Async");
 }
@@ -218,7 +225,8 @@ Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Place place, size_t bytes,
 Status Memory::Start() {
   const Driver& driver = gpu_->driver();
   const Gpu::Current current(*gpu_);
-  Status status;
+  Status status = current.status();
+  if (!status.ok()) return status;
   if (place_ == Place::kHost) {
     status = driver.Check(driver->allocate_host(&data_, bytes_, 0), "cuMemHostAlloc");
   } else {
@@ -237,6 +245,7 @@ Memory::~Memory() {
   if (data_ == nullptr) return;
   const Driver& driver = gpu_->driver();
   const Gpu::Current current(*gpu_);
+  if (!current.status().ok()) return;
   if (place_ == Place::kHost) {
     driver->free_host(data_);
   } else {

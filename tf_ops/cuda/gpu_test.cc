@@ -271,6 +271,35 @@ TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
   EXPECT_EQ(UseAll(control_, driver_).message, "");
 }
 
+// What is called without the GPU's context goes to another one, or to none.
+TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
+  Open();
+  const Stream stream = NewStream();
+  Event event = nullptr;
+  ASSERT_EQ(gpu_->Record(stream, &event).message, "");
+  Memory memory = Allocate(Memory::Place::kDevice, 8);
+  Memory taken;
+  bool passed;
+  char host[8];
+  const std::vector<std::function<Status()>> calls = {
+      [&] { return gpu_->Record(stream, &event); },
+      [&] { return gpu_->MakeWait(stream, event); },
+      [&] { return gpu_->Query(event, &passed); },
+      [&] { return gpu_->CopyToHost(host, memory.data(), 8); },
+      [&] { return gpu_->CopyToDevice(memory.data(), host, 8); },
+      [&] { return gpu_->SetZero(memory.data(), 8); },
+      [&] { return Memory::Allocate(gpu_, Memory::Place::kHost, 8, &taken); }};
+  for (const std::function<Status()>& call : calls) {
+    control_->Inject({"cuCtxPushCurrent", 999});
+    const size_t before = control_->Calls().size();
+    const std::string message = call().message;
+    EXPECT_NE(message.find("cuCtxPushCurrent"), std::string::npos) << message;
+    EXPECT_LE(control_->Calls().size(), before + 1);
+  }
+  gpu_->Release(event);
+  Destroy(stream);
+}
+
 TEST_P(GpuTest, AllocationsThatFailSayHowMuch) {
   Open();
   control_->Inject({"cuMemAlloc", 2});

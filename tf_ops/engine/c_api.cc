@@ -596,8 +596,7 @@ int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
 // The stream waits in any case: what runs on it may be about to free the buffers.
 int khvd_await_end(void* end, void* stream) {
   const std::unique_ptr<keras_hvd::EndMark> mark(static_cast<keras_hvd::EndMark*>(end));
-  const Status waits =
-      mark->event->MakeWait(static_cast<keras_hvd::cuda::Stream>(stream));
+  const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));
   if (!waits.ok()) return Report(waits);
   std::shared_ptr<Process> process;
   if (!GetProcess(&process).ok()) return KHVD_OK;

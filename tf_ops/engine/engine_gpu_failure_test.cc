@@ -184,6 +184,44 @@ TEST(GpuFailureTest, ADeathEndsAnInitThatWaitsForThePeer) {
   for (int rank : {0, 1}) EXPECT_FALSE(job[rank].End(numbers[rank]).ok());
 }
 
+// As the split that makes the set's communicator does.
+TEST(GpuFailureTest, AProcessSetIsNotThereWhereItsCommunicatorIsNot) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  job.Connect();
+  stand_in::Injection injection;
+  injection.function = "ncclCommSplit";
+  injection.code = 3;
+  injection.member = 1;
+  libraries->Inject(injection);
+  job.ForEach([](GpuRank& self, int) {
+    int32_t id;
+    const Status status = self.engine().AddProcessSet({0}, &id);
+    EXPECT_TRUE(Contains(status.message, "ncclCommSplit")) << status.message;
+  });
+}
+
+// Whoever is told of the error frees the buffers.
+TEST(GpuFailureTest, AStreamThatCannotBeToldToWaitIsWaitedForByItsCaller) {
+  const StandIn libraries;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuJob job(libraries, 2, seed);
+    job.Connect();
+    stand_in::Injection injection;
+    injection.function = "cuStreamWaitEvent";
+    injection.code = static_cast<int32_t>(stand_in::kOutOfMemory);
+    injection.rank = 0;
+    injection.thread = "caller";
+    libraries->Inject(injection);
+    job.ForEach([](GpuRank& self, int rank) {
+      const size_t number = self.Submit(Sum("x", {1, 2}), {false, true});
+      ASSERT_EQ(self.End(number).message, "");
+      EXPECT_EQ(self.TryToAwait(number).ok(), rank == 1);
+      EXPECT_EQ(FromBytes<float>(self.Output(number)), (std::vector<float>{2, 4}));
+    });
+  }
+}
+
 // What failed on one rank for want of memory gives its input to the others first.
 TEST(GpuFailureTest, AnInputIsGivenBeforeTheMemoryOfWhatFailedIsUsedAgain) {
   const StandIn libraries;
@@ -290,25 +328,6 @@ TEST(GpuFailureTest, WhatIsGivenUpFreesNoMemoryBeforeNcclIsAborted) {
   const std::vector<stand_in::Call> calls = libraries->Calls();
   EXPECT_GT(FirstCall(calls, "cuMemFreeHost"), FirstCall(calls, "ncclCommAbort"));
   EXPECT_GE(FirstCall(calls, "ncclCommAbort"), 0);
-}
-
-// The other would wait for it on its GPU for ever.
-TEST(GpuFailureTest, ARankThatLeavesBeforeItsGpuIsDoneEndsTheJob) {
-  const StandIn libraries;
-  GpuJob job(libraries, 2, 1);
-  job.Connect();
-  libraries->HoldCollectives(1, true);
-  job.ForEach([&](GpuRank& self, int) {
-    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
-  });
-  job.Stop(1);
-  job[0].Synchronize();
-  EXPECT_TRUE(job.segment().Failed());
-  const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
-  EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
-      << status.message;
-  EXPECT_TRUE(Contains(status.message, "'held'")) << status.message;
-  libraries->HoldCollectives(1, false);
 }
 
 TEST(GpuFailureTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {

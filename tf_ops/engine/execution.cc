@@ -81,7 +81,12 @@ bool Execution::Read() {
 void Execution::CarryOutNext() {
   const std::string decision = std::move(to_do_.front());
   to_do_.pop_front();
-  std::string_view message = decision;
+  CarryOut(decision);
+  std::atomic<uint64_t>& count = segment_->block(rank_).decisions_carried_out.value;
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+void Execution::CarryOut(std::string_view message) {
   int64_t type;
   if (!DecodeInteger(&message, &type)) return;
   switch (static_cast<DecisionMessage>(type)) {
@@ -162,10 +167,11 @@ void Execution::HandleAgree(std::string_view message) {
   while (DecodeInteger(&message, &member)) members.push_back(static_cast<int>(member));
   const auto id = static_cast<int32_t>(answer);
   if (static_cast<Kind>(kind) == Kind::kAddProcessSet) {
-    gpu().AddProcessSet(id, members);
+    // The failure of the job ends the request.
+    if (!gpu().AddProcessSet(id, members)) return;
     requests_.AddProcessSet(id, std::move(members));
   } else if (static_cast<Kind>(kind) == Kind::kRemoveProcessSet) {
-    gpu().RemoveProcessSet(id);
+    if (!gpu().RemoveProcessSet(id)) return;
     requests_.RemoveProcessSet(id);
   }
   decides_for_others_ = rank_ == 0 && requests_.process_sets().HasOneWithoutRankZero();

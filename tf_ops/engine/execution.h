@@ -58,6 +58,7 @@ class Execution {
   bool decides_for_others() const { return decides_for_others_; }
 
  private:
+  void CarryOut(std::string_view message);
   void HandleDefine(std::string_view message);
   void HandleRun(std::string_view message);
   void HandleFail(std::string_view message);

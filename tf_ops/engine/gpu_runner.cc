@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
@@ -49,6 +50,7 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
   GpuBatch on_gpu(batch, members, index, gpu_, host, &staging_,
                   [this](int64_t polls) { return KeepWaiting(polls); });
   waits_for_ = Title(*batch.front()->description);
+  waits_for_members_ = members;
   // NCCL would take whatever GPU it finds.
   if (!Succeeded(current.status())) return false;
   if (recorded) {
@@ -130,8 +132,8 @@ Status GpuRunner::End(GpuBatch* batch) {
     const Status waits = end->MakeWait(place->stream);
     if (!waits.ok()) return waits;
   }
-  under_way_.push_back(
-      {end, waits_for_, Clock::now(), batch->GiveMemory(), std::move(batch->times)});
+  under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
+                        Clock::now(), batch->GiveMemory(), std::move(batch->times)});
   return Status::Ok();
 }
 
@@ -152,29 +154,38 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
     if (recorded) static_cast<void>(end->MakeWait(place->stream));
   }
   // Memory is given back by who knows whether the GPU still uses it: to free it waits
-  // for the GPU.
-  if (recorded)
-    under_way_.push_back({end, waits_for_, Clock::now(), batch->GiveMemory(), nullptr});
+  // for the GPU. Where nobody will know, the end of the process does it.
+  std::vector<cuda::Memory> memory = batch->GiveMemory();
+  if (recorded) {
+    under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
+                          Clock::now(), std::move(memory), nullptr});
+  } else {
+    for (cuda::Memory& each : memory) each.Abandon();
+  }
   Abort();
 }
 
 // ---- Process sets
 
-void GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members) {
-  if (gpu_ == nullptr) return;
+bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members) {
+  if (gpu_ == nullptr) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
-  if (!Succeeded(current.status())) return;
+  // A split is for all ranks.
+  waits_for_members_.resize(segment_->size());
+  std::iota(waits_for_members_.begin(), waits_for_members_.end(), 0);
+  if (!Succeeded(current.status())) return false;
   // NCCL splits only what has nothing under way.
-  if (channels_.IsOpen(0) && !AwaitUnderWay()) return;
-  Succeeded(channels_.Add(id, members));
+  if (channels_.IsOpen(0) && !AwaitUnderWay()) return false;
+  return Succeeded(channels_.Add(id, members));
 }
 
-void GpuRunner::RemoveProcessSet(int32_t id) {
-  if (gpu_ == nullptr) return;
+bool GpuRunner::RemoveProcessSet(int32_t id) {
+  if (gpu_ == nullptr) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of process set " + std::to_string(id);
-  if (Succeeded(current.status())) Succeeded(channels_.Remove(id));
+  waits_for_members_.clear();
+  return Succeeded(current.status()) && Succeeded(channels_.Remove(id));
 }
 
 // ---- What is under way
@@ -204,21 +215,45 @@ void GpuRunner::CheckUnderWay() {
   const std::string& oldest =
       under_way_.empty() ? waits_for_ : under_way_.front().title;
   if (!Succeeded(channels_.AsyncError(), oldest) || under_way_.empty()) return;
-  CheckAge(under_way_.front().title, under_way_.front().since);
+  const UnderWay& first = under_way_.front();
+  if (!CheckMembers(first.members, first.decision, first.title)) return;
+  CheckAge(first.title, first.since);
+}
+
+// The number of the one that is carried out: the same on all ranks.
+uint64_t GpuRunner::CurrentDecision() const {
+  return segment_->block(rank_).decisions_carried_out.value.load() + 1;
+}
+
+// One that leaves does not carry out what is decided meanwhile, for which the others
+// would wait on their GPUs for ever. Returns whether all came to it, or still may.
+bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
+                             const std::string& title) {
+  for (const int member : members) {
+    const RankBlock& block = segment_->block(member);
+    if (!block.HasShutDown()) continue;
+    if (block.decisions_carried_out.value.load() >= decision) continue;
+    segment_->Fail(
+        rank_, Code::kRankFailed,
+        DescribeRank(*segment_, member) + " left the job in the middle of " + title);
+    return false;
+  }
+  return true;
 }
 
 void GpuRunner::CheckAge(const std::string& title, Clock::time_point since) {
   const double age = std::chrono::duration<double>(Clock::now() - since).count();
+  const bool aborts = abort_seconds_ > 0 && age >= abort_seconds_;
+  if (!aborts && (warning_seconds_ < 0 || age < warning_seconds_)) return;
   const std::string text = title + " has not ended on the GPU of " +
                            DescribeRank(*segment_, rank_) + " for " +
                            std::to_string(static_cast<int>(age)) +
                            " s. NCCL_DEBUG=INFO says what NCCL does";
-  if (abort_seconds_ > 0 && age >= abort_seconds_) {
+  if (aborts) {
     segment_->Fail(rank_, Code::kRankFailed,
                    text + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
     return;
   }
-  if (warning_seconds_ < 0 || age < warning_seconds_) return;
   if (std::exchange(warned_of_, title) != title) {
     Log(rank_, LogLevel::kWarning, text);
   }
@@ -228,6 +263,7 @@ void GpuRunner::Leave() {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of the GPU's collectives";
+  waits_for_members_.clear();
   if (!AwaitUnderWay() || !channels_.Finalize().ok()) Abort();
   staging_.Clear();
   clock_.Clear();
@@ -273,6 +309,7 @@ void GpuRunner::Abort() {
 
 bool GpuRunner::KeepWaiting(int64_t polls) {
   if (polls == 0) waiting_since_ = Clock::now();
+  if (!CheckMembers(waits_for_members_, CurrentDecision(), waits_for_)) return false;
   CheckAge(waits_for_, waiting_since_);
   return waiter_.Pause(polls);
 }

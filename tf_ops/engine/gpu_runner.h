@@ -45,9 +45,9 @@ class GpuRunner {
   bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
            bool recorded);
 
-  // All ranks add a process set, or remove one.
-  void AddProcessSet(int32_t id, const std::vector<int>& members);
-  void RemoveProcessSet(int32_t id);
+  // All ranks add a process set, or remove one. False: the job has failed.
+  bool AddProcessSet(int32_t id, const std::vector<int>& members);
+  bool RemoveProcessSet(int32_t id);
 
   // Whether something that was enqueued may not have passed.
   bool anything_under_way() const { return !under_way_.empty(); }
@@ -62,6 +62,8 @@ class GpuRunner {
   struct UnderWay {
     std::shared_ptr<const SharedEvent> end;
     std::string title;
+    std::vector<int> members;
+    uint64_t decision;  // its number
     Clock::time_point since;
     std::vector<cuda::Memory> memory;
     std::unique_ptr<GpuTimes> times;  // null: it is not recorded
@@ -75,6 +77,9 @@ class GpuRunner {
   void GiveUp(GpuBatch* batch);
   bool AwaitUnderWay();
   void CheckUnderWay();
+  uint64_t CurrentDecision() const;
+  bool CheckMembers(const std::vector<int>& members, uint64_t decision,
+                    const std::string& title);
   void CheckAge(const std::string& title, Clock::time_point since);
   bool KeepWaiting(int64_t polls);
   bool Succeeded(const Status& status) { return Succeeded(status, waits_for_); }
@@ -93,7 +98,8 @@ class GpuRunner {
   GpuClock clock_;
   std::deque<UnderWay> under_way_;
   Clock::time_point next_check_;
-  std::string waits_for_;            // what KeepWaiting is called about
+  std::string waits_for_;  // what KeepWaiting is called about
+  std::vector<int> waits_for_members_;
   Clock::time_point waiting_since_;  // and since when
   std::string warned_of_;
 };

@@ -3,6 +3,8 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_STREAM_PLACE_H_
 
+#include <sched.h>
+
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -47,6 +49,16 @@ inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream strea
 
 // What khvd_await_end takes back.
 struct EndMark {
+  // Has what is put on the stream from now on run behind the collective. Where the
+  // stream cannot be told so, this waits itself, as long as anything runs on the GPU:
+  // the buffers are the collective's until then.
+  Status Await(cuda::Stream stream) const {
+    const Status status = event->MakeWait(stream);
+    bool passed = status.ok();
+    while (!passed && event->Query(&passed).ok()) sched_yield();
+    return status;
+  }
+
   std::shared_ptr<const SharedEvent> event;
 };
 

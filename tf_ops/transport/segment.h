@@ -51,6 +51,8 @@ struct RankBlock {
   Progress submissions_read;
   // How far the rank has read the coordinator's decisions.
   Progress decisions_read;
+  // How many of them it has carried out. One that has left carries out no more.
+  Progress decisions_carried_out;
   // The rank has submissions that do not fit: wake it when there is room.
   alignas(64) std::atomic<uint32_t> submissions_blocked;
 
