@@ -1,6 +1,5 @@
 // The functions of CUDA's driver, on the pretended machine.
 #include <cstring>
-#include <sstream>
 #include <type_traits>
 
 #include "tf_ops/testing/gpu/machine.h"
@@ -44,13 +43,6 @@ const ErrorName* FindError(Result result) {
     if (error.code == static_cast<int32_t>(result)) return &error;
   }
   return nullptr;
-}
-
-template <typename... Parts>
-std::string Text(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
 }
 
 std::string Name(Stream stream) {

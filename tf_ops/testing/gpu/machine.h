@@ -13,6 +13,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,14 @@
 #include "tf_ops/testing/gpu/thread_sanitizer.h"
 
 namespace keras_hvd::stand_in {
+
+// All parts in one line, for people.
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
 
 // An item's place: its stream, and its number there, from 1.
 struct Place {

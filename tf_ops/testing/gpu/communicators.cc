@@ -1,0 +1,142 @@
+// See communicators.h.
+#include "tf_ops/testing/gpu/communicators.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace keras_hvd::stand_in {
+namespace {
+
+using nccl::Comm;
+using nccl::Result;
+
+constexpr int kMostPolls = 3;
+
+void CountLeaks(const Communicators& communicators, Leaks* leaks) {
+  leaks->reduction_ops += communicators.leaked_ops;
+  for (const nccl::CommState& communicator : communicators.all) {
+    if (!communicator.live) continue;
+    leaks->communicators += 1;
+    leaks->reduction_ops += static_cast<int>(communicator.ops.size());
+  }
+}
+
+void Clear(Communicators* communicators) {
+  const uint64_t generation = communicators->generation;
+  *communicators = {};
+  communicators->generation = generation + 1;
+}
+
+}  // namespace
+
+Communicators& All() {
+  static Communicators* const communicators = [] {
+    auto* const made = new Communicators();
+    Machine::Get().reset_nccl = [made] { Clear(made); };
+    Machine::Get().count_nccl = [made](Leaks* leaks) { CountLeaks(*made, leaks); };
+    return made;
+  }();
+  return *communicators;
+}
+
+// ---- One of them
+
+Comm NewCommunicator(std::shared_ptr<Clique> clique, int index, bool blocking) {
+  Communicators& all = All();
+  const Comm communicator = &all.all.emplace_back();
+  all.handles.insert(communicator);
+  communicator->id = static_cast<int>(all.all.size());
+  communicator->clique = std::move(clique);
+  communicator->index = index;
+  communicator->blocking = blocking;
+  communicator->clique->members[index] = communicator;
+  return communicator;
+}
+
+std::shared_ptr<Clique> NewClique(int count) {
+  auto clique = std::make_shared<Clique>();
+  clique->id = ++All().cliques;
+  clique->members.resize(count);
+  return clique;
+}
+
+void SetError(Comm communicator, Result error, const std::string& text) {
+  if (communicator->error != Result::kSuccess) return;
+  communicator->error = error;
+  communicator->error_text = text;
+}
+
+// ---- What goes on behind a call
+
+void Advance(Comm communicator) {
+  if (communicator->error != Result::kSuccess || !communicator->in_progress) return;
+  if (communicator->polls_left > 0) {
+    communicator->polls_left -= 1;
+    return;
+  }
+  if (!communicator->ready()) return;
+  communicator->in_progress = false;
+  communicator->finish();
+}
+
+Result Begin(Comm communicator, std::function<bool()> ready,
+             std::function<void()> finish, Machine::Lock* lock) {
+  communicator->in_progress = true;
+  communicator->ready = std::move(ready);
+  communicator->finish = std::move(finish);
+  communicator->polls_left = 0;
+  if (communicator->blocking) {
+    Machine::Get().WakeAll();
+    lock->Await(Machine::Get().changed(), [&] {
+      Advance(communicator);
+      return !communicator->in_progress;
+    });
+    return Result::kSuccess;
+  }
+  communicator->polls_left =
+      static_cast<int>(Machine::Get().Random() % (kMostPolls + 1));
+  if (communicator->polls_left == 0) Advance(communicator);
+  Machine::Get().WakeAll();
+  return communicator->in_progress ? Result::kInProgress : Result::kSuccess;
+}
+
+// ---- Splitting, and the end
+
+void FinishSplit(Comm parent, uint64_t number, Comm* part, bool blocking) {
+  Clique& clique = *parent->clique;
+  Clique::Split& split = clique.splits[number];
+  const Clique::Choice own = split.choices[parent->index];
+  if (own.color == nccl::kNoColor) return;
+  std::vector<std::pair<int, int>> order;  // key and place in the parent
+  for (int member = 0; member < parent->count(); ++member) {
+    const Clique::Choice& choice = split.choices[member];
+    if (choice.color == own.color) order.emplace_back(choice.key, member);
+  }
+  std::sort(order.begin(), order.end());
+  std::shared_ptr<Clique>& made = split.parts[own.color];
+  if (made == nullptr) made = NewClique(static_cast<int>(order.size()));
+  const auto self =
+      std::find(order.begin(), order.end(), std::make_pair(own.key, parent->index));
+  *part = NewCommunicator(made, static_cast<int>(self - order.begin()), blocking);
+}
+
+bool AllHaveChosen(const Clique::Split& split) {
+  return std::all_of(split.choices.begin(), split.choices.end(),
+                     [](const Clique::Choice& choice) { return choice.made; });
+}
+
+void Abort(Comm communicator) {
+  communicator->live = false;
+  communicator->aborted = true;
+  communicator->in_progress = false;
+  communicator->ready = nullptr;
+  communicator->finish = nullptr;
+  communicator->ops.clear();
+  for (const GroupItem* item : communicator->running) {
+    const_cast<GroupItem*>(item)->Withdraw();
+  }
+  Machine::Get().WakeAll();
+}
+
+}  // namespace keras_hvd::stand_in

@@ -1,0 +1,53 @@
+// All communicators of the process in the NCCL stand-in: how they are made, split and
+// aborted, and what goes on behind a call that has returned.
+//
+// All of it with the machine's lock.
+#ifndef KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_
+#define KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "tf_ops/testing/gpu/clique.h"
+
+namespace keras_hvd::stand_in {
+
+inline constexpr nccl::Op kFirstMadeOp = 5;
+
+// All communicators of the process.
+struct Communicators {
+  std::deque<nccl::CommState> all;  // the destroyed ones too
+  std::set<const void*> handles;
+  std::map<std::string, std::shared_ptr<Clique>> by_id;
+  int cliques = 0;
+  nccl::Op last_op = kFirstMadeOp - 1;
+  int leaked_ops = 0;
+  uint64_t ids = 0;
+  uint64_t generation = 1;
+};
+
+Communicators& All();
+
+std::shared_ptr<Clique> NewClique(int count);
+nccl::Comm NewCommunicator(std::shared_ptr<Clique> clique, int index, bool blocking);
+// Its first error stays.
+void SetError(nccl::Comm communicator, nccl::Result error, const std::string& text);
+
+// Goes on behind a nonblocking communicator's call, and within that of a blocking one.
+nccl::Result Begin(nccl::Comm communicator, std::function<bool()> ready,
+                   std::function<void()> finish, Machine::Lock* lock);
+// Ends what was in progress, if it can.
+void Advance(nccl::Comm communicator);
+
+bool AllHaveChosen(const Clique::Split& split);
+void FinishSplit(nccl::Comm parent, uint64_t number, nccl::Comm* part, bool blocking);
+void Abort(nccl::Comm communicator);
+
+}  // namespace keras_hvd::stand_in
+
+#endif  // KERAS_HVD_TF_OPS_TESTING_GPU_COMMUNICATORS_H_
