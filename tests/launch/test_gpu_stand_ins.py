@@ -4,6 +4,7 @@ The stand-in of NCCL joins ranks of one process, so that one rank uses it here; 
 go through host memory. What the tests of GPUs say where there is none is tested too.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -66,6 +67,51 @@ def test_the_c_api(stand_ins, chosen, passed):
     )
     assert ended.returncode == 0, ended.stdout
     assert re.search(rf"^{passed} passed, \d+ deselected", ended.stdout, re.MULTILINE)
+
+
+def test_a_communicator_that_cannot_be_made_is_done_without(stand_ins, tmp_path):
+    # The stand-in fails on rank 1, whose process knows nothing of the id that rank 0
+    # has made, while rank 0 waits in its init.
+    variables = {**stand_ins, "KERAS_HVD_STAND_IN_DEVICES": "2"}
+    ranks = [start_rank(rank, tmp_path, variables) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    errors = [(tmp_path / f"stderr {rank}").read_text() for rank in range(2)]
+    assert [json.loads(line) for line in said] == [{"steps": 10}] * 2, errors
+    assert errors[0] == ""
+    assert re.fullmatch(
+        r"keras_hvd \[rank 1\] warning: collectives of tensors on GPUs go through host "
+        rf"memory, which is slow, for rank 1 \(pid {ranks[1].pid} on .*\) could not "
+        r"make a communicator with the others: NCCL failed in "
+        r"ncclCommInitRankConfig: invalid argument.*\n",
+        errors[1],
+    )
+
+
+def start_rank(rank: int, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
+    """One of two ranks of the tests of GPUs, each with a device, for random steps."""
+    plan = {
+        "task": "steps",
+        "steps": 10,
+        "engine": str(CHECKOUT / "keras_hvd" / "_native" / "libkeras_hvd.so"),
+        "cuda": variables["KERAS_HVD_CUDA_LIBRARY"],
+        "nccl": variables["KERAS_HVD_NCCL_LIBRARY"],
+        "job": f"{folder.name}-{os.getpid()}",
+        "rank": rank,
+        "size": 2,
+        "device": rank,
+    }
+    program = CHECKOUT / "tests" / "gpu" / "ranks" / "rank.py"
+    with open(folder / f"stderr {rank}", "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, program, json.dumps(plan)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, **variables},
+        )
 
 
 def test_check_build_names_what_it_finds(stand_ins, khvdrun):

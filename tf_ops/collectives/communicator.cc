@@ -80,6 +80,11 @@ bool Communicator::AwaitAllPublished(int ago) {
   return true;
 }
 
+bool Communicator::HasPublished(int member) const {
+  const Progress& published = segment_->block(members_[member]).published;
+  return published.value.load(std::memory_order_acquire) >= round_ + 1;
+}
+
 bool Communicator::AwaitAllReduced() {
   for (int rank : members_) {
     if (!Await(&RankBlock::reduced, rank, round_ + 1)) return false;

@@ -59,6 +59,8 @@ class Communicator {
   // Wait until a member, or all, have published this round or the one `ago` before.
   bool AwaitPublished(int member, int ago = 0);
   bool AwaitAllPublished(int ago = 0);
+  // Whether a member has published this round, so far as this one can see.
+  bool HasPublished(int member) const;
   bool AwaitAllReduced();
 
   // Has the collectives from now on recorded; null: no longer.

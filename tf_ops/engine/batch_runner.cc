@@ -116,6 +116,16 @@ bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
   return ok;
 }
 
+bool BatchRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
+                                const std::vector<int>& all, uint64_t number,
+                                const BatchSettings& settings) {
+  communicator_.set_recorder(nullptr);
+  Host host(this, all, number, settings);
+  const bool ok = gpu_.AddProcessSet(id, members, all, &host);
+  if (ok) host.End();
+  return ok;
+}
+
 bool BatchRunner::RunAnywhere(const Batch& batch, const std::vector<int>& members,
                               uint64_t number, const BatchSettings& settings,
                               bool recorded) {

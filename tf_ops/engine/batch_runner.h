@@ -38,6 +38,11 @@ class BatchRunner {
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
            const BatchSettings& settings);
 
+  // All ranks add a process set. `number` and `settings` as of a batch of all ranks.
+  bool AddProcessSet(int32_t id, const std::vector<int>& members,
+                     const std::vector<int>& all, uint64_t number,
+                     const BatchSettings& settings);
+
   // For tensors on GPUs.
   GpuRunner& gpu() { return gpu_; }
   const GpuRunner& gpu() const { return gpu_; }

@@ -165,6 +165,7 @@ void Coordination::WriteDecision(const Decision& decision) {
     }
     for (int64_t number : numbers) EncodeInteger(number, &message);
   } else if (decision.type == Decision::Type::kAgree) {
+    if (decision.agreed == Kind::kAddProcessSet) batches_ += 1;
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kAgree), &message);
     EncodeInteger(numbers.front(), &message);
     EncodeInteger(static_cast<int64_t>(decision.agreed), &message);

@@ -119,7 +119,7 @@ class Coordination {
   std::vector<Reader> readers_;
   std::unordered_map<std::string, std::shared_ptr<const Description>> interned_;
   std::vector<bool> departed_;
-  uint64_t batches_ = 0;  // decided; ranks count them alike
+  uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   StreamWriter decisions_;
   StoreChoice store_choice_;
   std::unique_ptr<Autotune> autotune_;  // null: off

@@ -361,6 +361,15 @@ inline std::set<std::string> FunctionsOf(const stand_in::StandIn& libraries) {
   return functions;
 }
 
+inline int64_t CountCalls(const stand_in::StandIn& libraries,
+                          const std::string& function) {
+  int64_t count = 0;
+  for (const stand_in::Call& call : libraries->Calls()) {
+    if (call.function == function) count += call.times;
+  }
+  return count;
+}
+
 // A job of several ranks in this process, each with a GPU.
 class GpuJob {
  public:

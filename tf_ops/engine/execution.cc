@@ -168,8 +168,7 @@ void Execution::HandleAgree(std::string_view message) {
   const auto id = static_cast<int32_t>(answer);
   if (static_cast<Kind>(kind) == Kind::kAddProcessSet) {
     // The failure of the job ends the request.
-    if (!gpu().AddProcessSet(id, members)) return;
-    requests_.AddProcessSet(id, std::move(members));
+    if (!AddProcessSet(id, std::move(members))) return;
   } else if (static_cast<Kind>(kind) == Kind::kRemoveProcessSet) {
     if (!gpu().RemoveProcessSet(id)) return;
     requests_.RemoveProcessSet(id);
@@ -179,6 +178,17 @@ void Execution::HandleAgree(std::string_view message) {
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = id;
   requests_.End(std::move(operation), Status::Ok());
+}
+
+// All ranks count this as a batch, which it is where a communicator is made for it.
+bool Execution::AddProcessSet(int32_t id, std::vector<int> members) {
+  sequence_ += 1;
+  running_ = "the addition of process set " + std::to_string(id);
+  const bool ok = runner_.AddProcessSet(
+      id, members, requests_.process_sets().MembersOf(0), sequence_, settings_);
+  running_.clear();
+  if (ok) requests_.AddProcessSet(id, std::move(members));
+  return ok;
 }
 
 // The one order of the decisions has all ranks change this between the same batches.

@@ -45,7 +45,8 @@ class Execution {
   // Carries out the next one, which may wait for peers.
   void CarryOutNext();
 
-  // How often a batch was decided for any of the ranks, so far as they are carried out.
+  // How often a batch, or a new process set, was decided for any of the ranks, so far
+  // as they are carried out.
   uint64_t sequence() const { return sequence_; }
   // The title of the batch that runs; "" if none does.
   const std::string& running() const { return running_; }
@@ -65,6 +66,7 @@ class Execution {
   void HandleZeros(std::string_view message);
   void HandleAgree(std::string_view message);
   void HandleTune(std::string_view message);
+  bool AddProcessSet(int32_t id, std::vector<int> members);
 
   void RunBatch(const std::vector<TensorKey>& keys);
   bool TakeBatch(const std::vector<TensorKey>& keys, Batch* batch);

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "tf_ops/engine/log.h"
+#include "tf_ops/nccl/allreduce.h"
+#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -20,6 +22,13 @@ constexpr int64_t kSharingVersion = 23000;
 
 int32_t ProcessSetOf(const GpuBatch& batch) {
   return batch.operations.front()->description->process_set;
+}
+
+Status UseOnce(nccl::Communicator* communicator, void* number) {
+  nccl::AllreduceOptions sum;
+  sum.reduction.op = ReduceOp::kSum;
+  sum.tensors = {{DataType::kFloat32, 1, number, number}};
+  return nccl::Allreduce(sum, communicator);
 }
 
 // What the members of a set tell each other.
@@ -86,9 +95,13 @@ int FirstWithout(const std::vector<Member>& members) {
 
 }  // namespace
 
-GpuChannels::GpuChannels(int rank, std::shared_ptr<GpuAccess> access,
+GpuChannels::GpuChannels(int rank, std::shared_ptr<Segment> segment,
+                         std::shared_ptr<GpuAccess> access,
                          nccl::KeepWaiting keep_waiting)
-    : rank_(rank), access_(std::move(access)), keep_waiting_(std::move(keep_waiting)) {}
+    : rank_(rank),
+      segment_(std::move(segment)),
+      access_(std::move(access)),
+      keep_waiting_(std::move(keep_waiting)) {}
 
 Status GpuChannels::Open(GpuBatch* batch, const GpuChannel** channel) {
   const int32_t process_set = ProcessSetOf(*batch);
@@ -111,9 +124,14 @@ Status GpuChannels::Open(GpuBatch* batch, const GpuChannel** channel) {
 Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
                           nccl::Equipment* equipment) {
   std::string reason;
-  if (library_ == nullptr) reason = OpenLibrary().message;
+  if (!failure_.empty()) {
+    reason = failure_;
+  } else if (library_ == nullptr) {
+    reason = OpenLibrary().message;
+  }
   std::vector<Member> members;
-  const Status status = GatherMembers(batch, library_.get(), &members);
+  const nccl::Library* const usable = reason.empty() ? library_.get() : nullptr;
+  const Status status = GatherMembers(batch, usable, &members);
   if (!status.ok()) return status;
   const Member& own = members[batch->index];
   const int sharing = FindSharing(members, batch->index);
@@ -141,46 +159,128 @@ Status GpuChannels::OpenLibrary() {
   return access_->OpenNccl(&library_);
 }
 
-// Said by the first member that has a reason, for all.
+// Said by the first member of the first set that has a reason, for all; what others
+// have met, for who wants to know all.
 void GpuChannels::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
-  Log(rank_, LogLevel::kWarning,
+  const bool first = segment_->header().gpu_warning_claimed.exchange(1) == 0;
+  Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
       "collectives of tensors on GPUs go through host memory, which is slow, for " +
           reason);
 }
 
-Status GpuChannels::Connect(GpuBatch* batch,
-                            std::unique_ptr<nccl::Communicator>* communicator) {
+// Leaves no communicator where one of the members cannot make it.
+Status GpuChannels::Connect(GpuBatch* batch, Made* communicator) {
   nccl::UniqueId id = {};
-  if (batch->index == 0) {
-    const Status made = nccl::Communicator::NewId(*library_, &id);
-    if (!made.ok()) return made;
-  }
-  std::vector<int64_t> words(kIdWords);
-  memcpy(words.data(), id.bytes, sizeof(id.bytes));
-  std::vector<std::vector<int64_t>> ids;
-  const Status status = batch->Exchange(words, &ids);
-  if (!status.ok()) return status;
-  memcpy(id.bytes, ids.front().data(), sizeof(id.bytes));
-  return nccl::Communicator::Create(
-      library_, id, static_cast<int>(batch->members.size()), batch->index,
-      batch->gpu->stream(), keep_waiting_, communicator);
+  bool made;
+  const Status status = ShareId(batch, &id, &made);
+  if (!status.ok() || !made) return status;
+  const auto create = [&](Made* created) {
+    return nccl::Communicator::Create(
+        library_, id, static_cast<int>(batch->members.size()), batch->index,
+        batch->gpu->stream(), [this](int64_t polls) { return KeepWaiting(polls); },
+        created);
+  };
+  return TryTogether(batch, create, communicator, &made);
 }
 
-Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members) {
-  const auto all = channels_.find(kAllRanks);
-  if (all == channels_.end()) return Status::Ok();
-  if (all->second.communicator == nullptr) return Status::Ok();
+// The first member makes it for all; `*made`: it could.
+Status GpuChannels::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
+  std::vector<int64_t> words(1 + kIdWords);
+  Status own;
+  if (batch->index == 0) own = nccl::Communicator::NewId(*library_, id);
+  words.front() = own.ok();
+  memcpy(words.data() + 1, id->bytes, sizeof(id->bytes));
+  std::vector<std::vector<int64_t>> all;
+  const Status status = batch->Exchange(words, &all);
+  if (!status.ok()) return status;
+  *made = all.front().front() != 0;
+  memcpy(id->bytes, all.front().data() + 1, sizeof(id->bytes));
+  if (!*made) DoWithoutNccl(own.message, batch->index == 0);
+  return status;
+}
+
+// Has all members make a communicator and use it once, or none: from 2.22 on NCCL
+// connects them only then, and fails then where it may not, say, share memory.
+Status GpuChannels::TryTogether(GpuBatch* batch,
+                                const std::function<Status(Made*)>& make,
+                                Made* communicator, bool* made) {
+  char* number = nullptr;
+  Status status =
+      batch->TakeMemory(cuda::Memory::Place::kDevice, sizeof(float), &number);
+  if (!status.ok()) return status;
+  Communicator* const members = batch->host.Begin();
+  if (members == nullptr) return GivenUp();
+  JointAttempt attempt(members);
+  attempt_ = &attempt;
+  // Aborted once all have told their errors: others would take the abort for one.
+  Made created;
+  status = make(&created);
+  if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
+  attempt_ = nullptr;
+  auto outcome = JointAttempt::Outcome::kSucceeded;
+  if (status.code == Code::kRankFailed) {
+    // For the sake of a member that has failed to, or because the job ends.
+    if (!attempt.HasFailedElsewhere()) return status;
+    outcome = JointAttempt::Outcome::kLeft;
+  } else if (!status.ok()) {
+    outcome = JointAttempt::Outcome::kFailed;
+  }
+  int failed;
+  if (!attempt.Conclude(outcome, &failed)) return GivenUp();
+  *made = failed < 0;
+  if (*made) {
+    *communicator = std::move(created);
+  } else {
+    DoWithoutNccl(status.message, failed == members->index());
+  }
+  return Status::Ok();
+}
+
+// From now on; what has a communicator keeps it.
+void GpuChannels::DoWithoutNccl(const std::string& reason, bool says_so) {
+  failure_ = "a communicator could not be made before";
+  if (!says_so) return;
+  failure_ = DescribeRank(*segment_, rank_) +
+             " could not make a communicator with the others: " + reason;
+  Warn(failure_);
+}
+
+bool GpuChannels::KeepWaiting(int64_t polls) const {
+  if (attempt_ != nullptr && attempt_->HasFailedElsewhere()) return false;
+  return keep_waiting_(polls);
+}
+
+Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members,
+                        GpuBatch* all) {
+  const auto whole = channels_.find(kAllRanks);
+  if (whole == channels_.end()) return Status::Ok();
+  if (whole->second.communicator == nullptr) return Status::Ok();
+  GpuChannel part;
+  part.equipment = whole->second.equipment;
+  bool made;
+  const auto split = [&](Made* created) { return Split(members, created); };
+  const Status status = TryTogether(all, split, &part.communicator, &made);
+  if (!status.ok()) return status;
+  if (!made) {
+    // Nothing is under way on any rank: each has awaited that before it tried.
+    for (auto each = channels_.rbegin(); each != channels_.rend(); ++each) {
+      each->second.communicator.reset();
+    }
+    return status;
+  }
+  if (part.communicator != nullptr) channels_[process_set] = std::move(part);
+  return status;
+}
+
+// Null for a rank that is no member.
+Status GpuChannels::Split(const std::vector<int>& members, Made* part) {
   const auto place = std::lower_bound(members.begin(), members.end(), rank_);
   const bool included = place != members.end() && *place == rank_;
   const int index = included ? static_cast<int>(place - members.begin()) : 0;
-  GpuChannel part;
-  part.equipment = all->second.equipment;
-  const Status status = all->second.communicator->Split(
+  return channels_.at(kAllRanks).communicator->Split(
       included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
-      &part.communicator);
-  if (status.ok() && included) channels_[process_set] = std::move(part);
-  return status;
+      part);
 }
 
 Status GpuChannels::Remove(int32_t process_set) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
@@ -35,7 +34,8 @@ GpuRunner::GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segm
       access_(std::move(access)),
       waiter_(*waiter),
       timeline_(*timeline),
-      channels_(rank_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
+      channels_(rank_, segment_, access_,
+                [this](int64_t polls) { return KeepWaiting(polls); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
 
@@ -45,10 +45,7 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
                     HostCollectives* host, bool recorded) {
   if (gpu_ == nullptr && !Succeeded(access_->Open(&gpu_))) return false;
   const cuda::Gpu::Current current(*gpu_);
-  const int index = static_cast<int>(
-      std::lower_bound(members.begin(), members.end(), rank_) - members.begin());
-  GpuBatch on_gpu(batch, members, index, gpu_, host, &staging_,
-                  [this](int64_t polls) { return KeepWaiting(polls); });
+  GpuBatch on_gpu = BatchOf(batch, members, host);
   waits_for_ = Title(*batch.front()->description);
   waits_for_members_ = members;
   // NCCL would take whatever GPU it finds.
@@ -60,6 +57,14 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
   if (Succeeded(Enqueue(&on_gpu))) return true;
   GiveUp(&on_gpu);
   return false;
+}
+
+GpuBatch GpuRunner::BatchOf(const Batch& batch, const std::vector<int>& members,
+                            HostCollectives* host) {
+  const int index = static_cast<int>(
+      std::lower_bound(members.begin(), members.end(), rank_) - members.begin());
+  return GpuBatch(batch, members, index, gpu_, host, &staging_,
+                  [this](int64_t polls) { return KeepWaiting(polls); });
 }
 
 Status GpuRunner::Enqueue(GpuBatch* batch) {
@@ -167,17 +172,24 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
 
 // ---- Process sets
 
-bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members) {
-  if (gpu_ == nullptr) return true;
+bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
+                              const std::vector<int>& all, HostCollectives* host) {
+  // All ranks have a communicator, or none.
+  if (gpu_ == nullptr || !channels_.IsOpen(0)) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
   // A split is for all ranks.
-  waits_for_members_.resize(segment_->size());
-  std::iota(waits_for_members_.begin(), waits_for_members_.end(), 0);
+  waits_for_members_ = all;
   if (!Succeeded(current.status())) return false;
   // NCCL splits only what has nothing under way.
-  if (channels_.IsOpen(0) && !AwaitUnderWay()) return false;
-  return Succeeded(channels_.Add(id, members));
+  if (!AwaitUnderWay()) return false;
+  const Batch nothing;
+  GpuBatch batch = BatchOf(nothing, all, host);
+  Status status = channels_.Add(id, members, &batch);
+  if (status.ok()) status = End(&batch);
+  if (Succeeded(status)) return true;
+  GiveUp(&batch);
+  return false;
 }
 
 bool GpuRunner::RemoveProcessSet(int32_t id) {

@@ -45,8 +45,9 @@ class GpuRunner {
   bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
            bool recorded);
 
-  // All ranks add a process set, or remove one. False: the job has failed.
-  bool AddProcessSet(int32_t id, const std::vector<int>& members);
+  // `all` ranks add a process set, or remove one. False: the job has failed.
+  bool AddProcessSet(int32_t id, const std::vector<int>& members,
+                     const std::vector<int>& all, HostCollectives* host);
   bool RemoveProcessSet(int32_t id);
 
   // Whether something that was enqueued may not have passed.
@@ -69,6 +70,8 @@ class GpuRunner {
     std::unique_ptr<GpuTimes> times;  // null: it is not recorded
   };
 
+  GpuBatch BatchOf(const Batch& batch, const std::vector<int>& members,
+                   HostCollectives* host);
   Status Enqueue(GpuBatch* batch);
   Status AwaitInputs(GpuBatch* batch);
   Status GiveZeros(Operation* operation, GpuBatch* batch);

@@ -22,15 +22,14 @@ Status Communicator::Create(std::shared_ptr<const Library> library, const Unique
                             int count, int index, cuda::Stream stream,
                             KeepWaiting keep_waiting,
                             std::unique_ptr<Communicator>* communicator) {
-  std::unique_ptr<Communicator> created(new Communicator(
-      std::move(library), count, index, stream, std::move(keep_waiting)));
+  communicator->reset(new Communicator(std::move(library), count, index, stream,
+                                       std::move(keep_waiting)));
+  Communicator& created = **communicator;
   Config config;
   config.blocking = 0;
   const Result result =
-      created->library()->init_rank(&created->comm_, count, id, index, &config);
-  Status status = created->Await(result, "ncclCommInitRankConfig");
-  if (status.ok()) *communicator = std::move(created);
-  return status;
+      created.library()->init_rank(&created.comm_, count, id, index, &config);
+  return created.Await(result, "ncclCommInitRankConfig");
 }
 
 Status Communicator::Split(int color, int key, int count, int index,
@@ -41,11 +40,13 @@ Status Communicator::Split(int color, int key, int count, int index,
   const Result result =
       library()->split(comm_, color, key, &splitting_->comm_, nullptr);
   Status status = Await(result, "ncclCommSplit");
+  if (status.ok() && color != kNoColor) {
+    status = splitting_->Await(Result::kSuccess, "ncclCommSplit");
+  }
+  failed_ = !status.ok();
   if (!status.ok()) return status;
-  std::unique_ptr<Communicator> made = std::move(splitting_);
-  if (color == kNoColor) return status;
-  status = made->Await(Result::kSuccess, "ncclCommSplit");
-  if (status.ok()) *part = std::move(made);
+  if (color != kNoColor) *part = std::move(splitting_);
+  splitting_.reset();
   return status;
 }
 

@@ -26,12 +26,15 @@ class Communicator {
   // What one member makes and all others need to find it.
   static Status NewId(const Library& library, UniqueId* id);
   // Returns when all `count` members have called it. Its collectives run on `stream`.
+  // Where it fails, `*communicator` is what there is of it, for Abort: until then the
+  // others do not meet errors of theirs for this one's.
   static Status Create(std::shared_ptr<const Library> library, const UniqueId& id,
                        int count, int index, cuda::Stream stream,
                        KeepWaiting keep_waiting,
                        std::unique_ptr<Communicator>* communicator);
   // Of some of this one's members, all of which call it: those with the same `color`,
-  // in the order of `key`. kNoColor gets null.
+  // in the order of `key`. kNoColor gets null. Where it fails, this one is of no use
+  // any more, and what there is of the part ends with it.
   Status Split(int color, int key, int count, int index,
                std::unique_ptr<Communicator>* part);
   // Aborts what was not finalized.

@@ -94,8 +94,12 @@ class Rank {
   Status Create(const UniqueId& id, int count,
                 KeepWaiting keep_waiting = KeepWaitingForEver) {
     const cuda::Gpu::Current current(*gpu);
-    return Communicator::Create(libraries_.nccl, id, count, index_, gpu->stream(),
-                                std::move(keep_waiting), &communicator);
+    std::unique_ptr<Communicator> created;
+    const Status status =
+        Communicator::Create(libraries_.nccl, id, count, index_, gpu->stream(),
+                             std::move(keep_waiting), &created);
+    if (status.ok()) communicator = std::move(created);
+    return status;
   }
 
   int index() const { return index_; }

@@ -83,6 +83,8 @@ struct SegmentHeader {
 
   // One rank reports a failure for all: the first to raise this.
   std::atomic<uint32_t> report_claimed;
+  // The same of tensors on GPUs that go through host memory.
+  std::atomic<uint32_t> gpu_warning_claimed;
 
   // Whether outputs are compared after each collective. Rank 0 says so for all, or
   // ranks that were told otherwise would wait for each other.

@@ -71,6 +71,7 @@ void SetError(Comm communicator, Result error, const std::string& text) {
 
 void Advance(Comm communicator) {
   if (communicator->error != Result::kSuccess || !communicator->in_progress) return;
+  if (Machine::Get().IsProgressHeld(communicator->index)) return;
   if (communicator->polls_left > 0) {
     communicator->polls_left -= 1;
     return;

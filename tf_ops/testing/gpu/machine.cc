@@ -57,6 +57,14 @@ class Kernel : public Item {
   std::function<void()> body_;
 };
 
+void Include(int member, bool on, std::set<int>* members) {
+  if (on) {
+    members->insert(member);
+  } else {
+    members->erase(member);
+  }
+}
+
 }  // namespace
 
 Machine& Machine::Get() {
@@ -100,6 +108,7 @@ void Machine::Reset(uint64_t seed, int devices) {
   quarantine_.clear();
   quarantined_ = 0;
   held_members_.clear();
+  held_progress_.clear();
   calls_.clear();
   injections_.clear();
   violations_.clear();
@@ -191,11 +200,13 @@ void Machine::Hold(cuda::Stream stream, bool on) {
 
 void Machine::HoldCollectives(int member, bool on) {
   Lock lock(*this);
-  if (on) {
-    held_members_.insert(member);
-  } else {
-    held_members_.erase(member);
-  }
+  Include(member, on, &held_members_);
+  WakeAll();
+}
+
+void Machine::HoldProgress(int member, bool on) {
+  Lock lock(*this);
+  Include(member, on, &held_progress_);
   WakeAll();
 }
 

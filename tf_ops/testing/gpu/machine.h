@@ -168,6 +168,7 @@ class Machine : public Control {
                           std::chrono::milliseconds limit) override;
   void Hold(cuda::Stream stream, bool on) override;
   void HoldCollectives(int member, bool on) override;
+  void HoldProgress(int member, bool on) override;
   std::string Stuck() override;
   std::vector<Call> Calls() override;
   std::vector<std::string> Violations() override;
@@ -207,6 +208,7 @@ class Machine : public Control {
   int compute_capability(int device) const { return compute_capabilities_[device]; }
   std::condition_variable& changed() { return changed_; }  // WakeAll was called
   bool IsHeld(int member) const { return held_members_.count(member) > 0; }
+  bool IsProgressHeld(int member) const { return held_progress_.count(member) > 0; }
 
   // What NCCL's library has of its own.
   std::function<void()> reset_nccl = [] {};
@@ -249,6 +251,7 @@ class Machine : public Control {
   std::deque<const char*> quarantine_;
   size_t quarantined_ = 0;
   std::set<int> held_members_;
+  std::set<int> held_progress_;
   std::deque<Call> calls_;
   std::vector<Injected> injections_;
   std::vector<std::string> violations_;

@@ -49,14 +49,16 @@ Group& ThisGroup() {
 // One call of a function: recorded, and perhaps made to fail.
 class Entry {
  public:
+  // `member`: of a communicator that there is not yet.
   explicit Entry(const char* function, const std::string& arguments = "",
-                 Comm communicator = nullptr, Stream stream = nullptr)
+                 Comm communicator = nullptr, Stream stream = nullptr, int member = -1)
       : function_(function), known_(All().handles.count(communicator) > 0) {
     Call call;
     call.function = function;
     call.arguments = arguments;
     call.communicator = communicator;
     call.stream = stream;
+    call.member = member;
     if (known_) {
       call.member = communicator->index;
       call.arguments = Name(communicator) + (arguments.empty() ? "" : ", ") + arguments;
@@ -294,7 +296,8 @@ Result ncclGetUniqueId(UniqueId* id) {
 Result ncclCommInitRankConfig(Comm* made, int count, UniqueId id, int rank,
                               Config* config) {
   Lock lock(Machine::Get());
-  Entry entry("ncclCommInitRankConfig", Text("member ", rank, " of ", count));
+  Entry entry("ncclCommInitRankConfig", Text("member ", rank, " of ", count), nullptr,
+              nullptr, rank);
   if (entry.failed() || !entry.RequireNoGroup()) return entry.result();
   *made = nullptr;
   const auto found = All().by_id.find(std::string(id.bytes, sizeof(id.bytes)));

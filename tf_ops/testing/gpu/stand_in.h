@@ -116,6 +116,9 @@ class Control {
   // The same for the collectives of this member of each communicator; an abort ends
   // them in any case.
   virtual void HoldCollectives(int member, bool on) = 0;
+  // Nothing goes on behind the calls of this member of each communicator: what they say
+  // is in progress stays so.
+  virtual void HoldProgress(int member, bool on) = 0;
 
   // Streams that wait for each other and will for ever, and for what; "" for none.
   virtual std::string Stuck() = 0;

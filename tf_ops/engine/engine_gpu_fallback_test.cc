@@ -1,0 +1,470 @@
+// The engine with tensors on GPUs where a communicator cannot be made: all members
+// carry them through host memory then, with the CPU's results, and one rank says so.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tf_ops/engine/engine_gpu_testing.h"
+#include "tf_ops/engine/log.h"
+#include "tf_ops/engine/random_plan_testing.h"
+
+namespace keras_hvd {
+namespace {
+
+using stand_in::Injection;
+using stand_in::StandIn;
+
+const char* const kThroughHost = "go through host memory";
+const char* const kInit = "ncclCommInitRankConfig";
+const char* const kSplit = "ncclCommSplit";
+const char* const kPoll = "ncclCommGetAsyncError";
+
+void HoldAll(const StandIn& libraries, int size, bool on) {
+  for (int member = 0; member < size; ++member) libraries->HoldProgress(member, on);
+}
+
+// ---- How it fails
+
+struct Failure {
+  Injection injection;
+  // All members wait for each other when it comes.
+  bool in_the_midst = false;
+  int speaker = 0;       // who says so; -1: whoever comes to it first
+  std::string function;  // and of what
+};
+
+Failure AtMember(int member, const std::string& function, int32_t code,
+                 bool asynchronous) {
+  Failure failure;
+  failure.injection = {function, code, member < 0 ? 0 : 1, asynchronous, member};
+  failure.speaker = member < 0 ? 0 : member;
+  failure.function = function;
+  return failure;
+}
+
+// The first, the last, or all members fail, at once, later, or by being asked.
+std::vector<Failure> Failures(const std::string& function, int size, int32_t code) {
+  std::vector<Failure> failures;
+  for (const int member : {-1, 0, size - 1}) {
+    for (const bool asynchronous : {false, true}) {
+      failures.push_back(AtMember(member, function, code, asynchronous));
+      if (member < 0) continue;
+      Failure polled = AtMember(member, kPoll, code, asynchronous);
+      if (asynchronous) polled.function = function;
+      polled.in_the_midst = true;
+      failures.push_back(polled);
+    }
+  }
+  return failures;
+}
+
+// Where a communicator is tried out. What the others have enqueued hangs.
+std::vector<Failure> FailuresOfTheFirstUse(int size, int32_t code) {
+  std::vector<Failure> failures;
+  for (const int member : {0, size - 1}) {
+    failures.push_back(AtMember(member, "ncclAllReduce", code, false));
+    Failure later = AtMember(member, "ncclAllReduce", code, true);
+    later.function = "ncclGroupEnd";
+    failures.push_back(later);
+  }
+  for (const char* const function : {"ncclGroupStart", "ncclGroupEnd"}) {
+    failures.push_back(AtMember(-1, function, code, false));
+    failures.back().speaker = -1;
+  }
+  return failures;
+}
+
+// Has a failure come while it is there.
+class Failing {
+ public:
+  Failing(const StandIn& libraries, const Failure& failure, const std::string& function,
+          int size)
+      : libraries_(libraries) {
+    if (!failure.in_the_midst) {
+      libraries_->Inject(failure.injection);
+      return;
+    }
+    HoldAll(libraries_, size, true);
+    const int64_t calls = CountCalls(libraries_, function) + size;
+    thread_ = std::thread([this, failure, function, calls, size] {
+      EXPECT_TRUE(
+          Eventually([&] { return CountCalls(libraries_, function) == calls; }));
+      libraries_->Inject(failure.injection);
+      HoldAll(libraries_, size, false);
+    });
+  }
+  ~Failing() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  const StandIn& libraries_;
+  std::thread thread_;
+};
+
+// ---- What comes of it
+
+std::vector<Plan> Plans(int size, uint64_t seed, size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<Plan> plans;
+  while (plans.size() < count) {
+    Plan plan = RandomPlan(static_cast<int>(plans.size()), size, &random);
+    const Kind kind = plan.asks.front().description.kind;
+    if (kind != Kind::kBarrier) plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+// All under way together; the CPU's results, bit for bit.
+void RunAll(GpuRank* self, int rank, const std::vector<Plan>& plans) {
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    numbers.push_back(self->Submit(plans[i].asks[rank], {i % 2 == 0, i % 3 == 0}));
+  }
+  for (size_t i = 0; i < plans.size(); ++i) {
+    ASSERT_EQ(self->End(numbers[i]).message, "");
+    if (i % 3 == 0) self->Await(numbers[i]);
+  }
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const Description& description = plans[i].asks[rank].description;
+    Buffer output = self->Output(numbers[i]);
+    Buffer expected = plans[i].expected[rank];
+    if (description.kind == Kind::kReducescatter) {
+      const int size = static_cast<int>(plans[i].asks.size());
+      const int64_t rows = description.tensors.front().shape.front();
+      const size_t own = PartSize(rows, rank, size) * 3 * sizeof(int32_t);
+      output.resize(own), expected.resize(own);
+    }
+    EXPECT_EQ(output, expected) << Details(description);
+  }
+}
+
+void ExpectSum(GpuRank* self, int32_t process_set, float own, float sum) {
+  Buffer output;
+  const Ask ask = In(process_set, Sum("sum", {own, 2 * own}));
+  ASSERT_EQ(self->Run(ask, &output).message, "");
+  EXPECT_EQ(FromBytes<float>(output), (std::vector<float>{sum, 2 * sum}));
+}
+
+// Not all of them, which are a set already.
+std::vector<int> SomeRanks(int size) {
+  return size == 2 ? std::vector<int>{0} : std::vector<int>{0, 1};
+}
+
+void ExpectSumOfSome(GpuRank* self, int32_t process_set, int rank, int size) {
+  if (rank == 0) ExpectSum(self, process_set, 3, size == 2 ? 3 : 8);
+  if (rank == 1 && size > 2) ExpectSum(self, process_set, 5, 8);
+}
+
+void ExpectSumOfAll(GpuRank* self, int rank, int size) {
+  ExpectSum(self, 0, static_cast<float>(rank),
+            static_cast<float>(size * (size - 1)) / 2);
+}
+
+void ExpectOneWarning(CapturedErrors* errors, const Failure& failure) {
+  ASSERT_TRUE(errors->AwaitText(kThroughHost));
+  const std::string text = errors->text();
+  EXPECT_EQ(Count(text, kThroughHost), 1u) << text;
+  EXPECT_EQ(Count(text, "\n"), 1u) << text;
+  const std::string speaker =
+      "rank " + (failure.speaker < 0 ? "" : std::to_string(failure.speaker));
+  EXPECT_TRUE(Contains(text, "keras_hvd [" + speaker)) << text;
+  EXPECT_TRUE(Contains(text, "warning: ")) << text;
+  EXPECT_TRUE(Contains(text, "for " + speaker)) << text;
+  EXPECT_TRUE(Contains(text, " (pid " + std::to_string(getpid()) + " on here)"))
+      << text;
+  EXPECT_TRUE(Contains(text, "NCCL failed in " + failure.function + ": ")) << text;
+}
+
+std::string Text(const Failure& failure) {
+  const Injection& injection = failure.injection;
+  return injection.function + " code " + std::to_string(injection.code) + " member " +
+         std::to_string(injection.member) + (injection.asynchronous ? " later" : "") +
+         (failure.in_the_midst ? " in the midst" : "");
+}
+
+// With the other numbers of ranks every code is tried somewhere.
+std::vector<int32_t> Codes(int size) {
+  if (size == 2) return {1, 2, 3, 4, 5, 6};
+  return {size};
+}
+
+class GpuFallbackTest : public testing::TestWithParam<int> {};
+
+// ---- The communicator of a set's first batch
+
+void FailTheFirst(const StandIn& libraries, int size, const Failure& failure,
+                  uint64_t seed) {
+  SCOPED_TRACE(Text(failure));
+  CapturedErrors errors;
+  const std::vector<Plan> plans = Plans(size, seed, 5);
+  {
+    GpuJob job(libraries, size, seed);
+    {
+      const Failing failing(libraries, failure, kInit, size);
+      job.ForEach([&](GpuRank& self, int rank) { RunAll(&self, rank, plans); });
+    }
+    job.ForEach([&](GpuRank& self, int rank) {
+      int32_t id = -1;
+      ASSERT_EQ(self.engine().AddProcessSet(SomeRanks(size), &id).message, "");
+      ExpectSumOfSome(&self, id, rank, size);
+      ExpectSumOfAll(&self, rank, size);
+      ASSERT_EQ(self.engine().RemoveProcessSet(id).message, "");
+    });
+    // But to try the communicator out.
+    EXPECT_LE(CountCalls(libraries, "ncclGroupStart"), size);
+    EXPECT_EQ(CountCalls(libraries, kSplit), 0);
+    EXPECT_LE(CountCalls(libraries, kInit), size);
+  }
+  ExpectOneWarning(&errors, failure);
+}
+
+TEST_P(GpuFallbackTest, AnInitThatFailsIsDoneWithout) {
+  const int size = GetParam();
+  const StandIn libraries;
+  uint64_t seed = 1;
+  for (const int32_t code : Codes(size)) {
+    FailTheFirst(libraries, size, AtMember(-1, "ncclGetUniqueId", code, false), seed);
+    for (const Failure& failure : Failures(kInit, size, code)) {
+      FailTheFirst(libraries, size, failure, ++seed);
+    }
+    for (const Failure& failure : FailuresOfTheFirstUse(size, code)) {
+      FailTheFirst(libraries, size, failure, ++seed);
+    }
+  }
+}
+
+// ---- A part of that of all ranks
+
+void FailASplit(const StandIn& libraries, int size, const Failure& failure,
+                uint64_t seed) {
+  SCOPED_TRACE(Text(failure));
+  CapturedErrors errors;
+  const std::vector<Plan> plans = Plans(size, seed, 3);
+  {
+    GpuJob job(libraries, size, seed);
+    job.Connect();
+    std::vector<int32_t> before(size), failed(size);
+    job.ForEach([&](GpuRank& self, int rank) {
+      ASSERT_EQ(self.engine().AddProcessSet({size - 1}, &before[rank]).message, "");
+      if (rank == size - 1) ExpectSum(&self, before[rank], 3, 3);
+    });
+    // Each communicator's first one tries it out.
+    EXPECT_EQ(CountCalls(libraries, "ncclAllReduce"), 2 * size + 2);
+    {
+      const Failing failing(libraries, failure, kSplit, size);
+      job.ForEach([&](GpuRank& self, int rank) {
+        const std::vector<int> ranks = SomeRanks(size);
+        ASSERT_EQ(self.engine().AddProcessSet(ranks, &failed[rank]).message, "");
+      });
+    }
+    const int64_t groups = CountCalls(libraries, "ncclGroupStart");
+    job.ForEach([&](GpuRank& self, int rank) {
+      ExpectSumOfSome(&self, failed[rank], rank, size);
+      if (rank == size - 1) ExpectSum(&self, before[rank], 3, 3);
+      RunAll(&self, rank, plans);
+      ASSERT_EQ(self.engine().RemoveProcessSet(failed[rank]).message, "");
+      int32_t after = -1;
+      ASSERT_EQ(self.engine().AddProcessSet(SomeRanks(size), &after).message, "");
+      ExpectSumOfSome(&self, after, rank, size);
+    });
+    EXPECT_EQ(CountCalls(libraries, "ncclGroupStart"), groups);
+    EXPECT_EQ(CountCalls(libraries, kInit), size);
+  }
+  ExpectOneWarning(&errors, failure);
+}
+
+TEST_P(GpuFallbackTest, ASplitThatFailsIsDoneWithout) {
+  const int size = GetParam();
+  const StandIn libraries;
+  uint64_t seed = 1;
+  for (const int32_t code : Codes(size)) {
+    for (const Failure& failure : Failures(kSplit, size, code)) {
+      FailASplit(libraries, size, failure, ++seed);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, GpuFallbackTest, testing::Range(2, 5));
+
+// ---- Several sets
+
+// Sets before the first communicator, which are no parts of one.
+void AddSets(GpuJob* job, const std::vector<std::vector<int>>& sets) {
+  job->ForEach([&](GpuRank& self, int) {
+    for (size_t i = 0; i < sets.size(); ++i) {
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet(sets[i], &id).message, "");
+      ASSERT_EQ(id, static_cast<int32_t>(i + 1));
+    }
+  });
+}
+
+TEST(GpuFallbackSetsTest, WhoHasSeenItFailTriesNoMore) {
+  const StandIn libraries;
+  for (const bool asynchronous : {false, true}) {
+    CapturedErrors errors;
+    const Failure failure = AtMember(1, kInit, 2, asynchronous);
+    {
+      GpuJob job(libraries, 3, 7);
+      AddSets(&job, {{0, 1}, {1, 2}});
+      libraries->Inject(failure.injection);
+      job.ForEach([](GpuRank& self, int rank) {
+        for (int step = 0; step < 5; ++step) {
+          if (rank < 2) ExpectSum(&self, 1, static_cast<float>(rank), 1);
+          if (rank > 0) ExpectSum(&self, 2, static_cast<float>(rank), 3);
+          ExpectSumOfAll(&self, rank, 3);
+        }
+      });
+      EXPECT_LE(CountCalls(libraries, kInit), 2);
+      EXPECT_LE(CountCalls(libraries, "ncclAllReduce"), 1);
+    }
+    ExpectOneWarning(&errors, failure);
+  }
+}
+
+TEST(GpuFallbackSetsTest, WhatHasACommunicatorKeepsIt) {
+  const StandIn libraries;
+  CapturedErrors errors;
+  const Failure failure = AtMember(0, kInit, 3, true);
+  {
+    GpuJob job(libraries, 4, 8);
+    AddSets(&job, {{0, 1}, {2, 3}});
+    job.Connect();
+    libraries->Inject(failure.injection);
+    job.ForEach([](GpuRank& self, int rank) {
+      if (rank < 2) ExpectSum(&self, 1, static_cast<float>(rank), 1);
+    });
+    const int64_t sums = CountCalls(libraries, "ncclAllReduce");
+    EXPECT_LE(sums, 4 + 4 + 1);
+    job.ForEach([](GpuRank& self, int rank) {
+      if (rank >= 2) ExpectSum(&self, 2, static_cast<float>(rank), 5);
+      ExpectSumOfAll(&self, rank, 4);
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet({1, 2}, &id).message, "");
+      if (rank == 1 || rank == 2) ExpectSum(&self, id, static_cast<float>(rank), 3);
+    });
+    EXPECT_EQ(CountCalls(libraries, "ncclAllReduce"), sums + 2 * 2 + 4 + 2 * 2);
+  }
+  ExpectOneWarning(&errors, failure);
+}
+
+// Whatever the reasons, and whichever sets without each other's ranks have them.
+TEST(GpuFallbackSetsTest, OneWarningIsForAllSets) {
+  const StandIn libraries;
+  SetLog(LogLevel::kInfo, false);
+  CapturedErrors errors;
+  {
+    GpuJob job(libraries, 4, 9, [](EngineOptions* options) {
+      if (options->rank % 2 == 1) options->gpu_libraries.nccl = "/no/libnccl.so.2";
+    });
+    AddSets(&job, {{0, 1}, {2, 3}});
+    job.ForEach([](GpuRank& self, int rank) {
+      ExpectSum(&self, rank < 2 ? 1 : 2, static_cast<float>(rank), rank < 2 ? 1 : 5);
+      ExpectSumOfAll(&self, rank, 4);
+    });
+  }
+  SetLog(LogLevel::kWarning, false);
+  ASSERT_TRUE(errors.AwaitText("/no/libnccl.so.2"));
+  const std::string text = errors.text();
+  EXPECT_EQ(Count(text, "warning: collectives of tensors on GPUs go"), 1u) << text;
+  EXPECT_EQ(Count(text, "info: collectives of tensors on GPUs go"), 1u) << text;
+}
+
+// ---- Who waits
+
+TEST(GpuFallbackWaitTest, ARankLeavesAnInitThatWouldNeverEnd) {
+  const StandIn libraries;
+  for (const bool asynchronous : {false, true}) {
+    CapturedErrors errors;
+    const Failure failure = AtMember(0, kInit, 2, asynchronous);
+    {
+      GpuJob job(libraries, 3, 1);
+      for (const int member : {1, 2}) libraries->HoldProgress(member, true);
+      libraries->Inject(failure.injection);
+      job.ForEach([](GpuRank& self, int rank) { ExpectSumOfAll(&self, rank, 3); });
+    }
+    ExpectOneWarning(&errors, failure);
+  }
+}
+
+TEST(GpuFallbackWaitTest, ARankThatHasJoinedGivesZerosThroughHostMemory) {
+  const StandIn libraries;
+  CapturedErrors errors;
+  const Failure failure = AtMember(2, kInit, 5, false);
+  {
+    GpuJob job(libraries, 3, 1);
+    libraries->Inject(failure.injection);
+    job.ForEach([](GpuRank& self, int rank) {
+      if (rank < 2) ExpectSum(&self, 0, static_cast<float>(rank + 1), 3);
+      int32_t last = -1;
+      EXPECT_EQ(self.engine().Join(&last).message, "");
+    });
+  }
+  ExpectOneWarning(&errors, failure);
+}
+
+// Of a rank that has begun to make the communicator, or is about to.
+TEST(GpuFallbackWaitTest, ADeathMeanwhileEndsTheJob) {
+  const StandIn libraries;
+  for (const bool splits : {false, true}) {
+    const char* const function = splits ? kSplit : kInit;
+    CapturedErrors errors;
+    GpuJob job(libraries, 3, 1);
+    if (splits) job.Connect();
+    HoldAll(libraries, 3, true);
+    const int64_t calls = CountCalls(libraries, function) + 3;
+    Clock::time_point died;
+    std::thread death([&] {
+      EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, function) == calls; }));
+      died = Clock::now();
+      job.segment().Fail(0, Code::kRankFailed, "rank 2 died", 2);
+    });
+    job.ForEach([&](GpuRank& self, int) {
+      int32_t id = 0;
+      Buffer output;
+      Status status;
+      if (splits) status = self.engine().AddProcessSet({0, 1}, &id);
+      if (status.ok()) status = self.Run(Sum("x", {1}), &output);
+      EXPECT_EQ(status.code, Code::kRankFailed);
+      EXPECT_TRUE(Contains(status.message, "rank 2 died")) << status.message;
+    });
+    death.join();
+    EXPECT_LT(Clock::now() - died, std::chrono::seconds(2));
+    EXPECT_FALSE(Contains(errors.text(), kThroughHost)) << errors.text();
+    HoldAll(libraries, 3, false);
+  }
+}
+
+// At any moment of it: an end of the job, or right results before that.
+TEST(GpuFallbackWaitTest, ADeathWhileRanksAgreeEndsTheJob) {
+  const StandIn libraries;
+  for (uint64_t seed = 1; seed <= 15; ++seed) {
+    CapturedErrors errors;
+    GpuJob job(libraries, 3, seed);
+    libraries->Inject(AtMember(static_cast<int>(seed % 3), kInit, 6, true).injection);
+    std::thread death([&] {
+      EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, kInit) > 0; }));
+      for (uint64_t i = 0; i < seed * 3; ++i) sched_yield();
+      job.segment().Fail(0, Code::kRankFailed, "rank 2 died", 2);
+    });
+    job.ForEach([](GpuRank& self, int) {
+      Status status;
+      Buffer output;
+      for (float step = 1; status.ok(); ++step) {
+        status = self.Run(Sum("x", {step}), &output);
+        if (status.ok()) {
+          EXPECT_EQ(FromBytes<float>(output), std::vector<float>{3 * step});
+        }
+      }
+      EXPECT_TRUE(Contains(status.message, "rank 2 died")) << status.message;
+    });
+    death.join();
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd
