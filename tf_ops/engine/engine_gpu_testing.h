@@ -361,11 +361,14 @@ inline std::set<std::string> FunctionsOf(const stand_in::StandIn& libraries) {
   return functions;
 }
 
+// How often a function was called, with these arguments where they matter.
 inline int64_t CountCalls(const stand_in::StandIn& libraries,
-                          const std::string& function) {
+                          const std::string& function,
+                          const std::string& arguments = "") {
   int64_t count = 0;
   for (const stand_in::Call& call : libraries->Calls()) {
-    if (call.function == function) count += call.times;
+    const bool counts = arguments.empty() || call.arguments == arguments;
+    if (call.function == function && counts) count += call.times;
   }
   return count;
 }

@@ -14,16 +14,6 @@ namespace {
 
 using stand_in::StandIn;
 
-int64_t CountCalls(const StandIn& libraries, const std::string& function,
-                   const std::string& arguments = "") {
-  int64_t count = 0;
-  for (const stand_in::Call& call : libraries->Calls()) {
-    const bool counts = arguments.empty() || call.arguments == arguments;
-    if (call.function == function && counts) count += call.times;
-  }
-  return count;
-}
-
 int64_t CountTimedEvents(const StandIn& libraries) {
   return CountCalls(libraries, "cuEventCreate", "flags 0");
 }
