@@ -69,6 +69,7 @@ class Options(ctypes.Structure):
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
         ("nvtx_library", ctypes.c_char_p),
+        ("disable_ranges", ctypes.c_int32),
     ]
 
 

@@ -29,7 +29,6 @@ _NO_PROCESS = "autotune compares by turns, without a Gaussian process"
 _ONE_STREAM = "all collectives of a GPU are on one stream, one after the other"
 _ASYNCHRONOUS = "always so: the host does not wait for NCCL"
 _ONE_GROUP = "NCCL gets small tensors as a group, without copies"
-_NO_RANGES = "this version makes no NVTX ranges"
 _OWN_CHOICE = "tensors on GPUs take NCCL where it can be used, else host memory"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
@@ -49,7 +48,6 @@ WITHOUT_EFFECT = {
     "CPU_OPERATIONS": _OWN_ENGINE,
     "CYCLE_TIME": _NO_CYCLES,
     "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",
-    "DISABLE_NVTX_RANGES": _NO_RANGES,
     "DYNAMIC_PROCESS_SETS": _ALWAYS_DYNAMIC,
     "ELASTIC_TIMEOUT": _NOT_ELASTIC,
     "ENABLE_ASYNC_COMPLETION": _ASYNCHRONOUS,
@@ -90,6 +88,7 @@ class Settings:
         cuda_library: The CUDA driver's library; empty: the system's.
         nccl_library: NCCL's; empty: that of the Python environment, else the system's.
         nvtx_library: NVTX's, likewise.
+        disable_ranges: Whether NVIDIA's profilers get no ranges of collectives.
     """
 
     init_timeout: float
@@ -109,6 +108,7 @@ class Settings:
     cuda_library: bytes
     nccl_library: bytes
     nvtx_library: bytes
+    disable_ranges: bool
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,7 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         cuda_library=_library(_find_ours(variables, "CUDA_LIBRARY")),
         nccl_library=_library(_find_ours(variables, "NCCL_LIBRARY")),
         nvtx_library=_library(_find_ours(variables, "NVTX_LIBRARY")),
+        disable_ranges=_switch(_find(variables, "DISABLE_NVTX_RANGES")),
     )
 
 

@@ -124,6 +124,18 @@ def test_check_build_names_what_it_finds(stand_ins, khvdrun):
     assert f"  yes  NCCL            NCCL 2.23.4 ({nccl})\n" in found
 
 
+def test_one_rank_says_that_a_profiler_lacks_nvtx(khvdrun):
+    profiler = {
+        "NVTX_INJECTION64_PATH": "/none/profiler.so",
+        "KERAS_HVD_NVTX_LIBRARY": "/none/libnvtx.so.1",
+    }
+    command = ("-np", "2", sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    ended = khvdrun.run(*command, env=profiler, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    reason = "gets no NVTX ranges: there is no NVTX in /none/libnvtx.so.1"
+    assert ended.stderr.count(reason) == 1
+
+
 @pytest.mark.parametrize(
     ("variables", "devices", "version", "reason"),
     [

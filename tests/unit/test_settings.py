@@ -55,6 +55,8 @@ def test_nothing_set_leaves_the_engine_its_defaults():
         ("LOG_HIDE_TIME", "1", {}),
         ("LOG_HIDE_TIME", "0", {"log_timestamp": True}),
         ("LOG_LEVEL", "", {}),
+        ("DISABLE_NVTX_RANGES", "1", {"disable_ranges": True}),
+        ("DISABLE_NVTX_RANGES", "0", {}),
     ],
 )
 def test_horovods_variables_under_both_prefixes(prefix, suffix, text, expected):

@@ -39,7 +39,7 @@ bool IsInPlace(const AllreduceOptions& options) {
 
 std::unique_ptr<const cuda::ProfilerRanges> OpenRanges(const EngineOptions& options) {
   std::unique_ptr<cuda::ProfilerRanges> ranges;
-  if (!cuda::ProfilerRanges::AreWanted()) return ranges;
+  if (!options.ranges || !cuda::ProfilerRanges::AreWanted()) return ranges;
   const Status status = cuda::ProfilerRanges::Open(options.nvtx_library, &ranges);
   if (!status.ok() && options.rank == 0) {
     Log(options.rank, LogLevel::kWarning,

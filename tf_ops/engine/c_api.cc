@@ -480,6 +480,7 @@ Status Init(const khvd_options& options) {
   if (options.nvtx_library != nullptr) {
     process.engine.nvtx_library = options.nvtx_library;
   }
+  process.engine.ranges = options.disable_ranges == 0;
   status = MakeAutotuneOptions(options, &process.engine.autotune);
   if (!status.ok()) return status;
   process.local_rank = options.local_rank;

@@ -103,6 +103,7 @@ typedef struct {
   // The library for ranges in NVIDIA's profilers, which is opened under one; NULL or
   // "": libnvtx3interop.so.1 or libnvToolsExt.so.1 of the library path.
   const char* nvtx_library;
+  int32_t disable_ranges;  // 1: profilers get none
 } khvd_options;
 
 // One tensor of a request, contiguous, row-major; in host memory, or on a GPU.

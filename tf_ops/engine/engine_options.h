@@ -23,6 +23,7 @@ struct EngineOptions {
   int local_rank = 0;
   GpuLibraries gpu_libraries;
   std::string nvtx_library;  // "": the system's
+  bool ranges = true;        // for profilers, where there is one
 };
 
 }  // namespace keras_hvd

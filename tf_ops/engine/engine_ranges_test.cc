@@ -127,6 +127,15 @@ TEST_F(RangesTest, ThereAreNoneWithoutAProfiler) {
   EXPECT_TRUE(library_->Ranges().empty());
 }
 
+TEST_F(RangesTest, ThereAreNoneWhereTheyAreDisabled) {
+  EngineOptions options = Options();
+  options.ranges = false;
+  Job job(1, options);
+  ASSERT_EQ(job[0].Run(Sum("x", {1})).message, "");
+  EXPECT_TRUE(library_->Ranges().empty());
+  EXPECT_EQ(library_->Domains(), 0);
+}
+
 TEST_F(RangesTest, OneRankSaysWhyThereAreNoneAndAllWork) {
   const std::map<std::string, std::string> reasons = {
       {"/none/libnvtx3interop.so.1", "there is no NVTX in /none/libnvtx3interop.so.1"},
