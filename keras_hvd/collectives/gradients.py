@@ -52,8 +52,7 @@ def start_all(
         start(bucket, name, reduce_op, process_set)
         for bucket, name in zip(buckets, names, strict=True)
     ]
-    dtypes = [tensor.dtype for bucket in buckets for tensor in bucket]
-    reduced = done(handles, dtypes, [len(bucket) for bucket in buckets])
+    reduced = done(handles, [[each.dtype for each in bucket] for bucket in buckets])
     results = iter(reduced)
     return [list(itertools.islice(results, len(bucket))) for bucket in buckets]
 
@@ -76,17 +75,16 @@ def start(
 
 
 def done(
-    handles: Sequence[tf.Tensor],
-    dtypes: Sequence[tf.DType],
-    sizes: Sequence[int] = (),
+    handles: Sequence[tf.Tensor], dtypes: Sequence[Sequence[tf.DType]]
 ) -> list[tf.Tensor]:
     """What has been started, when all of it has ended; once for each handle.
 
-    `sizes` are the numbers of results of the handles, without which there are no
-    gradients.
+    `dtypes` are those of each handle's tensors.
     """
     reduced = native.ops().keras_hvd_done(
-        handles=list(handles), T=list(dtypes), sizes=list(sizes)
+        handles=list(handles),
+        T=[dtype for of_handle in dtypes for dtype in of_handle],
+        sizes=[len(of_handle) for of_handle in dtypes],
     )
     if not tf.executing_eagerly():
         submission.run_independently(reduced[0].op)
@@ -135,15 +133,9 @@ def _gradients_of_done(
     op: tf.Operation, *gradients: tf.Tensor
 ) -> list[tf.Tensor | None]:
     """What the gradients of the starts unpack: one tensor leads to each."""
-    sizes = op.get_attr("sizes")
-    if not sizes:
-        raise LookupError(
-            "keras_hvd: an allreduce that was started without telling its end how many "
-            "tensors it has has no gradient. Please report this"
-        )
     smooth = submission.smooth_gradients(op.outputs, gradients)
     parts, first = [], 0
-    for size in sizes:
+    for size in op.get_attr("sizes"):
         parts.append(list(_part(smooth, first, size).values()))
         first += size
     return [

@@ -76,7 +76,7 @@ REGISTER_OP("KerasHvdDone")
     .Output("reduced: T")
     .Attr("N: int >= 1")
     .Attr("T: list(type) >= 1")
-    .Attr("sizes: list(int) = []")
+    .Attr("sizes: list(int) >= 1")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       int output = 0;

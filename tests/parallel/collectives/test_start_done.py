@@ -66,7 +66,7 @@ def test_of_a_process_set(size, rank):
         handle = gradients.start(
             [tf.constant(float(rank))], "of_set", Sum, members.process_set_id
         )
-        [result] = gradients.done([handle], [tf.float32])
+        [result] = gradients.done([handle], [[tf.float32]])
         assert result.numpy() == sum(ranks)
     assert keras_hvd.remove_process_set(members)
 
@@ -78,7 +78,7 @@ def test_a_start_waits_for_nobody(rank):
     keras_hvd.barrier()
     if rank != 0:
         handle = gradients.start([tf.constant([1.0])], "waits_for_nobody", Sum)
-    [result] = gradients.done([handle], [tf.float32])
+    [result] = gradients.done([handle], [[tf.float32]])
     assert result.numpy() == [keras_hvd.size()]
 
 
@@ -86,7 +86,7 @@ def test_meets_an_allreduce_of_other_ranks(rank, size):
     """Whether a rank has a GPU may differ, its programs do not have to know."""
     if rank % 2 == 0:
         handle = gradients.start([tf.constant(1.0)], "meets", Sum)
-        [result] = gradients.done([handle], [tf.float32])
+        [result] = gradients.done([handle], [[tf.float32]])
     else:
         [result] = keras_hvd.grouped_allreduce([1.0], op=Sum, name="meets")
     assert result.numpy() == size
@@ -120,7 +120,7 @@ def test_without_done_nothing_is_lost(size):
         del handle
         gc.collect()
     handle = gradients.start([tf.ones(3)], "remembered", Sum)
-    [result] = gradients.done([handle], [tf.float32])
+    [result] = gradients.done([handle], [[tf.float32]])
     np.testing.assert_array_equal(result, [size] * 3)
 
 
@@ -138,9 +138,9 @@ def test_without_done_in_a_function(size):
 
 def test_results_are_given_once():
     handle = gradients.start([tf.ones(1)], "once", Sum)
-    gradients.done([handle], [tf.float32])
+    gradients.done([handle], [[tf.float32]])
     with pytest.raises(tf.errors.FailedPreconditionError, match="'once'.*has run"):
-        gradients.done([handle], [tf.float32])
+        gradients.done([handle], [[tf.float32]])
 
 
 @pytest.mark.parametrize("dtypes", [[tf.int32], [], [tf.float32] * 2])
@@ -148,7 +148,7 @@ def test_results_have_the_types_of_the_starts(dtypes):
     handle = gradients.start([tf.ones(1)], f"types/{len(dtypes)}", Sum)
     expected = "types of its starts|more results|minimum"
     with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=expected):
-        gradients.done([handle], dtypes)
+        gradients.done([handle], [dtypes])
 
 
 def test_a_handle_is_no_other_variant():
@@ -161,7 +161,7 @@ def test_a_handle_is_no_other_variant():
                     element_dtype=tf.float32,
                 )
             ],
-            [tf.float32],
+            [[tf.float32]],
         )
 
 
