@@ -67,9 +67,11 @@ Status Gpu::Start() {
 
 Status Gpu::OpenIdleStream(Stream* stream) {
   const Current current(*this);
+  Status status = current.status();
   std::lock_guard lock(mutex_);
-  Status status;
-  if (idle_stream_ == nullptr) status = CreateStream(*driver_, 0, &idle_stream_);
+  if (status.ok() && idle_stream_ == nullptr) {
+    status = CreateStream(*driver_, 0, &idle_stream_);
+  }
   *stream = idle_stream_;
   return status;
 }

@@ -275,16 +275,22 @@ TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
 TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
   Open();
   const Stream stream = NewStream();
-  Event event = nullptr;
+  Event event = nullptr, timed = nullptr;
   ASSERT_EQ(gpu_->Record(stream, &event).message, "");
+  ASSERT_EQ(gpu_->Record(stream, &timed, Timing::kOn).message, "");
+  ASSERT_EQ(control_->Synchronize(stream), "");
   Memory memory = Allocate(Memory::Place::kDevice, 8);
   Memory taken;
+  Stream idle = nullptr;
+  std::chrono::nanoseconds elapsed;
   bool passed;
   char host[8];
   const std::vector<std::function<Status()>> calls = {
       [&] { return gpu_->Record(stream, &event); },
       [&] { return gpu_->MakeWait(stream, event); },
       [&] { return gpu_->Query(event, &passed); },
+      [&] { return gpu_->Elapsed(timed, timed, &elapsed); },
+      [&] { return gpu_->OpenIdleStream(&idle); },
       [&] { return gpu_->CopyToHost(host, memory.data(), 8); },
       [&] { return gpu_->CopyToDevice(memory.data(), host, 8); },
       [&] { return gpu_->SetZero(memory.data(), 8); },
@@ -297,6 +303,7 @@ TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
     EXPECT_LE(control_->Calls().size(), before + 1);
   }
   gpu_->Release(event);
+  gpu_->Release(timed, Timing::kOn);
   Destroy(stream);
 }
 
