@@ -26,7 +26,7 @@ struct Equipment {
 // Adasum. Its own average, which it has of every type, rounds 1/count to the type: a
 // little of 16-bit floats, too much of 8-bit ones.
 bool CanReduce(const Reduction& reduction, DataType dtype, int count,
-               const Equipment& equipment = {});
+               const Equipment& equipment);
 
 // An op for one call within a group of the communicator; it lives until the group has
 // been enqueued.

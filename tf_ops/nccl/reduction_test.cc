@@ -115,34 +115,32 @@ TEST(ReductionTest, ScalesOf8BitsAreExact) {
 
 TEST(ReductionTest, ScalesOf16BitsAreExact) {
   for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16}) {
-    EXPECT_TRUE(CanReduce({ReduceOp::kSum, 0.125, 1}, dtype, 3));
-    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 0.1, 1}, dtype, 3));
+    EXPECT_TRUE(Has({ReduceOp::kSum, 0.125, 1}, dtype, 3));
+    EXPECT_FALSE(Has({ReduceOp::kSum, 0.1, 1}, dtype, 3));
     // The scale of all is what counts: 0.5 / 4, and 0.5 / 3.
-    EXPECT_TRUE(CanReduce({ReduceOp::kAverage, 0.5, 1}, dtype, 4));
-    EXPECT_FALSE(CanReduce({ReduceOp::kAverage, 0.5, 1}, dtype, 3));
-    EXPECT_TRUE(CanReduce({ReduceOp::kAverage, 1.5, 2}, dtype, 3));
+    EXPECT_TRUE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 4));
+    EXPECT_FALSE(Has({ReduceOp::kAverage, 0.5, 1}, dtype, 3));
+    EXPECT_TRUE(Has({ReduceOp::kAverage, 1.5, 2}, dtype, 3));
     // 257 needs nine bits of precision: a float16 has eleven, a bfloat16 eight.
-    EXPECT_EQ(CanReduce({ReduceOp::kSum, 257, 1}, dtype, 3),
-              dtype == DataType::kFloat16);
+    EXPECT_EQ(Has({ReduceOp::kSum, 257, 1}, dtype, 3), dtype == DataType::kFloat16);
     // A float16 ends at 65504.
-    EXPECT_EQ(CanReduce({ReduceOp::kSum, 65536, 1}, dtype, 3),
-              dtype == DataType::kBfloat16);
+    EXPECT_EQ(Has({ReduceOp::kSum, 65536, 1}, dtype, 3), dtype == DataType::kBfloat16);
   }
-  EXPECT_TRUE(CanReduce({ReduceOp::kSum, 0.1, 1}, DataType::kFloat32, 3));
+  EXPECT_TRUE(Has({ReduceOp::kSum, 0.1, 1}, DataType::kFloat32, 3));
 }
 
 TEST(ReductionTest, ScalesOutOfRangeAreLeftToTheCpu) {
   for (DataType dtype : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32,
                          DataType::kFloat64}) {
     for (double scale : {0.0, kInfinity, std::nan("")}) {
-      EXPECT_FALSE(CanReduce({ReduceOp::kSum, scale, 1}, dtype, 3));
+      EXPECT_FALSE(Has({ReduceOp::kSum, scale, 1}, dtype, 3));
     }
     // Each has its effect there, where their product has none, or too much.
-    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e-200, 1e-200}, dtype, 3));
-    EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e200, 1e200}, dtype, 3));
+    EXPECT_FALSE(Has({ReduceOp::kSum, 1e-200, 1e-200}, dtype, 3));
+    EXPECT_FALSE(Has({ReduceOp::kSum, 1e200, 1e200}, dtype, 3));
   }
-  EXPECT_FALSE(CanReduce({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat32, 3));
-  EXPECT_TRUE(CanReduce({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat64, 3));
+  EXPECT_FALSE(Has({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat32, 3));
+  EXPECT_TRUE(Has({ReduceOp::kSum, 1e-30, 1e-30}, DataType::kFloat64, 3));
 }
 
 TEST(ReductionTest, OpsAreMadeOnceForEachTypeAndOnlyWhereNeeded) {
