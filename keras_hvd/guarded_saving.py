@@ -85,8 +85,8 @@ def _guard(owner: Any, name: str) -> None:
     plain = getattr(owner, name, None)
     if plain is None:
         raise RuntimeError(
-            f"Keras {keras.__version__} has no {owner.__name__}.{name}, which "
-            "keras_hvd has to guard: use another version of Keras"
+            f"{owner.__name__} has no {name}, which keras_hvd has to guard, in Keras "
+            f"{keras.__version__} and TensorFlow {tf.__version__}: use other versions"
         )
 
     @functools.wraps(plain)
