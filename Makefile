@@ -34,7 +34,7 @@ SHELL := /bin/bash
 # Tests measure time, and ranks use the cores that there are.
 .NOTPARALLEL:
 
-.PHONY: install demo test lint format clean distclean FORCE
+.PHONY: install demo test test-quick lint format clean distclean FORCE
 .PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
 .PHONY: core-tests tensorflow-2.16-tests sanitize soak bench test-gpu bench-gpu
 
@@ -113,15 +113,12 @@ one-process-tests: install
 launch-tests: install
 	$(BIN)/python -m pytest -q tests/install tests/launch
 
-# The same tests in jobs of two to four ranks. Four ranks on two cores take twice as long
-# as two, and where whole models are trained again and again they show what three do.
+# The same tests in jobs of two to four ranks; which of them run where is said in
+# tests/parallel/conftest.py.
 parallel-tests: install
-	for ranks in 2 3; do \
+	for ranks in 2 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
 	done
-	$(BIN)/khvdrun -np 4 $(BIN)/python -m pytest -q -x tests/parallel \
-		$(addprefix --ignore tests/parallel/,strategy \
-			keras/test_weights.py keras/test_metric_average.py)
 
 # What depends on TensorFlow's version, on two ranks: all collectives, the optimizer,
 # callbacks and data. Of another one: make core-tests VENV=.venv-2.18
@@ -130,17 +127,22 @@ core-tests: install
 	$(BIN)/khvdrun --check-build
 	$(BIN)/python -m pytest -q tests/unit/test_native.py tests/unit/test_optimizer.py \
 		tests/unit/data
-	$(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x tests/parallel/collectives \
-		$(patsubst %,tests/parallel/keras/test_%.py,$(CORE_KERAS)) \
-		tests/parallel/data
+	$(CORE_JOB)
 
-CORE_KERAS := optimizer broadcast_global_variables learning_rate
+CORE_JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(patsubst %,tests/parallel/%, \
+	collectives data keras/test_optimizer.py keras/test_broadcast_global_variables.py \
+	keras/test_learning_rate.py)
 
 # The oldest TensorFlow that keras_hvd supports, and the only one that the last
 # tensorflow-io loads on. It wants NumPy 1, which today's pyarrow refuses.
 tensorflow-2.16-tests:
 	$(MAKE) --no-print-directory core-tests VENV=.venv-tensorflow-2.16 EXTRAS=io,test \
 		TENSORFLOW=tensorflow-cpu==2.16.2 PINNED='pyarrow==19.*'
+
+# For the inner loop: what a change most often breaks, in under five minutes.
+test-quick: lint
+	$(BIN)/python -m pytest -q tests/unit
+	$(CORE_JOB)
 
 # The C++ tests under the sanitizers: memory and undefined behaviour, then data races.
 sanitize: install
@@ -149,13 +151,18 @@ sanitize: install
 
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
-# (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known.
+# (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; then all
+# parallel tests on three and four ranks, those too that `make test` runs on others only.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
 		--seed $(SEED) --faults $(CURDIR)/$(FAULTS) \
 		tests/launch/test_faults.py tests/launch/test_kill_time.py \
 		tests/launch/test_failure.py
+	for ranks in 3 4; do \
+		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x --all-tests \
+			tests/parallel; \
+	done
 
 # On a machine with a GPU: the C API on it, by NCCL and through host memory, several ranks
 # on one and one on each; and TensorFlow, where it is there and sees the GPU. Everything

@@ -1,7 +1,8 @@
 """One job for all parallel tests: `khvdrun -np N python -m pytest -x tests/parallel`.
 
 Every rank runs every test, in the same order. Rank 0 reports as usual; the others say
-something only when a test fails.
+something only when a test fails. What N ranks show no better than other numbers of them
+is left out; `--all-tests` runs it too.
 """
 
 import ctypes
@@ -26,6 +27,57 @@ WAYS = {
     "graph": lambda function: tf.function(function, autograph=False),
     "xla": lambda function: tf.function(function, autograph=False, jit_compile=True),
 }
+
+
+# The numbers of ranks that show what the tests of a folder or file say; the longest
+# path counts. One rank: what is left when there is nobody to talk to. Two: everything.
+# Three: shares that are uneven. Four, on two cores: more ranks than cores.
+_NUMBERS_OF_RANKS = {
+    ".": {1, 2, 3, 4},
+    "collectives/test_arguments.py": {1, 2, 4},
+    "collectives/test_gradients.py": {1, 2, 3},
+    "data": {2, 3},
+    "keras": {2},
+    "keras/test_every_optimizer.py": {1, 2, 3},
+    "keras/test_gradient_tape.py": {1, 2, 3},
+    "keras/test_optimizer.py": {1, 2, 4},
+    "keras/test_weights.py": {2, 3},
+    "strategy": {2, 3},
+    "strategy/test_fit.py": {1, 2, 3},
+    "strategy/test_tensorflow_tests.py": {1, 2, 3},
+    "test_xla.py": {1, 2, 3},
+}
+_FOLDER = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-tests",
+        action="store_true",
+        help="run also what other numbers of ranks show as well (make soak does)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
+    size = keras_hvd.size()
+    if config.getoption("--all-tests") or size > 4:
+        return
+    kept, left_out = [], []
+    for item in items:
+        (kept if size in _numbers_of_ranks(item) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def _numbers_of_ranks(item: pytest.Item) -> set[int]:
+    path = item.path.relative_to(_FOLDER)
+    numbers = next(
+        _NUMBERS_OF_RANKS[str(each)]
+        for each in (path, *path.parents)
+        if str(each) in _NUMBERS_OF_RANKS
+    )
+    # A compiled program is the same for any number of ranks, but for constants in it.
+    return numbers - {4} if item.get_closest_marker("needs_xla") else numbers
 
 
 def pytest_configure(config: pytest.Config) -> None:
