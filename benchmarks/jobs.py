@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import environments
@@ -57,16 +61,52 @@ def independent(script: str, copies: int, *arguments: object) -> Job:
     Raises:
         ContenderError: a copy does not start.
     """
+    return _copies("independent copies", script, [list(arguments)] * copies)
+
+
+def meeting(script: str, copies: int, *arguments: object) -> Job:
+    """The same copies with a socket between any two, to wait for each other.
+
+    Args:
+        script: its file name; it takes the sockets as `--meet`.
+        copies: how many.
+        arguments: further ones of the script.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: a copy does not start.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets: list[list[int]] = [[] for _ in range(copies)]
+        for pair in itertools.combinations(range(copies), 2):
+            for copy, end in zip(pair, socket.socketpair()):
+                sockets[copy].append(stack.enter_context(end).fileno())
+        return _copies(
+            "copies that meet",
+            script,
+            [[*arguments, "--meet", *numbers] for numbers in sockets],
+            list(itertools.chain.from_iterable(sockets)),
+        )
+
+
+def _copies(
+    name: str, script: str, arguments: list[list[object]], pass_fds: Sequence[int] = ()
+) -> Job:
+    """One process for each list of arguments, on the cores of its rank."""
+    copies = len(arguments)
     return Job(
-        "independent copies",
+        name,
         lambda path: [
             [sys.executable, CONTENDERS / script, "--socket", path]
             + ["--cores", cores_of_ranks(copies), "--rank", rank, "--size", copies]
-            + list(arguments)
-            for rank in range(copies)
+            + of_copy
+            for rank, of_copy in enumerate(arguments)
         ],
         copies,
         {"TF_CPP_MIN_LOG_LEVEL": "2", **cores.thread_variables(copies)},
+        pass_fds=pass_fds,
     )
 
 

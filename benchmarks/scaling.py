@@ -1,57 +1,75 @@
 """What training together costs: `python benchmarks/scaling.py`.
 
 Trains a CNN of 1.2 million parameters under `fit`, batch 128 on each rank, on N ranks,
-and on N independent copies of one process each that run at the same time, bound to the
-same cores. The copies know nothing of each other: their speed is 100 %. With `fit`'s
-defaults and with `jit_compile=True`. Prints a table, writes JSON and a plot.
+with `DistributedOptimizer` and with `Strategy`, and on N copies of one process that run
+at the same time, bound to the same cores. Independent copies know nothing of each other.
+Copies that meet wait for each other before each step, as every job has to, and exchange
+nothing: their speed is 100 %. With one thread of TensorFlow's to run ops in, the default
+of a rank with one core, with two such threads, and with `jit_compile=True`. Prints a
+table, writes JSON and a plot.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
+from collections.abc import Callable
 
 import jobs
 import measurement
 import plots
 import tables
-from measurement import ContenderError, summary
+from measurement import ContenderError, Job, summary
 from tables import Check, Table, spread
 
-VARIANTS = {"defaults": [], "jit_compile=True": ["--jit-compile"]}
-TOGETHER, APART = "together", "apart"
-WANTED_PERCENT = 97
+VARIANTS = {
+    "defaults": ["--inter-op-threads", 1],
+    "two inter-op threads": ["--inter-op-threads", 2],
+    "jit_compile=True": ["--inter-op-threads", 1, "--jit-compile"],
+}
+APART, MEETING = "independent copies", "copies that meet"
+RANKS: dict[str, list[object]] = {
+    "DistributedOptimizer": [],
+    "Strategy": ["--strategy"],
+}
+CONTENDERS: dict[str, Callable[..., Job]] = {
+    APART: jobs.independent,
+    MEETING: jobs.meeting,
+    **dict.fromkeys(RANKS, jobs.keras_hvd),
+}
+WANTED_PERCENT = 98
 
-# variant: TOGETHER, APART or "efficiency": summary
-Measured = dict[str, dict[str, dict[str, float]]]
+# Variant: contender: summaries of its "seconds" for a step, and of its speed against
+# each kind of copies.
+Measured = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def main() -> None:
     measurement.end_on_sigterm()
     options = arguments()
-    pairs, refused = {}, {}
-    try:
-        for variant in options.variants:
+    measured: Measured = {}
+    versions, refused = {}, {}
+    for variant in options.variants:
+        with contextlib.ExitStack() as stack:
             try:
-                pairs[variant] = start(variant, options)
+                contenders = start(variant, options, stack)
             except ContenderError as error:
                 refused[variant] = str(error)
                 print(f"Without {variant}: {error}", flush=True)
-        versions = {variant: pair[TOGETHER].version for variant, pair in pairs.items()}
-        measured = measure(pairs, options.rounds)
-    finally:
-        for pair in pairs.values():
-            for job in pair.values():
-                job.close()
+                continue
+            versions[variant] = contenders[APART].version
+            measured[variant] = measure(contenders, options.rounds)
     checks = [
         Check(
-            f"{variant}, {options.ranks} ranks: efficiency",
-            100 * found["efficiency"]["median"],
+            f"{variant}, {options.ranks} ranks, {name}: speed of copies that meet",
+            100 * found[name][MEETING]["median"],
             WANTED_PERCENT,
             True,
             "%",
         )
         for variant, found in measured.items()
+        for name in RANKS
     ]
     result = {
         "benchmark": "scaling",
@@ -73,7 +91,7 @@ def main() -> None:
         options.output / "scaling.svg",
         "seconds a step",
         {
-            variant: {f"{options.ranks} {how}": found[how] for how in (TOGETHER, APART)}
+            variant: {name: each["seconds"] for name, each in found.items()}
             for variant, found in measured.items()
         },
     )
@@ -102,58 +120,61 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def start(variant: str, options: argparse.Namespace) -> dict[str, measurement.Job]:
-    """N ranks and N copies, after an epoch that compiles."""
-    arguments = ["--steps", options.steps, "--batch", options.batch]
-    arguments += VARIANTS[variant]
-    pair = {}
-    try:
-        for how, begin in ((TOGETHER, jobs.keras_hvd), (APART, jobs.independent)):
-            pair[how] = begin("training.py", options.ranks, *arguments)
-            pair[how].ask()
-    except ContenderError:
-        for job in pair.values():
-            job.close()
-        raise
-    return pair
+def start(
+    variant: str, options: argparse.Namespace, stack: contextlib.ExitStack
+) -> dict[str, Job]:
+    """Ranks and copies, after an epoch that compiles; the stack ends them."""
+    given = ["--steps", options.steps, "--batch", options.batch, *VARIANTS[variant]]
+    contenders = {}
+    for name, begin in CONTENDERS.items():
+        job = begin("training.py", options.ranks, *given, *RANKS.get(name, []))
+        stack.callback(job.close)
+        job.ask()
+        contenders[name] = job
+    return contenders
 
 
-def measure(pairs: dict[str, dict[str, measurement.Job]], rounds: int) -> Measured:
+def measure(
+    contenders: dict[str, Job], rounds: int
+) -> dict[str, dict[str, dict[str, float]]]:
     """Asks ranks and copies in turn; each round is one comparison."""
-    seconds = {variant: {TOGETHER: [], APART: []} for variant in pairs}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
-        for variant, pair in pairs.items():
-            # Whoever comes first in a round comes second in the next.
-            for how in (TOGETHER, APART) if number % 2 else (APART, TOGETHER):
-                answers = pair[how].ask()
-                mean = statistics.mean(answer["seconds"][0] for answer in answers)
-                seconds[variant][how].append(mean)
+        # Whoever comes first in a round comes last in the next.
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            answers = contenders[name].ask()
+            mean = statistics.mean(answer["seconds"][0] for answer in answers)
+            seconds[name].append(mean)
     return {
-        variant: {
-            TOGETHER: summary(found[TOGETHER]),
-            APART: summary(found[APART]),
-            "efficiency": summary(
-                [apart / joint for apart, joint in zip(found[APART], found[TOGETHER])]
-            ),
+        name: {
+            "seconds": summary(found),
+            **{
+                copies: summary([a / b for a, b in zip(seconds[copies], found)])
+                for copies in (APART, MEETING)
+            },
         }
-        for variant, found in seconds.items()
+        for name, found in seconds.items()
     }
 
 
 def table(
     options: argparse.Namespace, measured: Measured, refused: dict[str, str]
 ) -> Table:
-    rows = [[variant, "does not train", "-", "-"] for variant in refused]
+    rows = [[variant, "does not train", "-", "-", "-"] for variant in refused]
     for variant, found in measured.items():
-        ratio = found["efficiency"]
-        percent = f"{ratio['median']:.1%} ({ratio['p10']:.1%}-{ratio['p90']:.1%})"
-        rows.append([variant, spread(found[TOGETHER]), spread(found[APART]), percent])
-    many = options.ranks
+        for name, each in found.items():
+            speeds = [_percent(each[copies]) for copies in (APART, MEETING)]
+            rows.append([variant, name, spread(each["seconds"]), *speeds])
     return Table(
-        f"A step of fit, batch {options.batch} a rank: median (10th-90th percentile)",
-        ["fit with", f"{many} ranks", f"{many} independent copies", "efficiency"],
+        f"A step of fit, {options.ranks} processes, batch {options.batch} each: median "
+        "(10th-90th percentile)",
+        ["fit with", "", "a step", f"speed of {APART}", f"speed of {MEETING}"],
         rows,
     )
+
+
+def _percent(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.1%} ({ratio['p10']:.1%}-{ratio['p90']:.1%})"
 
 
 if __name__ == "__main__":

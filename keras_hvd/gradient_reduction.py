@@ -163,6 +163,10 @@ class GradientReduction:
         Raises:
             NotImplementedError: Adasum of slices.
         """
+        with submission.leaving_thread():
+            return self._reduce(prefix, grads, variables, local, agreed)
+
+    def _reduce(self, prefix, grads, variables, local, agreed):
         paths = _distinct_paths(variables)
         results = list(grads)
         dense, sparse = [], []

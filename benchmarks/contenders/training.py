@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import socket
 import time
 
 import rank
@@ -12,6 +14,15 @@ def main() -> None:
     parser = rank.parser()
     parser.add_argument("--rank", type=int, help="of an independent copy")
     parser.add_argument("--size", type=int, help="number of independent copies")
+    parser.add_argument(
+        "--meet",
+        type=int,
+        nargs="*",
+        default=[],
+        help="sockets of this copy to the others, which it meets before each step",
+    )
+    parser.add_argument("--strategy", action="store_true", help="of the ranks")
+    parser.add_argument("--inter-op-threads", type=int, default=0)
     parser.add_argument("--jit-compile", action="store_true")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True, help="in an epoch")
@@ -31,6 +42,18 @@ def train(options: argparse.Namespace) -> None:
     import keras_hvd
     from keras_hvd import version
 
+    tf.config.threading.set_inter_op_parallelism_threads(options.inter_op_threads)
+    others = [socket.socket(fileno=number) for number in options.meet]
+
+    class Meeting(keras.callbacks.Callback):
+        """Waits before each step until all copies are there, and exchanges nothing."""
+
+        def on_train_batch_begin(self, batch, logs=None) -> None:
+            for other in others:
+                other.send(b"1")
+            for other in others:
+                other.recv(1)
+
     class Pace(keras.callbacks.Callback):
         """Waits for a command before each epoch and answers with its time per step."""
 
@@ -47,9 +70,11 @@ def train(options: argparse.Namespace) -> None:
 
     keras.utils.set_random_seed(1)
     optimizer = keras.optimizers.Adam()
-    callbacks = []
+    callbacks = [Meeting()] if others else []
+    scope = contextlib.nullcontext()
     place = options.rank, options.size
     is_copy = options.rank is not None
+    batch = options.batch
     if not is_copy:
         keras_hvd.init()
         place = keras_hvd.rank(), keras_hvd.size()
@@ -60,26 +85,31 @@ def train(options: argparse.Namespace) -> None:
         f"Keras {keras.__version__}",
     )
     try:
-        if not is_copy:
+        if options.strategy:
+            scope = keras_hvd.Strategy().scope()
+            # Of which each rank takes its rows.
+            batch *= place[1]
+        elif not is_copy:
             optimizer = keras_hvd.DistributedOptimizer(optimizer)
             callbacks = [
                 keras_hvd.callbacks.BroadcastGlobalVariables(0),
                 keras_hvd.callbacks.MetricAverage(),
             ]
-        model = cnn()
         compiled = {"jit_compile": True} if options.jit_compile else {}
-        model.compile(
-            optimizer,
-            "sparse_categorical_crossentropy",
-            metrics=["accuracy"],
-            **compiled,
-        )
+        with scope:
+            model = cnn()
+            model.compile(
+                optimizer,
+                "sparse_categorical_crossentropy",
+                metrics=["accuracy"],
+                **compiled,
+            )
         random = np.random.default_rng(place[0])
-        count = options.steps * options.batch
+        count = options.steps * batch
         model.fit(
             random.random((count, 28, 28, 1), np.float32),
             random.integers(0, 10, count),
-            batch_size=options.batch,
+            batch_size=batch,
             epochs=1_000_000,
             verbose=0,
             callbacks=[*callbacks, Pace()],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
@@ -434,6 +435,34 @@ def on_cpu() -> contextlib.AbstractContextManager:
     ':CPU:0'
     """
     return contextlib.nullcontext() if is_compiled() else tf.device("/CPU:0")
+
+
+def leaving_thread() -> contextlib.AbstractContextManager:
+    """Has collectives in a graph leave their threads to the ops beside them at once.
+
+    An op whose tensor is small may otherwise do the engine's work for a moment, and
+    wait for peers there: the soonest way to a result that all else waits for. Beside
+    the reduction of gradients there is backprop.
+
+    Returns:
+        A context in which to add the collectives to the graph.
+
+    Example:
+
+    >>> @tf.function
+    ... def step(x):
+    ...     with leaving_thread():
+    ...         y = tf.identity(x)
+    ...     print(y.op.get_attr("_keras_hvd_leaves_thread"))
+    >>> step(1)
+    True
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    leaves = attr_value_pb2.AttrValue(b=True)
+    return tf.compat.v1.get_default_graph()._attr_scope(
+        {"_keras_hvd_leaves_thread": leaves}
+    )
 
 
 def require_compilable(what: str) -> None:

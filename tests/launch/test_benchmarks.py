@@ -80,7 +80,15 @@ def test_scaling(benchmark):
     printed, result = benchmark("scaling", *arguments)
     assert result["refused"] == {}
     found = result["measured"]["defaults"]
-    assert found["together"]["count"] == found["apart"]["count"] == 2
-    assert found["efficiency"]["median"] > 0
-    assert requirements(result) == ["defaults, 2 ranks: efficiency"]
+    copies = {"independent copies", "copies that meet"}
+    assert set(found) == copies | {"DistributedOptimizer", "Strategy"}
+    for each in found.values():
+        assert each["seconds"]["count"] == 2
+        assert all(each[against]["median"] > 0 for against in copies)
+    for each in copies:
+        assert found[each][each]["median"] == 1
+    assert requirements(result) == [
+        "defaults, 2 ranks, DistributedOptimizer: speed of copies that meet",
+        "defaults, 2 ranks, Strategy: speed of copies that meet",
+    ]
     assert "| defaults" in printed

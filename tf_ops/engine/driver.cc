@@ -109,7 +109,7 @@ void Driver::Ring() {
 
 void Driver::DriveIfFree(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
-  DriveOrRing(&driving, ended);
+  DriveOrRing(&driving, ended, true);
 }
 
 void Driver::DriveSoon(const std::atomic<bool>& ended) {
@@ -118,24 +118,26 @@ void Driver::DriveSoon(const std::atomic<bool>& ended) {
   // No longer than until the end: who drives may wait for what this thread does next.
   SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
-  DriveOrRing(&driving, ended);
+  DriveOrRing(&driving, ended, false);
 }
 
 void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
-                         const std::atomic<bool>& ended) {
+                         const std::atomic<bool>& ended, bool has_other_work) {
   if (!driving->owns_lock()) return Ring();
   if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
-  Drive(ended);
+  Drive(ended, has_other_work);
   driving->unlock();
 }
 
 // Drives while there is something to do, or soon may be, instead of the engine's
 // thread; leaves the rest to it.
-void Driver::Drive(const std::atomic<bool>& ended) {
+void Driver::Drive(const std::atomic<bool>& ended, bool has_other_work) {
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
   block_.bell.Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = work_.Progress();
+    // What has been decided by now was pending: if nothing else is, it is the caller's.
+    if (has_other_work && requests_.several_pending()) break;
     if (!work_.RunNext() && !progressed && !SpinForNews()) break;
   }
   LeaveDriving();

@@ -42,10 +42,12 @@ class Driver : private Waiter {
   //
   // Wakes who has to.
   void Ring();
-  // The calling thread drives, if no other does, until the request has ended or nothing
-  // is expected soon.
+  // The calling thread, which has other work as well, drives if no other does, until
+  // the request has ended, nothing is expected soon, or others are under way: what they
+  // wait for, and how long they take, is none of its concern.
   void DriveIfFree(const std::atomic<bool>& ended);
-  // The same, and waits for a moment for its turn.
+  // The calling thread, which waits for the end, drives until then, or until nothing is
+  // expected soon. It waits for a moment for its turn.
   void DriveSoon(const std::atomic<bool>& ended);
 
  private:
@@ -54,8 +56,8 @@ class Driver : private Waiter {
   void Loop();
   void Leave();
   void DriveOrRing(std::unique_lock<std::mutex>* driving,
-                   const std::atomic<bool>& ended);
-  void Drive(const std::atomic<bool>& ended);
+                   const std::atomic<bool>& ended, bool has_other_work);
+  void Drive(const std::atomic<bool>& ended, bool has_other_work);
   void LeaveDriving();
   void GiveWay(std::unique_lock<std::mutex>* driving);
 

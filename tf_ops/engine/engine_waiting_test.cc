@@ -86,6 +86,33 @@ TEST(DrivingTest, ASmallRequestMayEndOnTheThreadThatSubmitsIt) {
   EXPECT_GT(here, 20);
 }
 
+TEST(DrivingTest, WhatIsSubmittedMeanwhileIsNotForTheThreadOfASmallRequest) {
+  EngineOptions options;
+  options.cores = 2;
+  Job job(2, options);
+  int there = 0;
+  // In how many rounds the thread still waits by then is up to the scheduler. Of the
+  // two, the first one submitted has an even number, and may be driven.
+  for (int i = 0; i < 2000 && there == 0; ++i) {
+    std::atomic<bool> submits{false};
+    std::thread op([&] {
+      submits = true;
+      job[0].Submit(Sum("small", {1}));
+    });
+    while (!submits) std::this_thread::yield();
+    Ask other = Sum("other", {1});
+    other.on_end = [&, thread = op.get_id()] {
+      there += std::this_thread::get_id() == thread;
+    };
+    job[1].Submit(Sum("other", {1}));
+    job[0].AwaitEnd(job[0].Submit(other));
+    EXPECT_TRUE(job[1].Run(Sum("small", {1})).ok());
+    op.join();
+  }
+  EXPECT_EQ(there, 0);
+  job[0].EndAll();
+}
+
 // ---- Stalls
 
 TEST(StallTest, IsReportedOnceWithWhoIsWhere) {

@@ -37,6 +37,7 @@ class Requests {
   Status Submit(std::unique_ptr<Operation> operation);
   // Whether there are any that have not begun to run.
   bool any_pending() const { return pending_count_.load() > 0; }
+  bool several_pending() const { return pending_count_.load() > 1; }
   // The ranks of a process set that this rank knows.
   Status MembersOf(int32_t process_set, std::vector<int>* ranks);
 

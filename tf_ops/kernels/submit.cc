@@ -1,6 +1,7 @@
 // Requests from TensorFlow to the engine and back; see submit.h.
 #include "tf_ops/kernels/submit.h"
 
+#include "tensorflow/core/framework/node_def_util.h"
 #include "tf_ops/kernels/completion.h"
 #include "tf_ops/kernels/gpu_stream.h"
 #include "tf_ops/kernels/submitter.h"
@@ -43,6 +44,16 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
     default:  // which the engine refuses
       return static_cast<khvd_dtype>(-1);
   }
+}
+
+// Of an op beside which others can run, such as backprop beside the reduction of
+// gradients. keras_hvd.collectives.submission sets it.
+constexpr char kLeavesThread[] = "_keras_hvd_leaves_thread";
+
+// Whether the op's thread has nothing better to do than the engine's work. What a GPU
+// waits for is worth no thread's time here.
+bool MayDrive(const tensorflow::OpKernel& op, const khvd_request& request) {
+  return request.on_gpu == 0 && !tensorflow::HasNodeAttr(op.def(), kLeavesThread);
 }
 
 // The request that this thread is handing to the engine, which may end it meanwhile.
@@ -139,13 +150,14 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   request.context = submission.get();
   submission->name_ = request.name;
   TraceStart(request.name);
+  const auto submit = MayDrive(submission->ctx_->op_kernel(), request)
+                          ? &khvd_submit_and_drive
+                          : &khvd_submit;
 
   // Once the engine has it, the request may end, and be deleted, before submit returns.
   Submission* const submitted = submission.release();
   submitting = submitted;
-  // What a GPU waits for is worth no thread's time here.
-  const int code =
-      request.on_gpu != 0 ? khvd_submit(&request) : khvd_submit_and_drive(&request);
+  const int code = submit(&request);
   submitting = nullptr;
   if (code == KHVD_OK) return;
   submission.reset(submitted);
