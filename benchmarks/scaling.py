@@ -1,11 +1,11 @@
 """What training together costs: `python benchmarks/scaling.py`.
 
 Trains a CNN of 1.2 million parameters under `fit`, batch 128 on each rank, on N ranks,
-with `DistributedOptimizer` and with `Strategy`, and on N copies of one process that run
-at the same time, bound to the same cores. Independent copies know nothing of each other.
-Copies that meet wait for each other before each step, as every job has to, and exchange
-nothing: their speed is 100 %. With one thread of TensorFlow's to run ops in, the default
-of a rank with one core, with two such threads, and with `jit_compile=True`. Prints a
+with `DistributedOptimizer` and with `Strategy`, and on N copies of one process that
+run at the same time, bound to the same cores. Independent copies know nothing of each
+other. Copies that meet wait for each other before each step, as every job has to, and
+exchange nothing: their speed is 100 %. With one thread of TensorFlow's to run ops in,
+the default of a rank with one core, with two, and with `jit_compile=True`. Prints a
 table, writes JSON and a plot.
 """
 
@@ -24,9 +24,9 @@ from measurement import ContenderError, Job, summary
 from tables import Check, Table, spread
 
 VARIANTS = {
-    "defaults": ["--inter-op-threads", 1],
+    "one inter-op thread": ["--inter-op-threads", 1],
     "two inter-op threads": ["--inter-op-threads", 2],
-    "jit_compile=True": ["--inter-op-threads", 1, "--jit-compile"],
+    "jit_compile=True": ["--jit-compile"],
 }
 APART, MEETING = "independent copies", "copies that meet"
 RANKS: dict[str, list[object]] = {

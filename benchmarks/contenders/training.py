@@ -22,7 +22,9 @@ def main() -> None:
         help="sockets of this copy to the others, which it meets before each step",
     )
     parser.add_argument("--strategy", action="store_true", help="of the ranks")
-    parser.add_argument("--inter-op-threads", type=int, default=0)
+    parser.add_argument(
+        "--inter-op-threads", type=int, default=0, help="0: TensorFlow's default"
+    )
     parser.add_argument("--jit-compile", action="store_true")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True, help="in an epoch")
