@@ -71,7 +71,6 @@ def train(options: argparse.Namespace) -> None:
             self.begin = time.perf_counter()
 
     keras.utils.set_random_seed(1)
-    optimizer = keras.optimizers.Adam()
     callbacks = [Meeting()] if others else []
     scope = contextlib.nullcontext()
     place = options.rank, options.size
@@ -89,16 +88,18 @@ def train(options: argparse.Namespace) -> None:
     try:
         if options.strategy:
             scope = keras_hvd.Strategy().scope()
-            # Of which each rank takes its rows.
+            # All ranks have the same data, and each takes its rows of a batch.
             batch *= place[1]
         elif not is_copy:
-            optimizer = keras_hvd.DistributedOptimizer(optimizer)
             callbacks = [
                 keras_hvd.callbacks.BroadcastGlobalVariables(0),
                 keras_hvd.callbacks.MetricAverage(),
             ]
         compiled = {"jit_compile": True} if options.jit_compile else {}
         with scope:
+            optimizer = keras.optimizers.Adam()
+            if not (is_copy or options.strategy):
+                optimizer = keras_hvd.DistributedOptimizer(optimizer)
             model = cnn()
             model.compile(
                 optimizer,
@@ -106,7 +107,7 @@ def train(options: argparse.Namespace) -> None:
                 metrics=["accuracy"],
                 **compiled,
             )
-        random = np.random.default_rng(place[0])
+        random = np.random.default_rng(0 if options.strategy else place[0])
         count = options.steps * batch
         model.fit(
             random.random((count, 28, 28, 1), np.float32),
