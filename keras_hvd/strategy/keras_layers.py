@@ -1,4 +1,4 @@
-"""Layers under a strategy: a rank that has no rows of a batch, and random numbers.
+"""Layers under a strategy: ranks with few rows of a batch or none, and random numbers.
 
 Where a batch has fewer rows than there are ranks, some ranks have none. Many layers
 cannot compute on nothing, so a model gets one row of zeros there, and what it makes of
@@ -22,6 +22,7 @@ def install() -> None:
     """Has Keras' layers do as a `keras_hvd.Strategy` wants it."""
     keras_hooks.replace(keras.layers.Layer, "__call__", _call)
     keras_hooks.replace(keras.layers.BatchNormalization, "_moments", _moments)
+    keras_hooks.replace(keras.layers.RNN, "call", _call_rnn)
     keras_hooks.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
 
 
@@ -102,6 +103,30 @@ def _moments(plain, layer, inputs, mask):
         tf.where(has_rows, mean, tf.cast(layer.moving_mean, mean.dtype)),
         tf.where(has_rows, variance, tf.cast(layer.moving_variance, variance.dtype)),
     )
+
+
+def _call_rnn(plain, layer, sequences, *args, **kwargs):
+    strategy = current.several_ranks(current.of_replica())
+    if strategy is not None and layer.stateful and layer.states is not None:
+        expected = keras.tree.flatten(layer.states)[0].shape[0]
+        rows, ranks = sequences.shape[0], strategy.num_replicas_in_sync
+        what = (
+            f"{type(layer).__name__} {layer.name!r} is stateful, with "
+            f"batch_shape=({expected}, ...). Under a keras_hvd.Strategy that is a "
+            f"rank's part of each batch, which the {ranks} ranks share: as it is, the "
+            f"model takes batches of {expected * ranks} rows"
+        )
+        if rows is None:
+            what += f"; else make it with batch_shape=(batch_size / {ranks}, ...)"
+            equal = tf.debugging.assert_equal(tf.shape(sequences)[0], expected, what)
+            with tf.control_dependencies([equal]):
+                sequences = tf.identity(sequences)
+        elif rows != expected:
+            raise ValueError(
+                f"{what}, and this rank got {rows} rows; make it with "
+                f"batch_shape=({rows}, ...) for batches of {rows * ranks}"
+            )
+    return plain(layer, sequences, *args, **kwargs)
 
 
 def _make_seeds(plain, generator, *args, **kwargs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -140,24 +141,48 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
     if method != "train_on_batch":
         _average_statistics(model)
     if method != "predict_on_batch":
-        # Of all rows: this rank may have none.
-        model._maybe_symbolic_build(data_batch=(*batch.values(), None, None)[:3])
+        # Of any number of rows: this rank may have none.
+        symbols = keras.tree.map_structure(_symbol_of, batch)
+        model._maybe_symbolic_build(data_batch=(*symbols.values(), None, None)[:3])
     return plain(**{**arguments, **rows})
 
 
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
     strategy = current.of_model(model)
-    if iterator is None or strategy is None:
+    if strategy is None:
         return plain(model, iterator=iterator, data_batch=data_batch)
+    build = functools.partial(_build, plain, model, strategy, iterator, data_batch)
+    if not _has_own_step(model):
+        return build()
+    if type(model).call is not keras.Model.call:
+        # It may be called otherwise there, or be given what Keras cannot unpack. Then
+        # that step builds it, as without a strategy.
+        with contextlib.suppress(RuntimeError, ValueError):
+            build()
+    return None
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    """Whether a step of the user's own may be run."""
+    plain = keras.Model
+    own = type(model)
+    return (own.train_step, own.test_step) != (plain.train_step, plain.test_step)
+
+
+def _build(plain, model, strategy, iterator, data_batch) -> None:
+    if iterator is None:
+        plain(model, data_batch=data_batch)
+        return
     # Keras would take a batch, which a generator gives only once.
     batch = iterator.element_spec
     specs = [each for each in tf.nest.flatten(batch) if not _is_missing(each)]
     if any(isinstance(each, _NOT_DENSE) for each in specs):
         with strategy.scope():
-            return _build_by_trace(model, batch)
-    if any(_shape_of(each) is None for each in specs):
-        return plain(model, iterator=iterator)
-    return plain(model, data_batch=tf.nest.map_structure(_symbolic, batch))
+            _build_by_trace(model, batch)
+    elif any(_shape_of(each) is None for each in specs):
+        plain(model, iterator=iterator)
+    else:
+        plain(model, data_batch=tf.nest.map_structure(_symbolic, batch))
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
@@ -186,6 +211,13 @@ def _symbolic(spec: Any) -> keras.KerasTensor | None:
     if _is_missing(spec):
         return None
     return keras.KerasTensor((None, *_shape_of(spec)[1:]), spec.dtype.name)
+
+
+def _symbol_of(array: Any) -> keras.KerasTensor | None:
+    if array is None:
+        return None
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    return keras.KerasTensor((None, *array.shape[1:]), dtype)
 
 
 def _shape_of(spec: Any) -> list[int | None] | None:

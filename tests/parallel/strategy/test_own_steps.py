@@ -1,0 +1,195 @@
+"""Steps of the user's own, and layers that Keras builds at other times, or never."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+layers = keras.layers
+
+GENERATOR = np.random.default_rng(6)
+X = GENERATOR.standard_normal((24, 6))
+NOISE = GENERATOR.standard_normal((24, 3))
+# Divides by 1, 2, 3 and 4 ranks: losses by hand are exact only so.
+BATCH = 12
+
+
+def dense(units: int, *shape: int) -> keras.Model:
+    begin = [keras.Input(shape)] if shape else []
+    return keras.Sequential([*begin, layers.Dense(4, "tanh"), layers.Dense(units)])
+
+
+class Adversarial(keras.Model):
+    """Two models that train against each other; it is never called itself."""
+
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+
+    def compile(self, generator_optimizer, discriminator_optimizer, loss):
+        super().compile()
+        self.generator_optimizer = generator_optimizer
+        self.discriminator_optimizer = discriminator_optimizer
+        self.crossentropy = loss
+
+    def train_step(self, data):
+        real, noise = data
+        with tf.GradientTape() as tape:
+            rows = tf.concat([real, self.generator(noise)], 0)
+            labels = tf.concat([tf.ones_like(real), tf.zeros_like(real)], 0)[:, :1]
+            loss = self.crossentropy(labels, self.discriminator(rows))
+        weights = self.discriminator.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        self.discriminator_optimizer.apply_gradients(zip(gradients, weights))
+        with tf.GradientTape() as tape:
+            guessed = self.discriminator(self.generator(noise))
+            fooled = self.crossentropy(tf.ones_like(guessed), guessed)
+        weights = self.generator.trainable_weights
+        gradients = tape.gradient(fooled, weights)
+        self.generator_optimizer.apply(gradients, weights)
+        # The share of this rank, of which Keras' progress bar shows the mean.
+        ranks = tf.distribute.get_strategy().num_replicas_in_sync
+        return {"loss": loss * ranks, "fooled": fooled * ranks}
+
+
+class Denoising(keras.Model):
+    """Its data has four parts, and `call` takes two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = dense(6)
+
+    def call(self, rows, times):
+        return self.network(tf.concat([rows, times], -1))
+
+    def train_step(self, data):
+        rows, times, noise, weights = data
+        with tf.GradientTape() as tape:
+            errors = self(rows + noise * times, times) - noise
+            ranks = tf.distribute.get_strategy().num_replicas_in_sync
+            loss = tf.reduce_mean(weights * errors**2) / ranks
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss * ranks}
+
+
+class Regressing(keras.Model):
+    """Could as well have Keras' own step."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = dense(3)
+
+    def call(self, rows):
+        return self.network(rows)
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class WithUnusedLayer(keras.Model):
+    """Never built as a whole, however long it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = layers.Dense(3), layers.Dense(3)
+
+    def call(self, inputs):
+        return self.used(inputs)
+
+
+def trained(model: keras.Model, *data: np.ndarray) -> dict:
+    if tf.distribute.has_strategy():
+        # All start from the first rank's values, whatever the others would have drawn.
+        keras.utils.set_random_seed(11 + keras_hvd.rank())
+    rows = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
+    logs = model.fit(rows, epochs=2, verbose=0).history
+    return {"logs": logs, "weights": model.get_weights()}
+
+
+def adversarial(*shapes: tuple[int, ...]):
+    def run():
+        model = Adversarial(dense(6, *shapes[0]), dense(1, *shapes[1]))
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            keras.losses.BinaryCrossentropy(from_logits=True),
+        )
+        return trained(model, X, NOISE)
+
+    return run
+
+
+def denoising():
+    model = Denoising()
+    model.compile(keras.optimizers.Adam(0.01))
+    times = np.linspace(0, 1, 24)[:, None]
+    return trained(model, X, times, X[::-1].copy(), times[::-1].copy())
+
+
+def regressing():
+    """What the optimizer's `build` assigns counts, as with Keras' own step."""
+    model = Regressing()
+    model.compile(optimizer := keras.optimizers.ScheduleFreeAdamW(0.01), "mse")
+    if not tf.distribute.has_strategy():
+        model(X[:1])
+        optimizer.build(model.trainable_variables)
+    return trained(model, X, NOISE)
+
+
+def unused(**arguments):
+    def run():
+        model = WithUnusedLayer()
+        model.compile(keras.optimizers.Adam(0.01), "mse", **arguments)
+        return trained(model, X, NOISE)
+
+    return run
+
+
+CASES = {
+    "adversarial": adversarial((3,), (6,)),
+    "adversarial_without_shapes": adversarial((), ()),
+    "denoising": denoising,
+    "regressing": regressing,
+    "unused": unused(),
+    "unused_eagerly": unused(run_eagerly=True),
+    "unused_compiled": unused(jit_compile=True),
+}
+
+
+@pytest.fixture
+def in_float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+@pytest.mark.filterwarnings("ignore:.build..` was called")
+@pytest.mark.parametrize("name", CASES)
+def test_own_steps(name, in_float64, both_ways, require_equal):
+    require_equal(*both_ways(CASES[name], f"own step {name}"), 1e-9)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["rows", "unknown_rows"])
+def test_stateful_layer_of_other_rows(
+    known, strategy, size, several_ranks, raises_on_all_ranks
+):
+    """The error has the numbers that go, before the first step where they are known."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input(batch_shape=(12, 2, 3)), layers.GRU(3, stateful=True)]
+        )
+        model.compile("sgd", "mse")
+    data = X.reshape(24, 2, 3).astype("float32"), NOISE.astype("float32")
+    rows = tf.data.Dataset.from_tensor_slices(data).batch(12, drop_remainder=known)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as error:
+        model.fit(rows, verbose=0)
+    of_rank = 12 // size
+    remedy = (
+        f"batch_shape=({of_rank}, ...) for batches of 12"
+        if known
+        else f"batch_shape=(batch_size / {size}, ...)"
+    )
+    raises_on_all_ranks(error.value, "gru", f"batches of {12 * size} rows", remedy)
