@@ -52,7 +52,7 @@ class _Batch:
         self._is_static = leaf.shape[0] is not None
         # Known to the host before anything of the batch is computed.
         with on_cpu():
-            self._rows = tf.cast(tf.shape(leaf)[0], tf.float32)
+            self._rows = tf.cast(tf.shape(leaf)[0], tf.float64)
             self._rows_of_all = self.sum(self._rows, "rows")
         # Of what a mean over all ranks is divided by, this rank's part.
         self.share = tf.math.divide_no_nan(self._rows, self._rows_of_all)
@@ -73,7 +73,7 @@ class _Batch:
             yield
             return
         of_rows = self.share
-        divisor = tf.cast(divisor, tf.float32)
+        divisor = tf.cast(divisor, tf.float64)
         self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
         try:
             yield
@@ -150,13 +150,13 @@ def _reduce_weighted_values(
 def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
     """What Keras divides a sum by, where that is not in proportion to the rows."""
     if reduction != "mean_with_sample_weight":
-        return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+        return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float64))
     if sample_weight is not None:
         sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
     if mask is not None:
         mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
-    weights = loss_module.apply_mask(sample_weight, mask, "float32", reduction)
-    return None if weights is None else tf.reduce_sum(tf.cast(weights, tf.float32))
+    weights = loss_module.apply_mask(sample_weight, mask, "float64", reduction)
+    return None if weights is None else tf.reduce_sum(tf.cast(weights, tf.float64))
 
 
 def _scale(plain, value):

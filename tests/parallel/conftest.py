@@ -44,6 +44,7 @@ _NUMBERS_OF_RANKS = {
     "keras/test_weights.py": {2, 3},
     "strategy": {2, 3},
     "strategy/test_fit.py": {1, 2, 3},
+    "strategy/test_float64.py": {1, 2, 3},
     "strategy/test_tensorflow_tests.py": {1, 2, 3},
     "test_xla.py": {1, 2, 3},
 }
