@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd import basics
+from keras_hvd import basics, log
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
     layers_of,
@@ -22,6 +22,7 @@ from keras_hvd.distributed_class import (
 from keras_hvd.gradient_reduction import identity
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.objects import allgather_object
+from keras_hvd.strategy import current
 from keras_hvd.variables import broadcast_variables
 
 
@@ -31,8 +32,10 @@ class BroadcastGlobalVariables(DistributedCallback):
     That happens after every callback's `on_train_begin`, so that what
     `BackupAndRestore` restored on that rank, its epoch included, reaches all. What does
     not exist then (a model without input shape) is broadcast when it is created, before
-    the first step runs. Dropout and other random layers continue with that rank's seed
-    plus their own rank, so that ranks draw different numbers and runs can be repeated.
+    the first step runs; or, eagerly and where a plain optimizer takes a tape's
+    gradients, after that step, with a warning. Dropout and other random layers continue
+    with that rank's seed plus their own rank, so that ranks draw different numbers and
+    runs can be repeated.
 
     Like every callback of keras_hvd, on more than one rank it also: checks that the
     model's optimizer is distributed, and that all ranks make the same number of steps
@@ -53,9 +56,8 @@ class BroadcastGlobalVariables(DistributedCallback):
         TypeError: something in `local_variables` is not a variable.
         ValueError: `root_rank` is no rank of the job, or differs between ranks (when
             training begins).
-        RuntimeError: the optimizer is not distributed, the ranks' models or optimizers
-            differ, or the model has no variables yet and runs eagerly (when training
-            begins).
+        RuntimeError: the optimizer is not distributed, or the ranks' models or
+            optimizers differ (when training begins).
 
     Example:
 
@@ -80,7 +82,9 @@ class BroadcastGlobalVariables(DistributedCallback):
         for variable in local_variables or ():
             self.register_local_var(variable)
         self._sent: set[int] = set()
+        # Whether the model may make variables yet.
         self._waits = False
+        self._has_stepped = False
 
     def register_local_var(self, var: Any) -> None:
         """Has each rank keep its own values of a variable.
@@ -95,7 +99,6 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     def on_ranks_ready(self) -> None:
         self._sent = set()
-        self._waits = False
         model = self.model
         shared = self._shared(model.weights)
         state = {**_state(model, shared), "root_rank": repr(self.root_rank)}
@@ -121,42 +124,41 @@ class BroadcastGlobalVariables(DistributedCallback):
             )
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._waits:
-            self._waits = False
-            raise self._too_late()
+        # In a tf.function, only the first step makes variables.
+        if self._waits and (self.model.run_eagerly or not self._has_stepped):
+            self._broadcast_late()
+        self._has_stepped = True
 
-    def _too_late(self):
-        return RuntimeError(
-            f"model {self.model.name!r} created its variables while its first step "
-            "ran, too late to broadcast them: call model.build(input_shape), or the "
-            "model on a batch, before fit()"
-        )
+    def on_epoch_end(self, epoch, logs=None):
+        if self._waits:
+            # Validation may have made some.
+            self._broadcast_late()
 
     def _broadcast_when_created(self):
         model = self.model
-        optimizers = [each for each in model_optimizers(model) if is_distributed(each)]
+        # Under a strategy of ours they are made with equal values.
+        self._waits = not _is_built(model) and current.of_model(model) is None
+        self._has_stepped = False
+        if model.run_eagerly:
+            return
         # Nothing tells when the step of a plain one, with a tape, creates them.
-        self._waits = not optimizers and not _is_built(model)
-        for optimizer in optimizers:
-            if optimizer.built:
-                continue
-            if model.run_eagerly and not model.weights:
-                raise RuntimeError(
-                    f"model {model.name!r} has no variables yet, and with "
-                    "run_eagerly=True the first step would run before they could be "
-                    "broadcast: call model.build(input_shape), or the model on a "
-                    "batch, before fit()"
-                )
-            self._waits = not _is_built(model)
-            before_first_update(optimizer, self._broadcast_created)
+        for optimizer in filter(is_distributed, model_optimizers(model)):
+            if not optimizer.built:
+                before_first_update(optimizer, self._broadcast)
 
-    def _broadcast_created(self) -> bool:
+    def _broadcast_late(self) -> None:
+        """Broadcasts what steps have made, and says that they were not shared."""
         weights = self._shared(self.model.weights)
-        known = all(id(each) in self._sent for each in weights)
-        if self.model.run_eagerly and not known:
-            # The gradients that are about to be applied come from these.
-            raise self._too_late()
-        return self._broadcast()
+        new = [each.path for each in weights if id(each) not in self._sent]
+        if new and self._broadcast() and basics.rank() == 0:
+            log.warn(
+                f"model {self.model.name!r} made {_some(new)} while it ran, with other "
+                f"values on each rank, so that its first step was not shared; all have "
+                f"rank {self.root_rank}'s values now. To share that step, build the "
+                "model before fit(): call it, or each model inside of it, on a batch",
+                stacklevel=2,
+            )
+        self._waits = not _is_built(self.model)
 
     def _shared(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         local = {each for local in self._local for each in local.among(variables)}
@@ -190,7 +192,6 @@ class BroadcastGlobalVariables(DistributedCallback):
         if new:
             broadcast_variables(new, self.root_rank)
         self._sent.update(map(id, new))
-        self._waits = False
         return True
 
 

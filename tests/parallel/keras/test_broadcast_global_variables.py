@@ -6,6 +6,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
@@ -150,14 +151,6 @@ def test_model_without_input_shape(
     assert difference(model.get_weights(), built.get_weights()) < 1e-5
 
 
-def test_eager_model_without_input_shape(several_ranks, raises_on_all_ranks):
-    model = keras.Sequential([keras.layers.Dense(2)])
-    model.compile(distributed(), "mse", run_eagerly=True)
-    with pytest.raises(RuntimeError) as error:
-        fit(model)
-    raises_on_all_ranks(error.value, "model.build(")
-
-
 class WithUnusedLayer(keras.Model):
     """Never built as a whole, however long it trains."""
 
@@ -190,13 +183,89 @@ def test_model_with_a_layer_that_is_never_built(
         model.used.kernel.assign_add(model.used.kernel + rank)
 
 
-def test_eager_model_that_grows_in_its_first_step(several_ranks, raises_on_all_ranks):
+class WithTape(keras.Sequential):
+    """Reduces in its step, and so has a plain optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        tape = keras_hvd.DistributedGradientTape(tape)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def without_shape(kind: type[keras.Sequential] = keras.Sequential) -> keras.Model:
+    return kind([keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)], name="late")
+
+
+def grown() -> keras.Model:
     model = WithUnusedLayer()
     model.unused.build((None, 2))
-    model.compile(distributed(), "mse", run_eagerly=True)
-    with pytest.raises(RuntimeError) as error:
-        fit(model)
-    raises_on_all_ranks(error.value, "too late", "model.build(")
+    model.unused.trainable = False
+    return model
+
+
+class Growing(WithUnusedLayer):
+    def train_step(self, data):
+        x, y = data
+        layer = self.unused if int(self.optimizer.iterations) else self.used
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((layer(x) - y) ** 2)
+        weights = layer.trainable_weights
+        gradients = keras_hvd.DistributedGradientTape(tape).gradient(loss, weights)
+        for gradient, weight in zip(gradients, weights):
+            weight.assign_sub(0.1 * gradient)
+        self.optimizer.iterations.assign_add(1)
+        return {"loss": loss}
+
+
+@pytest.mark.filterwarnings("ignore:.build..` was called")
+@pytest.mark.parametrize(
+    ("make", "run_eagerly", "steps"),
+    [
+        (lambda: without_shape(WithTape), False, 1),
+        (lambda: without_shape(WithTape), False, 3),
+        (lambda: without_shape(WithTape), True, 1),
+        (without_shape, True, 1),
+        (grown, True, 1),
+        (Growing, True, 1),
+    ],
+    ids=["tape", "tape_steps", "tape_eager", "eager", "grown", "growing"],
+)
+def test_variables_that_are_made_too_late(
+    make, run_eagerly, steps, rank, several_ranks, equal_on_all_ranks, recwarn
+):
+    """All go on from the root's after that step, and one line says so."""
+    keras.utils.set_random_seed(rank)
+    model = make()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    if type(model).train_step is keras.Model.train_step:
+        optimizer = keras_hvd.DistributedOptimizer(optimizer)
+    model.compile(optimizer, "mse", run_eagerly=run_eagerly, steps_per_execution=steps)
+    seen = Snapshots()
+    fit(model, seen, epochs=2, validation_data=(X, Y))
+    assert equal_on_all_ranks(seen.weights)
+    assert equal_on_all_ranks(model.get_weights())
+    assert equal_on_all_ranks([v.numpy() for v in optimizer.variables])
+    lines = [str(each.message) for each in recwarn if "not shared" in str(each.message)]
+    expected = 0 if rank else 2 if isinstance(model, Growing) else 1
+    assert len(lines) == expected
+    assert all(model.name in line and "/kernel" in line for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:.build..` was called")
+def test_variables_that_validation_makes(rank, several_ranks, equal_on_all_ranks):
+    """No step has used them yet."""
+    keras.utils.set_random_seed(rank)
+    model = WithUnusedLayer()
+    model.test_step = lambda data: {"loss": tf.reduce_mean(model.unused(data[0]))}
+    model(X[:1])
+    model.compile(distributed(), "mse")
+    fit(model, validation_data=(X, X))
+    assert len(model.get_weights()) == 4
+    assert equal_on_all_ranks(model.get_weights())
 
 
 def test_random_layers_differ_between_ranks_and_repeat(rank, size):
@@ -302,8 +371,6 @@ class TwoOptimizers(keras.Sequential):
         self.first, self.others = first, {"second": second}
 
     def train_step(self, data):
-        import tensorflow as tf
-
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x) - y))
