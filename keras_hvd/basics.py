@@ -294,6 +294,36 @@ def whole_number(function: str, argument: str, value: Any) -> int:
         ) from None
 
 
+def root_of(function: str, root_rank: Any) -> int:
+    """The argument `root_rank`; whether there is such a rank is the engine's to say.
+
+    Args:
+        function: the public function that it was given to, for the message.
+        root_rank: what the user gave.
+
+    Returns:
+        The number, which has 32 bits.
+
+    Raises:
+        TypeError: it is no whole number.
+        MismatchError: it is one that no job has.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> root_of("broadcast", 2**32)
+    Traceback (most recent call last):
+    keras_hvd.exceptions.MismatchError: broadcast: root_rank 4294967296 is not in 0..0
+    """
+    number = whole_number(function, "root_rank", root_rank)
+    if -(2**31) <= number < 2**31:
+        return number
+    raise exceptions.MismatchError(
+        f"{function}: root_rank {number} is not in 0..{size() - 1}"
+    )
+
+
 def _renew_lock() -> None:
     """In a forked child nobody is left who would let go of it."""
     global _joining

@@ -32,6 +32,9 @@ _FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 # What the engine takes: the name is part of a socket's address.
 _LONGEST_JOB_NAME = 80
 
+# The engine's numbers of ranks have 32 bits.
+_TOO_MANY_RANKS = 2**31
+
 
 class LaunchEnvironmentError(KerasHvdError):
     """The variables that a launcher set are malformed, contradictory or unsupported."""
@@ -190,8 +193,8 @@ def _checked(
     job: str,
 ) -> World:
     """The world that the variables of these names describe, if it is on one host."""
-    total = _integer(variables, size, 1)
-    here = _integer(variables, local_size, 1)
+    total = _integer(variables, size, 1, _TOO_MANY_RANKS)
+    here = _integer(variables, local_size, 1, _TOO_MANY_RANKS)
     if total != here:
         raise _many_hosts(f"{size}={total}, but {local_size}={here}")
     this = _integer(variables, rank, 0, total)

@@ -43,6 +43,7 @@ _BY_CODE = {
     4: ShutDownError,
     5: ForkedError,
     6: KerasHvdError,
+    7: MismatchError,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_hvd import basics
+from keras_hvd.collectives import submission
 from keras_hvd.collectives.broadcast import broadcast
 
 
@@ -104,8 +105,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _require_session_graph() -> None:
-    graph = tf.compat.v1.get_default_graph()
-    if not tf.executing_eagerly() and not isinstance(graph, tf.__internal__.FuncGraph):
+    if submission.in_session_graph():
         return
     raise RuntimeError(
         "broadcast_global_variables is for graphs and sessions of tf.compat.v1: "

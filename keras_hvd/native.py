@@ -39,7 +39,17 @@ Allocate = ctypes.CFUNCTYPE(
 )
 
 
-class Options(ctypes.Structure):
+class _Structure(ctypes.Structure):
+    """A structure that takes no number which it cannot keep: ctypes cuts it short."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        kept = getattr(self, name)
+        if isinstance(value, int) and isinstance(kept, int) and kept != value:
+            raise OverflowError(f"{name} cannot be {value}: the engine has {kept}")
+
+
+class Options(_Structure):
     """khvd_options: this process' place in the job, and the engine's limits."""
 
     _fields_ = [
@@ -73,7 +83,7 @@ class Options(ctypes.Structure):
     ]
 
 
-class Tensor(ctypes.Structure):
+class Tensor(_Structure):
     """khvd_tensor: one contiguous tensor, in host memory or on a GPU."""
 
     _fields_ = [
@@ -85,7 +95,7 @@ class Tensor(ctypes.Structure):
     ]
 
 
-class Request(ctypes.Structure):
+class Request(_Structure):
     """khvd_request: a collective that every rank submits under the same name."""
 
     _fields_ = [
@@ -111,7 +121,7 @@ class Request(ctypes.Structure):
     ]
 
 
-class Counters(ctypes.Structure):
+class Counters(_Structure):
     """khvd_counters: what the engine has done since `init`."""
 
     _fields_ = [
@@ -124,7 +134,7 @@ class Counters(ctypes.Structure):
     ]
 
 
-class GpuSupport(ctypes.Structure):
+class GpuSupport(_Structure):
     """khvd_gpu_support: whether tensors on GPUs can be reduced there, and by what."""
 
     _fields_ = [
@@ -133,6 +143,17 @@ class GpuSupport(ctypes.Structure):
         ("nccl_version", ctypes.c_int32),
         ("text", ctypes.c_char * 512),
     ]
+
+
+class _Int32(ctypes.c_int32):
+    """An argument of 32 bits, which no number is cut short to."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> ctypes.c_int32:
+        number = ctypes.c_int32(value)
+        if number.value != value:
+            raise OverflowError(f"{value} is no number of 32 bits")
+        return number
 
 
 # name: (result, arguments...)
@@ -149,14 +170,14 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_add_process_set": (
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_int32),
-        ctypes.c_int32,
+        _Int32,
         ctypes.POINTER(ctypes.c_int32),
     ),
-    "khvd_remove_process_set": (ctypes.c_int, ctypes.c_int32),
-    "khvd_process_set_size": (ctypes.c_int, ctypes.c_int32),
-    "khvd_process_set_rank": (ctypes.c_int, ctypes.c_int32),
+    "khvd_remove_process_set": (ctypes.c_int, _Int32),
+    "khvd_process_set_size": (ctypes.c_int, _Int32),
+    "khvd_process_set_rank": (ctypes.c_int, _Int32),
     "khvd_join": (ctypes.c_int, ctypes.POINTER(ctypes.c_int32)),
-    "khvd_scattered_rows": (ctypes.c_int64, ctypes.c_int32, ctypes.c_int64),
+    "khvd_scattered_rows": (ctypes.c_int64, _Int32, ctypes.c_int64),
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
@@ -167,7 +188,7 @@ _FUNCTIONS: dict[str, tuple] = {
         ctypes.c_char_p,
         ctypes.POINTER(GpuSupport),
     ),
-    "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, ctypes.c_int32),
+    "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, _Int32),
     "khvd_stop_timeline": (ctypes.c_int,),
     "khvd_last_error": (ctypes.c_char_p,),
     "khvd_failure": (ctypes.c_char_p,),

@@ -72,7 +72,7 @@ def broadcast_object(
     basics.require_initialized("broadcast_object")
     _refuse_session("broadcast_object", session)
     number = number_of(process_set, "broadcast_object")
-    root_rank = basics.whole_number("broadcast_object", "root_rank", root_rank)
+    root_rank = basics.root_of("broadcast_object", root_rank)
     is_root = basics.rank() == root_rank
     data, error = _pickled(obj) if is_root else (np.empty(0, np.uint8), None)
     length = np.array(data.size, np.int64)
@@ -120,7 +120,7 @@ def broadcast_object_fn(
     basics.require_initialized("broadcast_object_fn")
     _refuse_session("broadcast_object_fn", session)
     number_of(process_set, "broadcast_object_fn")
-    basics.whole_number("broadcast_object_fn", "root_rank", root_rank)
+    basics.root_of("broadcast_object_fn", root_rank)
     if name is not None:
         unnamed.require_name("broadcast_object_fn", name)
     return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)

@@ -9,6 +9,9 @@ from typing import Any
 
 from keras_hvd import basics, native
 
+# The engine's ranks have 32 bits.
+_MOST = 2**31 - 1
+
 
 class ProcessSet:
     """Some of the job's ranks, that run collectives among themselves.
@@ -22,7 +25,7 @@ class ProcessSet:
 
     Raises:
         TypeError: `ranks_or_comm` is not a sequence of whole numbers.
-        ValueError: there is no rank in it, one twice, or a negative one.
+        ValueError: there is no rank in it, one twice, or one that no job has.
 
     Example:
 
@@ -258,9 +261,10 @@ def _ascending(ranks: Any) -> list[int]:
         raise TypeError(
             f"a process set is made of ranks, such as [0, 2]; got {ranks!r}"
         ) from None
-    if not numbers or numbers[0] < 0 or len(set(numbers)) < len(numbers):
+    beyond = not numbers or numbers[0] < 0 or numbers[-1] > _MOST
+    if beyond or len(set(numbers)) < len(numbers):
         raise ValueError(
-            "a process set has at least one rank, none of them twice or negative; "
-            f"got {ranks!r}"
+            "a process set has at least one rank, none of them twice, negative or "
+            f"above {_MOST}; got {ranks!r}"
         )
     return numbers

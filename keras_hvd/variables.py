@@ -18,11 +18,11 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> tf.Operation | None:
     """Sets every rank's variables to the root's values.
 
     All are under way at once, so many small ones cost little more than one. Works
-    eagerly and in a `tf.function`.
+    eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`.
 
     Args:
         variables: `tf.Variable`s, Keras variables, or anything with an `assign` that
@@ -32,12 +32,15 @@ def broadcast_variables(
         process_set: the ranks that take part; by default all of them.
         inplace: accepted for scripts that give it; it changes nothing.
 
+    Returns:
+        In a graph of `tf.compat.v1` the op that does so, for a session to run.
+
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         ValueError: the process set is not part of the job.
         TypeError: something cannot be assigned, or its element type not be sent; or
             `root_rank` is no whole number.
-        tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
+        tf.errors.FailedPreconditionError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -50,7 +53,10 @@ def broadcast_variables(
     array([1., 2.], dtype=float32)
     """
     basics.require_initialized("broadcast_variables")
-    _broadcast("broadcast_variables", variables, root_rank, None, process_set)
+    number, *values = _broadcast(
+        "broadcast_variables", variables, root_rank, None, process_set
+    )
+    return tf.group(number, *values) if submission.in_session_graph() else None
 
 
 def broadcast_(
@@ -61,7 +67,8 @@ def broadcast_(
 ) -> Any:
     """Sets every rank's variables to the root's values, and gives these.
 
-    Works eagerly and in a `tf.function`.
+    Works eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`, where it sets
+    them when one of the values is evaluated.
 
     Args:
         variables: a variable, or several, as for `broadcast_variables`.
@@ -78,7 +85,7 @@ def broadcast_(
         TypeError: something cannot be assigned, or its element type not be sent; or
             `root_rank` is no whole number.
         ValueError: the process set is not part of the job.
-        tf.errors.InvalidArgumentError: the ranks' variables or roots differ.
+        tf.errors.FailedPreconditionError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -89,9 +96,10 @@ def broadcast_(
     array([1., 2.], dtype=float32)
     """
     basics.require_initialized("broadcast_")
-    if callable(getattr(variables, "assign", None)):
-        return _broadcast("broadcast_", [variables], root_rank, name, process_set)[0]
-    return _broadcast("broadcast_", variables, root_rank, name, process_set)
+    is_one = callable(getattr(variables, "assign", None))
+    given = [variables] if is_one else variables
+    _, *values = _broadcast("broadcast_", given, root_rank, name, process_set)
+    return values[0] if is_one else values
 
 
 def _broadcast(
@@ -101,10 +109,11 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
+    """What the ranks agreed on first, and the root's values, once they are assigned."""
     number_of(process_set, function)
     if name is not None:
         unnamed.require_name(function, name)
-    root_rank = basics.whole_number(function, "root_rank", root_rank)
+    root_rank = basics.root_of(function, root_rank)
     variables = list(variables)
     for variable in variables:
         if not callable(getattr(variable, "assign", None)):
@@ -148,6 +157,10 @@ def _assign(
                 send(variable, name and str(place))
                 for place, variable in enumerate(variables)
             ]
+    # What `assign` returns may be a mere value: each kind of variable has its own.
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-    return values
+    with tf.control_dependencies([tf.group(*graph.get_operations()[before:])]):
+        return [tf.identity(value) for value in (number, *values)]

@@ -38,7 +38,7 @@ def allgather(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported.
         ValueError: `tensor` is a scalar, or the process set not part of the job.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -82,7 +82,7 @@ def grouped_allgather(
         TypeError: an element type is not supported.
         ValueError: one of `tensors` is a scalar, or the process set not part of the
             job.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -125,11 +125,8 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     # A branch that is never taken is differentiated on ranks outside of the set too.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
     smooth = submission.smooth_gradients(gathered, gradients[:-1])
-    averages = allreduce.submit(
-        list(smooth.values()),
-        submission.name_of_gradient(op),
-        allreduce.Average,
-        process_set=process_set,
+    averages = allreduce.average_of_gradients(
+        list(smooth.values()), submission.name_of_gradient(op), process_set
     )
     by_index = {}
     for i, average in zip(smooth, averages, strict=True):

@@ -62,9 +62,10 @@ def allreduce(
             `fp16` or `bf16`.
         op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max`, `Product` or
             `Adasum`. Integers are averaged towards zero; bool takes Min, Max and
-            Product; `tf.IndexedSlices` take Average and Sum; Adasum takes floating
-            types, of 1, 2, 4, 8... ranks.
-        prescale_factor: multiplies each rank's elements before the reduction.
+            Product; `tf.IndexedSlices` take Average, which makes floats of integers,
+            and Sum; Adasum takes floating types, of 1, 2, 4, 8... ranks.
+        prescale_factor: multiplies each rank's elements before the reduction: integers
+            towards zero. It is finite for them, as `postscale_factor` is.
         postscale_factor: multiplies the result.
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
@@ -80,11 +81,11 @@ def allreduce(
         TypeError: the element type is not supported, or not by `op`; `average` is no
             bool, a factor no number, or `compression` no compressor.
         ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
-            have more rows than indices or fewer, or the process set is not part of the
-            job.
+            have more rows than indices or fewer, a factor is infinite and a tensor of
+            integers, or the process set is not part of the job.
         NotImplementedError: `tf.IndexedSlices` with another `op`, or Adasum of a number
             of ranks that is no power of 2.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -100,12 +101,13 @@ def allreduce(
     scales = submission.scales_of("allreduce", prescale_factor, postscale_factor)
     require_compressor("allreduce", compression)
     if isinstance(tensor, tf.IndexedSlices):
-        slices = _checked_slices("allreduce", tensor, reduce_op)
+        slices = _checked_slices("allreduce", tensor, reduce_op, scales)
         names = submission.name_of("allreduce", name, ignore_name_scope, number)
         return _reduce_slices(
             slices, names, compression, reduce_op, scales, process_set
         )
     tensor = submission.as_tensor("allreduce", tensor)
+    submission.require_scalable("allreduce", scales, [tensor.dtype])
     _require_supported("allreduce", reduce_op, [tensor], process_set)
     compressed, context = compression.compress(tensor)
     names = submission.name_of("allreduce", name, ignore_name_scope, number)
@@ -137,7 +139,8 @@ def grouped_allreduce(
         compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
             `fp16` or `bf16`.
         op: as for `allreduce`; Adasum takes each tensor for itself.
-        prescale_factor: multiplies each rank's elements before the reduction.
+        prescale_factor: multiplies each rank's elements before the reduction: integers
+            towards zero.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part; by default all of them.
         ignore_name_scope: leaves `tf.name_scope`s out of the default name.
@@ -152,11 +155,11 @@ def grouped_allreduce(
         TypeError: an element type is not supported, or not by `op`; `average` is no
             bool, a factor no number, or `compression` no compressor.
         ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
-            have more rows than indices or fewer, or the process set is not part of the
-            job.
+            have more rows than indices or fewer, a factor is infinite and a tensor of
+            integers, or the process set is not part of the job.
         NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum,
             or Adasum of a number of ranks that is no power of 2.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -177,11 +180,15 @@ def grouped_allreduce(
     results = list(tensors)
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
-    given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
-    _require_supported("grouped_allreduce", reduce_op, given, process_set)
     slices = [
-        _checked_slices("grouped_allreduce", results[i], reduce_op) for i in sparse
+        _checked_slices("grouped_allreduce", results[i], reduce_op, scales)
+        for i in sparse
     ]
+    given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
+    submission.require_scalable(
+        "grouped_allreduce", scales, [tensor.dtype for tensor in given]
+    )
+    _require_supported("grouped_allreduce", reduce_op, given, process_set)
 
     # The first collective has the call's own name, whatever it is of, and the others
     # wait for it: there ranks meet that have slices where others have none.
@@ -209,7 +216,10 @@ def grouped_allreduce(
 
 
 def _checked_slices(
-    kind: str, slices: tf.IndexedSlices, reduce_op: ReduceOp
+    kind: str,
+    slices: tf.IndexedSlices,
+    reduce_op: ReduceOp,
+    scales: tuple[float, float],
 ) -> tf.IndexedSlices:
     """Slices that can be reduced; whatever is wrong raises before anything is sent."""
     if reduce_op not in (Average, Sum):
@@ -217,8 +227,16 @@ def _checked_slices(
             f"{kind} of tf.IndexedSlices takes op=Average or Sum, got {reduce_op.name}:"
             " make them dense, with tf.convert_to_tensor(), for any other"
         )
-    values = submission.as_tensor(kind, slices.values)
-    indices = submission.as_tensor(kind, slices.indices)
+    values = submission.as_tensor(kind, slices.values, reduces=False)
+    indices = submission.as_tensor(kind, slices.indices, reduces=False)
+    submission.require_scalable(kind, scales, [values.dtype])
+    is_number = np.dtype(values.dtype.as_numpy_dtype).kind in "iufc"
+    is_number |= values.dtype.is_floating  # those that NumPy itself has not
+    if not is_number and (reduce_op == Average or scales != (1, 1)):
+        raise TypeError(
+            f"{kind} of tf.IndexedSlices of {values.dtype.name} takes op=Sum, without "
+            "factors: such values are only moved"
+        )
     if not indices.dtype.is_integer:
         raise TypeError(
             f"{kind}: the indices of tf.IndexedSlices must be integers; got "
@@ -245,23 +263,38 @@ def _reduce_slices(
     number = number_of(process_set, "allreduce")
     gathered, indices = allgather.submit([compressed, slices.indices], names, number)
     values = compression.decompress(gathered, context)
-    count = process_set.size() if reduce_op == Average else 1
-    values = _scaled(values, scales[0] * scales[1], count)
+    count = process_set.size() if reduce_op == Average else None
+    values = _scaled(values, scales, count)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _scaled(values: tf.Tensor, factor: float, count: int) -> tf.Tensor:
-    """The values times a factor, divided by a count: integers towards zero."""
-    if values.dtype.is_floating:
-        if factor == count:
-            return values
-        if values.dtype.size == 1:  # TensorFlow multiplies no float8
-            return tf.cast(tf.cast(values, tf.float32) * (factor / count), values.dtype)
-        return values * (factor / count)
-    if factor != 1:
-        scaled = tf.cast(values, tf.float64) * (factor / count)
-        return tf.saturate_cast(scaled, values.dtype)
-    return values if count == 1 else tf.truncatediv(values, count)
+def _scaled(
+    values: tf.Tensor, scales: tuple[float, float], count: int | None
+) -> tf.Tensor:
+    """The values times both scales, divided by a count for an average.
+
+    Integers are scaled towards zero, each time, and their average is as TensorFlow
+    divides them: of rows that are yet to be added up, each would lose what it has
+    beyond a whole number.
+    """
+    prescale, postscale = scales
+    if values.dtype.is_integer:
+        values, prescale = _truncated(values, prescale), 1.0
+        if count is None:
+            return _truncated(values, postscale)
+        values = tf.truediv(values, tf.ones([], values.dtype))
+    factor, count = prescale * postscale, count or 1
+    if factor == count:
+        return values
+    if values.dtype.size == 1:  # TensorFlow multiplies no float8
+        return tf.cast(tf.cast(values, tf.float32) * (factor / count), values.dtype)
+    return values * (factor / count)
+
+
+def _truncated(integers: tf.Tensor, factor: float) -> tf.Tensor:
+    if factor == 1:
+        return integers
+    return tf.saturate_cast(tf.cast(integers, tf.float64) * factor, integers.dtype)
 
 
 def submit(
@@ -325,6 +358,21 @@ def _require_supported(
                 f"{kind}: Adasum takes tensors of floating types; got "
                 f"{tensor.dtype.name} of shape {tensor.shape}"
             )
+
+
+def average_of_gradients(
+    gradients: list[tf.Tensor], name: submission.Name, process_set: int
+) -> list[tf.Tensor]:
+    """Averages over the ranks, of complex numbers too."""
+    given = [
+        submission.as_pairs(each) if each.dtype.is_complex else each
+        for each in gradients
+    ]
+    averages = submit(given, name, Average, process_set=process_set)
+    return [
+        submission.from_pairs(average) if each.dtype.is_complex else average
+        for each, average in zip(gradients, averages, strict=True)
+    ]
 
 
 @tf.RegisterGradient("KerasHvdAllreduce")

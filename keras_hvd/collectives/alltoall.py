@@ -26,7 +26,8 @@ def alltoall(
         tensor: a tensor, variable, array or list of at least one dimension. The first
             may differ between ranks; the others, and the type, may not.
         splits: how many rows go to the lowest rank, how many of those that follow to
-            the next one, and so on: int32 or int64. By default as many to each.
+            the next one, and so on: int32, int64, or narrower integers, which count as
+            int32. By default as many to each.
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
         ignore_name_scope: leaves `tf.name_scope`s out of that default name.
@@ -43,7 +44,8 @@ def alltoall(
             of the job.
         tf.errors.InvalidArgumentError: `splits` are not as many as there are ranks, not
             all at least 0, or do not add up to the rows; without them, the rows are not
-            a multiple of the ranks; the ranks' requests do not fit each other.
+            a multiple of the ranks.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -62,7 +64,10 @@ def alltoall(
     if splits is None:
         names = submission.name_of("alltoall", name, ignore_name_scope, number)
         return submit(tensor, None, names, number)[0]
-    splits = tf.convert_to_tensor(splits, dtype_hint=tf.int32)
+    # A dtype_hint would cut larger numbers short.
+    splits = tf.convert_to_tensor(splits)
+    if splits.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
+        splits = tf.cast(splits, tf.int32)
     if splits.dtype not in (tf.int32, tf.int64):
         raise TypeError(
             f"alltoall: splits must be int32 or int64; got {splits.dtype.name}"

@@ -11,7 +11,7 @@ from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 def barrier(
     process_set: ProcessSet = global_process_set, name: str | None = None
-) -> None:
+) -> tf.Operation | None:
     """Waits until every rank of the process set has called it.
 
     In a `tf.function` it always runs, after the ops with side effects before it (such
@@ -22,6 +22,9 @@ def barrier(
         process_set: the ranks that take part; by default all of them.
         name: matches the barrier to the other ranks'; by default the op's name in its
             `tf.function`.
+
+    Returns:
+        In a graph of `tf.compat.v1` the op, for a session to run.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -36,7 +39,8 @@ def barrier(
     """
     basics.require_initialized("barrier")
     number = number_of(process_set, "barrier")
-    submit(submission.name_of("barrier", name, process_set=number), number)
+    op = submit(submission.name_of("barrier", name, process_set=number), number)
+    return op if submission.in_session_graph() else None
 
 
 def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:

@@ -25,7 +25,7 @@ def broadcast(
 
     Args:
         tensor: a tensor, variable, array, list or number, of the same shape and type
-            on every rank. Any type with elements of a fixed size is taken.
+            on every rank.
         root_rank: the rank whose tensor it is, counted in the whole job.
         name: matches the tensor to the other ranks'; by default the op's name in its
             `tf.function`.
@@ -39,8 +39,8 @@ def broadcast(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported, or `root_rank` no whole number.
         ValueError: the process set is not part of the job.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other, or
-            there is no such root.
+        tf.errors.InvalidArgumentError: there is no such root.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -52,15 +52,10 @@ def broadcast(
     """
     basics.require_initialized("broadcast")
     number = number_of(process_set, "broadcast")
-    root_rank = basics.whole_number("broadcast", "root_rank", root_rank)
+    root_rank = basics.root_of("broadcast", root_rank)
     name = submission.name_of("broadcast", name, ignore_name_scope, number)
-    tensor = tf.convert_to_tensor(tensor)
-    if submission.is_supported(tensor.dtype) or not tensor.dtype.size:
-        tensor = submission.as_tensor("broadcast", tensor)
-        return submit(tensor, root_rank, name, number)
-    # Only bytes are moved, so any type can travel as uint8.
-    value = submit(tf.bitcast(tensor, tf.uint8), root_rank, name, number)
-    return tf.bitcast(value, tensor.dtype)
+    tensor = submission.as_tensor("broadcast", tensor, reduces=False)
+    return submit(tensor, root_rank, name, number)
 
 
 def submit(
@@ -80,12 +75,13 @@ def submit(
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients' average on the root, which all values came from; else zeros."""
-    [average] = allreduce.submit(
+    [average] = allreduce.average_of_gradients(
         [tf.convert_to_tensor(gradient)],
         submission.name_of_gradient(op),
-        allreduce.Average,
-        process_set=op.get_attr("process_set"),
+        op.get_attr("process_set"),
     )
     if basics.rank() == op.get_attr("root_rank"):
         return average
-    return tf.zeros_like(average)
+    # Zeros need no average, and a session runs nothing that is not needed.
+    with tf.control_dependencies([average]):
+        return tf.zeros_like(average)

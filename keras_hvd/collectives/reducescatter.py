@@ -41,7 +41,8 @@ def reducescatter(
             `tf.function`.
         process_set: the ranks that take part; by default all of them.
         ignore_name_scope: leaves the name scopes around it out of its default name.
-        prescale_factor: multiplies each rank's elements before the reduction.
+        prescale_factor: multiplies each rank's elements before the reduction: integers
+            towards zero.
         postscale_factor: multiplies the result.
 
     Returns:
@@ -53,9 +54,9 @@ def reducescatter(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported, a factor is no number, or
             `compression` no compressor.
-        ValueError: `tensor` is a scalar, `op` another reduction, or the process set not
-            part of the job.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        ValueError: `tensor` is a scalar, `op` another reduction, a factor infinite and
+            the tensor one of integers, or the process set not part of the job.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -71,7 +72,8 @@ def reducescatter(
     op = _reduce_op("reducescatter", op)
     scales = submission.scales_of("reducescatter", prescale_factor, postscale_factor)
     require_compressor("reducescatter", compression)
-    tensor = submission.with_rows("reducescatter", "splits", tensor)
+    tensor = submission.with_rows("reducescatter", "splits", tensor, reduces=True)
+    submission.require_scalable("reducescatter", scales, [tensor.dtype])
     compressed, context = compression.compress(tensor)
     names = submission.name_of("reducescatter", name, ignore_name_scope, number)
     [reduced] = submit([compressed], names, op, *scales, number)
@@ -99,7 +101,8 @@ def grouped_reducescatter(
             `fp16` or `bf16`.
         op: `keras_hvd.Average` or `keras_hvd.Sum`.
         process_set: the ranks that take part; by default all of them.
-        prescale_factor: multiplies each rank's elements before the reduction.
+        prescale_factor: multiplies each rank's elements before the reduction: integers
+            towards zero.
         postscale_factor: multiplies the results.
         name: matches the group to the other ranks'; by default the op's name in its
             `tf.function`.
@@ -111,9 +114,10 @@ def grouped_reducescatter(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: an element type is not supported, a factor is no number, or
             `compression` no compressor.
-        ValueError: one of `tensors` is a scalar, `op` another reduction, or the process
-            set not part of the job.
-        tf.errors.InvalidArgumentError: the ranks' requests do not fit each other.
+        ValueError: one of `tensors` is a scalar, `op` another reduction, a factor
+            infinite and a tensor one of integers, or the process set not part of the
+            job.
+        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -132,9 +136,12 @@ def grouped_reducescatter(
     )
     require_compressor("grouped_reducescatter", compression)
     tensors = [
-        submission.with_rows("grouped_reducescatter", "splits", tensor)
+        submission.with_rows("grouped_reducescatter", "splits", tensor, reduces=True)
         for tensor in tensors
     ]
+    submission.require_scalable(
+        "grouped_reducescatter", scales, [tensor.dtype for tensor in tensors]
+    )
     if not tensors:
         return []
     compressed = [compression.compress(tensor) for tensor in tensors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from keras_hvd.collectives import compiled_calls, unnamed
 
 _UNNAMED = "unnamed_"
 
-_DTYPES = (
+_REDUCED = (
     tf.uint8,
     tf.int8,
     tf.int32,
@@ -34,6 +34,20 @@ _DTYPES = (
     # Which not all of our versions of TensorFlow have as attributes.
     tf.as_dtype("float8_e5m2"),
     tf.as_dtype("float8_e4m3fn"),
+)
+_MOVED = (
+    *_REDUCED,
+    tf.int16,
+    tf.uint16,
+    tf.complex64,
+    tf.complex128,
+    tf.qint8,
+    tf.quint8,
+    tf.qint16,
+    tf.quint16,
+    tf.qint32,
+    tf.as_dtype("int4"),
+    tf.as_dtype("uint4"),
 )
 
 # From here on, TensorFlow asks it about every op of every `tf.function`.
@@ -50,29 +64,13 @@ autograph.CONVERSION_RULES = (
 _turns = unnamed.Turns()
 
 
-def is_supported(dtype: tf.DType) -> bool:
-    """Whether the engine has this element type.
-
-    Args:
-        dtype: a TensorFlow type.
-
-    Returns:
-        True if a collective takes tensors of it.
-
-    Example:
-
-    >>> is_supported(tf.bfloat16), is_supported(tf.string)
-    (True, False)
-    """
-    return dtype in _DTYPES
-
-
-def as_tensor(kind: str, value: Any) -> tf.Tensor:
+def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
     """What the user gave, as a tensor that a collective takes; sparse becomes dense.
 
     Args:
         kind: the collective, for the message.
         value: a tensor, variable, `tf.IndexedSlices`, array, list or number.
+        reduces: whether elements are combined; what only moves them takes more types.
 
     Returns:
         A dense tensor; slices of the same row are summed.
@@ -84,24 +82,28 @@ def as_tensor(kind: str, value: Any) -> tf.Tensor:
 
     >>> as_tensor("allreduce", [1, 2]).dtype
     tf.int32
+    >>> as_tensor("allgather", [1j], reduces=False).dtype
+    tf.complex128
     """
     tensor = tf.convert_to_tensor(value)
-    if is_supported(tensor.dtype):
+    supported = _REDUCED if reduces else _MOVED
+    if tensor.dtype in supported:
         return tensor
-    names = ", ".join(dtype.name for dtype in _DTYPES)
+    names = ", ".join(dtype.name for dtype in supported)
     raise TypeError(
         f"{kind} takes tensors of {names}; got {tensor.dtype.name} of shape "
         f"{tensor.shape}"
     )
 
 
-def with_rows(kind: str, does: str, value: Any) -> tf.Tensor:
+def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.Tensor:
     """The same for a collective that works on rows: a scalar has none.
 
     Args:
         kind: the collective, for the message.
         does: what it does to tensors: "joins" or "splits".
         value: as for `as_tensor`.
+        reduces: as for `as_tensor`.
 
     Returns:
         A dense tensor of at least one dimension, as far as that is known.
@@ -115,7 +117,7 @@ def with_rows(kind: str, does: str, value: Any) -> tf.Tensor:
     >>> with_rows("allgather", "joins", [1, 2]).shape
     TensorShape([2])
     """
-    tensor = as_tensor(kind, value)
+    tensor = as_tensor(kind, value, reduces=reduces)
     if tensor.shape.rank == 0:
         raise ValueError(
             f"{kind} {does} tensors along their first dimension, and a scalar has "
@@ -137,7 +139,7 @@ def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
 
     Raises:
         TypeError: one is not a number, or not known before the graph runs.
-        ValueError: one is not a number (NaN).
+        ValueError: one is not a number (NaN), or too large for a float.
 
     Example:
 
@@ -152,6 +154,10 @@ def _scale(kind: str, argument: str, value: Any) -> float:
     try:
         # A string is none, though Python would take it for one.
         scale = None if isinstance(value, (str, bytes)) else float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{kind}: {argument} must be a number of float64; got {value!r}"
+        ) from None
     except (TypeError, ValueError):
         scale = None
     if scale is None:
@@ -159,6 +165,34 @@ def _scale(kind: str, argument: str, value: Any) -> float:
     if math.isnan(scale):
         raise ValueError(f"{kind}: {argument} must be a number; got {value!r}")
     return scale
+
+
+def require_scalable(
+    kind: str, scales: tuple[float, float], dtypes: Iterable[tf.DType]
+) -> None:
+    """Raises for integers that are to be multiplied by infinity.
+
+    Args:
+        kind: the collective, for the message.
+        scales: as `scales_of` gives them.
+        dtypes: the tensors' types.
+
+    Raises:
+        ValueError: a scale is infinite, and a type has no infinity.
+
+    Example:
+
+    >>> require_scalable("allreduce", (float("inf"), 1.0), [tf.float32, tf.int8])
+    Traceback (most recent call last):
+    ValueError: allreduce: prescale_factor must be finite for int8 tensors; got inf
+    """
+    for argument, scale in zip(("prescale", "postscale"), scales, strict=True):
+        for dtype in dtypes if math.isinf(scale) else ():
+            if not (dtype.is_floating or dtype.is_complex):
+                raise ValueError(
+                    f"{kind}: {argument}_factor must be finite for {dtype.name} "
+                    f"tensors; got {scale}"
+                )
 
 
 class Name(NamedTuple):
@@ -396,8 +430,42 @@ def smooth_gradients(
     return {
         i: tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
         for i, (output, gradient) in enumerate(zip(outputs, gradients, strict=True))
-        if output.dtype.is_floating
+        if output.dtype.is_floating or output.dtype.is_complex
     }
+
+
+def as_pairs(tensor: tf.Tensor) -> tf.Tensor:
+    """Complex numbers as pairs, which sums and averages can be taken of.
+
+    Args:
+        tensor: of a complex type.
+
+    Returns:
+        Its real and its imaginary parts, in a new last dimension.
+
+    Example:
+
+    >>> as_pairs(tf.constant([1 + 2j])).numpy()
+    array([[1., 2.]])
+    """
+    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
+
+
+def from_pairs(pairs: tf.Tensor) -> tf.Tensor:
+    """The complex numbers that `as_pairs` was given.
+
+    Args:
+        pairs: what it gave.
+
+    Returns:
+        A tensor with one dimension less.
+
+    Example:
+
+    >>> from_pairs(tf.constant([[1.0, 2.0]], tf.float64)).numpy()
+    array([1.+2.j])
+    """
+    return tf.complex(pairs[..., 0], pairs[..., 1])
 
 
 def is_compiled() -> bool:
@@ -414,6 +482,25 @@ def is_compiled() -> bool:
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
+
+
+def in_session_graph() -> bool:
+    """Whether what is built is a graph for sessions of `tf.compat.v1`.
+
+    Returns:
+        True in a `tf.Graph` that is not a `tf.function`'s.
+
+    Example:
+
+    >>> in_session_graph()
+    False
+    >>> with tf.Graph().as_default():
+    ...     in_session_graph()
+    True
+    """
+    graph = tf.compat.v1.get_default_graph()
+    is_function = isinstance(graph, tf.__internal__.FuncGraph)
+    return not (tf.executing_eagerly() or is_function)
 
 
 def on_cpu() -> contextlib.AbstractContextManager:

@@ -146,7 +146,7 @@ def _reducible(
     tensor = tf.convert_to_tensor(value)
     dtype = tensor.dtype
     if dtype.is_complex:
-        return _real_and_imaginary(tensor), _complex
+        return submission.as_pairs(tensor), submission.from_pairs
     if reduce_op == tf.distribute.ReduceOp.MEAN and dtype.is_integer:
         return tf.cast(tensor, tf.float64), _same
     if dtype in _WIDER:
@@ -167,14 +167,7 @@ def _gatherable(
     there, back_again = _axis_first(tensor, axis)
     if tensor.dtype.is_floating or tensor.dtype.is_complex:
         tensor = _gradient_times(tensor, size)
-    tensor = there(tensor)
-    dtype = tensor.dtype
-    if dtype.is_complex:
-        return _real_and_imaginary(tensor), lambda result: back_again(_complex(result))
-    if submission.is_supported(dtype) or not dtype.size:
-        return tensor, back_again
-    sent = tf.bitcast(tensor, tf.uint8)
-    return sent, lambda result: back_again(tf.bitcast(result, dtype))
+    return there(tensor), back_again
 
 
 def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Restore]:
@@ -182,8 +175,8 @@ def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Re
     known = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
     rank = tensor.shape.rank
     if known is None or rank is None:
-        dynamic_rank = tf.rank(tensor)
-        axis = tf.cast(axis, tf.int32)
+        axis = tf.convert_to_tensor(axis)
+        dynamic_rank = tf.cast(tf.rank(tensor), axis.dtype)
         axis = tf.where(axis < 0, axis + dynamic_rank, axis)
         before, after = tf.range(axis), tf.range(axis + 1, dynamic_rank)
         to_front = tf.concat([[axis], before, after], 0)
@@ -212,14 +205,6 @@ def _gradient_times(tensor: tf.Tensor, factor: int) -> tf.Tensor:
         return tf.identity(x), lambda gradient: gradient * tf.cast(factor, x.dtype)
 
     return identity(tensor)
-
-
-def _real_and_imaginary(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
-
-
-def _complex(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.complex(tensor[..., 0], tensor[..., 1])
 
 
 def _same(value: Any) -> Any:

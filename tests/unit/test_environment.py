@@ -162,6 +162,13 @@ def test_names_a_malformed_variable_and_its_value(name, value):
         world({**KHVDRUN, name: value})
 
 
+def test_no_number_of_ranks_is_cut_short():
+    size = str(2**32 + 4)
+    sizes = {"KERAS_HVD_SIZE": size, "KERAS_HVD_LOCAL_SIZE": size}
+    with pytest.raises(LaunchEnvironmentError, match=f"SIZE='{size}' is not an int"):
+        world({**KHVDRUN, **sizes})
+
+
 @pytest.mark.parametrize("name", sorted(KHVDRUN.keys() - {"KERAS_HVD_RANK"}))
 def test_names_a_missing_variable_of_khvdrun(name):
     variables = {k: v for k, v in KHVDRUN.items() if k != name}

@@ -102,6 +102,18 @@ def test_engine_has_every_function_of_the_header():
         assert getattr(native.engine(), name).argtypes is not None
 
 
+@pytest.mark.parametrize("number", [2**32, -(2**31) - 1, 2**64 + 1])
+def test_no_number_is_cut_short(number):
+    options = native.Options(rank=2**31 - 1, cache_capacity=-(2**63))
+    assert (options.rank, options.cache_capacity) == (2**31 - 1, -(2**63))
+    with pytest.raises(OverflowError, match=f"size cannot be {number}"):
+        native.Options(size=number)
+    with pytest.raises(OverflowError, match=f"root cannot be {number}"):
+        native.Request().root = number
+    with pytest.raises(ctypes.ArgumentError, match=f"{number} is no number of 32"):
+        native.engine().khvd_process_set_size(number)
+
+
 def test_library_exports_the_c_api_alone():
     library = native._FOLDER / "libkeras_hvd.so"
     printed = subprocess.run(

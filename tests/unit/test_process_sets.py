@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 import keras_hvd
 
@@ -89,3 +90,15 @@ assert not keras_hvd.is_initialized()
 assert only.process_set_id is None
 """
     )
+
+
+@pytest.mark.parametrize("rank", [-1, 2**31, 2**32])
+def test_ranks_that_no_job_has_are_refused(rank):
+    with pytest.raises(ValueError, match=f"negative or above 2147483647; .*{rank}"):
+        keras_hvd.ProcessSet([0, rank])
+
+
+def test_numbers_of_process_sets_are_not_cut_short():
+    keras_hvd.init()
+    with pytest.raises(tf.errors.OpError, match="4294967296"):
+        keras_hvd.size_op(2**32)

@@ -20,8 +20,14 @@ enum class DataType : int32_t {
   kUint64 = 10,
   kFloat8E5m2 = 11,
   kFloat8E4m3fn = 12,
+  // From here on only moved, never reduced.
+  kInt16 = 13,
+  kUint16 = 14,
+  kComplex64 = 15,
+  kComplex128 = 16,
 };
-inline constexpr int kDataTypes = 13;
+inline constexpr int kReducedDataTypes = 13;
+inline constexpr int kDataTypes = 17;
 
 enum class ReduceOp : int32_t {
   kAverage = 0,
@@ -35,10 +41,11 @@ inline constexpr int kElementReduceOps = 5;
 inline constexpr int kReduceOps = 6;
 
 inline constexpr const char* kDataTypeNames[kDataTypes] = {
-    "uint8",   "int8", "int32",  "int64",  "float16",     "bfloat16",     "float32",
-    "float64", "bool", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"};
-inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4,
-                                                   8, 1, 4, 8, 1, 1};
+    "uint8",         "int8",    "int32",  "int64",     "float16",   "bfloat16",
+    "float32",       "float64", "bool",   "uint32",    "uint64",    "float8_e5m2",
+    "float8_e4m3fn", "int16",   "uint16", "complex64", "complex128"};
+inline constexpr int kDataTypeBytes[kDataTypes] = {1, 1, 4, 8, 2, 2, 4, 8, 1,
+                                                   4, 8, 1, 1, 2, 2, 8, 16};
 inline constexpr const char* kReduceOpNames[kReduceOps] = {
     "Average", "Sum", "Min", "Max", "Product", "Adasum"};
 
@@ -48,6 +55,12 @@ inline bool IsFloat8(DataType dtype) {
 inline bool IsFloating(DataType dtype) {
   return (dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64) ||
          IsFloat8(dtype);
+}
+inline bool IsReduced(DataType dtype) {
+  return static_cast<int>(dtype) < kReducedDataTypes;
+}
+inline bool IsInteger(DataType dtype) {
+  return IsReduced(dtype) && !IsFloating(dtype) && dtype != DataType::kBool;
 }
 
 inline const char* Name(DataType dtype) {

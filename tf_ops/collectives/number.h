@@ -153,8 +153,11 @@ KHVD_INLINE void Narrow(A value, T* to) {
     constexpr A highest = static_cast<A>(std::numeric_limits<T>::max());
     if (value >= highest) {
       *to = std::numeric_limits<T>::max();
+    } else if (value > lowest) {
+      *to = static_cast<T>(value);
     } else {
-      *to = value <= lowest ? std::numeric_limits<T>::lowest() : static_cast<T>(value);
+      // No number is what 0 times a product beyond all doubles gives.
+      *to = value <= lowest ? std::numeric_limits<T>::lowest() : 0;
     }
   } else {
     *to = static_cast<T>(value);

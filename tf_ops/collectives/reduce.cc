@@ -2,6 +2,7 @@
 #include "tf_ops/collectives/reduce.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -139,7 +140,12 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
 }
 
 bool Supports(const Reduction& reduction, DataType dtype) {
+  if (!IsReduced(dtype)) return false;
   if (reduction.op == ReduceOp::kAdasum) return IsFloating(dtype);
+  // Infinity times 0 is no number, and an integer type has none but numbers.
+  if (IsInteger(dtype)) {
+    return std::isfinite(reduction.prescale) && std::isfinite(reduction.postscale);
+  }
   if (dtype != DataType::kBool) return true;
   const bool sums =
       reduction.op == ReduceOp::kSum || reduction.op == ReduceOp::kAverage;

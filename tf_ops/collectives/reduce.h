@@ -27,8 +27,10 @@ struct Reduction {
 // Elements are taken in the order of `inputs`, 8- and 16-bit floats in float32 with one
 // rounding at the end, so that the bits depend on nothing but the inputs. Sums of
 // integers wrap around like the type; their averages are exact and rounded towards
-// zero. `result` may be one of the inputs. The instructions make a difference to
-// nothing but the time, and the payload of NaNs.
+// zero. A scaled integer is rounded towards zero before the reduction and after it, and
+// stays at the end of its type's range where it would leave it. `result` may be one of
+// the inputs. The instructions make a difference to nothing but the time, and the
+// payload of NaNs.
 void Reduce(const Reduction& reduction, DataType dtype, const void* const* inputs,
             int count, int64_t elements, void* result,
             InstructionSet instructions = BestInstructionSet());
@@ -41,8 +43,9 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
                   int count, int64_t elements, Stores stores, void* exchange,
                   void* output, InstructionSet instructions = BestInstructionSet());
 
-// Whether `op` with these scales has a meaning for the type; bool has no sums,
-// and only floats have angles between their vectors.
+// Whether `op` with these scales has a meaning for the type: bool has no sums, only
+// floats have angles between their vectors and infinite scales, and some types are only
+// moved.
 bool Supports(const Reduction& reduction, DataType dtype);
 
 }  // namespace keras_hvd

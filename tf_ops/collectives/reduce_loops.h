@@ -87,7 +87,13 @@ KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float16* to) {
 template <typename A, bool kScaled, typename C>
 KHVD_INLINE A Element(C value, A prescale) {
   const A wide = static_cast<A>(Widen(value));
-  if constexpr (kScaled) return static_cast<A>(wide * prescale);
+  if constexpr (kScaled && std::is_integral_v<C>) {
+    C scaled;
+    Narrow(wide * prescale, &scaled);
+    return static_cast<A>(scaled);
+  } else if constexpr (kScaled) {
+    return static_cast<A>(wide * prescale);
+  }
   return wide;
 }
 template <bool kScaled, typename A, typename C>
@@ -224,6 +230,11 @@ inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
       return ReduceFloats<float>(op, job);
     case DataType::kFloat64:
       return ReduceFloats<double>(op, job);
+    case DataType::kInt16:
+    case DataType::kUint16:
+    case DataType::kComplex64:
+    case DataType::kComplex128:
+      return;  // see Supports()
   }
 }
 

@@ -267,8 +267,14 @@ TEST(Reduce, SumsAndProductsOfIntegersWrapAround) {
 
 TEST(Reduce, ScaledIntegersAreTruncatedAndStayInTheirRange) {
   EXPECT_EQ(ReduceVectors<int32_t>(Op(ReduceOp::kSum, 0.5, 3), DataType::kInt32,
-                                   {{3, -3}, {4, -4}}),
-            (std::vector<int32_t>{10, -10}));
+                                   {{3, -3}, {5, -5}}),
+            (std::vector<int32_t>{9, -9}));
+  EXPECT_EQ(ReduceVectors<int32_t>(Op(ReduceOp::kAverage, 0.5), DataType::kInt32,
+                                   {{3, -3}, {5, -5}}),
+            (std::vector<int32_t>{1, -1}));
+  EXPECT_EQ(ReduceVectors<int8_t>(Op(ReduceOp::kSum, 2), DataType::kInt8,
+                                  {{100}, {-100}, {1}}),
+            (std::vector<int8_t>{1}));
   EXPECT_EQ(ReduceVectors<uint8_t>(Op(ReduceOp::kSum, 1, 10), DataType::kUint8,
                                    {{200}, {200}}),
             (std::vector<uint8_t>{255}));
@@ -281,6 +287,29 @@ TEST(Reduce, ScaledIntegersAreTruncatedAndStayInTheirRange) {
   EXPECT_EQ(ReduceVectors<uint64_t>(Op(ReduceOp::kSum, 2), DataType::kUint64,
                                     {{uint64_t{1} << 63}, {1}}),
             (std::vector<uint64_t>{~uint64_t{0}}));
+}
+
+TEST(Reduce, ScaledIntegersAreNumbersWhateverOverflows) {
+  const std::vector<int64_t> most = {std::numeric_limits<int64_t>::max()};
+  std::vector<std::vector<int64_t>> inputs(20, most);
+  EXPECT_EQ(ReduceVectors<int64_t>(Op(ReduceOp::kProduct, 2), DataType::kInt64, inputs),
+            most);
+  inputs.push_back({0});
+  EXPECT_EQ(ReduceVectors<int64_t>(Op(ReduceOp::kProduct, 2), DataType::kInt64, inputs),
+            (std::vector<int64_t>{0}));
+  EXPECT_EQ(ReduceVectors<int64_t>(Op(ReduceOp::kSum, 1e308, 1e308), DataType::kInt64,
+                                   {{2}, {-2}, {0}}),
+            (std::vector<int64_t>{0}));
+}
+
+TEST(Reduce, IntegersTakeNoInfiniteScales) {
+  for (const double infinity : {INFINITY, -INFINITY}) {
+    for (const DataType dtype : {DataType::kUint8, DataType::kInt64}) {
+      EXPECT_FALSE(Supports(Op(ReduceOp::kSum, infinity), dtype));
+      EXPECT_FALSE(Supports(Op(ReduceOp::kMax, 1, infinity), dtype));
+    }
+    EXPECT_TRUE(Supports(Op(ReduceOp::kSum, infinity), DataType::kFloat16));
+  }
 }
 
 TEST(Reduce, ScalesApplyBeforeAndAfter) {
@@ -359,7 +388,7 @@ bool SameNumbers(DataType dtype, const std::vector<char>& one,
 
 TEST(Reduce, EveryInstructionSetGivesTheSameBits) {
   constexpr int64_t kElements = 2500;  // several blocks, the last one odd
-  for (int type = 0; type < kDataTypes; ++type) {
+  for (int type = 0; type < kReducedDataTypes; ++type) {
     const DataType dtype = static_cast<DataType>(type);
     const int64_t bytes = kElements * Bytes(dtype);
     for (int op = 0; op < kElementReduceOps; ++op) {
@@ -476,7 +505,7 @@ TEST(ReduceToBoth, TheOutputMayBeAnInput) {
 TEST(ReduceToBoth, LeavesTheRestToReduce) {
   char bytes[64] = {};
   const void* inputs[] = {bytes};
-  for (int dtype = 0; dtype < kDataTypes; ++dtype) {
+  for (int dtype = 0; dtype < kReducedDataTypes; ++dtype) {
     for (int op = 0; op < kReduceOps; ++op) {
       const auto type = static_cast<DataType>(dtype);
       const auto operation = static_cast<ReduceOp>(op);

@@ -81,7 +81,7 @@ TEST_P(ReducescatterTest, AllSizes) {
 
 TEST_P(ReducescatterTest, AllTypesAndReductions) {
   Ranks ranks(GetParam());
-  for (int dtype = 0; dtype < kDataTypes; ++dtype) {
+  for (int dtype = 0; dtype < kReducedDataTypes; ++dtype) {
     for (int op = 0; op < kElementReduceOps; ++op) {
       for (double scale : {1.0, 0.5}) {
         const Reduction reduction = {static_cast<ReduceOp>(op), scale, 1 / scale};

@@ -86,7 +86,7 @@ inline std::vector<char> RandomBytes(int64_t count, uint64_t seed) {
 
 // Any type but truth values, which have no sums.
 inline DataType RandomNumberType(std::mt19937* random) {
-  const int drawn = static_cast<int>((*random)() % (kDataTypes - 1));
+  const int drawn = static_cast<int>((*random)() % (kReducedDataTypes - 1));
   return static_cast<DataType>(drawn < static_cast<int>(DataType::kBool) ? drawn
                                                                          : drawn + 1);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -180,6 +181,9 @@ Status CheckReduction(const khvd_request& request, Place place) {
   if (request.reduce_op < 0 || request.reduce_op >= keras_hvd::kReduceOps) {
     return Wrong(request, "there is no reduction " + std::to_string(request.reduce_op));
   }
+  for (const double scale : {request.prescale, request.postscale}) {
+    if (std::isnan(scale)) return Wrong(request, "a scale is not a number (NaN)");
+  }
   if (request.reduce_op != KHVD_ADASUM) return Status::Ok();
   if (request.kind != KHVD_ALLREDUCE) {
     return Wrong(request, std::string(KindName(request)) + " has no Adasum");
@@ -199,6 +203,13 @@ Status CheckType(const khvd_request& request, DataType dtype, bool empty,
     if (empty) return Status::Ok();
     return Wrong(request, name + " tensors have no Adasum; it takes floating types");
   }
+  if (keras_hvd::IsInteger(dtype)) {
+    return Wrong(request, name + " tensors cannot be scaled by infinity");
+  }
+  if (!keras_hvd::IsReduced(dtype)) {
+    return Wrong(request, name + " tensors have no " + keras_hvd::Name(reduction.op) +
+                              ": they are only moved; cast them");
+  }
   return Wrong(request, name + " tensors have no " + keras_hvd::Name(reduction.op) +
                             " and no scales; use Min (and), Max (or), or cast them");
 }
@@ -212,9 +223,15 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
     return Wrong(request, "a tensor needs a shape");
   }
   bool empty = false;
+  bool countable = true;
+  int64_t bytes = keras_hvd::Bytes(static_cast<DataType>(tensor.dtype));
   for (int32_t i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] < 0) return Wrong(request, "a dimension is negative");
     empty |= tensor.shape[i] == 0;
+    countable &= !__builtin_mul_overflow(bytes, tensor.shape[i], &bytes);
+  }
+  if (!countable && !empty) {
+    return Wrong(request, "a tensor has more bytes than 64 bits can count");
   }
   const Kind kind = static_cast<Kind>(request.kind);
   if (tensor.rank == 0 && (HasOwnRows(kind) || kind == Kind::kReducescatter)) {

@@ -19,12 +19,13 @@ extern "C" {
 // Result of a call or of a collective. Values are part of the ABI.
 typedef enum {
   KHVD_OK = 0,
-  KHVD_INVALID_ARGUMENT = 1,  // this rank's request is wrong, or ranks disagree
+  KHVD_INVALID_ARGUMENT = 1,  // this rank's request is wrong
   KHVD_NOT_INITIALIZED = 2,   // before khvd_init
   KHVD_RANK_FAILED = 3,       // a peer died, left, or the job was aborted
   KHVD_SHUT_DOWN = 4,         // after khvd_shutdown on this rank
   KHVD_FORKED = 5,            // in a child process forked from a rank
   KHVD_INTERNAL = 6,          // the operating system refused something, or a bug
+  KHVD_MISMATCH = 7,          // the ranks' requests do not fit each other
 } khvd_code;
 
 typedef enum {
@@ -41,6 +42,11 @@ typedef enum {
   KHVD_UINT64 = 10,
   KHVD_FLOAT8_E5M2 = 11,
   KHVD_FLOAT8_E4M3FN = 12,  // without infinities
+  // What follows is only moved: there is no reduction of it.
+  KHVD_INT16 = 13,
+  KHVD_UINT16 = 14,
+  KHVD_COMPLEX64 = 15,
+  KHVD_COMPLEX128 = 16,
 } khvd_dtype;
 
 typedef enum {

@@ -2,6 +2,7 @@
 #include "tf_ops/engine/c_api.h"
 
 #include <gtest/gtest.h>
+#include <math.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -241,7 +242,20 @@ TEST(RequestTest, RefusesWhatMakesNoSense) {
       r->request.reduce_op = KHVD_ADASUM;
       r->tensor.dtype = KHVD_INT32;
     }));
-    CHECK_HERE(fails("there is no type 13", [](Request* r) { r->tensor.dtype = 13; }));
+    CHECK_HERE(fails("there is no type 17", [](Request* r) { r->tensor.dtype = 17; }));
+    CHECK_HERE(fails("int16 tensors have no Sum: they are only moved",
+                     [](Request* r) { r->tensor.dtype = KHVD_INT16; }));
+    CHECK_HERE(fails("int64 tensors cannot be scaled by infinity", [](Request* r) {
+      r->request.prescale = 1;
+      r->request.postscale = -INFINITY;
+      r->tensor.dtype = KHVD_INT64;
+    }));
+    CHECK_HERE(fails("a scale is not a number", [](Request* r) {
+      r->request.prescale = NAN;
+      r->request.postscale = 1;
+    }));
+    CHECK_HERE(fails("more bytes than 64 bits can count",
+                     [](Request* r) { r->shape[0] = INT64_MAX / 2; }));
     CHECK_HERE(fails("needs a shape", [](Request* r) { r->tensor.shape = nullptr; }));
     CHECK_HERE(fails("a dimension is negative", [](Request* r) { r->shape[0] = -1; }));
     CHECK_HERE(fails("a scalar has none", [](Request* r) {
@@ -538,7 +552,7 @@ TEST(JobTest, SomeRanksReduceAmongThemselves) {
       CHECK_HERE(sum.Run() == KHVD_OK);
       CHECK_HERE(sum.output == 4);
     }
-    CHECK_HERE(khvd_add_process_set(ends, 2, &both) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(khvd_add_process_set(ends, 2, &both) == KHVD_MISMATCH);
     CHECK_HERE(LastErrorHas("ranks 0, 2 are process set 1 already"));
     CHECK_HERE(khvd_remove_process_set(1) == KHVD_OK);
     CHECK_HERE(khvd_remove_process_set(1) == KHVD_INVALID_ARGUMENT);

@@ -21,7 +21,7 @@ TEST(MistakeTest, AMismatchFailsOnEveryRankAndNowhereElse) {
     const size_t good = self.Submit(Sum("good", {1, 2}));
     const Status status =
         self.Run(Sum("grad/w", std::vector<float>(rank == 2 ? 4 : 3)));
-    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_EQ(status.code, Code::kMismatch);
     EXPECT_TRUE(Contains(status.message, "allreduce 'grad/w' failed on rank " +
                                              std::to_string(rank) +
                                              ": 'grad/w' differs between ranks ("))
@@ -42,7 +42,7 @@ TEST(MistakeTest, ANameUnderWayInAnotherOpFailsOnEveryRank) {
   EXPECT_TRUE(job[0].End(first).ok());
   EXPECT_EQ(FromBytes<float>(job[0].Output(first))[0], 3.0f);
   for (const Status& status : {job[0].End(second), job[1].Run(Sum("x", {2}))}) {
-    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_EQ(status.code, Code::kMismatch);
     EXPECT_TRUE(Contains(status.message, "submitted on rank 0 by a second op"))
         << status.message;
   }

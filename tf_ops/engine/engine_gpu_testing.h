@@ -347,8 +347,8 @@ inline void FillWithSmallNumbers(DataType dtype, Buffer* elements,
       return FillAs<float, float>(elements, random);
     case DataType::kFloat64:
       return FillAs<double, double>(elements, random);
-    case DataType::kBool:
-      break;  // no plan has it
+    default:
+      break;  // no plan has others
   }
 }
 

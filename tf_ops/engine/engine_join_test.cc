@@ -69,7 +69,7 @@ TEST(JoinTest, WhatNeedsTheRankFailsOnThoseThatWaitForIt) {
       for (const Ask& ask :
            {Sum("x", {1}, ReduceOp::kMax), Gather("x", {1}), broadcast, Meet("x")}) {
         const Status status = self.Run(ask);
-        EXPECT_EQ(status.code, Code::kInvalidArgument);
+        EXPECT_EQ(status.code, Code::kMismatch);
         EXPECT_TRUE(Contains(status.message, "rank 1 has joined")) << status.message;
       }
       // The others' own go on.

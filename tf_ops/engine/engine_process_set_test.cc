@@ -135,7 +135,7 @@ TEST(ProcessSetTest, MembersThatDisagreeAreNamedByTheirRanksInTheJob) {
     if (rank % 2 == 0) return;
     const std::vector<float> values(rank);
     const Status status = self.Run(In(1, Sum("x", values)));
-    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_EQ(status.code, Code::kMismatch);
     EXPECT_TRUE(Contains(status.message,
                          "rank 1: allreduce Sum of float32[1]; rank 3: "
                          "allreduce Sum of float32[3]"))
@@ -170,7 +170,7 @@ TEST(ProcessSetTest, RanksThatAddDifferentOnesHearWhatEachGave) {
   job.ForEach([&](Rank& self, int rank) {
     int32_t id = 0;
     const Status status = self.engine().AddProcessSet({rank}, &id);
-    EXPECT_EQ(status.code, Code::kInvalidArgument);
+    EXPECT_EQ(status.code, Code::kMismatch);
     EXPECT_EQ(status.message,
               "add_process_set() failed on rank " + std::to_string(rank) +
                   ": the ranks' calls differ (rank 0: add_process_set of rank 0; rank "

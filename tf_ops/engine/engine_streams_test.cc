@@ -52,7 +52,7 @@ TEST(OverflowTest, DecisionsThatDoNotFitWaitForTheSlowestReader) {
     job[rank].EndAll();
     for (int i = 0; i < kRequests; ++i) {
       const Status status = job[rank].End(i);
-      EXPECT_EQ(status.code, Code::kInvalidArgument);
+      EXPECT_EQ(status.code, Code::kMismatch);
       EXPECT_TRUE(Contains(status.message, "differs between ranks"));
     }
   }

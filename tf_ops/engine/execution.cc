@@ -138,7 +138,7 @@ void Execution::HandleFail(std::string_view message) {
   if (!concerned) return;
   std::unique_ptr<Operation> operation = requests_.Take(dictionary_[number]);
   if (operation == nullptr) return;
-  const Code code = departed ? Code::kRankFailed : Code::kInvalidArgument;
+  const Code code = departed ? Code::kRankFailed : Code::kMismatch;
   const std::string title = Title(*operation->description);
   requests_.End(std::move(operation), {code, title + " failed on rank " +
                                                  std::to_string(rank_) + ": " + text});

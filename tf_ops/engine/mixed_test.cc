@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -67,6 +68,14 @@ void WithType(int32_t dtype, const Body& body) {
       return body(Float8E5m2());
     case KHVD_FLOAT8_E4M3FN:
       return body(Float8E4m3fn());
+    case KHVD_INT16:
+      return body(int16_t());
+    case KHVD_UINT16:
+      return body(uint16_t());
+    case KHVD_COMPLEX64:
+      return body(std::complex<float>());
+    case KHVD_COMPLEX128:
+      return body(std::complex<double>());
     default:
       return body(bool());
   }
@@ -79,6 +88,10 @@ void Convert(double number, Float8E4m3fn* to) {
   Narrow(static_cast<float>(number), to);
 }
 void Convert(double number, bool* to) { *to = number != 0; }
+template <typename T>
+void Convert(double number, std::complex<T>* to) {
+  *to = {static_cast<T>(number), static_cast<T>(-number)};
+}
 // Integers wrap around.
 template <typename T>
 void Convert(double number, T* to) {
@@ -87,6 +100,15 @@ void Convert(double number, T* to) {
   } else {
     *to = static_cast<T>(number);
   }
+}
+
+template <typename T>
+double AsNumber(T element) {
+  return static_cast<double>(keras_hvd::Widen(element));
+}
+template <typename T>
+double AsNumber(std::complex<T> element) {
+  return element.imag() == -element.real() ? element.real() : std::nan("");
 }
 
 Bytes Encoded(int32_t dtype, const Numbers& numbers) {
@@ -105,7 +127,7 @@ Numbers Decoded(int32_t dtype, const Bytes& bytes) {
   WithType(dtype, [&](auto element) {
     for (size_t i = 0; i < numbers.size(); ++i) {
       memcpy(&element, bytes.data() + i * sizeof(element), sizeof(element));
-      numbers[i] = static_cast<double>(keras_hvd::Widen(element));
+      numbers[i] = AsNumber(element);
     }
   });
   return numbers;
@@ -240,6 +262,7 @@ class Collective {
     while (true) {
       const int32_t dtype = static_cast<int32_t>((*random)() % keras_hvd::kDataTypes);
       if (!Reduces()) return dtype;
+      if (!keras_hvd::IsReduced(static_cast<keras_hvd::DataType>(dtype))) continue;
       if (request_.reduce_op == KHVD_ADASUM && !IsFloating(dtype)) continue;
       if (!sums || dtype != KHVD_BOOL) return dtype;
     }
@@ -256,8 +279,8 @@ class Collective {
     if (dtype == KHVD_FLOAT8_E5M2 || dtype == KHVD_FLOAT8_E4M3FN) {
       return static_cast<double>(mixed >> 61) - 4;  // which they have
     }
-    const bool is_unsigned =
-        dtype == KHVD_UINT8 || dtype == KHVD_UINT32 || dtype == KHVD_UINT64;
+    const bool is_unsigned = dtype == KHVD_UINT8 || dtype == KHVD_UINT16 ||
+                             dtype == KHVD_UINT32 || dtype == KHVD_UINT64;
     const double lowest = is_unsigned ? 0 : -20;
     if (request_.reduce_op != KHVD_PRODUCT) {
       return static_cast<double>(mixed >> 58) + lowest;

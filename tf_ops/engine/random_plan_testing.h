@@ -63,7 +63,7 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
 
 // Any type but truth values, which have no sums.
 inline DataType RandomNumberType(std::mt19937_64* random) {
-  const int drawn = static_cast<int>((*random)() % (kDataTypes - 1));
+  const int drawn = static_cast<int>((*random)() % (kReducedDataTypes - 1));
   return static_cast<DataType>(drawn < static_cast<int>(DataType::kBool) ? drawn
                                                                          : drawn + 1);
 }

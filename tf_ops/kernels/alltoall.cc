@@ -1,5 +1,7 @@
 // KerasHvdAlltoall: some rows of each rank's tensor.
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -92,7 +94,9 @@ class AlltoallKernel : public CollectiveKernel {
     static const int64_t none = 0;
     if (!even_) {
       request.splits = splits.NumElements() == 0 ? &none : splits.vec<int64_t>().data();
-      request.split_count = static_cast<int32_t>(splits.NumElements());
+      // More than fit are refused just as well.
+      request.split_count = static_cast<int32_t>(
+          std::min<int64_t>(splits.NumElements(), std::numeric_limits<int32_t>::max()));
     }
     Submission::Submit(std::move(submission), request);
   }

@@ -13,13 +13,20 @@ namespace {
 using tensorflow::Tensor;
 
 // The ops take all types: a list of some, in an attribute, cannot have float8's names.
+// Quantized and 4-bit numbers are only moved, by their ops in Python: as the integers
+// that they are stored as.
 khvd_dtype EngineType(tensorflow::DataType dtype) {
   switch (dtype) {
     case tensorflow::DT_UINT8:
+    case tensorflow::DT_QUINT8:
+    case tensorflow::DT_UINT4:
       return KHVD_UINT8;
     case tensorflow::DT_INT8:
+    case tensorflow::DT_QINT8:
+    case tensorflow::DT_INT4:
       return KHVD_INT8;
     case tensorflow::DT_INT32:
+    case tensorflow::DT_QINT32:
       return KHVD_INT32;
     case tensorflow::DT_INT64:
       return KHVD_INT64;
@@ -41,6 +48,16 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
       return KHVD_FLOAT8_E5M2;
     case tensorflow::DT_FLOAT8_E4M3FN:
       return KHVD_FLOAT8_E4M3FN;
+    case tensorflow::DT_INT16:
+    case tensorflow::DT_QINT16:
+      return KHVD_INT16;
+    case tensorflow::DT_UINT16:
+    case tensorflow::DT_QUINT16:
+      return KHVD_UINT16;
+    case tensorflow::DT_COMPLEX64:
+      return KHVD_COMPLEX64;
+    case tensorflow::DT_COMPLEX128:
+      return KHVD_COMPLEX128;
     default:  // which the engine refuses
       return static_cast<khvd_dtype>(-1);
   }
@@ -69,6 +86,7 @@ absl::Status EngineStatus(int code, std::string_view message) {
       return absl::InvalidArgumentError(message);
     case KHVD_RANK_FAILED:
       return absl::AbortedError(message);
+    case KHVD_MISMATCH:
     case KHVD_NOT_INITIALIZED:
     case KHVD_SHUT_DOWN:
     case KHVD_FORKED:

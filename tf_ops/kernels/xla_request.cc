@@ -42,6 +42,14 @@ khvd_dtype EngineType(ffi::DataType dtype) {
       return KHVD_FLOAT8_E5M2;
     case ffi::F8E4M3FN:
       return KHVD_FLOAT8_E4M3FN;
+    case ffi::S16:
+      return KHVD_INT16;
+    case ffi::U16:
+      return KHVD_UINT16;
+    case ffi::C64:
+      return KHVD_COMPLEX64;
+    case ffi::C128:
+      return KHVD_COMPLEX128;
     default:  // which the engine refuses
       return static_cast<khvd_dtype>(-1);
   }
@@ -55,6 +63,7 @@ ffi::ErrorCode ErrorCode(int code) {
       return ffi::ErrorCode::kInvalidArgument;
     case KHVD_RANK_FAILED:
       return ffi::ErrorCode::kAborted;
+    case KHVD_MISMATCH:
     case KHVD_NOT_INITIALIZED:
     case KHVD_SHUT_DOWN:
     case KHVD_FORKED:

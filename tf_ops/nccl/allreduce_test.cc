@@ -39,7 +39,7 @@ TEST_P(AllreduceTest, EveryOpScaleAndType) {
     Libraries libraries(seed);
     RunRanks(libraries, GetParam(), [&](Rank* rank) {
       for (const Reduction& reduction : SomeReductions()) {
-        for (int type = 0; type < kDataTypes; ++type) {
+        for (int type = 0; type < kReducedDataTypes; ++type) {
           const DataType dtype = static_cast<DataType>(type);
           if (!CanReduce(reduction, dtype, GetParam(), kAllTypes)) continue;
           CheckGroup(rank, reduction, {{dtype, 1}, {dtype, 0}, {dtype, 333}},

@@ -50,7 +50,7 @@ TEST_P(ReducescatterTest, EveryOpScaleAndType) {
     Libraries libraries(seed);
     RunRanks(libraries, GetParam(), [&](Rank* rank) {
       for (const Reduction& reduction : SomeReductions()) {
-        for (int type = 0; type < kDataTypes; ++type) {
+        for (int type = 0; type < kReducedDataTypes; ++type) {
           const DataType dtype = static_cast<DataType>(type);
           if (!CanReduce(reduction, dtype, GetParam(), kAllTypes)) continue;
           CheckGroup(rank, reduction, {{dtype, 12, 7}, {dtype, 0, 3}, {dtype, 13, 5}},

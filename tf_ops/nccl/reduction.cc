@@ -158,6 +158,11 @@ Type TypeOf(DataType dtype) {
     case DataType::kUint8:
     // Truth values are 0 and 1, of which And is the smaller and Or the larger.
     case DataType::kBool:
+    // Which are only moved, as bytes.
+    case DataType::kInt16:
+    case DataType::kUint16:
+    case DataType::kComplex64:
+    case DataType::kComplex128:
       break;
   }
   return Type::kUint8;

@@ -57,7 +57,7 @@ class ScopedOps {
 
  private:
   const Reduction reduction_;
-  std::array<std::optional<ScopedOp>, kDataTypes> ops_;
+  std::array<std::optional<ScopedOp>, kReducedDataTypes> ops_;
 };
 
 }  // namespace keras_hvd::nccl

@@ -12,7 +12,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<DataType> AllTypes() {
   std::vector<DataType> types;
-  for (int i = 0; i < kDataTypes; ++i) types.push_back(static_cast<DataType>(i));
+  for (int i = 0; i < kReducedDataTypes; ++i) types.push_back(static_cast<DataType>(i));
   return types;
 }
 

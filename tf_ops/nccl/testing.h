@@ -205,6 +205,8 @@ inline double Number(DataType dtype, const void* tensor, int64_t i) {
       return static_cast<const float*>(tensor)[i];
     case DataType::kFloat64:
       return static_cast<const double*>(tensor)[i];
+    default:  // which NCCL does not reduce
+      break;
   }
   return std::nan("");
 }
@@ -247,6 +249,8 @@ inline void SetNumber(DataType dtype, void* tensor, int64_t i, double value) {
       break;
     case DataType::kFloat64:
       static_cast<double*>(tensor)[i] = value;
+      break;
+    default:
       break;
   }
 }

@@ -16,6 +16,7 @@ enum class Code {
   kShutDown = 4,
   kForked = 5,
   kInternal = 6,
+  kMismatch = 7,
 };
 
 struct [[nodiscard]] Status {

@@ -5,16 +5,18 @@ the rank comes with what is right. What differs raises on all of them.
 """
 
 import inspect
+import math
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import Average, Compression, Max, Min, Sum
 
-InvalidArgument = tf.errors.InvalidArgumentError
 # Some of XLA's ways to hand on an error lose its type.
-AtRunTime = (InvalidArgument, tf.errors.InternalError)
+AtRunTime = (tf.errors.InvalidArgumentError, tf.errors.InternalError)
+Mismatch = tf.errors.FailedPreconditionError
 
 
 def slices(values, indices=(0,), dtype=tf.int32):
@@ -52,6 +54,10 @@ NO_NUMBER = [
     (None, TypeError, "factor must be a number; got None"),
     ("2", TypeError, "factor must be a number; got '2'"),
     (float("nan"), ValueError, "factor must be a number; got nan"),
+    (10**400, ValueError, "factor must be a number of float64; got 1000"),
+]
+INFINITE = [
+    (-math.inf, ValueError, "scale_factor must be finite for int32 tensors; got -inf"),
 ]
 # By argument: values, what they raise, and what that says.
 WRONG = {
@@ -87,11 +93,15 @@ WRONG = {
         ("0", TypeError, "root_rank must be a whole number; got '0'"),
         (-1, NO_ROOT, "root_rank -1"),
         (1000, NO_ROOT, "root_rank 1000"),
+        # Of which the lower 32 bits, and 64, are a rank.
+        (2**32, keras_hvd.MismatchError, "root_rank 4294967296 is not in 0"),
+        (2**64, keras_hvd.MismatchError, "root_rank 18446744073709551616 is not in 0"),
     ],
     "splits": [
         ([1.0], TypeError, "int32 or int64; got float32"),
         (1, ValueError, "a number for each rank"),
         ([1] * 9, AtRunTime, "number for each rank"),
+        (np.uint64([1]), TypeError, "int32 or int64; got uint64"),
     ],
     "variables": [
         ([tf.ones([1])], TypeError, "takes variables, which have an assign"),
@@ -126,6 +136,10 @@ WRONG_HERE = {
         *WRONG["tensors"],
         ([[1.0], 1.0], ValueError, "tf.expand_dims"),
     ],
+    ("grouped_allreduce", "prescale_factor"): [*NO_NUMBER, *INFINITE],
+    ("grouped_allreduce", "postscale_factor"): [*NO_NUMBER, *INFINITE],
+    ("grouped_reducescatter", "prescale_factor"): [*NO_NUMBER, *INFINITE],
+    ("grouped_reducescatter", "postscale_factor"): [*NO_NUMBER, *INFINITE],
     ("reducescatter", "op"): [*WRONG["op"], (Max, ValueError, "Sum or .*Average")],
     ("grouped_reducescatter", "op"): [(Min, ValueError, "Sum or .*Average")],
     # What cannot be pickled is an error on all ranks: see test_objects.py.
@@ -144,6 +158,11 @@ def arguments_of(function):
     return list(inspect.signature(getattr(keras_hvd, function)).parameters)
 
 
+def without_arguments(call, arguments):
+    """A call of which TensorFlow sees no argument: it would make tensors of some."""
+    return lambda: call(**arguments)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_wrong_ones_on_one_rank(function, way, run, rank, size):
     """All that can be wrong, one after another; then it does as the others do."""
@@ -159,7 +178,7 @@ def test_wrong_ones_on_one_rank(function, way, run, rank, size):
         ):
             arguments = right | {argument: value}
             with pytest.raises(error, match=text):
-                run(lambda arguments=arguments: call(**arguments))()
+                run(without_arguments(call, arguments))()
 
     def step():
         return call(**right)
@@ -254,7 +273,7 @@ def test_a_difference_is_an_error_on_every_rank(name, run, several_ranks, rank, 
         return getattr(keras_hvd, function)(**arguments)
 
     # Of those that have come by then in their order; the last one differs.
-    with pytest.raises(InvalidArgument, match=f"ranks? .*: .*{text}") as error:
+    with pytest.raises(Mismatch, match=f"ranks? .*: .*{text}") as error:
         run(step)()
     assert f"; rank {size - 1}: " in str(error.value)
     assert keras_hvd.allreduce(1, op=Sum) == size

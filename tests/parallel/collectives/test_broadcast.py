@@ -20,6 +20,10 @@ DTYPES = [
     tf.uint64,
     tf.as_dtype("float8_e5m2"),
     tf.as_dtype("float8_e4m3fn"),
+    tf.int16,
+    tf.uint16,
+    tf.complex64,
+    tf.complex128,
 ]
 SHAPES = [(), (0,), (1,), (3,), (7, 5), (2, 0, 3), (1023,), (65_537,), (1_500_007,)]
 
@@ -43,20 +47,6 @@ def test_every_root(dtype, values, rank, size):
             given = values(dtype, shape, rank)
             result = keras_hvd.broadcast(given, root)
             assert_same(result, values(dtype, shape, root))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [tf.uint16, tf.int16, tf.complex64, tf.complex128],
-    ids=lambda d: d.name,
-)
-@eager_and_graph
-def test_types_that_cannot_be_reduced(dtype, run, rank, size):
-    for root in range(size):
-        for shape in [(), (3,), (2, 0), (4, 5)]:
-            given = tf.cast(tf.fill(shape, rank + 250), dtype)
-            result = run(keras_hvd.broadcast)(given, root)
-            assert_same(result, tf.cast(tf.fill(shape, root + 250), dtype).numpy())
 
 
 def test_the_input_keeps_its_value(rank, size):
@@ -124,7 +114,7 @@ def test_text_is_refused():
 )
 def test_a_mismatch_is_an_error_on_every_rank(given, texts, rank, size):
     tensor, root = given(odd=rank == 0)
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+    with pytest.raises(tf.errors.FailedPreconditionError) as error:
         keras_hvd.broadcast(tensor, root, name="mismatched broadcast")
     for text in ("mismatched broadcast", *texts):
         assert text in str(error.value)

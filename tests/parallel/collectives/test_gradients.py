@@ -80,6 +80,17 @@ UNEVEN = {
     )[0],
 }
 
+# Where one rank has no rows to give, or gets none.
+EMPTY = {
+    "no_rows": lambda x, s: keras_hvd.allgather(x[: s.rank()], process_set=s),
+    "nothing_sent": lambda x, s: keras_hvd.alltoall(
+        x[: s.size()] if s.rank() else x[:0],
+        [1] * s.size() if s.rank() else [0] * s.size(),
+        process_set=s,
+    )[0],
+    "nothing_scattered": lambda x, s: keras_hvd.reducescatter(x[:1], process_set=s),
+}
+
 
 # Which power of the number of members Horovod's gradients are multiplied by.
 FACTORS = {
@@ -106,6 +117,12 @@ def loss(results, place):
     return total
 
 
+def linear_loss(results, place):
+    """One whose gradient asks for no result."""
+    results = [each for each in tf.nest.flatten(results) if each.dtype == tf.float64]
+    return (place + 1.0) * tf.add_n([tf.reduce_sum(result) for result in results])
+
+
 def inputs_of(process_set):
     members = process_set.size()
     return np.linspace(-1, 2, 2 * members**2).reshape(members, 2 * members)
@@ -129,11 +146,17 @@ def expected(name, process_set):
     return own
 
 
-def gradient(collective, x, process_set):
+def gradient(collective, x, process_set, loss=loss):
     with tf.GradientTape() as tape:
         tape.watch(x)
         own_loss = loss(collective(x, process_set), process_set.rank())
     return tape.gradient(own_loss, x)
+
+
+def symbolic_gradient(collective, x, process_set, loss=loss):
+    results = collective(x, process_set)
+    [result] = tf.gradients(loss(results, process_set.rank()), [x])
+    return result
 
 
 @pytest.mark.parametrize("name", [*EVEN, *UNEVEN])
@@ -146,12 +169,74 @@ def test_against_differences(name, process_set):
 
 
 @pytest.mark.needs_xla
-def test_the_same_under_xla(process_set):
+@pytest.mark.parametrize("of_results", [loss, linear_loss])
+def test_the_same_under_xla(of_results, process_set, counters):
     @tf.function(autograph=False, jit_compile=True)
     def gradients(x):
-        return [gradient(collective, x, process_set) for collective in EVEN.values()]
+        return [
+            gradient(collective, x, process_set, of_results)
+            for collective in EVEN.values()
+        ]
 
     x = tf.constant(inputs_of(process_set)[process_set.rank()])
-    for result, collective in zip(gradients(x), EVEN.values(), strict=True):
-        eager = gradient(collective, x, process_set)
+    before = counters().tensors
+    results = gradients(x)
+    count = counters().tensors - before
+    assert count >= len(EVEN)
+    agree(count, process_set)
+    for result, collective in zip(results, EVEN.values(), strict=True):
+        eager = gradient(collective, x, process_set, of_results)
         np.testing.assert_allclose(result, eager, rtol=1e-9)
+
+
+# No rank may leave out a collective that others wait for, because it can do without.
+
+
+def agree(of_rank, process_set):
+    of_ranks = keras_hvd.allgather_object(of_rank, process_set=process_set)
+    assert of_ranks == of_ranks[:1] * len(of_ranks)
+
+
+def collectives_behind(tensor):
+    """What a session runs for it."""
+    needed = tf.compat.v1.graph_util.extract_sub_graph(
+        tensor.graph.as_graph_def(), [tensor.op.name]
+    )
+    ops = [node for node in needed.node if node.op.startswith("KerasHvd")]
+    return sorted((node.op, node.attr["tensor_name"].s) for node in ops)
+
+
+@pytest.mark.parametrize("of_results", [loss, linear_loss])
+@pytest.mark.parametrize("name", [*EVEN, *UNEVEN, *EMPTY])
+def test_all_ranks_run_the_same(name, of_results, several_ranks, counters):
+    process_set = keras_hvd.global_process_set
+    collective = (EVEN | UNEVEN | EMPTY)[name]
+    x = inputs_of(process_set)[process_set.rank()]
+
+    def in_session():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            result = symbolic_gradient(
+                collective, tf.constant(x), process_set, of_results
+            )
+            behind = collectives_behind(result)
+            assert behind
+            agree(behind, process_set)
+            before = counters().tensors
+            value = session.run(result)
+            return value, counters().tensors - before
+
+    def in_function(gradient_of):
+        function = tf.function(gradient_of, autograph=False)
+        before = counters().tensors
+        value = function(collective, tf.constant(x), process_set, of_results)
+        return value, counters().tensors - before
+
+    expected, _ = in_function(gradient)
+    for value, count in (
+        in_session(),
+        in_function(gradient),
+        in_function(symbolic_gradient),
+    ):
+        assert count > 0
+        agree(count, process_set)
+        np.testing.assert_allclose(value, expected, rtol=1e-12)

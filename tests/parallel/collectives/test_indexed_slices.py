@@ -19,7 +19,9 @@ def slices_of(rank, dtype=tf.float32):
 
 
 @pytest.mark.parametrize("way", ["eager", "graph"])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.uint64, *FLOAT8])
+@pytest.mark.parametrize(
+    "dtype", [tf.float32, tf.int32, tf.uint64, tf.int16, *FLOAT8], ids=lambda d: d.name
+)
 def test_indexed_slices_are_gathered(run, dtype, rank, size):
     @run
     def reduce():
@@ -33,17 +35,18 @@ def test_indexed_slices_are_gathered(run, dtype, rank, size):
     summed, average, scaled = reduce()
     values = np.tile([[1, 1], [3, 2], [4, 4]], [size, 1])
     indices = np.concatenate([[1, peer % 3, 1] for peer in range(size)])
-    exact = dtype.is_floating
-    for result, expected in (
-        (summed, values),
-        (average, values / size if exact else values // size),
-        (scaled, values * 1.5 if exact else np.floor(values * 1.5)),
+    # An average of integers is one of floats, as TensorFlow divides them.
+    of_average = tf.truediv(tf.cast(1, dtype), 1).dtype if dtype.is_integer else dtype
+    for result, expected, result_dtype in (
+        (summed, values, dtype),
+        (average, values / size, of_average),
+        (scaled, values * 1.5 if dtype.is_floating else values // 2 * 3, dtype),
     ):
         assert isinstance(result, tf.IndexedSlices)
-        assert result.values.dtype == dtype
+        assert result.values.dtype == result_dtype
         np.testing.assert_array_equal(result.indices, indices)
         # Float8 is scaled in float32, and rounded once.
-        wanted = expected.astype(np.float32).astype(dtype.as_numpy_dtype)
+        wanted = expected.astype(np.float32).astype(result_dtype.as_numpy_dtype)
         np.testing.assert_allclose(
             result.values.numpy().astype(np.float64),
             wanted.astype(np.float64),
@@ -100,3 +103,24 @@ def test_slices_have_no_other_reduction(op, rank, size):
     with pytest.raises(NotImplementedError, match="IndexedSlices takes op=Average or"):
         keras_hvd.grouped_allreduce([slices_of(rank)], op=op)
     assert keras_hvd.allreduce(1, op=Sum) == size
+
+
+@pytest.mark.parametrize("dtype", [tf.bool, tf.complex64, tf.qint8], ids=str)
+def test_slices_of_what_is_only_moved(dtype, rank, size):
+    def values_of(peer):
+        return tf.cast([[peer % 2], [1], [0]], dtype)
+
+    slices = tf.IndexedSlices(values_of(rank), tf.constant([0, 1, 0]))
+    summed = keras_hvd.allreduce(slices, op=Sum)
+    assert summed.values.dtype == dtype
+    expected = tf.concat(
+        [tf.cast(values_of(peer), tf.int32) for peer in range(size)], 0
+    )
+    np.testing.assert_array_equal(tf.cast(summed.values, tf.int32), expected)
+    if dtype.is_complex:
+        average = keras_hvd.allreduce(slices, postscale_factor=3.0)
+        np.testing.assert_allclose(average.values, summed.values.numpy() / size * 3)
+        return
+    for arguments in ({}, {"op": Sum, "prescale_factor": 2.0}):
+        with pytest.raises(TypeError, match=f"{dtype.name} takes op=Sum, without"):
+            keras_hvd.allreduce(slices, **arguments)

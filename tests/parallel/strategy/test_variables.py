@@ -83,7 +83,7 @@ def test_initializers(make, strategy, rank):
 
 @pytest.mark.usefixtures("several_ranks")
 def test_different_shapes_are_an_error(make, rank):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="variable/weight"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="variable/weight"):
         make(tf.ones([2 + rank]), name="weight")
 
 
