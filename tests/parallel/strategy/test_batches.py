@@ -1,5 +1,6 @@
 """Single batches and loops by hand under a strategy: the arrays are global."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -180,6 +181,7 @@ def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
         return tf.reduce_mean((y - y_pred) ** 2, axis=None if is_scalar else -1)
 
     keras_losses._warn_of_scalar.cache_clear()
+    warnings.simplefilter("always")  # said once by itself, and not by Python's filter
     with strategy.scope():
         model = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
         model.compile(keras.optimizers.SGD(0.01), squares)
@@ -192,6 +194,6 @@ def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
     weight, bias = model.get_weights()
     assert weight.item() == pytest.approx(1 - 0.02 * times * np.mean(x**2))
     assert bias.item() == pytest.approx(-0.02 * times * np.mean(x))
-    model.train_on_batch(x, np.zeros_like(x))
+    model.test_on_batch(x, np.zeros_like(x))
     said = [str(each.message) for each in recwarn if "added up" in str(each.message)]
     assert len(said) == is_scalar
