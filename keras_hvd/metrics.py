@@ -31,6 +31,16 @@ def results_over_ranks(
 
     Returns:
         A result for each metric's name, the same on all ranks.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+    >>> model.compile(loss="mse", metrics=["mae"])
+    >>> _ = model.evaluate(np.ones((4, 1)), np.full((4, 1), 3.0), verbose=0)
+    >>> results_over_ranks(model)
+    {'loss': 9.0, 'mae': 3.0}
     """
     variables = [each for metric in model.metrics for each in metric.variables]
     if not variables:
@@ -54,6 +64,13 @@ def means_over_ranks(
 
     Returns:
         For each name the mean over those ranks that have it as a number.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> means_over_ranks({"loss": np.float32(1.5), "name": "no number"})
+    {'loss': 1.5}
     """
     of_ranks = allgather_object(logs, name="keras_hvd/logs", process_set=process_set)
     means = {}

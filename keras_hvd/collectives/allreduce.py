@@ -16,7 +16,13 @@ from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
 class ReduceOp(enum.IntEnum):
-    """How an allreduce combines the ranks' elements."""
+    """How an allreduce combines the ranks' elements.
+
+    Example:
+
+    >>> ReduceOp.Sum.name, ReduceOp(0) is Average
+    ('Sum', True)
+    """
 
     Average = 0
     Sum = 1

@@ -92,7 +92,14 @@ def done(
 
 
 def are_on_gpu(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether tensors are on a GPU, or will be in the graph that is being built."""
+    """Whether tensors are on a GPU, or will be in the graph that is being built.
+
+    Example:
+
+    >>> with tf.device("CPU:0"):
+    ...     are_on_gpu([tf.constant(1.0)])
+    False
+    """
     names = {tensor.device for tensor in tensors}
     devices = {tf.DeviceSpec.from_string(name).device_type for name in names}
     if devices - {None}:

@@ -34,6 +34,12 @@ class Outcome:
         description: What the error is and says.
         traceback: Of the error, as Python prints it.
         when: The time of the error, by a clock that all ranks share.
+
+    Example:
+
+    >>> outcome = Outcome(error=b"no pickle", description="OSError: it is full")
+    >>> type(outcome.exception()).__name__
+    'RuntimeError'
     """
 
     value: Any = None

@@ -102,6 +102,12 @@ def read(arguments: Sequence[str]) -> Options:
     Raises:
         UsageError: They are wrong; the text says what is.
         SystemExit: With code 0 after `--help` or `--version`.
+
+    Example:
+
+    >>> options = read(["-np", "2", "true"])
+    >>> options.ranks, options.command
+    (2, ('true',))
     """
     parser = _parser()
     own, command = _split(parser, arguments)

@@ -84,6 +84,16 @@ def arguments(path: Path, values: Mapping[str, int]) -> list[str]:
     Raises:
         UsageError: The file cannot be read, is no YAML, has a key that is none or a
             value that is no value of its key; the text names the file and the key.
+
+    Example:
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     print("autotune: {enabled: true, warmup-samples: 2}", file=file, flush=True)
+    ...     arguments(
+    ...         Path(file.name), {"--autotune": 0, "--autotune-warmup-samples": 1}
+    ...     )
+    ['--autotune', '--autotune-warmup-samples=2']
     """
     found = []
     for key, option, value in _entries(path):

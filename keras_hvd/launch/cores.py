@@ -14,7 +14,13 @@ _CGROUP_TABLE = Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """Number of cores that this process may use: its affinity, within its quota."""
+    """Number of cores that this process may use: its affinity, within its quota.
+
+    Example:
+
+    >>> available() <= os.cpu_count()
+    True
+    """
     return max(1, int(min(len(os.sched_getaffinity(0)), quota())))
 
 
@@ -33,6 +39,11 @@ def shares(ranks: int) -> list[set[int]]:
     Returns:
         For every rank a set of core numbers, none empty. With more ranks than cores
         each gets one, and some share it.
+
+    Example:
+
+    >>> sum(map(len, shares(1))) == len(os.sched_getaffinity(0))
+    True
     """
     cores = sorted(os.sched_getaffinity(0), key=place)
     if ranks >= len(cores):

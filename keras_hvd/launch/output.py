@@ -107,6 +107,11 @@ class Prefix:
     Args:
         rank: The rank that wrote them, or None if that is not to be seen.
         timestamps: Whether they start with the time at which they came.
+
+    Example:
+
+    >>> Prefix(rank=2, timestamps=False).now()
+    b'[2] '
     """
 
     def __init__(self, rank: int | None, timestamps: bool):
@@ -338,5 +343,11 @@ class Stream:
 
 
 def last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line that carriage returns have rewritten."""
+    """What a terminal would show of a line that carriage returns have rewritten.
+
+    Example:
+
+    >>> last_state(b"1/2\\r2/2")
+    b'2/2'
+    """
     return line.rstrip(b"\r").rpartition(b"\r")[2]

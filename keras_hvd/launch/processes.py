@@ -68,7 +68,13 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal or a debugger holds a process."""
+    """Whether a signal or a debugger holds a process.
+
+    Example:
+
+    >>> is_stopped(os.getpid())
+    False
+    """
     try:
         return _state_and_parent(process)[0] in "Tt"
     except (FileNotFoundError, ProcessLookupError):

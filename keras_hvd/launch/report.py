@@ -40,7 +40,15 @@ def first_failure(ranks: Sequence[Rank]) -> Rank | None:
 
 
 def blames_a_peer(lines: Iterable[str]) -> bool:
-    """Whether a rank that ended with these lines did so because another one did."""
+    """Whether a rank that ended with these lines did so because another one did.
+
+    Example:
+
+    >>> blames_a_peer(["keras_hvd.exceptions.RankFailedError: rank 1 (pid 7 on a) ..."])
+    True
+    >>> blames_a_peer(["MemoryError"])
+    False
+    """
     return any(_BLAMES_A_PEER.search(line) for line in lines)
 
 

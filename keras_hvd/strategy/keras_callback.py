@@ -27,6 +27,11 @@ def coordinated(callbacks: Any, model: keras.Model) -> Any:
 
     Returns:
         What it is to be given.
+
+    Example:
+
+    >>> [type(each).__name__ for each in coordinated([], keras.Sequential())]
+    ['EqualStart']
     """
     start = EqualStart()
     if not isinstance(callbacks, keras.callbacks.CallbackList):

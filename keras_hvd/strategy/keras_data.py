@@ -47,6 +47,14 @@ def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
     Raises:
         ValueError: something in it has no rows, or other ranks have other numbers, or
             other values.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> data = {"x": np.arange(3), "y": None}
+    >>> rows_of_rank(data, "x", keras_hvd.Strategy(), "train_on_batch")["x"]
+    array([0, 1, 2])
     """
     leaves = [each for each in keras.tree.flatten(data) if each is not None]
     for each in leaves:

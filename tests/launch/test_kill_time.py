@@ -24,6 +24,9 @@ WORKER = Path(__file__).parent / "ranks" / "kill_time.py"
 # want the cores as well, a survivor waits for one a few times on the way, each time
 # for up to a time slice of 3 to 4 ms.
 MOST_SECONDS = 0.020
+# Of the few kills of `make test`, beside whatever else runs: enough to tell a rank that
+# is woken by a death from one that looks for it now and then.
+MOST_SECONDS_OF_A_FEW = 0.5
 
 
 class Worker(subprocess.Popen):
@@ -92,5 +95,5 @@ def test_all_others_know_of_a_kill_at_once(size, is_soak, seed, figures):
     told = f"{rounds} kills of one of {size} ranks of {resident >> 20} MiB each"
     times = f"{1000 * median:.1f} ms (median), {1000 * max(delays):.1f} ms (most)"
     figures.append(f"{told}: all others had raised after {times}")
-    if is_soak:
-        assert median < MOST_SECONDS, sorted(delays)
+    most = MOST_SECONDS if is_soak else MOST_SECONDS_OF_A_FEW
+    assert median < most, sorted(delays)

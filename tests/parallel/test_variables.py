@@ -73,14 +73,37 @@ def test_hundreds_twice_in_one_function(rank, size):
     @tf.function
     def both():
         keras_hvd.broadcast_variables(many, 0)
+        for variable in many[:10]:
+            variable.assign_add(1000.0 * rank + 0.5)
         keras_hvd.broadcast_variables(many[:10], size - 1)
 
     both()
-    assert [v.numpy() for v in many] == [float(i) for i in range(200)]
+    of_last = [i + 1000 * (size - 1) + 0.5 for i in range(10)]
+    assert [v.numpy() for v in many] == [*of_last, *map(float, range(10, 200))]
 
 
-def test_no_variables():
+def test_in_place_twice_in_one_function(run, rank, size):
+    variable = tf.Variable([float(rank), 7.0])
+
+    def both():
+        first = keras_hvd.broadcast_(variable, size - 1)
+        variable.assign_add(first + [float(rank + 1), 0.0])
+        return first, keras_hvd.broadcast_(variable, 0)
+
+    first, second = run(both)()
+    np.testing.assert_array_equal(first, [size - 1, 7])
+    np.testing.assert_array_equal(second, [2 * (size - 1) + 1, 14])
+    np.testing.assert_array_equal(variable, second)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_no_variables_are_as_many_on_every_rank(rank, size):
     keras_hvd.broadcast_variables([], 0)
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        keras_hvd.broadcast_variables([tf.Variable(1.0)] * (rank == size - 1), 0)
+    for text in ("one_element_per_variable", "bool[0]", "bool[1]"):
+        assert text in str(error.value)
+    assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
 
 
 def test_what_cannot_be_assigned_is_refused():

@@ -1,9 +1,10 @@
 """What this version says that it is built with: the values, and Horovod's types."""
 
+import ctypes
+
 import pytest
 
 import keras_hvd
-from keras_hvd import gpu_libraries
 
 
 @pytest.mark.parametrize(
@@ -17,12 +18,25 @@ def test_answers_before_init_without_the_engine(name):
     assert getattr(keras_hvd, name)() is False
 
 
+def devices_of_the_driver() -> int:
+    """The number of GPUs, asked of the driver itself; 0 where there is none."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    driver.cuInit(0)
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
+
+
 def test_cuda_and_nccl_are_what_is_found_here():
-    found = gpu_libraries.support()
-    assert keras_hvd.cuda_built() is (found.devices > 0)
+    """With the libraries that stand in for them: tests/launch/test_gpu_stand_ins.py."""
+    devices = devices_of_the_driver()
+    assert keras_hvd.cuda_built() is (devices > 0)
     version = keras_hvd.nccl_built()
     assert type(version) is int
-    assert version == found.nccl_version
+    assert devices > 0 or version == 0
 
 
 def test_without_a_driver_there_is_neither(monkeypatch):

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 
 import keras
@@ -14,6 +15,29 @@ MODULES = [
     for module in pkgutil.walk_packages(keras_hvd.__path__, "keras_hvd.")
     if not module.name.endswith("__main__")
 ]
+# Where users find names.
+NAMESPACES = ("keras_hvd", "keras_hvd.callbacks", "keras_hvd.data")
+
+# What every public name here does takes a job, processes or a library of its own, and
+# shows in the tests of these, or is done to Keras for good.
+WITHOUT_EXAMPLES = {
+    "keras_hvd.data.readers.avro",
+    "keras_hvd.launch.check_build",
+    "keras_hvd.launch.diagnosis.measurement",
+    "keras_hvd.launch.diagnosis.rank",
+    "keras_hvd.launch.diagnosis.report",
+    "keras_hvd.launch.for_parent",
+    "keras_hvd.launch.guardian",
+    "keras_hvd.launch.horovod_options",
+    "keras_hvd.launch.job",
+    "keras_hvd.launch.memory",
+    "keras_hvd.launch.rank",
+    "keras_hvd.launch.usage",
+    "keras_hvd.loss_scaling",
+    "keras_hvd.strategy.keras_layers",
+    "keras_hvd.strategy.keras_losses",
+    "keras_hvd.strategy.keras_trainer",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -22,3 +46,27 @@ def test_examples(name):
     keras.utils.clear_session()  # Keras numbers the names of layers and optimizers
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
+    has_names = any(is_defined_in(module, each) for each in vars(module))
+    wants_examples = has_names and name not in WITHOUT_EXAMPLES
+    assert (result.attempted > 0) == wants_examples
+
+
+def is_defined_in(module, name: str) -> bool:
+    """Whether a name is that of a public function or class of a module's own."""
+    value = vars(module)[name]
+    is_named = inspect.isfunction(value) or inspect.isclass(value)
+    return is_named and not name.startswith("_") and value.__module__ == module.__name__
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_whatever_users_call_has_an_example(namespace):
+    module = importlib.import_module(namespace)
+    public = {name: getattr(module, name) for name in module.__all__}
+    without = [
+        name
+        for name, value in public.items()
+        if inspect.isfunction(value) or inspect.isclass(value)
+        if not (inspect.isclass(value) and issubclass(value, Exception))
+        if ">>>" not in inspect.getdoc(value)
+    ]
+    assert without == []

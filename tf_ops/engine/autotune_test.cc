@@ -120,6 +120,16 @@ TEST(AutotuneTest, KeepsTheDefaultsWhereNothingIsBetter) {
   EXPECT_EQ(autotune.tuning(), Tuning());
 }
 
+TEST(AutotuneTest, KeepsTheDefaultsWhereOthersAreHardlyBetter) {
+  const Tuning best = Different();
+  for (const double worse : {1.01, 1.03}) {
+    Machine machine([&](const Tuning& t) { return 0.01 * Factor(t, best, worse); });
+    Autotune autotune(Quick(), Tuning());
+    machine.Run(&autotune);
+    EXPECT_EQ(autotune.tuning(), worse > 1.02 ? best : Tuning());
+  }
+}
+
 TEST(AutotuneTest, KeepsTheDefaultsWhereNothingMatters) {
   int kept = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -21,6 +21,16 @@ class Csv(Reader):
         header: whether each file begins with a line of names.
         delimiter: between columns.
         compression: "", "GZIP" or "ZLIB".
+
+    Example:
+
+    >>> import tempfile
+    >>> reader = Csv(columns={"age": 0, "name": ""}, header=False)
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     print("7,Ann", file=file, flush=True)
+    ...     [row] = reader.open(file.name, -1).as_numpy_iterator()
+    >>> row["age"].item(), row["name"]
+    (7, b'Ann')
     """
 
     columns: dict[str, Any] | None = None

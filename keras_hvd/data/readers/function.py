@@ -16,6 +16,12 @@ class Function(Reader):
 
     Args:
         function: from a string scalar, a file's name, to a dataset.
+
+    Example:
+
+    >>> reader = Function(lambda path: tf.data.Dataset.from_tensors(path))
+    >>> list(reader.open(tf.constant("a.txt"), tf.constant(-1)).as_numpy_iterator())
+    [b'a.txt']
     """
 
     function: Callable[[tf.Tensor], tf.data.Dataset]

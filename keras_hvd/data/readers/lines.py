@@ -23,6 +23,15 @@ class TFRecord(_Strings):
 
     Args:
         compression: "", "GZIP" or "ZLIB".
+
+    Example:
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     with tf.io.TFRecordWriter(file.name) as writer:
+    ...         writer.write(b"first")
+    ...     list(TFRecord().open(file.name, -1).as_numpy_iterator())
+    [b'first']
     """
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
@@ -35,6 +44,14 @@ class Text(_Strings):
 
     Args:
         compression: "", "GZIP" or "ZLIB".
+
+    Example:
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w") as file:
+    ...     print("first", "second", sep="\\n", file=file, flush=True)
+    ...     list(Text().open(file.name, -1).as_numpy_iterator())
+    [b'first', b'second']
     """
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:

@@ -32,6 +32,12 @@ class Parquet(Reader):
         columns: their names; None: all of them.
         engine: "tensorflow-io", which reads whole files, or "pyarrow", which reads row
             groups; None: the first of them that there is.
+
+    Example:
+
+    >>> Parquet(engine="arrow")
+    Traceback (most recent call last):
+    ValueError: from_files: engine must be 'tensorflow-io' or 'pyarrow', got 'arrow'
     """
 
     columns: list[str] | None = None

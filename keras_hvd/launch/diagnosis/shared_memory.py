@@ -28,7 +28,13 @@ _OUR_MEMORY = "/memfd:keras_hvd"
 
 
 def folder(path: Path = _FOLDER) -> Finding:
-    """Writes a page there, and looks how much there is and how much is free."""
+    """Writes a page there, and looks how much there is and how much is free.
+
+    Example:
+
+    >>> folder().name
+    '/dev/shm'
+    """
     name = str(path)
     not_ours = "keras_hvd does not use it, but Python's multiprocessing and NCCL do"
     mount = "docker run --shm-size=1g; Kubernetes: an emptyDir with medium: Memory"

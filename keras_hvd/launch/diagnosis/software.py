@@ -40,7 +40,13 @@ def tensorflow() -> Finding:
 
 
 def keras() -> Finding:
-    """Looks for Keras."""
+    """Looks for Keras.
+
+    Example:
+
+    >>> keras().name
+    'Keras'
+    """
     try:
         return Finding("Keras", installed.describe("keras"))
     except installed.Missing as missing:

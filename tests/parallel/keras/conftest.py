@@ -1,7 +1,7 @@
 """Small smooth models, and data for them."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -17,6 +17,17 @@ def same_names() -> None:
     # Keras keeps the graphs of every model that was trained. Each collection of garbage
     # would walk through them all.
     gc.freeze()
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Has Keras compute in float64, in which results are those of NumPy to 1e-9."""
+    kept = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(kept)
 
 
 @pytest.fixture(scope="session")

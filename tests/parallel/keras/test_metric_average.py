@@ -9,7 +9,8 @@ import pytest
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
 
-NAMES = ["loss", "accuracy", "auc", "precision"]
+# Means, an area, a ratio, and a sum.
+NAMES = ["loss", "accuracy", "auc", "precision", "positives"]
 
 
 def make_model(rate: float = 0.0) -> keras.Model:
@@ -21,7 +22,12 @@ def make_model(rate: float = 0.0) -> keras.Model:
     model.compile(
         keras_hvd.DistributedOptimizer(keras.optimizers.SGD(rate)),
         "binary_crossentropy",
-        metrics=["accuracy", "auc", keras.metrics.Precision(name="precision")],
+        metrics=[
+            "accuracy",
+            "auc",
+            keras.metrics.Precision(name="precision"),
+            keras.metrics.TruePositives(name="positives"),
+        ],
     )
     return model
 

@@ -162,28 +162,50 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     np.testing.assert_allclose(variable, [-4 * (size - 1) / 2])
 
 
+# Of four variables, in MiB: what leaves together by default, and of chosen groups.
+MIB = 1 << 18  # floats
+BUCKETS = {
+    "by size": (None, [[0.5, 3], [2], [7]]),
+    "a group of one's own": ("second and fourth", [[0.5, 2], [3], [7]]),
+    "a number of groups": (2, [[0.5, 3], [2, 7]]),
+}
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
 def test_buckets_leave_last_layer_first_and_free_of_each_other(
-    several_ranks, monkeypatch
+    kind, rank, size, several_ranks
 ):
-    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 4 * 6)
-    names = ["first", "second", "third", "fourth"]
-    variables = [keras.Variable(np.zeros(3, "float32"), name=name) for name in names]
-    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, name="sgd"))
+    """Of 4 MiB, where nothing else is asked for."""
+    groups, buckets = BUCKETS[kind]
+    _, second, _, fourth = variables = [
+        keras.Variable(np.zeros(int(n * MIB), "float32"), name=name)
+        for name, n in {"first": 7, "second": 2, "third": 3, "fourth": 0.5}.items()
+    ]
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, name="sgd"),
+        groups=[[second, fourth]] if groups == "second and fourth" else groups,
+    )
     optimizer.build(variables)
 
     @tf.function
     def step():
-        optimizer.apply([tf.ones(3) for _ in variables], variables)
+        gradients = [tf.fill(v.shape, i + float(rank)) for i, v in enumerate(variables)]
+        optimizer.apply(gradients, variables)
 
     graph = step.get_concrete_function().graph
     found = [op for op in graph.get_operations() if op.type == "KerasHvdAllreduce"]
-    assert [op.get_attr("tensor_name") for op in found] == [
-        b"sgd/gradients/0",
-        b"sgd/gradients/1",
-    ]
+    assert {op.get_attr("tensor_name").decode(): floats_of(op) for op in found} == {
+        f"sgd/gradients/{i}": [n * MIB for n in bucket]
+        for i, bucket in enumerate(buckets)
+    }
     assert not any(set(op.control_inputs) & set(found) for op in found)
     step()
-    np.testing.assert_allclose(variables[0], [-1.0] * 3)
+    for i, variable in enumerate(variables):
+        assert np.unique(variable).tolist() == [-i - (size - 1) / 2]
+
+
+def floats_of(op: tf.Operation) -> list[int]:
+    return [each.shape.num_elements() for each in op.inputs if each.dtype == tf.float32]
 
 
 @pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])

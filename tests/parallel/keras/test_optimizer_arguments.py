@@ -239,9 +239,10 @@ DIFFERING = {
 }
 
 
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "graph"])
 @pytest.mark.parametrize("argument", DIFFERING)
 def test_an_argument_that_differs_is_an_error_on_every_rank(
-    argument, several_ranks, rank, size
+    argument, run, several_ranks, rank, size
 ):
     """Before any weight has changed, and nobody waits for what nobody sends."""
     given, steps = DIFFERING[argument] if rank == size - 1 else ({}, 1)
@@ -249,13 +250,19 @@ def test_an_argument_that_differs_is_an_error_on_every_rank(
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
     slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), [2, 1])
     gradients = [slices, tf.ones([2]), tf.ones([3])]
-    for _ in range(steps - 1):
+    optimizer.build(variables)
+
+    @run
+    def step():
         optimizer.apply(gradients, variables)
+
+    for _ in range(steps - 1):
+        step()
     with pytest.raises(
         tf.errors.FailedPreconditionError,
         match="sgd/gradients/0' differs between ranks",
     ):
-        optimizer.apply(gradients, variables)
+        step()
     assert not any(np.any(each) for each in variables)
     assert keras_hvd.allreduce(1, op=keras_hvd.Sum) == size
 

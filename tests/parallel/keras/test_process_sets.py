@@ -32,23 +32,26 @@ def test_optimizer(run, sets, rank):
     mine = sets[rank % 2]
     shared, local = (keras.Variable([0.0], name=name) for name in ("shared", "local"))
     table = keras.Variable(np.zeros((2, 1), "float32"), name="table")
+    scale = keras.Variable([0.0], name="scale")
+    scale.overwrite_with_gradient = True
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), process_set=mine
     )
     optimizer.register_local_var(local)
-    variables = [shared, local, table]
+    variables = [shared, local, table, scale]
     optimizer.build(variables)
 
     def step():
         value = tf.constant([float(rank)])
         slices = tf.IndexedSlices(value[None], tf.constant([1]), [2, 1])
-        optimizer.apply([value, value, slices], variables)
+        optimizer.apply([value, value, slices, value], variables)
 
     run(step)()
     mean = np.mean(mine.ranks)
     np.testing.assert_allclose(shared, [-mean])
     np.testing.assert_allclose(local, [-rank / mine.size()], rtol=1e-6)
     np.testing.assert_allclose(table, [[0.0], [-mean]])
+    np.testing.assert_allclose(scale, [max(mine.ranks)])
 
 
 @runs

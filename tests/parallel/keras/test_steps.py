@@ -23,19 +23,54 @@ class Steps(keras.callbacks.Callback):
         self.made += 1
 
 
-def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones((count, 3), np.float32), np.zeros((count, 2), np.float32)
+BATCH = 4
+RATE = 0.01
+
+
+def rows(count: int, rank: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The first rows of a rank, this one unless told; each rank has its own."""
+    generator = np.random.default_rng(keras_hvd.rank() if rank is None else rank)
+    both = generator.standard_normal((count, 5))
+    return both[:, :3], both[:, 3:]
 
 
 def unknown(batches: int) -> tf.data.Dataset:
     """Batches of which nobody knows how many there are."""
-    dataset = tf.data.Dataset.from_tensor_slices(rows(4 * batches))
-    return dataset.filter(lambda x, y: True).batch(4)
+    dataset = tf.data.Dataset.from_tensor_slices(rows(BATCH * batches))
+    return dataset.filter(lambda x, y: True).batch(BATCH)
 
 
 @pytest.fixture
 def model(make_linear):
-    return make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    return make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+
+
+def broadcast_weights(model) -> list[np.ndarray]:
+    """Gives all ranks rank 0's weights, and returns them."""
+    keras_hvd.broadcast_variables(model.weights, 0)
+    return model.get_weights()
+
+
+def batches_of_all_ranks(steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What one process takes in each step to do as all ranks do with their `rows`."""
+    of_ranks = [rows(BATCH * steps, rank) for rank in range(keras_hvd.size())]
+    x, y = (np.stack(each, 1) for each in zip(*of_ranks))
+    return [
+        (
+            x[begin : begin + BATCH].reshape(-1, 3),
+            y[begin : begin + BATCH].reshape(-1, 2),
+        )
+        for begin in range(0, BATCH * steps, BATCH)
+    ]
+
+
+def gradient_descent(weights, batches) -> list[np.ndarray]:
+    """What one process makes of weights, in NumPy."""
+    kernel, bias = weights
+    for x, y in batches:
+        error = 2 * (x @ kernel + bias - y) / y.size
+        kernel, bias = kernel - RATE * x.T @ error, bias - RATE * error.sum(0)
+    return [kernel, bias]
 
 
 def test_known_steps_are_compared_before_the_first(model, rank, raises_on_all_ranks):
@@ -56,14 +91,18 @@ def test_known_steps_are_compared_before_the_first(model, rank, raises_on_all_ra
     assert steps.made == 0
 
 
-def test_steps_per_epoch_makes_them_the_same(model, rank):
+def test_steps_per_epoch_makes_them_the_same(float64, model, rank, difference):
     x, y = rows(40 + 4 * rank)
+    weights = broadcast_weights(model)
     model.fit(
-        tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH),
         steps_per_epoch=10,
         verbose=0,
         callbacks=[BroadcastGlobalVariables(0)],
     )
+    assert model.optimizer.iterations == 10
+    wanted = gradient_descent(weights, batches_of_all_ranks(10))
+    assert difference(model.get_weights(), wanted) < 1e-9
 
 
 @pytest.mark.parametrize("validates", [False, True])
@@ -111,15 +150,18 @@ def test_several_steps_in_one_execution(
     raises_on_all_ranks(caught.value, f"made in epoch 1: {more} on rank 0, ")
 
 
-def test_as_many_steps_in_executions_train(make_linear):
-    model = make_linear(keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+def test_as_many_steps_in_executions_train(float64, model, difference):
+    weights = broadcast_weights(model)
     model.compile(model.optimizer, model.loss, steps_per_execution=3)
     model.fit(unknown(7), epochs=2, verbose=0, callbacks=[MetricAverage(), Steps()])
     assert model.optimizer.iterations == 14
+    wanted = gradient_descent(weights, batches_of_all_ranks(7) * 2)
+    assert difference(model.get_weights(), wanted) < 1e-9
 
 
-def test_as_many_unknown_steps_train(model):
+def test_as_many_unknown_steps_train(float64, model, difference):
     steps = Steps()
+    weights = broadcast_weights(model)
     model.fit(
         unknown(5),
         epochs=3,
@@ -128,19 +170,30 @@ def test_as_many_unknown_steps_train(model):
         callbacks=[BroadcastGlobalVariables(0), MetricAverage(), steps],
     )
     assert steps.made == 5
+    wanted = gradient_descent(weights, batches_of_all_ranks(5) * 3)
+    assert difference(model.get_weights(), wanted) < 1e-9
 
 
-def test_even_datasets_train(model, rank, equal_on_all_ranks):
+def test_even_datasets_train(float64, model, rank, difference):
     dataset = keras_hvd.data.even(unknown(3 + rank))
+    weights = broadcast_weights(model)
     model.fit(dataset, epochs=2, verbose=0, callbacks=[BroadcastGlobalVariables(0)])
-    assert equal_on_all_ranks(model.get_weights())
+    wanted = gradient_descent(weights, batches_of_all_ranks(3) * 2)
+    assert difference(model.get_weights(), wanted) < 1e-9
 
 
-def test_distributed_data_trains(model, equal_on_all_ranks, size):
-    samples = tf.data.Dataset.from_tensor_slices(rows(101)).shuffle(101)
-    dataset = keras_hvd.data.distribute(samples, batch_size=4 * size)
+def test_distributed_data_trains(float64, model, size, difference):
+    x, y = rows(101, rank=0)
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    dataset = keras_hvd.data.distribute(samples, BATCH * size, drop_remainder=True)
+    weights = broadcast_weights(model)
     model.fit(dataset, epochs=2, verbose=0, callbacks=[BroadcastGlobalVariables(0)])
-    assert equal_on_all_ranks(model.get_weights())
+    ends = range(BATCH * size, 102, BATCH * size)
+    batches = [
+        (x[end - BATCH * size : end], y[end - BATCH * size : end]) for end in ends
+    ]
+    wanted = gradient_descent(weights, batches * 2)
+    assert difference(model.get_weights(), wanted) < 1e-9
 
 
 def test_epochs_are_compared(model, rank, raises_on_all_ranks):

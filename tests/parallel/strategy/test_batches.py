@@ -1,13 +1,12 @@
 """Single batches and loops by hand under a strategy: the arrays are global."""
 
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import keras_hvd
 
 layers = keras.layers
 
@@ -173,14 +172,28 @@ def test_moving_statistics(strategy, digits, equal_on_all_ranks, rank, size):
     assert equal_on_all_ranks(model.get_weights())
 
 
-def test_scalar_loss_warns(strategy, several_ranks, recwarn):
-    """A loss that is one number is added up over ranks, which is said."""
+@pytest.mark.parametrize("is_scalar", [False, True])
+def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
+    """A loss that is one number is added up over ranks, which is said once."""
     from keras_hvd.strategy import keras_losses
 
+    def squares(y, y_pred):
+        return tf.reduce_mean((y - y_pred) ** 2, axis=None if is_scalar else -1)
+
     keras_losses._warn_of_scalar.cache_clear()
+    warnings.simplefilter("always")  # said once by itself, and not by Python's filter
     with strategy.scope():
-        model = keras.Sequential([layers.Dense(1)])
-        model.compile("sgd", lambda y, y_pred: tf.reduce_mean((y - y_pred) ** 2))
-    model.train_on_batch(np.ones((4, 1)), np.ones((4, 1)))
+        model = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.01), squares)
+    x = np.arange(1.0, 2 * size + 1)[:, None]
+    # Of weight and bias; a mean of the ranks' means, and their sum.
+    times = size if is_scalar else 1
+    assert model.train_on_batch(x, np.zeros_like(x)) == pytest.approx(
+        times * np.mean(x**2)
+    )
+    weight, bias = model.get_weights()
+    assert weight.item() == pytest.approx(1 - 0.02 * times * np.mean(x**2))
+    assert bias.item() == pytest.approx(-0.02 * times * np.mean(x))
+    model.test_on_batch(x, np.zeros_like(x))
     said = [str(each.message) for each in recwarn if "added up" in str(each.message)]
-    assert len(keras_hvd.allgather_object(said)) and said
+    assert len(said) == is_scalar

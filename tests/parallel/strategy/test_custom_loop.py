@@ -193,10 +193,23 @@ def test_structures(strategy, run, rank, size):
 
 
 def test_large_values_travel_in_parts(strategy, rank, size):
-    values = [tf.fill([700_000], float(rank + i)) for i in range(5)]
-    total = strategy.run(tf.function(lambda: context().all_reduce(SUM, values)))
-    for i, each in enumerate(total):
-        np.testing.assert_array_equal(each[:3], sum(range(size)) + i * size)
+    """Of 4 MiB at most, but for a value that is larger by itself."""
+    lengths = [300_000, 700_000, 100_000, 1_200_000, 3]
+    values = [tf.fill([n], float(rank + i)) for i, n in enumerate(lengths)]
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: context().all_reduce(SUM, values))
+
+    for i, (each, length) in enumerate(zip(step(), lengths, strict=True)):
+        wanted = np.full(length, sum(range(size)) + i * size)
+        np.testing.assert_array_equal(each, wanted)
+    parts = [
+        [each.shape[0] for each in op.inputs]
+        for op in step.get_concrete_function().graph.get_operations()
+        if op.type == "KerasHvdAllreduce"
+    ]
+    assert parts == [lengths[:2], lengths[2:3], lengths[3:4], lengths[4:]]
 
 
 def test_slices(strategy, way, run, rank, size):

@@ -23,7 +23,14 @@ def compiled(xla: bool = False, **arguments: Any) -> keras.Model:
             "digit": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             "odd": "mse",
         },
-        metrics={"digit": ["accuracy"], "odd": [keras.metrics.AUC(50), "precision"]},
+        metrics={
+            "digit": ["accuracy"],
+            "odd": [
+                keras.metrics.AUC(50),
+                "precision",
+                keras.metrics.TruePositives(),
+            ],
+        },
         weighted_metrics={"digit": ["sparse_categorical_accuracy"], "odd": ["mae"]},
         jit_compile=xla,
         **arguments,

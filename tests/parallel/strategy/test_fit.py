@@ -51,7 +51,7 @@ def synchronized() -> keras.Model:
 
 
 def with_mask() -> keras.Model:
-    """An output and a loss for each row of the image, but for those that are empty."""
+    """An output and a loss for each line of the image, but for those that are empty."""
     return keras.Sequential(
         [
             keras.Input((14, 14, 1)),
@@ -120,8 +120,17 @@ def unweighted(x, y, batch) -> dict[str, Any]:
     return {"x": x, "y": y, "batch_size": batch}
 
 
-def of_each_row(x, y, batch) -> dict[str, Any]:
+def of_each_line(x, y, batch) -> dict[str, Any]:
+    """Images that lack more lines the earlier they come in a batch."""
+    lines = 3 + np.arange(len(x)) % batch * 10 // batch
+    x = np.where((np.arange(14) < lines[:, None])[..., None, None], x, 0)
     return {"x": x, "y": np.repeat(y[:, None], 14, 1), "batch_size": batch}
+
+
+def of_each_weighted_line(x, y, batch) -> dict[str, Any]:
+    weights = (1 + np.arange(len(y)) % 3).astype("float32")
+    weights = np.repeat(weights[:, None], 14, 1)
+    return {**of_each_line(x, y, batch), "sample_weight": weights}
 
 
 def dataset(x, y, batch) -> dict[str, Any]:
@@ -193,9 +202,14 @@ CASES = {
     ),
     # The last batch has one row.
     "fewer_rows_than_ranks": Case(synchronized, samples=97),
-    "masked": Case(with_mask, data=of_each_row),
+    "masked": Case(with_mask, data=of_each_line),
     "weighted_mean": Case(
         loss=crossentropy(reduction="mean_with_sample_weight"), data=arrays
+    ),
+    "masked_weighted_mean": Case(
+        with_mask,
+        loss=crossentropy(reduction="mean_with_sample_weight"),
+        data=of_each_weighted_line,
     ),
     "sum": Case(
         fit={"validation_split": 0.3},

@@ -474,3 +474,21 @@ def test_shares_are_a_partition(pieces, ranks):
             taken += places([part], counts)[:some]
             part[plan.START] += some * part[plan.STEP]
         assert sorted(taken + places(parts, counts)) == everything
+
+
+def test_the_largest_parts_are_shared_out_first():
+    parts = plan.whole(7)
+    first, second = plan.shares(parts, np.array([1.0, 1, 1, 1, 1, 1, 6]), 2)
+    assert first[:, plan.PIECE].tolist() == [6]
+    assert second[:, plan.PIECE].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+def test_which_rank_begins_a_piece_that_all_share_goes_round(ranks):
+    """So that none has one sample more of each piece than another has."""
+    counts = np.full(ranks - 1, 2 * ranks + 1)
+    shares = plan.shares(plan.whole(ranks - 1), counts.astype(float), ranks)
+    taken = [places(share, counts) for share in shares]
+    assert sorted(sum(taken, [])) == places(plan.whole(ranks - 1), counts)
+    lengths = [len(each) for each in taken]
+    assert max(lengths) - min(lengths) == 1
