@@ -31,6 +31,7 @@ from keras_hvd.local_variables import LocalVariables
 from keras_hvd.loss_scaling import agree_on_finite_gradients
 from keras_hvd.nested_optimizers import inner_optimizers, leaf_optimizers
 from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.repeated_rows import add_up_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,8 +332,8 @@ class _ReducesGradients(_Distributed):
         return super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads):
-        if not self._is_alone():
-            grads = self._reduce(list(grads))
+        grads = list(grads)
+        grads = add_up_all(grads) if self._is_alone() else self._reduce(grads)
         settings = self._settings
         if not settings.average_aggregated_gradients:
             # Keras averages what it accumulates.

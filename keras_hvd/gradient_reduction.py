@@ -27,6 +27,7 @@ from keras_hvd.collectives.allreduce import (
 )
 from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.repeated_rows import add_up, add_up_all
 
 # Gradients leave in groups of about this size: large enough to be worth a collective,
 # small enough that the last layers' travel while backprop works on the first.
@@ -158,7 +159,8 @@ class GradientReduction:
             agreed: what else must be the same on all ranks, in words.
 
         Returns:
-            The reduced gradients; slices remain slices unless `sparse_as_dense`.
+            The reduced gradients; slices remain slices unless `sparse_as_dense`, and
+            have each row once.
 
         Raises:
             NotImplementedError: Adasum of slices.
@@ -172,7 +174,7 @@ class GradientReduction:
         dense, sparse = [], []
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if identity(variable) in local:
-                results[i] = self._scale_local(grad)
+                results[i] = self._scale_local(add_up_all(grad))
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
                 self._require_sum(f"{prefix}/{paths[i]}")
                 sparse.append(i)
@@ -231,14 +233,15 @@ class GradientReduction:
             )
 
     def _reduce_slices(self, prefix: str, grad: tf.IndexedSlices) -> tf.IndexedSlices:
-        """All ranks' slices, as one process would have got them for all the data."""
-        return allreduce(
-            grad,
+        """All ranks' slices; a rank's own are added up first, so that fewer travel."""
+        gathered = allreduce(
+            add_up(grad),
             compression=self.compression,
             op=self.op,
             name=name_in_graph(prefix),
             process_set=self.process_set,
         )
+        return add_up(gathered)
 
     def _scale_local(self, grad: Gradient) -> Gradient:
         """A local gradient in the scale of the others: of the mean over all ranks."""

@@ -15,6 +15,7 @@ from keras_hvd.compression import Compression, Compressor
 from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
 from keras_hvd.local_variables import LocalVariables, local_layers_of
 from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.repeated_rows import add_up_all
 
 _times_reduced = 0
 
@@ -63,7 +64,7 @@ def DistributedGradientTape(
         compression: what gradients travel as: `keras_hvd.Compression.none`, `.fp16` or
             `.bf16`.
         sparse_as_dense: whether sparse gradients become dense; by default the ranks
-            gather each other's slices.
+            gather each other's slices, and equal rows are added up.
         op: `keras_hvd.Average` or `keras_hvd.Sum`.
         gradient_predivide_factor: gradients are divided by it before they are summed,
             and by `size() / gradient_predivide_factor` afterwards.
@@ -202,7 +203,7 @@ class _ReducesGradients:
         grads = super().gradient(target, sources, output_gradients, **arguments)
         own = self._own
         if own.reduction.is_alone():
-            return grads
+            return add_up_all(grads)
         return _reduce(own, grads, sources)
 
     def jacobian(self, *arguments, **named):

@@ -60,7 +60,7 @@ def DistributedOptimizer(
             `.bf16`.
         sparse_as_dense: whether sparse gradients (`tf.IndexedSlices`, of `Embedding`)
             become dense and are reduced with the others. By default the ranks gather
-            each other's slices, as one process would get them for all the data.
+            each other's slices, and equal rows are added up: the step is the same.
         backward_passes_per_step: number of gradients that are added up on each rank
             before one reduction and one update. They are Keras' accumulated gradients:
             this sets `gradient_accumulation_steps`.

@@ -21,6 +21,7 @@ from keras_hvd.gradient_reduction import (
     require_not_reduced,
 )
 from keras_hvd.nested_optimizers import inner_optimizers
+from keras_hvd.repeated_rows import add_up_all
 from keras_hvd.strategy import current, keras_hooks, variables
 
 # Attributes of an optimizer, past Keras' tracking: the update that is under way, and
@@ -172,6 +173,8 @@ def _clip_gradients(plain, optimizer, grads):
     # Where it is not known what they belong to, _all_reduce_sum_gradients knows.
     if update and not update.reduced and len(update.variables) == len(grads):
         grads = update.reduce(optimizer, grads, update.variables)
+    elif update is None and current.of_replica() is not None:
+        grads = add_up_all(list(grads))
     return plain(optimizer, grads)
 
 

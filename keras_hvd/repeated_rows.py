@@ -1,0 +1,73 @@
+"""Rows that `tf.IndexedSlices` have several times, added up.
+
+TensorFlow takes such rows for terms of a sum, but Keras' optimizers and its clipping
+look at each by itself: Adam adds up squares where it should square the sum. After a
+gather every row that two ranks have is such a one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd.collectives import submission
+
+
+def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up the rows of slices that have the same index.
+
+    Args:
+        slices: with an index for each row.
+
+    Returns:
+        Slices of the same tensor, each index once. Where XLA compiles, shapes are
+        fixed: there are as many slices as before, a row's sum where it comes first, and
+        zeros where it comes again.
+
+    Example:
+
+    >>> values, indices = tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 5, 7])
+    >>> added_up = add_up(tf.IndexedSlices(values, indices, tf.constant([9, 1])))
+    >>> added_up.indices.numpy(), added_up.values.numpy().ravel()
+    (array([7, 5], dtype=int32), array([5., 2.], dtype=float32))
+    """
+    if submission.is_compiled():
+        indices = slices.indices
+        count = tf.size(indices)
+        places = _first_places(indices)
+    else:
+        indices, places = tf.unique(slices.indices)
+        count = tf.size(indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, count)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def add_up_all(grads: Any) -> Any:
+    """Adds up the repeated rows of the sparse ones of gradients.
+
+    Args:
+        grads: a nested structure of gradients; None for those that there are not.
+
+    Returns:
+        The structure, with its other gradients as they are.
+
+    Example:
+
+    >>> add_up_all([None])
+    [None]
+    """
+    return tf.nest.map_structure(
+        lambda grad: add_up(grad) if isinstance(grad, tf.IndexedSlices) else grad, grads
+    )
+
+
+def _first_places(indices: tf.Tensor) -> tf.Tensor:
+    """Where each of the indices comes first."""
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    before = tf.concat([ordered[:1], ordered[:-1]], 0)
+    run = tf.cumsum(tf.cast(ordered != before, order.dtype))
+    count = tf.size(indices)
+    first_of_run = tf.math.unsorted_segment_min(order, run, count)
+    return tf.scatter_nd(order[:, None], tf.gather(first_of_run, run), [count])
