@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import dataclasses
 import functools
+import gc
 import operator
 import os
 import threading
@@ -365,6 +366,8 @@ def _join_once(sets: list[ProcessSet]) -> None:
         _explain_settings()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
+    if world.size > 1:
+        _spare_what_is_imported()
     gpu_pinning.pin(world)
     if timeline.path:
         _start_timeline(timeline)
@@ -395,7 +398,21 @@ def _check_is_world(comm: Any, world: environment.World) -> None:
         )
 
 
-# Once in a process, however often it joins.
+# The functions below do something once in a process, however often it joins.
+
+
+@functools.cache
+def _spare_what_is_imported() -> None:
+    """Has Python's garbage collector pass over all that the imports have made.
+
+    When Python exits it looks several times through all objects, which takes a rank
+    that has imported TensorFlow more than a second: where many ranks share few cores
+    they would end long after the failure that ended their job. What the script makes
+    from now on is finalized as ever.
+    """
+    gc.freeze()
+
+
 @functools.cache
 def _explain_settings() -> None:
     text = settings.without_effect()

@@ -223,6 +223,11 @@ def _khvdrun(arguments: Sequence[str]) -> int:
         What it exited with.
     """
     program = f"{_KHVDRUN}sys.exit(run(sys.argv[1:]))"
+    stdout = _output_to(sys.stdout, sys.__stdout__)
+    stderr = _output_to(sys.stderr, sys.__stderr__)
+    if stdout == subprocess.PIPE:
+        # A notebook's cell shows progress bars as a terminal does.
+        arguments = ["--live-output", *arguments]
     command = [sys.executable, "-c", program, str(os.getpid()), *arguments]
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -230,8 +235,8 @@ def _khvdrun(arguments: Sequence[str]) -> int:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=_output_to(sys.stdout, sys.__stdout__),
-        stderr=_output_to(sys.stderr, sys.__stderr__),
+        stdout=stdout,
+        stderr=stderr,
         # So that an interrupt from the terminal reaches it once, by way of here.
         start_new_session=True,
     )

@@ -211,7 +211,7 @@ class _Steps:
 
 def _iterations(model: keras.Model) -> int:
     iterations = getattr(model.optimizer, "iterations", 0)
-    return int(keras.ops.convert_to_numpy(iterations))
+    return int(iterations)
 
 
 class _AfterOthers(keras.callbacks.Callback):

@@ -48,6 +48,8 @@ class Options:
         output_directory: Where to keep every rank's output as well, if anywhere.
         prefix: Whether lines start with the rank that wrote them.
         timestamps: Whether lines start with the time at which they came.
+        live_output: Whether who reads the output follows carriage returns, as a
+            terminal does.
         variables: Environment variables of the ranks that options stand for.
         without_effect: Options that were given and mean nothing here, with the reason.
         verbose: Whether to report each start and end.
@@ -64,6 +66,7 @@ class Options:
     output_directory: Path | None = None
     prefix: bool = True
     timestamps: bool = False
+    live_output: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     without_effect: Mapping[str, str] = field(default_factory=dict)
     verbose: bool = False
@@ -132,6 +135,7 @@ def read(arguments: Sequence[str]) -> Options:
         output_directory=given.output_directory,
         prefix=given.prefix,
         timestamps=given.timestamps,
+        live_output=given.live_output,
         variables=given.variables,
         without_effect=given.without_effect or {},
         verbose=given.verbose,
@@ -281,9 +285,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         help="write where the time of each tensor goes to FILE, for chrome://tracing, "
         "ui.perfetto.dev and python -m keras_hvd.timeline",
     )
-    for option, value in (
-        ("--timeline-mark-cycles", "1"),
-        ("--no-timeline-mark-cycles", "0"),
+    for option, value, text in (
+        ("--timeline-mark-cycles", "1", "mark each round of decisions in it"),
+        ("--no-timeline-mark-cycles", "0", argparse.SUPPRESS),
     ):
         add(
             option,
@@ -291,7 +295,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
             const=value,
             action=_SetVariable,
             variable="KERAS_HVD_TIMELINE_MARK_CYCLES",
-            help="mark each round of decisions in it, or do not (default)",
+            help=text,
         )
     add(
         "--no-prefix",
@@ -304,6 +308,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         dest="timestamps",
         action="store_true",
         help="start lines with the time at which they came",
+    )
+    add(
+        "--live-output",
+        action="store_true",
+        help="pass on how rank 0 rewrites a line, such as a progress bar, although the "
+        "output goes to no terminal",
     )
     add("--verbose", action="store_true", help="report each start and end")
 

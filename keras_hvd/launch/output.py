@@ -3,6 +3,7 @@
 A `Screen` is where output goes; a `Stream` is where it comes from. Rank 0's streams
 are live: what it writes is shown as it comes, so that a progress bar, which rewrites
 its line and ends it late, stays usable. The others' lines are shown when complete.
+Where output goes to a file, of a line that is rewritten only its last state is shown.
 """
 
 import collections
@@ -30,6 +31,16 @@ _HOLD_SECONDS = 0.02
 _PIECES = re.compile(rb"[^\r\n]*(?:[\r\n]|\Z)")
 
 _CLEAR_LINE = b"\r\x1b[K"
+
+_TENSORFLOWS_START = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called"
+    r"|.{,80} oneDNN custom operations are on\."
+    r"|.{,80} This TensorFlow binary is optimized "
+    r"|To enable the following instructions: "
+)
+
+# What sets colours and weights of a terminal's letters.
+_STYLES = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 class Screen:
@@ -129,7 +140,8 @@ class Prefix:
 class WholeLines:
     """Formats a stream of which only complete lines are shown.
 
-    Of a line that was rewritten after carriage returns its last state is shown.
+    Of a line that was rewritten after carriage returns its last state is shown. What
+    TensorFlow tells of its start, on every rank the same, is not: rank 0 has shown it.
 
     Args:
         screen: Where they are shown.
@@ -162,8 +174,62 @@ class WholeLines:
     def _show(self, lines: list[bytes]) -> None:
         prefix = self._prefix.now()
         self._screen.write_lines(
-            b"".join(prefix + last_state(line) + b"\n" for line in lines)
+            b"".join(
+                prefix + last_state(line) + b"\n"
+                for line in lines
+                if not is_of_tensorflows_start(line.decode(errors="replace"))
+            )
         )
+
+
+class Settled:
+    """Takes carriage returns out of a live stream, and what they rewrite but its end.
+
+    What a line says before its first carriage return goes through as it comes.
+    """
+
+    def __init__(self):
+        self._has_begun = False
+        self._is_rewinding = False
+        self._state: bytes | None = None
+        """What stands behind the line's last carriage return; None before one."""
+
+    def settle(self, data: bytes) -> bytes:
+        """Takes the next bytes of the stream.
+
+        Returns:
+            What of it, and of what came before, can be shown.
+        """
+        return b"".join(map(self._settle, _PIECES.findall(data)))
+
+    def finish(self) -> bytes:
+        """What is left at the end of the stream."""
+        state, self._state = self._state or b"", None
+        if not state:
+            return b""
+        return (b"\n" if self._has_begun else b"") + _STYLES.sub(b"", state)
+
+    def _settle(self, piece: bytes) -> bytes:
+        text = piece.rstrip(b"\r\n")
+        end = piece[len(text) :]
+        if not self._has_begun or self._is_rewinding:
+            # At the start of a line there is nothing to go back over.
+            text = text.lstrip(b"\b")
+        shown = b""
+        if self._state is None:
+            shown = text
+            self._has_begun = self._has_begun or bool(text)
+        elif text:
+            begun = b"" if self._is_rewinding else self._state
+            self._state = (begun + text)[-_LINE_BYTES:]
+            self._is_rewinding = False
+        if end == b"\r":
+            self._state = self._state or b""
+            self._is_rewinding = True
+        elif end == b"\n":
+            shown += self.finish() + end
+            self._has_begun = self._is_rewinding = False
+        return shown
 
 
 class LiveLines:
@@ -172,11 +238,13 @@ class LiveLines:
     Args:
         screen: Where it is shown.
         prefix: What each line starts with, and starts with again when rewritten.
+        settled: What takes carriage returns out of it, or None to leave them in.
     """
 
-    def __init__(self, screen: Screen, prefix: Prefix):
+    def __init__(self, screen: Screen, prefix: Prefix, settled: Settled | None):
         self._screen = screen
         self._prefix = prefix
+        self._settled = settled
         self._held = b""
         self._is_rewinding = False
         self.shown = b""
@@ -189,6 +257,8 @@ class LiveLines:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the stream and shows all but a line's beginning."""
+        if self._settled is not None:
+            data = self._settled.settle(data)
         data = self._held + data
         ended = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._held = data[ended:]
@@ -201,6 +271,8 @@ class LiveLines:
 
     def finish(self) -> None:
         """Ends a last line that has no end."""
+        if self._settled is not None:
+            self._held += self._settled.finish()
         self.show_held()
         if self.shown:
             self.feed(b"\n")
@@ -350,4 +422,10 @@ def last_state(line: bytes) -> bytes:
     >>> last_state(b"1/2\\r2/2")
     b'2/2'
     """
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+    _, rewritten, state = line.rstrip(b"\r").rpartition(b"\r")
+    return _STYLES.sub(b"", state) if rewritten else state
+
+
+def is_of_tensorflows_start(line: str) -> bool:
+    """Whether a line is one that TensorFlow writes whenever it is imported."""
+    return _TENSORFLOWS_START.match(line) is not None

@@ -18,6 +18,7 @@ from keras_hvd.launch.output import (
     LiveLines,
     Prefix,
     Screen,
+    Settled,
     Stream,
     Tail,
     WholeLines,
@@ -111,7 +112,7 @@ def start(
     streams = [
         Stream(
             read_end,
-            (LiveLines if is_live else WholeLines)(screen, prefix),
+            _lines(screen, prefix, is_live, options.live_output),
             screen,
             _file(options.output_directory, number, name),
             tail if name == "stderr" else None,
@@ -139,6 +140,15 @@ def _fit(descriptor: int, screen: Screen, prefix: Prefix) -> None:
 
 def _prefix(number: int, options: Options) -> Prefix:
     return Prefix(number if options.prefix else None, options.timestamps)
+
+
+def _lines(
+    screen: Screen, prefix: Prefix, is_live: bool, follows_returns: bool
+) -> LiveLines | WholeLines:
+    if not is_live:
+        return WholeLines(screen, prefix)
+    keeps_returns = screen.is_terminal or follows_returns
+    return LiveLines(screen, prefix, None if keeps_returns else Settled())
 
 
 def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from keras_hvd.launch.memory import OutOfMemoryWatch
+from keras_hvd.launch.output import is_of_tensorflows_start
 from keras_hvd.launch.rank import Rank
 
 # What a rank says when it ends because another one did.
@@ -100,7 +101,9 @@ def report(
         told = " after khvdrun told it to end" if rank.was_told else ""
         held = ", stopped by a signal until then" if rank.number in stopped else ""
         lines.append(f"rank {rank.number} {describe(rank)}{told}{held}")
-    last_words = first.stderr.lines()
+    last_words = [
+        line for line in first.stderr.lines() if not is_of_tensorflows_start(line)
+    ]
     if last_words:
         lines.append(f"rank {first.number}'s stderr ended with:")
         lines += [f"    {line}" for line in last_words]

@@ -165,6 +165,11 @@ def test_help_and_version_succeed(khvdrun):
     assert helped.returncode == 0
     assert "usage: khvdrun -np N" in helped.stdout
     assert khvdrun.run("--version").stdout.startswith("khvdrun ")
+    rows = [line.split() for line in helped.stdout.splitlines()]
+    texts = [" ".join(row) for row in rows if row]
+    options = [text.partition(" ")[0] for text in texts if text.startswith("-")]
+    assert len(options) > 20 and len(set(options)) == len(options)
+    assert not any("mark-cycles" in text and "no-" in text for text in texts)
 
 
 def test_help_documents_the_defaults_in_force():

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -65,6 +66,29 @@ def test_mnist(example, tmp_path):
 def test_custom_loop(example):
     losses = re.findall(r"loss[^:\n]*:? ([\d.]+)$", example("custom_loop"), re.M)
     assert float(losses[-1]) < 0.5 * float(losses[0])
+
+
+def test_image_folders(example, tmp_path):
+    images, labels = load_digits(n_class=3, return_X_y=True)
+    for number, (image, label) in enumerate(zip(images.reshape(-1, 8, 8), labels)):
+        large = np.kron(image, np.full((4, 4), 255 / 16)).astype("uint8")
+        folder = tmp_path / "images" / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(folder / f"{number}.png", large[..., None], scale=False)
+    command = ("image_folders", "images", "--batch-size", 32, "--epochs")
+    assert "Made 2 epoch(s), from epoch 1 on" in example(*command, 2)
+    # Started again, it goes on.
+    printed = example(*command, 6)
+    assert "Made 4 epoch(s), from epoch 3 on" in printed
+    (accuracy,) = percentages(printed)
+    assert accuracy > 60
+
+
+def test_data_service(example):
+    printed = example("data_service", ranks=3)
+    (accuracy,) = percentages(printed)
+    assert accuracy > 85
+    assert "All ranks together read 1797 of 1797 images in an epoch" in printed
 
 
 def test_word2vec(example):

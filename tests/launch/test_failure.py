@@ -8,11 +8,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +131,65 @@ def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, delays):
 
 def test_a_killed_rank_in_a_compiled_fit(khvdrun, tmp_path, fit_kill, delays):
     delays.append(kill_at_random(khvdrun, FIT_XLA, tmp_path, seed=1000 + fit_kill))
+
+
+def test_survivors_end_by_themselves_where_ranks_share_cores(
+    khvdrun, tmp_path, is_soak
+):
+    # Eight ranks and a process of others want each core.
+    command = FIT if is_soak else LOOP
+    ranks = 8 * len(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(other.wait)
+            stack.callback(other.kill)
+        running_job = running(khvdrun, ranks, command, records=tmp_path)
+        job, processes = stack.enter_context(running_job)
+        os.kill(processes[1], signal.SIGKILL)
+        ended = outcome(job, processes, tmp_path)
+    assert ended.survivors.keys() == processes.keys() - {1}
+    assert "after khvdrun told it to end" not in ended.stderr
+    for rank in ended.survivors:
+        assert f"khvdrun: rank {rank} ended with exit code 1" in ended.stderr
+
+
+def test_a_survivor_needs_little_of_a_core_to_end(tmp_path):
+    # A rank that has imported TensorFlow; how much each needs to end, in time of a
+    # core, says how long many on a few cores take, and depends on no other load.
+    place = {"JOB": uuid.uuid4().hex, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    place |= {"SIZE": 2, "LOCAL_SIZE": 2}
+    ranks = []
+    for rank in range(2):
+        own = place | {"RANK": rank, "LOCAL_RANK": rank}
+        own = {f"KERAS_HVD_{name}": str(value) for name, value in own.items()}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        started = subprocess.Popen([*FIT, tmp_path], env={**os.environ, **own}, **pipes)
+        ranks.append(started)
+    for rank in ranks:
+        with rank.stdout:
+            assert rank.stdout.readline().startswith(b"looping"), "it has not started"
+    ranks[0].kill()
+    ranks[0].wait()
+    _, status, used = os.wait4(ranks[1].pid, 0)
+    ranks[1].returncode = os.waitstatus_to_exitcode(status)
+    assert ranks[1].returncode == 1
+    note = json.loads((tmp_path / "1.json").read_text())
+    needed = used.ru_utime + used.ru_stime - note["cpu"]
+    assert needed < 0.7, f"{needed:.2f} s of a core between its error and its end"
+
+
+def test_a_name_of_many_bytes_is_shown_by_its_ends(khvdrun, tmp_path):
+    # Whole, one of 64 MiB took a minute to pass on.
+    options = ("--culprit", 1, "--deed", "raise", "--at", 2)
+    options += ("--name-bytes", 8 << 20)
+    ended = khvdrun.run("-np", 3, *LOOP, tmp_path, *options)
+    assert len(ended.stderr) < 20_000
+    notes = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(notes) == 2
+    for note in notes:
+        assert re.search(r"'step \d+ x+\.\.\.x+' \(8388615 bytes\)", note["text"])
+        assert len(note["text"]) < 2000
 
 
 def test_a_killed_rank_that_holds_much_memory(khvdrun, tmp_path, is_soak):

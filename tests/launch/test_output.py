@@ -49,7 +49,9 @@ def test_marks_every_line_and_keeps_the_streams_apart(khvdrun):
 
 def test_adds_nothing_without_prefix(khvdrun):
     ended = khvdrun.run(
-        "-np", 1, "--no-prefix", *sh(r"printf 'a\n\rb\bc\n\n'"), text=False
+        *("-np", 1, "--no-prefix", "--live-output"),
+        *sh(r"printf 'a\n\rb\bc\n\n'"),
+        text=False,
     )
     assert ended.stdout == b"a\n\rb\bc\n\n"
 
@@ -115,18 +117,72 @@ PROGRESS_BAR = (
 
 
 def test_rewrites_the_progress_bar_of_rank_0_with_its_prefix(khvdrun):
-    ended = khvdrun.run("-np", 1, *python(PROGRESS_BAR), text=False)
+    ended = khvdrun.run("-np", 1, "--live-output", *python(PROGRESS_BAR), text=False)
     assert ended.stdout == (
         b"\r[0] 1/3 =" + b"\b" * 8 + b"\r[0] 2/3 ==" + b"\b" * 8 + b"\r[0] 3/3 ===\n"
     )
 
 
-def test_shows_the_last_state_of_other_ranks_progress_bars(khvdrun):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shows_the_last_state_of_progress_bars_in_a_pipe(khvdrun, rank):
     program = (
-        f"import os\nif os.environ['KERAS_HVD_RANK'] == '1':\n exec({PROGRESS_BAR!r})"
+        f"import os\nif os.environ['KERAS_HVD_RANK'] == '{rank}':\n"
+        f" exec({PROGRESS_BAR!r})"
     )
     ended = khvdrun.run("-np", 2, *python(program), text=False)
-    assert ended.stdout == b"[1] 3/3 ===\n"
+    assert ended.stdout == b"[%d] 3/3 ===\n" % rank
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (r"one\r\ntwo\r\n", "[0] one\n[0] two\n"),
+        (r"begun\rfirst\rlast\nnext\n", "[0] begun\n[0] last\n[0] next\n"),
+        (r"\r\033[1mbold\033[0m\n", "[0] bold\n"),
+        (r"\033[1mbold\033[0m\n", "[0] \033[1mbold\033[0m\n"),
+        (r"\rno end", "[0] no end\n"),
+        (r"\rfirst\r", "[0] first\n"),
+        (r"\n\r\n", "[0] \n[0] \n"),
+    ],
+)
+def test_settles_what_rank_0_rewrites_in_a_pipe(khvdrun, written, shown):
+    # In one piece, and byte by byte.
+    whole = khvdrun.run("-np", 1, *sh(f"printf '{written}'"), text=False)
+    assert whole.stdout.decode() == shown
+    single = (
+        "import os, sys\nfor byte in sys.argv[1].encode().decode('unicode_escape'):\n"
+        " os.write(1, byte.encode())"
+    )
+    written = written.replace("\\033", "\\x1b")
+    pieces = khvdrun.run("-np", 1, *python(single), written, text=False)
+    assert pieces.stdout.decode() == shown
+
+
+def test_a_training_is_two_lines_an_epoch_in_a_file(khvdrun, tmp_path):
+    program = (
+        "import keras, numpy as np, keras_hvd\n"
+        "keras_hvd.init()\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
+        "optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD())\n"
+        "model.compile(optimizer, 'mse')\n"
+        "broadcast = keras_hvd.callbacks.BroadcastGlobalVariables(0)\n"
+        "x = np.ones((640, 4))\n"
+        "model.fit(x, x[:, :1], batch_size=1, epochs=2, callbacks=[broadcast])\n"
+        "raise ValueError('the end')\n"
+    )
+    with (tmp_path / "log").open("w+") as log:
+        ended = khvdrun.run("-np", 2, *python(program), stdout=log)
+        log.seek(0)
+        lines = log.read().splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["[0]"] * 4, lines
+    assert [line.split()[1] for line in lines] == ["Epoch", "640/640"] * 2
+    assert "\x1b" not in "".join(lines)
+    # TensorFlow tells of its start once, and not again in the last lines.
+    starts = [line for line in ended.stderr.splitlines() if "oneDNN" in line]
+    assert starts and all(line.startswith("[0] ") for line in starts)
+    own = [line for line in ended.stderr.splitlines() if line.startswith("khvdrun:")]
+    assert own[1].endswith("stderr ended with:")
+    assert own[2] == "khvdrun:     Traceback (most recent call last):"
 
 
 def test_keeps_every_byte_of_every_rank_in_files(khvdrun, tmp_path):

@@ -45,6 +45,8 @@ callbacks.BestModelCheckpoint
 elastic.run elastic.KerasState elastic.TensorFlowKerasState elastic.TensorFlowState
 elastic.CommitStateCallback elastic.UpdateBatchStateCallback
 elastic.UpdateEpochStateCallback
+compute_service.TfDataServiceConfig compute_service.tf_data_service
+compute_service.send_to_data_service compute_service.compute_worker_fn
 """
 
 HOROVODRUNS_OPTIONS = """

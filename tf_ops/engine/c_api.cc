@@ -109,7 +109,7 @@ bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
 
 Status Wrong(const khvd_request& request, const std::string& text) {
   const char* name = request.name == nullptr ? "" : request.name;
-  return Status::InvalidArgument("'" + std::string(name) + "': " + text);
+  return Status::InvalidArgument(keras_hvd::Quoted(name) + ": " + text);
 }
 
 const char* KindName(const khvd_request& request) {

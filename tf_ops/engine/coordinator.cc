@@ -315,7 +315,7 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
     return "the ranks' calls differ (" + WhatEachGave(heads) +
            "). Every rank must add and remove the same process sets in the same order";
   }
-  return "'" + key.name + "' differs between ranks (" + WhatEachGave(heads) +
+  return Quoted(key.name) + " differs between ranks (" + WhatEachGave(heads) +
          "). Every rank must submit the same under one name";
 }
 
@@ -359,8 +359,7 @@ bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
   for (const auto& [rank, how] : departures_) {
     if (!Contains(members, rank)) continue;
     const Description& head = *entry->head()->description;
-    const std::string what =
-        IsAgreement(head.kind) ? Title(head) : "'" + key.name + "'";
+    const std::string what = IsAgreement(head.kind) ? Title(head) : Quoted(key.name);
     FailHeads(key, entry, members, what + " cannot be completed: " + how, Owe::kNo,
               true);
     return true;

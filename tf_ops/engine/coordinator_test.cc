@@ -15,6 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 TEST(CoordinatorTest, NothingRunsBeforeTheLastRankHasSubmitted) {
   Coordinator coordinator(3, kFusionBytes);
@@ -177,6 +178,19 @@ TEST(MismatchTest, NamesTheTensorAndWhatEachRankGave) {
             "'grad/w' differs between ranks (ranks 0, 1, 3: allreduce Sum of "
             "float32[3]; rank 2: allreduce Sum of float32[4]). Every rank must submit "
             "the same under one name");
+}
+
+TEST(MismatchTest, OfALongNameShowsWholeCharactersOfItsEnds) {
+  // The cuts fall into a character of two bytes, and of three.
+  std::string name = std::string(255, 'a') + "\u00e9" + std::string(100000, 'b');
+  name += "\u20ac" + std::string(255, 'c');
+  Coordinator coordinator(2, kFusionBytes);
+  for (int rank : {0, 1}) coordinator.Submit(rank, Share(Allreduce(name, rank)), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  const std::string shown = "'" + std::string(255, 'a') + "..." + std::string(255, 'c');
+  EXPECT_THAT(decisions[0].text,
+              StartsWith(shown + "' (100515 bytes) differs between ranks"));
 }
 
 TEST(MismatchTest, OfShapeTypeReductionScaleKindRootAndCount) {

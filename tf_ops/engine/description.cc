@@ -10,6 +10,12 @@ namespace {
 
 constexpr size_t kTensorsShown = 3;
 
+// In bytes. A name has no limit, and a text is copied many times on its way to a user.
+constexpr size_t kNameShown = 512;
+
+// Whether a byte goes on with a character of UTF-8.
+bool IsInsideCharacter(char byte) { return (byte & 0xc0) == 0x80; }
+
 std::string ScaleText(double scale) {
   char text[32];
   snprintf(text, sizeof(text), "%.9g", scale);
@@ -68,9 +74,20 @@ int64_t Description::bytes() const {
   return sum;
 }
 
+std::string Quoted(std::string_view name) {
+  if (name.size() <= kNameShown) return "'" + std::string(name) + "'";
+  size_t head = kNameShown / 2;
+  while (head > 0 && IsInsideCharacter(name[head])) --head;
+  size_t tail = name.size() - kNameShown / 2;
+  while (tail < name.size() && IsInsideCharacter(name[tail])) ++tail;
+  std::string text = "'" + std::string(name.substr(0, head)) + "...";
+  text += name.substr(tail);
+  return text + "' (" + std::to_string(name.size()) + " bytes)";
+}
+
 std::string Title(Kind kind, std::string_view name) {
   if (IsAgreement(kind)) return std::string(Name(kind)) + "()";
-  return std::string(Name(kind)) + " '" + std::string(name) + "'";
+  return std::string(Name(kind)) + " " + Quoted(name);
 }
 
 std::string Title(const Description& description) {

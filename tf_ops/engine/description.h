@@ -67,6 +67,8 @@ struct Description {
   int64_t bytes() const;
 };
 
+// "'grad/w'"; of a long name its two ends.
+std::string Quoted(std::string_view name);
 // "allreduce 'grad/w'"; "join()".
 std::string Title(Kind kind, std::string_view name);
 std::string Title(const Description& description);

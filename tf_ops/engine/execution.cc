@@ -226,8 +226,9 @@ bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
     std::unique_ptr<Operation> operation = Take(key);
     if (operation == nullptr) {
       segment_->Fail(rank_, Code::kInternal,
-                     "rank " + std::to_string(rank_) + " was told to run '" + key.name +
-                         "', which it has not submitted. This is a bug in keras_hvd");
+                     "rank " + std::to_string(rank_) + " was told to run " +
+                         Quoted(key.name) +
+                         ", which it has not submitted. This is a bug in keras_hvd");
       return false;
     }
     batch->push_back(std::move(operation));

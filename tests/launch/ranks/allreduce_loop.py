@@ -83,7 +83,7 @@ def loop(options: argparse.Namespace) -> None:
             if options.deed == "skip":
                 continue
             DEEDS[options.deed]()
-        allreduce(f"step {step % 10}", elements)
+        allreduce(f"step {step % 10}{options.padding}", elements)
 
 
 def main() -> None:
@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("--deed", choices=(*DEEDS, "skip"))
     parser.add_argument("--at", type=int, default=20)
     parser.add_argument("--resident-bytes", type=int, default=0)
+    parser.add_argument("--name-bytes", type=int, default=0)
     options = parser.parse_args()
+    options.padding = " " + "x" * options.name_bytes if options.name_bytes else ""
 
     keras_hvd.init()
     resident = ctypes.create_string_buffer(1)

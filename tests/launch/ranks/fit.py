@@ -53,8 +53,8 @@ def main() -> None:
             callbacks=[keras_hvd.callbacks.BroadcastGlobalVariables(0), SayLooping()],
         )
     except Exception as error:
-        at = time.monotonic()
-        note = {"type": type(error).__name__, "text": str(error), "at": at}
+        times = {"at": time.monotonic(), "cpu": time.process_time()}
+        note = {"type": type(error).__name__, "text": str(error), **times}
         record.write_text(json.dumps(note))
         raise
 

@@ -1,5 +1,7 @@
 """Ranks with different numbers of steps: an error on all of them, and nobody waits."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -224,3 +226,16 @@ def test_process_sets_make_their_own_steps(make_linear, rank, size):
     finally:
         for each in sets:
             keras_hvd.remove_process_set(each)
+
+
+def test_no_callback_has_numpy_warn_of_a_variable(model):
+    # Plain Keras asks NumPy for a copy of a variable only where it saves.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(
+            *rows(8),
+            batch_size=4,
+            verbose=0,
+            callbacks=[BroadcastGlobalVariables(0), MetricAverage()],
+        )
+    assert not [each for each in caught if "__array__" in str(each.message)]

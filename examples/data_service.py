@@ -1,0 +1,70 @@
+"""Trains on batches that tf.data service prepares, in servers that all ranks share.
+
+khvdrun -np 2 python examples/data_service.py
+"""
+
+import argparse
+
+import keras
+import tensorflow as tf
+from sklearn.datasets import load_digits
+from tensorflow.data.experimental import service
+
+import keras_hvd
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=8)
+arguments = parser.parse_args()
+
+keras_hvd.init()
+rank, size = keras_hvd.rank(), keras_hvd.size()
+keras.utils.set_random_seed(1 + rank)
+
+# Dispatcher and workers may as well be processes of other machines, which were started
+# before; then the ranks are given the dispatcher's address only.
+dispatcher = service.DispatchServer() if rank == 0 else None
+address = keras_hvd.broadcast_object(dispatcher and dispatcher.target, root_rank=0)
+worker = service.WorkerServer(
+    service.WorkerConfig(dispatcher_address=address.removeprefix("grpc://"))
+)
+
+images, labels = load_digits(return_X_y=True)
+prepared = (
+    tf.data.Dataset.from_tensor_slices((images.astype("float32"), labels))
+    .shuffle(len(images))
+    .map(lambda image, label: (image / 16, label))
+    .batch(32)
+    # Of one name: each batch goes to the rank that asks first, and to no other.
+    .apply(service.distribute(service.ShardingPolicy.DYNAMIC, address, "digits"))
+)
+# A rank may have got more batches than another one: all make as many steps.
+dataset = keras_hvd.data.even(prepared)
+
+model = keras.Sequential(
+    [
+        keras.Input((64,)),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ]
+)
+model.compile(
+    optimizer=keras_hvd.DistributedOptimizer(keras.optimizers.Adam(0.002 * size)),
+    loss="sparse_categorical_crossentropy",
+    metrics=["accuracy"],
+)
+history = model.fit(
+    dataset,
+    epochs=arguments.epochs,
+    verbose=0,
+    callbacks=[
+        keras_hvd.callbacks.BroadcastGlobalVariables(0),
+        keras_hvd.callbacks.MetricAverage(),
+    ],
+)
+received = sum(len(labels) for _, labels in prepared)
+total = keras_hvd.allreduce(received, name="received", op=keras_hvd.Sum)
+if rank == 0:
+    print(f"Training accuracy: {history.history['accuracy'][-1]:.2%}")
+    print(f"All ranks together read {total} of {len(images)} images in an epoch")
+# The servers end with their processes, and others may still read from them.
+keras_hvd.barrier()
