@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import environments
@@ -20,13 +21,19 @@ PROBE_VARIANTS = [
 ]
 
 
-def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
+def keras_hvd(
+    script: str,
+    ranks: int,
+    *arguments: object,
+    variables: Mapping[str, str] | None = None,
+) -> Job:
     """A script of contenders/ under `khvdrun`.
 
     Args:
         script: its file name.
         ranks: how many.
         arguments: further ones of the script.
+        variables: environment variables, beside those of this process.
 
     Returns:
         The job, running.
@@ -39,7 +46,7 @@ def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
         "keras_hvd",
         lambda path: [[*launcher, CONTENDERS / script, "--socket", path, *arguments]],
         ranks,
-        {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        {"TF_CPP_MIN_LOG_LEVEL": "2", **(variables or {})},
     )
 
 
