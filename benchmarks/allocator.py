@@ -1,15 +1,18 @@
-"""What TensorFlow's memory costs: `python benchmarks/allocator.py`.
+"""What TensorFlow's allocator costs: `python benchmarks/allocator.py`.
 
-Large results take the time of the page faults of memory that was given back to the
-system before. Runs collectives and steps of training under several allocators, each in
-processes of its own, in turn: the time of a call, its page faults, and the memory of a
-rank. Prints tables and writes JSON and a plot.
+Runs collectives and steps of training under several allocators, each in processes of
+its own, in turn, and shows the time of a call, its page faults, and the memory of a
+rank, which grows where an allocator scatters what it keeps. `--without-onednn` is for
+processors on which TensorFlow has a pool by itself. Prints tables, writes JSON and a
+plot.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import statistics
+from collections.abc import Mapping
 
 import environments
 import jobs
@@ -17,73 +20,173 @@ import measurement
 import plots
 import tables
 from measurement import summary
-from tables import Table, duration, spread
+from tables import Check, Table, spread
 
-# What each rank is started with.
-GLIBC = {"KERAS_HVD_ALLOCATOR": "unchanged"}
-KEPT = {**GLIBC, "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-ALLOCATORS = {
-    "unchanged": GLIBC,
-    "pool": {"TF_CPU_ALLOCATOR_USE_BFC": "true"},
-    "huge pages": {**GLIBC, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    "kept, one arena": {**KEPT, "MALLOC_ARENA_MAX": "1"},
-    "kept, two arenas": {**KEPT, "MALLOC_ARENA_MAX": "2"},
-    "kept": KEPT,
-    "thresholds of 1 GiB": {**GLIBC, **THRESHOLDS},
-    "thresholds, one arena": {**GLIBC, **THRESHOLDS, "MALLOC_ARENA_MAX": "1"},
-    "pool, huge pages": {"TF_CPU_ALLOCATOR_USE_BFC": "true", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    "tcmalloc": {**GLIBC, "LD_PRELOAD": "/tmp/tcm/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"},
+UNCHANGED, POOL, C_API = "unchanged", "pool", "C API"
+# The C library's, told to keep what is freed; with arenas of threads it gives it back.
+_ONE_ARENA = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_ARENA_MAX": "1",
 }
-# How many ranks, and how many calls a turn.
+# What the ranks' environment has beside `--allocator`'s choice.
+ALLOCATORS = {
+    UNCHANGED: {"KERAS_HVD_ALLOCATOR": "unchanged"},
+    POOL: {"KERAS_HVD_ALLOCATOR": "pool"},
+    "huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    "one arena": _ONE_ARENA,
+    "tcmalloc": {"LD_PRELOAD": ctypes.util.find_library("tcmalloc_minimal") or ""},
+}
+# How many ranks, and how many calls of a turn.
 WORKLOADS = {
-    "c_api/64": (2, 20),
-    "allreduce/64": (2, 10),
-    "c_api/16": (2, 60),
-    "allreduce/16": (2, 40),
-    "c_api/1": (2, 400),
     "allreduce/1": (2, 200),
+    "allreduce/16": (2, 40),
+    "allreduce/64": (2, 10),
     "gradients": (2, 10),
-    "elements": (1, 20),
     "cnn": (1, 10),
     "mlp": (1, 3),
     "embedding": (1, 10),
     "transformer": (1, 150),
+    "elements": (1, 20),
 }
+WANTED_RATIO = 1.3
+
+# workload: allocator: "seconds" (a summary), "faults" of a call, and of a rank's memory
+# "first", "last" and "peak", in bytes
+Measured = dict[str, dict[str, dict]]
 
 
 def main() -> None:
     measurement.end_on_sigterm()
     options = arguments()
+    measured, versions = {}, {}
     for workload in options.workloads:
-        ranks, calls = WORKLOADS[workload]
-        names = ["unchanged"] if workload.startswith("c_api") else options.allocators
-        series = {n: [] for n in names}
-        started = {}
-        try:
-            for n in names:
-                started[n] = jobs.keras_hvd("allocator.py", ranks, "--workload", workload,
-                    "--timed-calls", environments.compiled("timed_calls.c"), variables={**ALLOCATORS[n], **({"TF_ENABLE_ONEDNN_OPTS": options.onednn} if options.onednn else {})})
-            first = {n: j.ask(repeats=max(3, calls // 10)) for n, j in started.items()}
-            for _ in range(options.rounds):
-                for n, j in started.items():
-                    series[n].append(j.ask(repeats=calls))
-        finally:
-            for j in started.values(): j.close()
-        for n in names:
-            seconds = [s for a in series[n] for s in a[0]["seconds"]]
-            last = series[n][-1][0]
-            s = summary(seconds)
-            print(f"{workload:14} {n:22} {spread(s):28} mean {1e3*s['mean']:8.3f} faults {statistics.median([a[0]['faults'] for a in series[n]]):9.1f} resident {first[n][0]['resident']>>20:5} -> {last['resident']>>20:5} peak {last['peak']>>20:5} MiB", flush=True)
+        measured[workload], versions["keras_hvd"] = measure(workload, options)
+    checks = requirements(measured)
+    result = {
+        "benchmark": "allocator",
+        "machine": options.machine,
+        "versions": versions,
+        "settings": {
+            "rounds": options.rounds,
+            "without_onednn": options.without_onednn,
+        },
+        "measured": measured,
+        "checks": checks,
+        "tables": [table(measured), tables.check_table(checks)],
+    }
+    tables.publish(options.output, result)
+    plots.bars(
+        options.output / "allocator.svg",
+        "seconds a call",
+        {
+            workload: {name: found["seconds"] for name, found in row.items()}
+            for workload, row in measured.items()
+        },
+    )
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--onednn", default="")
-    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
-    parser.add_argument("--allocators", nargs="+", default=list(ALLOCATORS))
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measurement.add_output_argument(parser)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of each allocator (default: 5)"
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS)
+    )
+    names = [name for name in ALLOCATORS if all(ALLOCATORS[name].values())]
+    parser.add_argument(
+        "--allocators",
+        nargs="+",
+        choices=names,
+        default=names,
+        help=f"default: those that are installed here, {', '.join(names)}",
+    )
+    parser.add_argument(
+        "--without-onednn",
+        action="store_true",
+        help="have TensorFlow leave oneDNN, and its pool with it",
+    )
+    options = parser.parse_args()
+    options.machine = measurement.machine()
+    return options
+
+
+def measure(workload: str, options: argparse.Namespace) -> tuple[dict[str, dict], str]:
+    """Runs a workload under each allocator, and asks them in turn."""
+    calls = WORKLOADS[workload][1]
+    running: dict[str, measurement.Job] = {}
+    answers: dict[str, list[dict]] = {}
+    try:
+        for name in options.allocators:
+            running[name] = start(workload, ALLOCATORS[name], options)
+        kind, _, size = workload.partition("/")
+        if kind == "allreduce":
+            running[C_API] = start(f"c_api/{size}", ALLOCATORS[UNCHANGED], options)
+        for name, job in running.items():
+            answers[name] = job.ask(repeats=max(3, calls // 10))[:1]
+        for _ in range(options.rounds):
+            for name, job in running.items():
+                answers[name] += job.ask(repeats=calls)[:1]
+        version = next(iter(running.values())).version
+    finally:
+        for job in running.values():
+            job.close()
+    return {name: figures(*found) for name, found in answers.items()}, version
+
+
+def start(
+    workload: str, variables: Mapping[str, str], options: argparse.Namespace
+) -> measurement.Job:
+    onednn = {"TF_ENABLE_ONEDNN_OPTS": "0"} if options.without_onednn else {}
+    return jobs.keras_hvd(
+        "allocator.py",
+        WORKLOADS[workload.replace("c_api", "allreduce")][0],
+        *("--workload", workload),
+        *("--timed-calls", environments.compiled("timed_calls.c")),
+        variables={**variables, **onednn},
+    )
+
+
+def figures(first: dict, *turns: dict) -> dict:
+    """What rank 0 answered: the first time, which does not count, and then."""
+    return {
+        "seconds": summary([each for turn in turns for each in turn["seconds"]]),
+        "faults": statistics.median(turn["faults"] for turn in turns),
+        "first": first["resident"],
+        "last": turns[-1]["resident"],
+        "peak": turns[-1]["peak"],
+    }
+
+
+def requirements(measured: Measured) -> list[Check]:
+    """What keras_hvd must show, of what was measured."""
+    checks = []
+    for workload, row in measured.items():
+        if POOL in row and C_API in row:
+            medians = (row[name]["seconds"]["median"] for name in (POOL, C_API))
+            pool, c_api = medians
+            what = f"{workload} MiB in a tf.function, pool: against the C API"
+            checks.append(Check(what, pool / c_api, WANTED_RATIO, False, "x"))
+    return checks
+
+
+def table(measured: Measured) -> Table:
+    rows = [
+        [
+            *(workload, name, spread(found["seconds"]), f"{found['faults']:.0f}"),
+            *(f"{found[when] >> 20} MiB" for when in ("first", "last", "peak")),
+        ]
+        for workload, row in measured.items()
+        for name, found in row.items()
+    ]
+    header = ["workload", "allocator", "a call", "page faults"]
+    header += ["memory at first", "at last", "at most"]
+    title = "A call: median (10th-90th percentile), page faults, memory of rank 0"
+    return Table(title, header, rows)
 
 
 if __name__ == "__main__":

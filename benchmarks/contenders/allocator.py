@@ -39,7 +39,7 @@ def main() -> None:
         array = rank.buffer(int(size) << 20)
         seconds = c_api.Allreduce(options.timed_calls, kind, [array]).seconds
     else:
-        call = WORKLOAD_KINDS[kind](*([int(size)] if size else []))
+        call = KINDS[kind](*([int(size)] if size else []))
         seconds = functools.partial(timed, call)
     while (command := session.command()) is not None:
         before = faults()
@@ -185,7 +185,7 @@ def trained(model, rows: np.ndarray, classes: int) -> Call:
     )
 
 
-WORKLOAD_KINDS = {
+KINDS = {
     each.__name__: each
     for each in (
         *(allreduce, gradients, elements),
