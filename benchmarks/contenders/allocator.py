@@ -1,4 +1,4 @@
-"""A rank of allocator.py: one workload, with the time, the page faults and the memory."""
+"""A rank of allocator.py: the time, page faults and memory of one workload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import c_api
-import functions
 import numpy as np
 import rank
 import tensorflow as tf
