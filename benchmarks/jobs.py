@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import environments
@@ -24,13 +24,19 @@ PROBE_VARIANTS = [
 ]
 
 
-def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
+def keras_hvd(
+    script: str,
+    ranks: int,
+    *arguments: object,
+    variables: Mapping[str, str] | None = None,
+) -> Job:
     """A script of contenders/ under `khvdrun`.
 
     Args:
         script: its file name.
         ranks: how many.
         arguments: further ones of the script.
+        variables: environment variables, beside those of this process.
 
     Returns:
         The job, running.
@@ -43,7 +49,7 @@ def keras_hvd(script: str, ranks: int, *arguments: object) -> Job:
         "keras_hvd",
         lambda path: [[*launcher, CONTENDERS / script, "--socket", path, *arguments]],
         ranks,
-        {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        {"TF_CPP_MIN_LOG_LEVEL": "2", **(variables or {})},
     )
 
 

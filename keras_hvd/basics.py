@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_hvd import (
+    allocator,
     environment,
     exceptions,
     gpu_libraries,
@@ -43,7 +44,8 @@ def init(
     again does nothing.
 
     Where there are GPUs, TensorFlow is told to use one: that of this local rank, its
-    memory as it is needed. What the script has told it before counts.
+    memory as it is needed. What the script has told it before counts. Tensors in host
+    memory come from TensorFlow's pool, unless an allocator was chosen already.
 
     Args:
         comm: the ranks of the job, or an mpi4py communicator. This version takes all
@@ -368,6 +370,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
     atexit.register(shutdown)
     if world.size > 1:
         _spare_what_is_imported()
+    allocator.use(world.rank)
     gpu_pinning.pin(world)
     if timeline.path:
         _start_timeline(timeline)

@@ -76,6 +76,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
     prefix_output_with_timestamp: bool = False,
+    allocator: str | None = None,
 ) -> list[Any]:
     """Calls a function on every rank of a new job, which ends with the call.
 
@@ -112,6 +113,7 @@ def run(
         min_np: The same as `min_num_proc`.
         max_np: The same as `max_num_proc`.
         prefix_output_with_timestamp: Whether lines of output start with the time.
+        allocator: As `khvdrun --allocator`: "pool" or "unchanged".
 
     Returns:
         What the function returned on each rank, in the order of the ranks.
@@ -159,6 +161,7 @@ def run(
             "--mpi-args": mpi_args,
             "--network-interface": network_interface,
             "--prefix-output-with-timestamp": bool(prefix_output_with_timestamp),
+            "--allocator": allocator,
         }
     )
     if not callable(func):

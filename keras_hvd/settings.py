@@ -24,6 +24,9 @@ _MOST = 2**63 - 1
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """What `KERAS_HVD_LOG_LEVEL` may be, as khvd_log_level in c_api.h, from 1 on."""
 
+ALLOCATORS = ("pool", "unchanged")
+"""What `KERAS_HVD_ALLOCATOR` may be; see allocator.py."""
+
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_PROCESS = "autotune compares by turns, without a Gaussian process"
 _ONE_STREAM = "all collectives of a GPU are on one stream, one after the other"
@@ -219,6 +222,30 @@ def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
     # Horovod's word for one that start_timeline will start, which it always can here.
     path = "" if found is None or found.text == "DYNAMIC" else found.text
     return Timeline(path, _switch(_find(variables, "TIMELINE_MARK_CYCLES")))
+
+
+def allocator(environment: Mapping[str, str] | None = None) -> str:
+    """Reads which allocator TensorFlow is to use for tensors in host memory.
+
+    Args:
+        environment: The variables to look at; those of this process by default.
+
+    Returns:
+        One of `ALLOCATORS`; "" where nothing is said.
+
+    Raises:
+        ValueError: The variable is malformed.
+
+    Example:
+
+    >>> allocator({"KERAS_HVD_ALLOCATOR": "pool"})
+    'pool'
+    """
+    variables = os.environ if environment is None else environment
+    found = _find_ours(variables, "ALLOCATOR")
+    if found is None:
+        return ""
+    return ALLOCATORS[found.parse(ALLOCATORS.index, " or ".join(ALLOCATORS))]
 
 
 def without_effect(environment: Mapping[str, str] | None = None) -> str:

@@ -115,6 +115,7 @@ def read(arguments: Sequence[str]) -> Options:
     parser = _parser()
     own, command = _split(parser, arguments)
     given = _parse_with_config_file(parser, own)
+    _check_allocator(parser, given.variables)
     if given.check_build:
         return Options(check_build=True)
     if given.diagnose:
@@ -153,7 +154,11 @@ def _diagnosis(
         given.ranks = max(2, min(cores.available(), _MOST_DIAGNOSED_RANKS))
     _check_hosts(parser, given)
     return Options(
-        check_build=False, diagnose=True, ranks=given.ranks, bind_to=given.bind_to
+        check_build=False,
+        diagnose=True,
+        ranks=given.ranks,
+        bind_to=given.bind_to,
+        variables=given.variables,
     )
 
 
@@ -238,6 +243,15 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         choices=("none", "cores"),
         default="none",
         help="give every rank cores of its own (default: none)",
+    )
+    add(
+        "--allocator",
+        choices=settings.ALLOCATORS,
+        action=_SetVariable,
+        variable="KERAS_HVD_ALLOCATOR",
+        help="pool: TensorFlow keeps the memory of freed tensors, which spares page "
+        "faults (default, unless you have chosen an allocator by MALLOC_..., "
+        "GLIBC_TUNABLES, LD_PRELOAD or TF_...); unchanged: leave it as it is",
     )
     add(
         *("-H", "--hosts", "--host"),
@@ -576,6 +590,14 @@ def _file_to_write(path: Path, written: Path) -> str:
         raise argparse.ArgumentTypeError(f"cannot write {str(path)!r}")
     # Ranks may change their directory before they open it.
     return os.path.abspath(path)
+
+
+def _check_allocator(parser: _Parser, variables: Mapping[str, str]) -> None:
+    """Of the variables that ranks read, khvdrun itself acts on this one."""
+    try:
+        settings.allocator({**os.environ, **variables})
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

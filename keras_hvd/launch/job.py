@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from keras_hvd import allocator
 from keras_hvd.launch import cores, processes, rank, report
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
@@ -104,12 +105,13 @@ class Job:
         bound: list[set[int] | None] = [None] * options.ranks
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
+        given = {**os.environ, **options.variables}
         for number in range(options.ranks):
             environment = {
                 **cores.thread_variables(options.ranks),
                 "PYTHONUNBUFFERED": "1",
-                **os.environ,
-                **options.variables,
+                **given,
+                **allocator.variables(given),
                 **_place(number, options.ranks, job),
             }
             started = rank.start(

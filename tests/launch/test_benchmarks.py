@@ -95,3 +95,18 @@ def test_scaling(benchmark):
         f"{VARIANT}, 2 ranks, Strategy: speed of copies that meet",
     ]
     assert f"| {VARIANT}" in printed
+
+
+def test_allocator(benchmark):
+    workload, few = "allreduce/1", ["--rounds", 1, "--without-onednn"]
+    arguments = ["--workloads", workload, "--allocators", "pool", *few]
+    printed, result = benchmark("allocator", *arguments)
+    assert set(result["measured"][workload]) == {"pool", "C API"}
+    for found in result["measured"][workload].values():
+        assert found["seconds"]["median"] > 0
+        assert found["faults"] >= 0
+        assert 0 < found["first"] <= found["peak"]
+        assert 0 < found["last"] <= found["peak"]
+    (requirement,) = requirements(result)
+    assert requirement == "allreduce/1 MiB in a tf.function, pool: against the C API"
+    assert "| allreduce/1" in printed

@@ -59,13 +59,15 @@ def test_measures_two_ranks(khvdrun):
     assert ended.stderr == ""
     assert list(found) == [
         *FOUND_WITHOUT_RANKS,
-        *("wake-up", "shared memory", "copy, 1 rank", "copy, 2 ranks"),
+        *("wake-up", "new memory"),
+        *("shared memory", "copy, 1 rank", "copy, 2 ranks"),
         *("allreduce 4 B", "allreduce 1 KiB", "allreduce 1 MiB", "allreduce 64 MiB"),
         "lost wake-ups",
         *OPTIONAL,
     ]
     assert found["TensorFlow"][0] == found["Keras"][0] == "ok"
     assert re.fullmatch(r"0 in \d+ sleeps", found["lost wake-ups"][1])
+    assert re.match(r"\d+ MiB take [\d.]+ [mu]s, when used", found["new memory"][1])
     assert seconds < 60
     last = ended.stdout.splitlines()[-1]
     assert re.fullmatch(

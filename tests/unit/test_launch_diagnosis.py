@@ -323,3 +323,42 @@ def test_compares_mpi4py_to_mpirun(tmp_path, monkeypatch):
     assert "put the mpirun of MPICH first" in other.advice
     assert same.verdict is Verdict.OK
     assert same.figure.endswith("MPICH 4.3.2; mpi4py uses MPICH 4.3.2")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "variables", "said", "verdict"),
+    [
+        ((70e-3, 5e-3), {}, "TensorFlow keeps it", Verdict.OK),
+        (
+            (70e-3, 5e-3),
+            {"TF_CPU_ALLOCATOR_USE_BFC": "true"},
+            *("TensorFlow keeps it", Verdict.OK),
+        ),
+        (
+            (70e-3, 5e-3),
+            {"KERAS_HVD_ALLOCATOR": "unchanged"},
+            *("as --allocator unchanged has it", Verdict.WARNING),
+        ),
+        (
+            (70e-3, 5e-3),
+            {"MALLOC_ARENA_MAX": "1"},
+            *("as MALLOC_ARENA_MAX has it", Verdict.WARNING),
+        ),
+        (
+            (8e-3, 5e-3),
+            {"MALLOC_ARENA_MAX": "1"},
+            *("as MALLOC_ARENA_MAX has it", Verdict.OK),
+        ),
+    ],
+)
+def test_warns_where_tensors_may_come_from_slow_new_memory(
+    monkeypatch, seconds, variables, said, verdict
+):
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(measurement, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(probes, "touches", lambda size: seconds)
+    found = measurement.new_memory(Options(check_build=False, ranks=2))
+    first = f"64 MiB take {seconds[0] * 1e3:g} ms, when used again 5 ms: "
+    assert found.figure == first + said
+    assert found.verdict is verdict
+    assert ("--allocator pool" in found.advice) == (verdict is Verdict.WARNING)

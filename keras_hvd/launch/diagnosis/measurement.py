@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from keras_hvd import allocator
 from keras_hvd.launch import cores, processes
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import machine, probes
@@ -25,6 +26,7 @@ _LARGEST = 64 << 20
 _SMALLEST_LARGEST = 2 << 20
 _ROUND_TRIPS = 3000
 _WAKE_SECONDS = 1.0
+_TOUCHES = 3
 
 # Above these the figure is far from what a machine of its kind can give: 38 us for a
 # futex round trip and 4 us for a small allreduce are usual on a virtual machine of two
@@ -32,6 +34,8 @@ _WAKE_SECONDS = 1.0
 # copies are faster still.
 _SLOW_ROUND_TRIP = 150e-6
 _SLOW_SMALL_ALLREDUCE = 60e-6
+# Up to this new memory costs little beside what an op writes to it.
+_SLOW_NEW_MEMORY = 2.0
 _SLOW_IN_COPIES = 5.0
 _SLOW_IN_CACHED_COPIES = 15.0
 
@@ -81,6 +85,29 @@ def wake_up() -> Finding:
             "machine: cpuidle_haltpoll) and free of other work",
         )
     return Finding("wake-up", figure)
+
+
+def new_memory(options: Options) -> Finding:
+    """Measures what large tensors pay where TensorFlow does not keep their memory."""
+    name = "new memory"
+    size = _largest_size(1)
+    pairs = [probes.touches(size) for _ in range(_TOUCHES)]
+    new, used = (statistics.median(times) for times in zip(*pairs))
+    environment = {**os.environ, **options.variables}
+    is_kept = allocator.uses_pool(environment)
+    chosen = allocator.chosen_by(environment) or "--allocator unchanged"
+    figure = (
+        f"{amount(size)} take {probes.duration(new)}, when used again "
+        f"{probes.duration(used)}: "
+        + ("TensorFlow keeps it" if is_kept else f"as {chosen} has it")
+    )
+    if is_kept or new < _SLOW_NEW_MEMORY * used:
+        return Finding(name, figure)
+    return warning(
+        *(name, figure),
+        "large tensors take that much longer where they come from new memory: compare "
+        "with khvdrun --allocator pool",
+    )
 
 
 def run(options: Options) -> Figures | Finding:

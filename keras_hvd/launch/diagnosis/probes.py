@@ -54,6 +54,25 @@ def private_memory(size: int) -> mmap.mmap:
     return memory
 
 
+def touches(size: int) -> tuple[float, float]:
+    """Writes to all of a block of new memory, and then again.
+
+    Args:
+        size: In bytes.
+
+    Returns:
+        The seconds of the first time, with a page fault for each page, and of the
+        second.
+    """
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    where = address(memory)
+    times = [time.perf_counter()]
+    for value in (1, 2):
+        ctypes.memset(where, value, size)
+        times.append(time.perf_counter())
+    return times[1] - times[0], times[2] - times[1]
+
+
 def address(memory: mmap.mmap) -> int:
     """Where a block of memory lies."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))

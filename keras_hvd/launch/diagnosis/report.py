@@ -106,7 +106,11 @@ def _show(title: str, looks: Sequence[_Look]) -> list[Finding]:
 
 
 def _measure(options: Options) -> list[Finding]:
-    shown = _show("measured", (("wake-up", measurement.wake_up),))
+    looks = (
+        ("wake-up", measurement.wake_up),
+        ("new memory", functools.partial(measurement.new_memory, options)),
+    )
+    shown = _show("measured", looks)
     figures = measurement.run(options)
     found = (
         [figures]
