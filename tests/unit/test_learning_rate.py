@@ -110,6 +110,22 @@ def test_momentum_correction(optimizer, slots, correction):
         np.testing.assert_allclose(slot, factor * value, rtol=1e-6)
 
 
+def test_momentum_stays_after_a_rate_of_zero():
+    """No factor leads from it to another one."""
+    model = make_model(keras.optimizers.SGD(0.8, momentum=0.9))
+    model.fit(X, Y, verbose=0)
+    schedule = LearningRateSchedule(0.8, lambda epoch: epoch, momentum_correction=False)
+    schedule.set_model(model)
+    schedule.on_epoch_begin(0)
+    assert model.optimizer.learning_rate == 0
+    before = [slot.numpy() for slot in model.optimizer.momentums]
+    schedule.momentum_correction = True
+    schedule.on_epoch_begin(1)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.8)
+    for slot, value in zip(model.optimizer.momentums, before, strict=True):
+        np.testing.assert_array_equal(slot, value)
+
+
 def test_averages_of_gradients_are_not_corrected():
     model = make_model(keras.optimizers.Adam(0.8))
     model.fit(X, Y, verbose=0)

@@ -198,7 +198,7 @@ CASES = {
         {"digit": ["accuracy"], "even": [keras.metrics.AUC(50, from_logits=True)]},
         {"run_eagerly": True, "loss_weights": {"digit": 1.0, "even": 0.5}},
         data=pairs,
-        samples=100,
+        samples=97,
     ),
     # The last batch has one row.
     "fewer_rows_than_ranks": Case(synchronized, samples=97),

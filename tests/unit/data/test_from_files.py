@@ -483,6 +483,11 @@ def test_the_largest_parts_are_shared_out_first():
     assert second[:, plan.PIECE].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_parts_of_no_weight_are_shared_out_too():
+    shares = plan.shares(plan.whole(6), np.zeros(6), 3)
+    assert [len(share) for share in shares] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("ranks", [3, 4, 7])
 def test_which_rank_begins_a_piece_that_all_share_goes_round(ranks):
     """So that none has one sample more of each piece than another has."""
