@@ -63,7 +63,7 @@ INFINITE = [
 WRONG = {
     "tensor": [
         (["text"], TypeError, "got string"),
-        ([[1.0], [1.0, 2.0]], ValueError, "non-rectangular"),
+        ([[1.0], [1.0, 2.0]], ValueError, "non-rectangular|inhomogeneous"),
     ],
     "tensors": [
         ([[1.0], ["text"]], TypeError, "got string"),
