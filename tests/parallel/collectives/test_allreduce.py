@@ -46,7 +46,7 @@ def reduced(inputs, op, prescale=1.0, postscale=1.0):
         postscale /= len(inputs)
     with np.errstate(over="ignore"):
         inputs = [array.astype(work) * np.array(prescale, work) for array in inputs]
-        if integers:
+        if integers and scaled:
             inputs = [np.trunc(array) for array in inputs]
         result = inputs[0]
         for array in inputs[1:]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables
@@ -53,13 +52,6 @@ def several_optimizers() -> keras.optimizers.Optimizer:
     return keras.optimizers.MultiOptimizer(by_path)
 
 
-class AdamOfDense(keras.optimizers.Adam):
-    """Plain Adam squares the gradients of a row that a batch has twice one by one."""
-
-    def _clip_gradients(self, grads):
-        return super()._clip_gradients([tf.convert_to_tensor(each) for each in grads])
-
-
 @dataclasses.dataclass
 class Case:
     optimizer: Callable[[], keras.optimizers.Optimizer]
@@ -87,7 +79,6 @@ CASES = {
     ),
     "multi_optimizer": Case(several_optimizers),
     "embedding": Case(lambda: keras.optimizers.SGD(1.0), with_embedding),
-    "embedding_adam": Case(lambda: AdamOfDense(0.01), with_embedding),
     "mixed_float16": Case(
         lambda: keras.optimizers.SGD(0.1), policy="mixed_float16", tolerance=1e-3
     ),
