@@ -364,6 +364,9 @@ def _join_once(sets: list[ProcessSet]) -> None:
     check(native.engine().khvd_init(ctypes.byref(options)))
     _jobs_joined += 1
     _job = f"{world.job}, {_jobs_joined}"
+    # At once: the other ranks go on, and what they submit before is not in it.
+    if timeline.path:
+        _start_timeline(timeline)
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(shutdown)
@@ -372,8 +375,6 @@ def _join_once(sets: list[ProcessSet]) -> None:
         _spare_what_is_imported()
     allocator.use(world.rank)
     gpu_pinning.pin(world)
-    if timeline.path:
-        _start_timeline(timeline)
     _add(sets)
 
 
