@@ -161,9 +161,13 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
 
 def _scale(plain, value):
     batch = _batch()
-    if batch is None:
+    if batch is not None:
+        return value * tf.cast(batch.share, value.dtype)
+    strategy = tf.distribute.get_strategy()
+    if not current.is_ours(strategy):
         return plain(value)
-    return value * tf.cast(batch.share, value.dtype)
+    # Keras rounds a rank's share to a float32, whatever the type of the loss.
+    return value / strategy.num_replicas_in_sync
 
 
 def _unscale(plain, value):
