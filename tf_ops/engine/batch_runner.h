@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "tf_ops/collectives/allreduce.h"
@@ -34,9 +36,11 @@ class BatchRunner {
               Coordination* coordination);
 
   // Runs batch `number` with the members of its process set; all of them count the
-  // batches alike. Returns false if the job has failed or this rank stops waiting.
+  // batches alike. `results`: where rank 0 has sent them, see inline_tensors.h. Returns
+  // false if the job has failed or this rank stops waiting.
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
-           const BatchSettings& settings);
+           const BatchSettings& settings,
+           const std::optional<std::string_view>& results);
 
   // All ranks add a process set. `number` and `settings` as of a batch of all ranks.
   bool AddProcessSet(int32_t id, const std::vector<int>& members,
@@ -55,6 +59,8 @@ class BatchRunner {
 
   bool RunAnywhere(const Batch& batch, const std::vector<int>& members, uint64_t number,
                    const BatchSettings& settings, bool recorded);
+  bool TakeResults(const Batch& batch, const std::vector<int>& members, uint64_t number,
+                   std::string_view results);
   bool RunCollective(const Batch& batch, const std::vector<int>& members,
                      const BatchSettings& settings);
   bool RunAllreduce(const Batch& batch, const BatchSettings& settings);

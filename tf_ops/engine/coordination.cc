@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "tf_ops/engine/autotune_log.h"
+#include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
@@ -101,9 +103,14 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
   }
   anything_waits_ = true;
   const double given = std::exchange(time, 0);
+  std::optional<std::string> input;
+  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitInput) {
+    input.emplace(message);
+  }
   coordinator_.Submit(
       rank, dictionary[number], given > 0 ? given : NowSeconds(),
-      static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitDuplicate);
+      static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitDuplicate,
+      std::move(input));
 }
 
 // Equal descriptions of several ranks become one object, so that they compare by
@@ -158,12 +165,7 @@ void Coordination::WriteDecision(const Decision& decision) {
   if (decision.type == Decision::Type::kRun) {
     const bool runs_here = decision.ranks.front() == 0;
     timeline_.AddDecision(++batches_, decision, runs_here);
-    EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), &message);
-    for (bool in_place : {false, true}) {
-      const Stores stores = store_choice_.Choose(decision.bytes, in_place);
-      EncodeInteger(static_cast<int64_t>(stores), &message);
-    }
-    for (int64_t number : numbers) EncodeInteger(number, &message);
+    EncodeRun(decision, numbers, &message);
   } else if (decision.type == Decision::Type::kAgree) {
     if (decision.agreed == Kind::kAddProcessSet) batches_ += 1;
     EncodeInteger(static_cast<int64_t>(DecisionMessage::kAgree), &message);
@@ -180,6 +182,26 @@ void Coordination::WriteDecision(const Decision& decision) {
     EncodeText(decision.text, &message);
   }
   decisions_.Append(message);
+}
+
+void Coordination::EncodeRun(const Decision& decision,
+                             const std::vector<int64_t>& numbers,
+                             std::string* message) {
+  if (decision.given.empty()) {
+    EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), message);
+    for (bool in_place : {false, true}) {
+      const Stores stores = store_choice_.Choose(decision.bytes, in_place);
+      EncodeInteger(static_cast<int64_t>(stores), message);
+    }
+    for (int64_t number : numbers) EncodeInteger(number, message);
+    return;
+  }
+  EncodeInteger(static_cast<int64_t>(DecisionMessage::kResult), message);
+  EncodeInteger(static_cast<int64_t>(numbers.size()), message);
+  for (int64_t number : numbers) EncodeInteger(number, message);
+  for (const Decision::Given& given : decision.given) {
+    AppendResults(*given.description, given.inputs, message);
+  }
 }
 
 void Coordination::WriteZeros(const Decision::Zeros& zeros) {

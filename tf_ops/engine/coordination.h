@@ -54,6 +54,7 @@ enum class SubmissionMessage : int64_t {
   kSubmit = 1,           // number
   kSubmitDuplicate = 2,  // number: the rank has the name under way in another op
   kTime = 3,             // nanoseconds: when the next request was submitted
+  kSubmitInput = 4,      // number, what the rank gives; see inline_tensors.h
 };
 
 // What begins a message of the decisions.
@@ -64,6 +65,7 @@ enum class DecisionMessage : int64_t {
   kZeros = 3,   // count, ranks, description: they have it, zeros, for the next kRun
   kAgree = 4,   // number, kind, answer, members
   kTune = 5,    // window bytes, small bytes, spin in microseconds: from here on
+  kResult = 6,  // count, numbers of the tensors, their results
 };
 
 class Coordination {
@@ -107,6 +109,8 @@ class Coordination {
   bool NoteDepartures();
   void WriteDecision(const Decision& decision);
   void WriteZeros(const Decision::Zeros& zeros);
+  void EncodeRun(const Decision& decision, const std::vector<int64_t>& numbers,
+                 std::string* message);
   void WriteTuning();
   void WriteAutotuneLog();
   int64_t NumberFor(const TensorKey& key);

@@ -113,7 +113,7 @@ void Coordinator::ForgetIdleEntries() {
 }
 
 void Coordinator::Submit(int rank, std::shared_ptr<const Description> description,
-                         double now, bool duplicate) {
+                         double now, bool duplicate, std::optional<std::string> input) {
   last_submissions_[rank] = description;
   last_submission_ = now;
   const TensorKey key = {description->process_set, description->name};
@@ -136,7 +136,7 @@ void Coordinator::Submit(int rank, std::shared_ptr<const Description> descriptio
   }
   const bool joins = description->kind == Kind::kJoin;
   entry.waiting[place].push_back(
-      {std::move(description), duplicate, now, ++submissions_});
+      {std::move(description), duplicate, now, ++submissions_, std::move(input)});
   if (entry.waiting[place].size() > 1) return;
   if (joins) Join(rank);
   Settle(key, &entry, members);
@@ -180,12 +180,31 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
       Agree(key, entry, *members);
       continue;
     }
-    settled_.push_back(
-        {key, description, members, std::move(joined), {}, Times(*entry, *members)});
-    for (auto& queue : entry->waiting) {
-      if (!queue.empty()) queue.pop_front();
-    }
+    std::vector<std::pair<int, double>> times = Times(*entry, *members);
+    settled_.push_back({key,
+                        description,
+                        members,
+                        std::move(joined),
+                        TakeHeads(entry),
+                        {},
+                        std::move(times)});
   }
+}
+
+// Takes what each member waits for first; returns what they gave with it, if all did.
+std::vector<std::string> Coordinator::TakeHeads(Entry* entry) {
+  std::vector<std::string> inputs;
+  inputs.reserve(entry->waiting.size());
+  bool all = true;
+  for (auto& queue : entry->waiting) {
+    std::string& input = inputs.emplace_back();
+    if (queue.empty()) continue;
+    all = all && queue.front().input.has_value();
+    if (all) input = std::move(*queue.front().input);
+    queue.pop_front();
+  }
+  if (!all) inputs.clear();
+  return inputs;
 }
 
 // When the members submitted what each waits for first.
@@ -236,7 +255,7 @@ void Coordinator::Agree(const TensorKey& key, Entry* entry,
   }
   if (!refusal.empty()) return FailHeads(key, entry, members, refusal, Owe::kNo);
   for (auto& queue : entry->waiting) queue.pop_front();
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(decision), {}});
+  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(decision), {}});
 }
 
 // Returns why not, or "".
@@ -342,7 +361,7 @@ void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
     failure.ranks.push_back(member);
     entry->waiting[i].pop_front();
   }
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure), {}});
+  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(failure), {}});
 }
 
 void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text) {
@@ -351,7 +370,7 @@ void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& tex
   failure.tensors = {key};
   failure.ranks = {rank};
   failure.text = text;
-  settled_.push_back({key, nullptr, nullptr, {}, std::move(failure), {}});
+  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(failure), {}});
 }
 
 bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
@@ -389,6 +408,9 @@ void Coordinator::Take(Settled* settled, Decision* decision) {
   if (!settled->since.empty()) {
     decision->requests.push_back({settled->description, std::move(settled->since)});
   }
+  if (!settled->inputs.empty()) {
+    decision->given.push_back({settled->description, std::move(settled->inputs)});
+  }
   if (settled->joined.empty()) return;
   decision->zeros.push_back({settled->description, std::move(settled->joined)});
 }
@@ -417,8 +439,9 @@ bool Coordinator::Next(Decision* decision) {
     const bool behind_its_like =
         std::any_of(left.begin(), left.end(),
                     [&](const Settled& other) { return other.key == next.key; });
-    if (decision->bytes + more > fusion_bytes_ || !Fusable(*first, *next.description) ||
-        behind_its_like) {
+    const bool alike = next.inputs.empty() == decision->given.empty() &&
+                       Fusable(*first, *next.description);
+    if (decision->bytes + more > fusion_bytes_ || !alike || behind_its_like) {
       left.push_back(std::move(next));
       continue;
     }

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -55,7 +56,14 @@ struct Decision {
   std::vector<int> ranks;          // for kRun the members of the set
   int64_t bytes = 0;               // kRun of allreduces: of all their tensors
   std::vector<Zeros> zeros;        // kRun: of some of its tensors
-  bool departed = false;           // kFail because a rank has left, not by a mismatch
+  // What the members gave of a tensor with their submissions, in the order of ranks; ""
+  // where one gives zeros.
+  struct Given {
+    std::shared_ptr<const Description> description;
+    std::vector<std::string> inputs;
+  };
+  std::vector<Given> given;  // kRun: of each tensor, or of none
+  bool departed = false;     // kFail because a rank has left, not by a mismatch
   std::string text;
   Kind agreed = Kind::kJoin;  // kAgree
   int32_t answer = 0;         // kAgree
@@ -96,8 +104,9 @@ class Coordinator {
   // Rank `rank` has submitted a request, at time `now` in seconds. Its requests of one
   // name are served in the order of their submission. `duplicate` says that another op
   // of the rank has the name under way: this request then fails on all ranks.
+  // `input`, where there is one, is for the decision: nobody looks at it here.
   void Submit(int rank, std::shared_ptr<const Description> description, double now,
-              bool duplicate = false);
+              bool duplicate = false, std::optional<std::string> input = {});
   // Rank `rank` has left the job and will submit nothing more. What it still had
   // waiting has ended on its side.
   void Leave(int rank, const std::string& how);
@@ -120,6 +129,7 @@ class Coordinator {
     bool duplicate;
     double since;
     uint64_t order;
+    std::optional<std::string> input;
   };
   struct Entry {
     // What each member has submitted and not yet run, by its place in the set.
@@ -138,7 +148,8 @@ class Coordinator {
     TensorKey key;
     std::shared_ptr<const Description> description;  // null for a decision as it is
     std::shared_ptr<const Members> members;
-    std::vector<int> joined;  // give zeros
+    std::vector<int> joined;          // give zeros
+    std::vector<std::string> inputs;  // of all members, or none
     Decision decision;
     std::vector<std::pair<int, double>> since;  // if wanted
   };
@@ -146,6 +157,7 @@ class Coordinator {
   Entry& FindEntry(const TensorKey& key, const std::vector<int>& members);
   void Settle(const TensorKey& key, Entry* entry,
               const std::shared_ptr<const Members>& members);
+  static std::vector<std::string> TakeHeads(Entry* entry);
   std::vector<std::pair<int, double>> Times(const Entry& entry,
                                             const std::vector<int>& members) const;
   void FailHeads(const TensorKey& key, Entry* entry, const std::vector<int>& members,

@@ -102,6 +102,8 @@ void Execution::CarryOut(std::string_view message) {
       return HandleAgree(message);
     case DecisionMessage::kTune:
       return HandleTune(message);
+    case DecisionMessage::kResult:
+      return HandleResult(message);
   }
 }
 
@@ -126,6 +128,17 @@ void Execution::HandleRun(std::string_view message) {
   std::vector<TensorKey> keys;
   while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
   RunBatch(keys);
+}
+
+void Execution::HandleResult(std::string_view message) {
+  int64_t count, number;
+  DecodeInteger(&message, &count);
+  std::vector<TensorKey> keys;
+  for (int64_t i = 0; i < count; ++i) {
+    DecodeInteger(&message, &number);
+    keys.push_back(dictionary_[number]);
+  }
+  RunBatch(keys, message);
 }
 
 void Execution::HandleFail(std::string_view message) {
@@ -203,7 +216,9 @@ void Execution::HandleTune(std::string_view message) {
 // ---- Batches
 
 // All ranks count all batches, so that the numbers agree on those that share one.
-void Execution::RunBatch(const std::vector<TensorKey>& keys) {
+// `results`: where they have come with the decision.
+void Execution::RunBatch(const std::vector<TensorKey>& keys,
+                         const std::optional<std::string_view>& results) {
   sequence_ += 1;
   const std::vector<int>& members =
       requests_.process_sets().MembersOf(keys.front().process_set);
@@ -214,7 +229,7 @@ void Execution::RunBatch(const std::vector<TensorKey>& keys) {
   counters_.batches += 1;
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, batch);
   requests_.NoteRunning(batch);
-  const bool ok = runner_.Run(batch, members, sequence_, settings_);
+  const bool ok = runner_.Run(batch, members, sequence_, settings_, results);
   running_.clear();
   if (ok) NoteRun(batch, keys);
   EndBatch(std::move(batch), ok);

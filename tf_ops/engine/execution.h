@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -62,13 +63,15 @@ class Execution {
   void CarryOut(std::string_view message);
   void HandleDefine(std::string_view message);
   void HandleRun(std::string_view message);
+  void HandleResult(std::string_view message);
   void HandleFail(std::string_view message);
   void HandleZeros(std::string_view message);
   void HandleAgree(std::string_view message);
   void HandleTune(std::string_view message);
   bool AddProcessSet(int32_t id, std::vector<int> members);
 
-  void RunBatch(const std::vector<TensorKey>& keys);
+  void RunBatch(const std::vector<TensorKey>& keys,
+                const std::optional<std::string_view>& results = {});
   bool TakeBatch(const std::vector<TensorKey>& keys, Batch* batch);
   std::unique_ptr<Operation> Take(const TensorKey& key);
   void NoteRun(const Batch& batch, const std::vector<TensorKey>& keys);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/log.h"
 
 namespace keras_hvd {
@@ -36,12 +37,14 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   SameName& same_name = pending_[KeyOf(*description)];
   const bool duplicate =
       !same_name.empty() && same_name.back()->submitter != operation->submitter;
+  const size_t members = process_sets_.MembersOf(description->process_set).size();
+  const bool inlined = !duplicate && TravelsInline(*description, members);
   operation->submitted = Clock::now();
   if (segment_->header().WantsTimes()) writer_.WriteTime(operation->submitted);
   operation->log_number = log_.Add(*description);
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
-  writer_.Write(*description, duplicate);
+  writer_.Write(*description, duplicate, inlined ? same_name.back().get() : nullptr);
   return Status::Ok();
 }
 

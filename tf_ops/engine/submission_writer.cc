@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/transport/faults.h"
 
 namespace keras_hvd {
@@ -21,7 +22,8 @@ void SubmissionWriter::WriteTime(Clock::time_point submitted) {
   stream_.Append(time_message_);
 }
 
-void SubmissionWriter::Write(const Description& description, bool duplicate) {
+void SubmissionWriter::Write(const Description& description, bool duplicate,
+                             const Operation* inlined) {
   std::string encoded;
   Encode(description, &encoded);
   bool is_new;
@@ -34,10 +36,12 @@ void SubmissionWriter::Write(const Description& description, bool duplicate) {
     stream_.Append(message + encoded);
     message.clear();
   }
-  const SubmissionMessage type =
-      duplicate ? SubmissionMessage::kSubmitDuplicate : SubmissionMessage::kSubmit;
+  SubmissionMessage type = SubmissionMessage::kSubmit;
+  if (duplicate) type = SubmissionMessage::kSubmitDuplicate;
+  if (inlined != nullptr) type = SubmissionMessage::kSubmitInput;
   EncodeInteger(static_cast<int64_t>(type), &message);
   EncodeInteger(number, &message);
+  if (inlined != nullptr) AppendInputs(*inlined, &message);
   stream_.Append(message);
   stream_.Flush(block_.submissions_read.value.load(std::memory_order_acquire));
   // What did not fit is for who drives, who can wait for room.

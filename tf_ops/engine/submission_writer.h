@@ -12,6 +12,7 @@
 
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/description.h"
+#include "tf_ops/engine/operation.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -21,8 +22,8 @@ class SubmissionWriter {
   // `cache_capacity`: how many descriptions travel as numbers.
   SubmissionWriter(Segment* segment, int rank, size_t cache_capacity);
 
-  // One thread at a time.
-  void Write(const Description& description, bool duplicate);
+  // One thread at a time. `inlined`: whose tensors travel along, if they do.
+  void Write(const Description& description, bool duplicate, const Operation* inlined);
   // When the next one was submitted: rank 0 may read it much later.
   void WriteTime(Clock::time_point submitted);
   // Publishes what waits for room, as far as there is some. Returns true if anything

@@ -81,7 +81,8 @@ TEST(Timeline, HasARowForEachTensorWithItsPhases) {
   const std::string path = Path("phases");
   Job job(3);
   ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
-  job.Run("small", 3);
+  job.Run("tiny", 3);
+  job.Run("small", 1000);
   job.Run("large \"\n\xff\xc3\xa9", 30000);  // windows of 32 KiB: four
   job.Run("gathered", 5, Kind::kAllgather);
   job.Run("sent", 20000, Kind::kBroadcast);
@@ -89,8 +90,12 @@ TEST(Timeline, HasARowForEachTensorWithItsPhases) {
   job.engine(0).StopTimeline();
   const std::vector<std::string> events = Events(path);
   ExpectNested(events);
-  EXPECT_EQ(Named(events, "thread_name").size(), 5u);
+  EXPECT_EQ(Named(events, "thread_name").size(), 6u);
 
+  // Its result comes with the decision.
+  EXPECT_EQ(Phases(events, "tiny"),
+            std::multiset<std::string>({"NEGOTIATE_ALLREDUCE", "QUEUE",
+                                        "SHARED_MEMORY_ALLREDUCE", "COPY_OUT"}));
   std::multiset<std::string> phases = Phases(events, "small");
   phases.erase("WAIT_FOR_RANKS");
   EXPECT_EQ(phases, std::multiset<std::string>({"NEGOTIATE_ALLREDUCE", "QUEUE",
@@ -98,11 +103,11 @@ TEST(Timeline, HasARowForEachTensorWithItsPhases) {
                                                 "REDUCE"}));
   // Nothing of a name makes the file invalid.
   const std::vector<std::string> rows = Named(events, "thread_name");
-  EXPECT_NE(rows[1].find("large \\\"\\u000a?\xc3\xa9\"}"), std::string::npos)
-      << rows[1];
+  EXPECT_NE(rows[2].find("large \\\"\\u000a?\xc3\xa9\"}"), std::string::npos)
+      << rows[2];
   EXPECT_EQ(Named(events, "REDUCE").size(), 1u + 4u);
-  // Of allgather: the other ranks.
-  EXPECT_EQ(Named(events, "COPY_OUT").size() - 4, 2u);
+  // Of the tiny one; of allgather: the other ranks.
+  EXPECT_EQ(Named(events, "COPY_OUT").size() - 4, 1u + 2u);
   EXPECT_EQ(Phases(events, "gathered").count("SHARED_MEMORY_ALLGATHER"), 1u);
   EXPECT_EQ(Phases(events, "sent").count("COPY_IN"), 3u);
   EXPECT_EQ(Phases(events, "met").count("NEGOTIATE_BARRIER"), 1u);
