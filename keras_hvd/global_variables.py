@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_hvd import basics
+from keras_hvd import basics, exceptions
 from keras_hvd.collectives import submission
 from keras_hvd.collectives.broadcast import broadcast
 
@@ -100,8 +100,16 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         Args:
             session: the new session.
             coord: its coordinator, which is not needed.
+
+        Raises:
+            RankFailedError: another rank died or left.
         """
-        session.run(self._broadcast)
+        try:
+            session.run(self._broadcast)
+        except tf.errors.AbortedError as error:
+            # Monitored sessions take this error for the loss of a server, and would
+            # begin anew for ever.
+            raise exceptions.RankFailedError(error.message) from error
 
 
 def _require_session_graph() -> None:

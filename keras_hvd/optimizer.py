@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_hvd.collectives.allreduce import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
@@ -226,6 +227,13 @@ def _require_keras_optimizer(optimizer: Any) -> None:
         raise TypeError(
             "DistributedOptimizer takes a Keras 3 optimizer, not its name; got "
             f"{optimizer!r}. Use keras.optimizers.get({optimizer!r})."
+        )
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "DistributedOptimizer takes a Keras 3 optimizer; got a "
+            f"tf.compat.v1.train.{type(optimizer).__name__}. Reduce the gradients that "
+            "its compute_gradients returns with keras_hvd.grouped_allreduce, and give "
+            "the results to its apply_gradients."
         )
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     what = "the class " if isinstance(optimizer, type) else "an instance of "

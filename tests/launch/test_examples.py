@@ -68,6 +68,18 @@ def test_custom_loop(example):
     assert float(losses[-1]) < 0.5 * float(losses[0])
 
 
+def test_session(example):
+    def steps_and_losses(printed):
+        return re.findall(r"Step (\d+): loss ([\d.]+) over 2 rank", printed)
+
+    begun = steps_and_losses(example("session", "--steps", 600))
+    assert [int(step) for step, _ in begun] == [*range(0, 300, 50)]
+    assert float(begun[-1][1]) < 0.3 * float(begun[0][1])
+    # Started again, it goes on, on the rank without a checkpoint too.
+    ((step, loss),) = steps_and_losses(example("session", "--steps", 700))
+    assert int(step) == 300 and float(loss) < 0.3 * float(begun[0][1])
+
+
 def test_image_folders(example, tmp_path):
     images, labels = load_digits(n_class=3, return_X_y=True)
     for number, (image, label) in enumerate(zip(images.reshape(-1, 8, 8), labels)):
@@ -97,11 +109,12 @@ def test_word2vec(example):
     assert re.search(r"Closest to 'diesel': .*kerosene", printed)
 
 
-def test_synthetic_benchmark(example):
+@pytest.mark.parametrize("way", [(), ("--tape",)], ids=["fit", "tape"])
+def test_synthetic_benchmark(example, way):
     printed = example(
         *("synthetic_benchmark", "--model", "MobileNetV3Small", "--image-size", 64),
         *("--batch-size", 2, "--num-warmup-batches", 1),
-        *("--num-batches-per-iter", 1, "--num-iters", 2),
+        *("--num-batches-per-iter", 1, "--num-iters", 2, *way),
     )
     per_rank, total = (
         float(re.search(rf"{what}: ([\d.]+) \+- [\d.]+$", printed, re.M)[1])

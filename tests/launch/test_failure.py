@@ -25,6 +25,7 @@ RANKS = Path(__file__).parent / "ranks"
 LOOP = (sys.executable, RANKS / "allreduce_loop.py")
 FIT = (sys.executable, RANKS / "fit.py")
 FIT_XLA = (*FIT, "--xla")
+SESSION = (sys.executable, RANKS / "session.py")
 
 # How soon every survivor must have raised.
 PROMPT_SECONDS = 2.0
@@ -131,6 +132,16 @@ def test_a_killed_rank_in_fit(khvdrun, tmp_path, fit_kill, delays):
 
 def test_a_killed_rank_in_a_compiled_fit(khvdrun, tmp_path, fit_kill, delays):
     delays.append(kill_at_random(khvdrun, FIT_XLA, tmp_path, seed=1000 + fit_kill))
+
+
+def test_a_killed_rank_in_a_monitored_session(khvdrun, tmp_path):
+    # Such a session begins anew after what it takes for the loss of a server.
+    with running(khvdrun, 2, SESSION, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        os.kill(processes[1], signal.SIGKILL)
+        ended = outcome(job, processes, tmp_path)
+    check_survivors(ended, 1, since, "SIGKILL")
+    assert "after khvdrun told it to end" not in ended.stderr
 
 
 def test_survivors_end_by_themselves_where_ranks_share_cores(

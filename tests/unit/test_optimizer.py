@@ -144,6 +144,11 @@ def test_copies_are_distributed(kind, copied):
         (keras.optimizers.Adam, "the class keras.src.optimizers.adam.Adam"),
         (tf.Module(), "tensorflow.python.module.module.Module"),
         (None, "NoneType"),
+        (
+            tf.compat.v1.train.AdamOptimizer(),
+            "tf.compat.v1.train.AdamOptimizer. Reduce the gradients that its "
+            "compute_gradients returns with keras_hvd.grouped_allreduce",
+        ),
     ],
 )
 def test_what_is_no_optimizer_is_refused_by_name(wrong, named):
