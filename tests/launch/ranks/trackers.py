@@ -1,12 +1,9 @@
 """A rank for the tests of trackers: trains under each of them, in the current folder.
 
-Everything here is what a user's script has: only rank 0 starts a run, and only its `fit`
+Everything here is what a script has: only rank 0 starts a run, and only its `fit`
 gets the tracker's callback.
 """
 
-import contextlib
-import json
-import os
 from pathlib import Path
 
 import keras
