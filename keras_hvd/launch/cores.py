@@ -9,6 +9,7 @@ from pathlib import Path
 # a pool as large as the machine in every rank would slow all of them down.
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
+_CORES = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_TABLE = Path("/proc/self/cgroup")
 
@@ -105,7 +106,7 @@ def place(core: int) -> tuple[int, int, int]:
     Returns:
         The numbers of its package, of its physical core there, and its own.
     """
-    topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    topology = _CORES / f"cpu{core}" / "topology"
     try:
         package = int((topology / "physical_package_id").read_text())
         physical = int((topology / "core_id").read_text())

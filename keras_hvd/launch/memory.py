@@ -7,6 +7,7 @@ from keras_hvd.launch import cores
 
 _FIRST_PROCESS_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 
+_KERNEL_LOG = Path("/dev/kmsg")
 _VMSTAT = Path("/proc/vmstat")
 
 _COUNTED_PER_GROUP = (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill"))
@@ -44,7 +45,7 @@ def _open_kernel_log() -> int | None:
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PROCESS_NAMESPACE:
         return None
     try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         # Reading it takes privileges.
         return None

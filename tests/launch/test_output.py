@@ -299,12 +299,16 @@ def test_gives_rank_0_a_terminal_when_it_is_shown_on_one(khvdrun, terminal):
     assert b"[1] [False, False, False] 1 False|\r\n" in seen
 
 
-def test_puts_other_ranks_lines_above_the_progress_bar(khvdrun, terminal, tmp_path):
+# Some bars go back to the beginning of their line at once, others when they go on.
+@pytest.mark.parametrize("end", ["", "\r"], ids=["", "goes back"])
+def test_puts_other_ranks_lines_above_the_progress_bar(
+    khvdrun, terminal, tmp_path, end
+):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     script = (
         f"if [ $KERAS_HVD_RANK = 1 ]; then read go < {gate}; echo line; exit; fi; "
-        "printf '\\r1/2'; read go; printf '\\b\\b\\b\\r2/2\\n'"
+        f"printf '\\r1/2{end}'; read go; printf '\\b\\b\\b\\r2/2\\n'"
     )
     with khvdrun.start(
         *("-np", 2, *sh(script)),
@@ -312,14 +316,16 @@ def test_puts_other_ranks_lines_above_the_progress_bar(khvdrun, terminal, tmp_pa
         stdout=terminal.slave,
         stderr=terminal.slave,
     ) as job:
-        assert read_until(terminal.master, b"1/2") == b"\r[0] 1/2"
+        shown = b"[0] 1/2" + end.encode()
+        assert read_until(terminal.master, shown) == b"\r" + shown
         gate.write_text("go\n")
-        redrawn = read_until(terminal.master, b"1/2")
-        assert redrawn == b"\r\x1b[K[1] line\r\n[0] 1/2"
+        redrawn = read_until(terminal.master, shown)
+        assert redrawn == b"\r\x1b[K[1] line\r\n" + shown
         job.stdin.write("go\n")
         job.stdin.flush()
         rewritten = read_until(terminal.master, b"\n")
-    assert rewritten == b"\b\b\b\r[0] 2/2\r\n"
+    back = b"" if end else b"\b\b\b"
+    assert rewritten == back + b"\r[0] 2/2\r\n"
 
 
 def test_tells_rank_0_when_the_terminal_changes_its_size(khvdrun, terminal):

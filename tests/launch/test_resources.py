@@ -101,6 +101,20 @@ def test_shares_are_fair_and_cover_all(monkeypatch, count, ranks):
         assert set.union(*shares) == usable
 
 
+def test_a_rank_has_neighbours(monkeypatch, tmp_path):
+    # Cores 0, 2, 4 and 6 are of one package, the others of another; in each the first
+    # two and the last two are threads of one physical core.
+    for core in range(8):
+        topology = tmp_path / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{core % 2}\n")
+        (topology / "core_id").write_text(f"{core // 4}\n")
+    monkeypatch.setattr(cores, "_CORES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    assert cores.shares(2) == [{0, 2, 4, 6}, {1, 3, 5, 7}]
+    assert cores.shares(4) == [{0, 2}, {4, 6}, {1, 3}, {5, 7}]
+
+
 @pytest.fixture
 def control_group(tmp_path, monkeypatch):
     """Makes files that stand for the control group of this process."""

@@ -497,3 +497,22 @@ def test_which_rank_begins_a_piece_that_all_share_goes_round(ranks):
     assert sorted(sum(taken, [])) == places(plan.whole(ranks - 1), counts)
     lengths = [len(each) for each in taken]
     assert max(lengths) - min(lengths) == 1
+
+
+def test_what_is_left_of_a_piece_weighs_what_its_ranks_have_of_it():
+    """Of pieces of 800 bytes one is whole, one a half, and one a quarter."""
+    parts = np.array([[0, 0, 1], [1, 1, 2], [2, 3, 4]])
+    weights = plan.remaining(parts, np.full(3, 800))
+    assert weights.tolist() == [800, 400, 200]
+
+
+def test_files_are_known_wherever_they_are():
+    def digest(*pieces):
+        return plan.Plan([plan.Piece(*each) for each in pieces], 0, 0, 0, 1).digest()
+
+    known = digest(("/here/a", 0, 8), ("/here/b", 0, 8))
+    assert digest(("/there/a", 0, 8), ("/else/b", 0, 8)) == known
+    assert digest(("/here/a", 0, 8), ("/here/c", 0, 8)) != known
+    assert digest(("/here/a", 1, 8), ("/here/b", 0, 8)) != known
+    assert digest(("/here/a", 0, 9), ("/here/b", 0, 8)) != known
+    assert digest(("/here/b", 0, 8), ("/here/a", 0, 8)) != known
