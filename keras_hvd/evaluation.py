@@ -55,7 +55,7 @@ def evaluate(
     logs = model.evaluate(
         x,
         y,
-        verbose=verbose if basics.rank() == 0 else 0,
+        verbose=verbose,
         callbacks=[metrics, *(callbacks or [])],
         return_dict=True,
         **kwargs,

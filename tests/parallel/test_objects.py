@@ -94,6 +94,23 @@ def test_a_function_that_broadcasts(rank):
     assert from_rank_0({"of": rank}) == {"of": 0}
 
 
+@pytest.mark.usefixtures("several_ranks")
+def test_of_a_process_set(rank, size):
+    """Roots, and ranks in messages, are counted in the whole job."""
+    last = size - 1
+    members = keras_hvd.add_process_set(range(1, size))
+    if rank > 0:
+        ranks = keras_hvd.allgather_object(rank, process_set=members)
+        assert ranks == list(range(1, size))
+        assert keras_hvd.broadcast_object(rank, last, process_set=members) == last
+        from_last = keras_hvd.broadcast_object_fn(last, process_set=members)
+        assert from_last({"of": rank}) == {"of": last}
+        cannot = (lambda: None) if rank == last else "fine"
+        with pytest.raises(Exception, match=f"what rank {last} gave|pickle"):
+            keras_hvd.allgather_object(cannot, process_set=members)
+    assert keras_hvd.remove_process_set(members)
+
+
 def test_a_session_is_refused():
     for call in (
         lambda: keras_hvd.broadcast_object(1, session="s"),

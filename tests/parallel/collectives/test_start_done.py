@@ -71,6 +71,25 @@ def test_of_a_process_set(size, rank):
     assert keras_hvd.remove_process_set(members)
 
 
+def test_gradients_of_several_buckets(rank, size):
+    """Each rank's are those of all ranks' losses."""
+    inputs = [tf.constant([1.0 + i, 2.0]) for i in range(3)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            buckets = [inputs[:1], inputs[1:]]
+            flat = sum(gradients.start_all(buckets, ["of/0", "of/1"], Sum), [])
+            factors = [(rank + 1.0) * 10**i for i in range(3)]
+            loss = sum(f * tf.reduce_sum(x) for f, x in zip(factors, flat))
+        return tape.gradient(loss, inputs)
+
+    of_all = sum(range(1, size + 1))
+    for i, gradient in enumerate(step()):
+        np.testing.assert_array_equal(gradient, [of_all * 10**i] * 2)
+
+
 def test_a_start_waits_for_nobody(rank):
     """Rank 0 starts, the others only once it has told them so."""
     if rank == 0:

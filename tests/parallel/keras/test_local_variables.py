@@ -155,8 +155,12 @@ def test_layers_of_tapes(rank, size):
 def test_local_variables_are_not_broadcast(registered, rank, size, points):
     """Nor the optimizer's state of theirs; they may have other shapes on each rank."""
     keras.utils.set_random_seed(rank)
-    body = keras.layers.Dense(3, name="body")
-    heads = [keras.layers.Dense(1 + rank, name="head"), keras.layers.Dense(2, name="h")]
+    body = keras.layers.Dense(3, name="head")
+    # Keras begins the names of both layers' state with "head_kernel_".
+    heads = [
+        keras.layers.Dense(1 + rank, name="head_kernel"),
+        keras.layers.Dense(2, name="h"),
+    ]
     model = keras.Sequential([keras.Input((3,)), body, *heads], name="model")
     local = [each for head in heads for each in head.trainable_weights]
     optimizer = keras_hvd.PartialDistributedOptimizer(
@@ -187,3 +191,24 @@ def test_local_variables_are_not_broadcast(registered, rank, size, points):
     of_root = keras_hvd.broadcast_object(before[:2], size - 1)
     for weight, other in zip(seen.weights[:2], of_root, strict=True):
         np.testing.assert_array_equal(weight, other)
+
+
+def test_statistics_of_local_layers_stay_on_their_rank(rank, points):
+    layers = [
+        keras.layers.BatchNormalization(momentum=0.5, name=name)
+        for name in ("shared", "own")
+    ]
+    inputs = keras.Input((3,))
+    outputs = [layer(inputs) for layer in layers]
+    model = keras.Model(inputs, keras.layers.Dense(2)(sum(outputs)))
+    optimizer = keras_hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=layers[1]
+    )
+    model.compile(optimizer, "mse")
+    x, y = points
+    broadcast = keras_hvd.callbacks.BroadcastGlobalVariables(0)
+    model.fit(x + rank, y, batch_size=len(x), verbose=0, callbacks=[broadcast])
+    own = (x.mean(axis=0) + rank) / 2
+    np.testing.assert_allclose(layers[1].moving_mean, own, rtol=1e-5)
+    of_all = np.mean(keras_hvd.allgather_object(own), axis=0)
+    np.testing.assert_allclose(layers[0].moving_mean, of_all, rtol=1e-5)

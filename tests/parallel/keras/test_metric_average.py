@@ -8,6 +8,7 @@ import pytest
 
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
+from keras_hvd.metrics import means_over_ranks
 
 # Means, an area, a ratio, and a sum.
 NAMES = ["loss", "accuracy", "auc", "precision", "positives"]
@@ -108,6 +109,44 @@ def test_evaluate(return_dict, rank, size):
     assert values == pytest.approx([expected[name] for name in names], rel=1e-6)
 
 
+def test_evaluate_hands_on_what_keras_takes(rank, size):
+    parts = [part(each, seed=2) for each in range(size)]
+    weights = [np.linspace(0.5, 2 + each, len(y)) for each, (_, y) in enumerate(parts)]
+    loss, *_ = keras_hvd.evaluate(
+        make_model(), *parts[rank], sample_weight=weights[rank], batch_size=8, verbose=0
+    )
+    alone, *_ = make_model().evaluate(
+        *all_parts(size, seed=2), sample_weight=np.concatenate(weights), verbose=0
+    )
+    assert loss == pytest.approx(alone, rel=1e-6)
+
+
+class Shares(keras.metrics.Metric):
+    """Has two results: how many there are of each label."""
+
+    def __init__(self):
+        super().__init__(name="shares")
+        self.counts = self.add_weight(shape=(2,), initializer="zeros", name="counts")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ones = keras.ops.sum(keras.ops.cast(y_true, "float32"))
+        rows = keras.ops.cast(keras.ops.size(y_true), "float32")
+        self.counts.assign_add(keras.ops.stack([rows - ones, ones]))
+
+    def result(self):
+        return {"zeros": self.counts[0], "ones": self.counts[1]}
+
+
+def test_metrics_of_several_results(rank, size):
+    model = make_model()
+    model.compile(model.optimizer, model.loss, metrics=[Shares()])
+    logs = keras_hvd.evaluate(model, *part(rank, seed=2), verbose=0, return_dict=True)
+    _, labels = all_parts(size, seed=2)
+    found = {name.split("/")[-1]: value for name, value in logs.items()}
+    assert found["ones"] == labels.sum()
+    assert found["zeros"] == len(labels) - labels.sum()
+
+
 class Seen(keras.callbacks.Callback):
     def on_test_end(self, logs=None):
         self.logs = dict(logs)
@@ -122,8 +161,9 @@ def test_callbacks_of_evaluate_see_what_it_returns(rank, size):
     assert seen.logs == pytest.approx(expected, rel=1e-6)
 
 
-def test_evaluate_prints_on_rank_0_what_it_returns(rank, capsys):
-    loss, *_ = keras_hvd.evaluate(make_model(), *part(rank, seed=2), verbose=2)
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_evaluate_prints_on_rank_0_what_it_returns(verbose, rank, capsys):
+    loss, *_ = keras_hvd.evaluate(make_model(), *part(rank, seed=2), verbose=verbose)
     printed = capsys.readouterr().out
     assert (f"loss: {loss:.4f}" in printed) == (rank == 0)
     assert bool(printed) == (rank == 0)
@@ -152,6 +192,15 @@ def test_logs_that_are_no_metrics(rank):
     )
     ranks = np.arange(keras_hvd.size())
     assert history.history["own"] == pytest.approx([4 * ranks.mean()])
+
+
+def test_logs_that_only_some_ranks_have(rank, size):
+    """Their mean is that of the ranks that have them, and only these get it."""
+    logs = {"all": rank, f"of {rank}": 1.5, "none": "no number"}
+    expected = {"all": (size - 1) / 2, f"of {rank}": 1.5}
+    if rank > 0:
+        logs["not of 0"], expected["not of 0"] = rank, size / 2
+    assert means_over_ranks(logs) == pytest.approx(expected)
 
 
 class Adds(keras.callbacks.Callback):

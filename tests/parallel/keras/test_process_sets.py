@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.metrics import means_over_ranks
 
 runs = pytest.mark.parametrize(
     "run",
@@ -109,6 +110,11 @@ def test_metrics(sets, rank):
     np.testing.assert_allclose(history.history["loss"], [np.mean(members**2)])
     of_validation = [np.mean((members + 1) ** 2)]
     np.testing.assert_allclose(history.history["val_loss"], of_validation)
+
+
+def test_logs_that_are_no_metrics(sets, rank):
+    mine = sets[rank % 2]
+    assert means_over_ranks({"own": rank}, mine) == {"own": np.mean(mine.ranks)}
 
 
 @pytest.mark.parametrize("of", ["optimizer", "tape", "layer"])

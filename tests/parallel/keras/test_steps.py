@@ -176,6 +176,16 @@ def test_as_many_unknown_steps_train(float64, model, difference):
     assert difference(model.get_weights(), wanted) < 1e-9
 
 
+def test_steps_that_some_ranks_know_train(float64, model, rank, difference):
+    weights = broadcast_weights(model)
+    known = tf.data.Dataset.from_tensor_slices(rows(BATCH * 5)).batch(BATCH)
+    callbacks = [BroadcastGlobalVariables(0), MetricAverage()]
+    data = known if rank == 0 else unknown(5)
+    model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    wanted = gradient_descent(weights, batches_of_all_ranks(5) * 2)
+    assert difference(model.get_weights(), wanted) < 1e-9
+
+
 def test_even_datasets_train(float64, model, rank, difference):
     dataset = keras_hvd.data.even(unknown(3 + rank))
     weights = broadcast_weights(model)

@@ -1,6 +1,7 @@
 """BackupAndRestore on one process."""
 
 import contextlib
+import json
 
 import keras
 import numpy as np
@@ -60,6 +61,20 @@ def test_without_a_position_it_goes_on_at_an_epoch(model, tmp_path):
     assert history.epoch == [2, 3, 4]
     assert int(again.optimizer.iterations) == 5
     assert not (tmp_path / "backup").exists()
+
+
+def test_what_was_restored_stays_whole_until_there_is_a_new_backup(model, tmp_path):
+    """Also where the job that goes on dies while it writes its first one."""
+    x = np.ones((8, 1), np.float32)
+    written = []
+    for epochs in (1, 2):
+        callback = BackupAndRestore(str(tmp_path), delete_checkpoint=False)
+        model.fit(x, x, epochs=epochs, verbose=0, callbacks=[callback])
+        file = json.loads((tmp_path / "training.json").read_text())["weights"]
+        written.append((file, (tmp_path / file).read_bytes()))
+    (first, weights), (second, _) = written
+    assert first != second
+    assert (tmp_path / first).read_bytes() == weights
 
 
 def test_a_backup_that_cannot_be_read_is_an_error(model, tmp_path):
