@@ -1,4 +1,4 @@
-"""What khvdrun says of a killed rank, by the kernel's log or, without it, its counts."""
+"""What khvdrun says of a killed rank, by the kernel's log or else its counts."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from keras_hvd.launch import cores, memory
 
 @pytest.fixture
 def log(monkeypatch):
-    """Stands for the kernel's log, of which each read takes a record, if there is one."""
+    """Stands for the kernel's log, of which each read takes a record."""
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reader.setblocking(False)
     monkeypatch.setattr(memory, "_open_kernel_log", reader.fileno)

@@ -1,5 +1,6 @@
 """ShardedPyDataset: all ranks together get each batch once, and all as many."""
 
+import random
 from collections import Counter
 
 import keras
@@ -100,6 +101,31 @@ def fit():
         return [*seen]
 
     return run
+
+
+class Draws(Numbers):
+    """Notes random numbers of each epoch."""
+
+    def on_epoch_begin(self):
+        self.drawn = [*getattr(self, "drawn", ()), random.random(), np.random.random()]
+
+
+def test_random_numbers_are_those_of_an_epoch(rank):
+    """The same on all ranks, others in each epoch, and none of the script's own."""
+
+    def numbers_of_the_script(epochs):
+        random.seed(rank)
+        np.random.seed(rank)
+        for _ in range(epochs):
+            dataset.on_epoch_begin()
+            dataset.on_epoch_end()
+        return random.random(), np.random.random()
+
+    inner = Draws(64)
+    dataset = ShardedPyDataset(inner, seed=5)
+    assert numbers_of_the_script(epochs=3) == numbers_of_the_script(epochs=0)
+    assert len({*inner.drawn}) == 2 * 3
+    assert all(each == inner.drawn for each in keras_hvd.allgather_object(inner.drawn))
 
 
 def test_fit_trains_on_all_of_it(fit):

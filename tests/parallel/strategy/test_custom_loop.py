@@ -569,3 +569,18 @@ def test_slots_and_updates(strategy, rank, size):
     total = sum(range(size))
     np.testing.assert_allclose(slot, [1.5 * total] * 2)
     np.testing.assert_allclose(weight, np.array([1.0, 2.0]) - 0.25 * total, rtol=1e-5)
+
+
+def test_accumulation_in_eager_steps(strategy, rank, size):
+    """A step that only accumulates reduces nothing, and nothing is missed."""
+    with strategy.scope():
+        variable = keras.Variable([0.0], name="accumulated")
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        optimizer.build([variable])
+    seen = []
+    for _ in range(4):
+        gradient = tf.constant([rank + 1.0])
+        strategy.run(lambda g: optimizer.apply([g], [variable]), args=(gradient,))
+        seen.append(float(variable.numpy()[0]))
+    of_all = size * (size + 1) / 2
+    assert seen == [0.0, -of_all, -of_all, -2 * of_all]

@@ -216,6 +216,11 @@ CASES = {
         loss=crossentropy(reduction="sum"),
         optimizer=lambda: keras.optimizers.SGD(0.001),
     ),
+    "a_value_for_each_row": Case(
+        without_shape,
+        loss=crossentropy(reduction=None),
+        optimizer=lambda: keras.optimizers.SGD(0.001),
+    ),
     "embedding": Case(with_embedding, lambda: keras.optimizers.SGD(1.0)),
     "accumulation": Case(
         without_shape,
