@@ -8,6 +8,7 @@ import sys
 
 import keras
 import numpy as np
+import optuna
 import pytest
 from sklearn.datasets import load_digits
 
@@ -101,6 +102,30 @@ def test_data_service(example):
     (accuracy,) = percentages(printed)
     assert accuracy > 85
     assert "All ranks together read 1797 of 1797 images in an epoch" in printed
+
+
+def test_optuna_search(example, tmp_path):
+    def search(trials):
+        printed = example("optuna_search", "--trials", trials, "--epochs", 3)
+        return re.findall(r"Trial (\d+): ([\d.]+) with (.*)", printed)
+
+    begun = search(2)
+    assert [number for number, _, _ in begun] == ["0", "1"]
+    # Started again, it goes on.
+    more = search(3)
+    assert [number for number, _, _ in more] == ["2"]
+    study = optuna.load_study(
+        study_name="search", storage=f"sqlite:///{tmp_path / 'study.db'}"
+    )
+    assert len(study.trials) == 3
+    for trial, (_, accuracy, settings) in zip(study.trials, begun + more, strict=True):
+        assert trial.state is optuna.trial.TrialState.COMPLETE
+        assert str(trial.params) == settings
+        assert trial.value == pytest.approx(float(accuracy), abs=1e-4)
+        # Of 397 images, of all ranks.
+        assert trial.value * 397 == pytest.approx(round(trial.value * 397), abs=1e-3)
+        assert len(trial.intermediate_values) == 3
+    assert study.best_value > 0.5
 
 
 def test_word2vec(example):

@@ -166,7 +166,7 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
 MIB = 1 << 18  # floats
 BUCKETS = {
     "by size": (None, [[0.5, 3], [2], [7]]),
-    "a group of one's own": ("second and fourth", [[0.5, 2], [3], [7]]),
+    "a group of one's own": ("first and fourth", [[0.5, 7], [3], [2]]),
     "a number of groups": (2, [[0.5, 3], [2, 7]]),
 }
 
@@ -177,13 +177,13 @@ def test_buckets_leave_last_layer_first_and_free_of_each_other(
 ):
     """Of 4 MiB, where nothing else is asked for."""
     groups, buckets = BUCKETS[kind]
-    _, second, _, fourth = variables = [
+    first, _, _, fourth = variables = [
         keras.Variable(np.zeros(int(n * MIB), "float32"), name=name)
         for name, n in {"first": 7, "second": 2, "third": 3, "fourth": 0.5}.items()
     ]
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0, name="sgd"),
-        groups=[[second, fourth]] if groups == "second and fourth" else groups,
+        groups=[[first, fourth]] if groups == "first and fourth" else groups,
     )
     optimizer.build(variables)
 
