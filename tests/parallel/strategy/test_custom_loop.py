@@ -584,3 +584,12 @@ def test_accumulation_in_eager_steps(strategy, rank, size):
         seen.append(float(variable.numpy()[0]))
     of_all = size * (size + 1) / 2
     assert seen == [0.0, -of_all, -of_all, -2 * of_all]
+
+
+def test_ranks_draw_different_random_numbers(strategy, size):
+    """Of one seed: each drops elements of its own."""
+    with strategy.scope():
+        dropout = keras.layers.Dropout(0.5, seed=3)
+    kept = strategy.run(lambda: dropout(tf.ones([1000]), training=True))
+    of_ranks = keras_hvd.allgather_object(kept.numpy().tobytes())
+    assert len({*of_ranks}) == size
