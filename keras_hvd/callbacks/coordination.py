@@ -128,7 +128,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         _warn_of_unsynchronized(self.model)
 
     def _look_for_reductions(self):
-        if _may_use_tape(self.model):
+        if may_use_tape(self.model):
             self._tapes_before = gradient_tape.times_reduced()
         else:
             require_distributed(self.model)
@@ -349,11 +349,17 @@ def require_distributed(model: keras.Model) -> None:
     )
 
 
-def _may_use_tape(model: keras.Model) -> bool:
+def may_use_tape(model: keras.Model) -> bool:
     """Whether a plain optimizer may get its gradients from a `DistributedGradientTape`.
 
     Only a `train_step` of the user's can do that, and whether it does is seen when it
     is first traced.
+
+    Args:
+        model: a compiled model.
+
+    Returns:
+        False also where it is known that it does.
     """
     if type(model).train_step is keras.Model.train_step:
         return False

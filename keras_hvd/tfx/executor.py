@@ -1,0 +1,256 @@
+"""What runs when the component does: a job whose ranks call the `run_fn`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+from tfx import types
+from tfx.components.trainer import executor
+from tfx.components.util import udf_utils
+from tfx.dsl.io import fileio
+from tfx.orchestration.portable import launcher
+from tfx.proto.orchestration import execution_result_pb2
+from tfx.types import artifact_utils, standard_component_specs
+from tfx.utils import json_utils, path_utils
+
+from keras_hvd import interactive
+from keras_hvd.launch import cores
+from keras_hvd.tfx import rank
+from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
+
+# Of gRPC, as TFX records them.
+_CANCELLED = 1
+_UNKNOWN = 2
+_DEADLINE_EXCEEDED = 4
+
+
+class TrainingFailedError(launcher._ExecutionFailedError):
+    """Training on ranks failed: TFX records the execution as failed, with this text.
+
+    Args:
+        message: which rank, why, and its traceback.
+        code: of gRPC.
+    """
+
+    # Of other exceptions TFX's launcher records nothing but that there was one. A
+    # result would be ignored by those runners that do not use the launcher.
+    def __init__(self, message: str, code: int = _UNKNOWN):
+        result = execution_result_pb2.ExecutionResult(code=code, result_message=message)
+        output = execution_result_pb2.ExecutorOutput(execution_result=result)
+        super().__init__(message, output)
+
+
+class Executor(executor.GenericExecutor):
+    """Executes TFX's Trainer on several ranks.
+
+    For `custom_executor_spec=ExecutorClassSpec(Executor)` of TFX's `Trainer`, with the
+    number of ranks in `custom_config`; `keras_hvd.tfx.Trainer` has it by itself.
+
+    Example (TFX is not installed with keras_hvd: see docs/tfx.md):
+
+    >>> trainer = tfx.components.Trainer(  # doctest: +SKIP
+    ...     module_file="penguins.py", examples=example_gen.outputs["examples"],
+    ...     custom_config={"num_ranks": 4},
+    ...     custom_executor_spec=executor_spec.ExecutorClassSpec(Executor))
+    """
+
+    def Do(
+        self,
+        input_dict: dict[str, list[types.Artifact]],
+        output_dict: dict[str, list[types.Artifact]],
+        exec_properties: dict[str, Any],
+    ) -> None:
+        """Trains, as TFX's executor does, but on ranks.
+
+        Args:
+            input_dict: as for TFX's executor.
+            output_dict: as for TFX's executor.
+            exec_properties: as for TFX's executor, with `num_ranks` and `time_limit`.
+
+        Raises:
+            TrainingFailedError: a rank failed, nothing was exported, time was over, or
+                the orchestrator ended it; TFX publishes nothing then.
+        """
+        self._log_startup(input_dict, output_dict, exec_properties)
+        with _failures_in_records():
+            settings = _settings(exec_properties)
+            _say(settings.num_ranks)
+            with contextlib.ExitStack() as stack:
+                scratch = tempfile.mkdtemp(prefix="keras_hvd-tfx-")
+                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+                working_dir = self._working_dir(input_dict, exec_properties, scratch)
+                component = rank.Component(
+                    artifacts=json_utils.dumps([input_dict, output_dict]),
+                    exec_properties=_with_installed_module(exec_properties, scratch),
+                    module_dirs=_module_dirs(exec_properties, scratch),
+                    working_dir=working_dir,
+                    scratch=scratch,
+                    time_limit=settings.time_limit,
+                )
+                _train(component, settings)
+                _require_export(output_dict)
+        # Only now: what comes after a failure is to go on from there.
+        shutil.rmtree(working_dir, ignore_errors=True)
+
+    def _working_dir(
+        self,
+        input_dict: dict[str, list[types.Artifact]],
+        exec_properties: dict[str, Any],
+        scratch: str,
+    ) -> str:
+        """A folder that the next attempt at the same execution finds again.
+
+        TFX's own is of another name in each execution.
+        """
+        own = self._context and self._context.stateful_working_dir
+        if not own:
+            logging.info(
+                "keras_hvd.tfx: this runner keeps no working directory: a further "
+                "attempt begins anew"
+            )
+            path = os.path.join(scratch, "working_dir")
+        else:
+            name = f"keras_hvd-{_fingerprint(input_dict, exec_properties)}"
+            path = os.path.join(os.path.dirname(own.rstrip("/")), name)
+        fileio.makedirs(path)
+        return path
+
+
+def _settings(exec_properties: dict[str, Any]) -> Settings:
+    config = exec_properties.get(standard_component_specs.CUSTOM_CONFIG_KEY)
+    return Settings.read(exec_properties, json_utils.loads(config or "null"))
+
+
+def _say(ranks: int) -> None:
+    available = cores.available()
+    if ranks > available:
+        logging.warning(
+            "keras_hvd.tfx: %d ranks train on %d cores, and take turns",
+            ranks,
+            available,
+        )
+    else:
+        logging.info("keras_hvd.tfx: %d ranks train", ranks)
+
+
+def _fingerprint(
+    input_dict: dict[str, list[types.Artifact]], exec_properties: dict[str, Any]
+) -> str:
+    """What is the same in two executions that train the same."""
+    uris = {key: [each.uri for each in value] for key, value in input_dict.items()}
+    # A wheel has the digest of its content in its name.
+    told = {
+        name: value
+        for name, value in exec_properties.items()
+        if name not in (NUM_RANKS, TIME_LIMIT)
+    }
+    digest = hashlib.sha256(json_utils.dumps([uris, told]).encode())
+    module_file = exec_properties.get(standard_component_specs.MODULE_FILE_KEY)
+    if module_file:
+        with fileio.open(module_file, "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+def _with_installed_module(
+    exec_properties: dict[str, Any], scratch: str
+) -> dict[str, Any]:
+    """The properties for ranks: the wheel of the module is unpacked once for all."""
+    key = standard_component_specs.MODULE_PATH_KEY
+    module, wheels = udf_utils.decode_user_module_key(exec_properties.get(key))
+    for wheel in wheels:
+        udf_utils.install_to_temp_directory(wheel, _modules(scratch))
+    return {**exec_properties, key: module}
+
+
+def _module_dirs(exec_properties: dict[str, Any], scratch: str) -> list[str]:
+    """Where the module's helpers are, besides where this process imports from."""
+    module_file = exec_properties.get(standard_component_specs.MODULE_FILE_KEY)
+    beside = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
+    return [*beside, _modules(scratch)]
+
+
+def _modules(scratch: str) -> str:
+    return os.path.join(scratch, "modules")
+
+
+def _train(component: rank.Component, settings: Settings) -> None:
+    with _ended_by_sigterm():
+        try:
+            interactive.run(rank.train, args=(component,), np=settings.num_ranks)
+        except KeyboardInterrupt as error:
+            raise TrainingFailedError(
+                f"training on {settings.num_ranks} ranks was cancelled: {error or 'interrupted'}",
+                _CANCELLED,
+            ) from error
+        except Exception as error:
+            late = rank.where_late(component, settings.num_ranks)
+            if late:
+                raise TrainingFailedError(late, _DEADLINE_EXCEEDED) from error
+            raise TrainingFailedError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """What to record: the error, the rank and the traceback there."""
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    cause = error.__cause__
+    return f"{text}\n{cause}" if isinstance(cause, interactive.RankTraceback) else text
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Has SIGTERM, which orchestrators end components with, end the ranks as Ctrl-C does.
+
+    Otherwise it would end this process before it can say so to TFX. Only the main thread
+    of a program may choose; what it has chosen stays.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not is_ours:
+        yield
+        return
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt("SIGTERM")
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _failures_in_records() -> Iterator[None]:
+    """Has TFX record also what is wrong before any rank has started."""
+    try:
+        yield
+    except TrainingFailedError:
+        raise
+    except Exception as error:
+        raise TrainingFailedError(_reason(error)) from error
+
+
+def _require_export(output_dict: dict[str, list[types.Artifact]]) -> None:
+    model = artifact_utils.get_single_uri(
+        output_dict[standard_component_specs.MODEL_KEY]
+    )
+    path = path_utils.serving_model_dir(model)
+    if not fileio.exists(path):
+        raise TrainingFailedError(
+            f"run_fn has exported nothing on rank 0: there is no {path}. End run_fn with "
+            "model.export(fn_args.serving_model_dir), on rank 0 or on all ranks"
+        )

@@ -1,0 +1,65 @@
+"""That a `run_fn` trains one model on all ranks, and not one on each of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_hvd import basics, gradient_tape, native
+from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
+from keras_hvd.strategy import current, keras_hooks
+
+
+def require_in_fit() -> None:
+    """Has Keras' training raise, before its first step, unless the ranks share it."""
+    for name in ("fit", "train_on_batch"):
+        keras_hooks.replace(keras.Model, name, _train)
+
+
+def require_has_been() -> None:
+    """Raises if the `run_fn`, which has returned, has trained on this rank alone.
+
+    Raises:
+        RuntimeError: it has never joined the job, or has done nothing together with
+            the other ranks.
+    """
+    _require_joined()
+    if not basics.is_initialized():
+        return
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
+    if counters.tensors == 0:
+        raise RuntimeError(
+            "run_fn has returned, and the ranks have never exchanged anything: each "
+            "has trained a model of its own. Reduce the gradients: with "
+            "keras_hvd.DistributedOptimizer, keras_hvd.DistributedGradientTape or "
+            "keras_hvd.Strategy"
+        )
+
+
+def _train(
+    plain: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
+) -> Any:
+    _require_joined()
+    if current.of_model(model) is not None:
+        return plain(model, *args, **kwargs)
+    by_tape = may_use_tape(model)
+    if not by_tape:
+        require_distributed(model)
+    before = gradient_tape.times_reduced()
+    result = plain(model, *args, **kwargs)
+    if by_tape and gradient_tape.times_reduced() == before:
+        require_distributed(model)
+    return result
+
+
+def _require_joined() -> None:
+    if not basics.job():
+        raise RuntimeError(
+            "run_fn runs on several ranks, and has not joined them: each would train a "
+            "model of its own. Call keras_hvd.init() at the beginning of run_fn, and "
+            "give the model a keras_hvd.DistributedOptimizer or a keras_hvd.Strategy"
+        )

@@ -1,0 +1,136 @@
+"""What each rank of a component does: calls the `run_fn` with what TFX would give it."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from tfx.components.trainer import executor, fn_args_utils
+from tfx.components.util import udf_utils
+from tfx.types import standard_component_specs
+from tfx.utils import json_utils
+
+from keras_hvd import environment
+from keras_hvd.tfx import joint_training
+
+_RUN_FN = "run_fn"
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """What ranks have to know of the component.
+
+    Args:
+        artifacts: inputs and outputs, as TFX writes them.
+        exec_properties: with a module path that can be imported from `module_dirs`.
+        module_dirs: where else to import from.
+        working_dir: what all attempts share.
+        scratch: a folder for what is thrown away.
+        time_limit: seconds; None: no limit.
+    """
+
+    artifacts: str
+    exec_properties: dict[str, Any]
+    module_dirs: list[str]
+    working_dir: str
+    scratch: str
+    time_limit: float | None
+
+    def of_rank(self, number: int, name: str) -> str:
+        """The path of something that belongs to one rank, and is thrown away."""
+        return os.path.join(self.scratch, f"rank-{number}", name)
+
+
+def train(component: Component) -> None:
+    """Calls the user's `run_fn` on this rank.
+
+    Args:
+        component: what is trained.
+
+    Raises:
+        Exception: what `run_fn` raised, or what is wrong with it.
+    """
+    world = environment.world()
+    os.makedirs(component.of_rank(world.rank, ""))
+    if component.time_limit is not None:
+        _end_after(component.time_limit, component.of_rank(world.rank, _LATE))
+    fn_args = _fn_args(component, world.rank)
+    sys.path += component.module_dirs
+    run_fn = _load(component.exec_properties)
+    if world.size > 1:
+        joint_training.require_in_fit()
+    run_fn(fn_args)
+    if world.size > 1:
+        joint_training.require_has_been()
+
+
+# --- the time limit -----------------------------------------------------------------
+
+_LATE = "where-it-was-late"
+
+
+def _end_after(seconds: float, path: str) -> None:
+    """Ends this process then, whatever it is in, and says where it was."""
+    # Never closed: a thread of the interpreter's own writes to it.
+    file = open(path, "w")  # noqa: SIM115
+    faulthandler.dump_traceback_later(seconds, exit=True, file=file)
+
+
+def where_late(component: Component, ranks: int) -> str:
+    """What to say of ranks that the time limit ended.
+
+    Args:
+        component: what was trained.
+        ranks: how many there were.
+
+    Returns:
+        A message with where each of them was; empty if there was none.
+    """
+    said = []
+    for number in range(ranks):
+        path = component.of_rank(number, _LATE)
+        if os.path.exists(path) and os.path.getsize(path):
+            with open(path) as file:
+                said.append(f"rank {number} was here:\n{file.read().rstrip()}")
+    if not said:
+        return ""
+    return "\n".join(
+        [f"training had not ended after time_limit={component.time_limit:g} s", *said]
+    )
+
+
+# --- what the run_fn gets -----------------------------------------------------------
+
+
+def _fn_args(component: Component, number: int) -> fn_args_utils.FnArgs:
+    inputs, outputs = json_utils.loads(component.artifacts)
+    # TFX's own executor knows what belongs in there. Data accessors cannot be pickled.
+    fn_args = executor.GenericExecutor()._GetFnArgs(
+        inputs, outputs, component.exec_properties
+    )
+    fn_args.working_dir = component.working_dir
+    if number > 0:
+        for name in ("serving_model_dir", "eval_model_dir", "model_run_dir"):
+            setattr(fn_args, name, component.of_rank(number, name))
+        os.makedirs(fn_args.model_run_dir)  # as TFX does on rank 0
+    return fn_args
+
+
+def _load(exec_properties: dict[str, Any]) -> Callable[[fn_args_utils.FnArgs], None]:
+    try:
+        function = udf_utils.get_fn(exec_properties, _RUN_FN)
+    except Exception as error:
+        specs = standard_component_specs
+        keys = (specs.MODULE_PATH_KEY, specs.MODULE_FILE_KEY, specs.RUN_FN_KEY)
+        where = next(filter(None, map(exec_properties.get, keys)), None)
+        raise ImportError(
+            f"there is no run_fn to be had from {where!r}: {type(error).__name__}: "
+            f"{error}. That must be a module that can be imported, with run_fn(fn_args), "
+            "which trains a model and exports it"
+        ) from error
+    return function
