@@ -9,7 +9,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -191,7 +190,8 @@ def _train(component: rank.Component, settings: Settings) -> None:
             interactive.run(rank.train, args=(component,), np=settings.num_ranks)
         except KeyboardInterrupt as error:
             raise TrainingFailedError(
-                f"training on {settings.num_ranks} ranks was cancelled: {error or 'interrupted'}",
+                f"training was cancelled by {error or 'an interrupt'}: all "
+                f"{settings.num_ranks} ranks have ended",
                 _CANCELLED,
             ) from error
         except Exception as error:
@@ -210,10 +210,10 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Has SIGTERM, which orchestrators end components with, end the ranks as Ctrl-C does.
+    """Has SIGTERM, by which orchestrators end components, do as Ctrl-C does.
 
-    Otherwise it would end this process before it can say so to TFX. Only the main thread
-    of a program may choose; what it has chosen stays.
+    Otherwise it would end this process before it can say so to TFX. Only the main
+    thread of a program may choose; what it has chosen stays.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()
@@ -251,6 +251,6 @@ def _require_export(output_dict: dict[str, list[types.Artifact]]) -> None:
     path = path_utils.serving_model_dir(model)
     if not fileio.exists(path):
         raise TrainingFailedError(
-            f"run_fn has exported nothing on rank 0: there is no {path}. End run_fn with "
-            "model.export(fn_args.serving_model_dir), on rank 0 or on all ranks"
+            f"run_fn has exported nothing on rank 0: there is no {path}. End run_fn "
+            "with model.export(fn_args.serving_model_dir), on rank 0 or on all ranks"
         )

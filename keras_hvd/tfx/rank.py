@@ -1,4 +1,4 @@
-"""What each rank of a component does: calls the `run_fn` with what TFX would give it."""
+"""What each rank of a component does: calls the `run_fn` as TFX would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from tfx.components.trainer import executor, fn_args_utils
 from tfx.components.util import udf_utils
 from tfx.types import standard_component_specs
@@ -130,7 +129,7 @@ def _load(exec_properties: dict[str, Any]) -> Callable[[fn_args_utils.FnArgs], N
         where = next(filter(None, map(exec_properties.get, keys)), None)
         raise ImportError(
             f"there is no run_fn to be had from {where!r}: {type(error).__name__}: "
-            f"{error}. That must be a module that can be imported, with run_fn(fn_args), "
-            "which trains a model and exports it"
+            f"{error}. That must be a module that can be imported, and has "
+            "run_fn(fn_args), which trains a model and exports it"
         ) from error
     return function
