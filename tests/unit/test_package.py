@@ -1,7 +1,7 @@
 """The names of the package: listed for Python and for type checkers, both alike."""
 
 import ast
-import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +74,10 @@ def test_importing_it_imports_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert ended.stdout == "[]\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tfx") is not None, reason="TFX is here")
+@pytest.mark.parametrize("name", keras_hvd.tfx.__all__)
+def test_without_tfx_its_names_say_what_to_install(name):
+    with pytest.raises(ImportError, match=rf"keras_hvd.tfx.{name} needs TFX.*docs/tfx"):
+        getattr(keras_hvd.tfx, name)

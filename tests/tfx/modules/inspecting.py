@@ -50,7 +50,7 @@ def plain(fn_args):
     parsed = records.map(
         lambda record: tf.io.parse_single_example(record, network.features())["y"]
     )
-    dataset = keras_hvd.data.distribute(parsed, batch_size=6)
+    dataset = keras_hvd.data.distribute(parsed, batch_size=6, policy="data")
     return [y.numpy().ravel().tolist() for y in dataset]
 
 
