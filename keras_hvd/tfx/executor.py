@@ -100,7 +100,8 @@ class Executor(executor.GenericExecutor):
                 _train(component, settings)
                 _require_export(output_dict)
         # Only now: what comes after a failure is to go on from there.
-        shutil.rmtree(working_dir, ignore_errors=True)
+        if fileio.exists(working_dir):
+            fileio.rmtree(working_dir)
 
     def _working_dir(
         self,
@@ -149,17 +150,21 @@ def _fingerprint(
     """What is the same in two executions that train the same."""
     uris = {key: [each.uri for each in value] for key, value in input_dict.items()}
     # A wheel has the digest of its content in its name.
-    told = {
-        name: value
-        for name, value in exec_properties.items()
-        if name not in (NUM_RANKS, TIME_LIMIT)
-    }
-    digest = hashlib.sha256(json_utils.dumps([uris, told]).encode())
+    told = _without_settings(exec_properties)
+    key = standard_component_specs.CUSTOM_CONFIG_KEY
+    config = json_utils.loads(told.pop(key, None) or "null")
+    if isinstance(config, dict):
+        config = _without_settings(config)
+    digest = hashlib.sha256(json_utils.dumps([uris, told, config]).encode())
     module_file = exec_properties.get(standard_component_specs.MODULE_FILE_KEY)
     if module_file:
         with fileio.open(module_file, "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()[:16]
+
+
+def _without_settings(told: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in told.items() if k not in (NUM_RANKS, TIME_LIMIT)}
 
 
 def _with_installed_module(
