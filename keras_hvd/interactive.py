@@ -286,15 +286,17 @@ def _end(process: subprocess.Popen) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+    # What this process has ignored from the start, as in the background of a shell, it
+    # ignores as well.
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
         for _ in range(2):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_PATIENCE_SECONDS)
                 return
     finally:
-        # It hears nothing, as where interrupts were ignored from the start; or the user
-        # has not waited for it to end.
+        # It hears nothing, or the user has not waited for it to end.
         process.kill()
         process.wait()
 

@@ -383,3 +383,36 @@ def test_the_job_dies_with_its_caller(khvdrun, waiting):
         process.kill()
         khvdrun.wait_until_gone()
         assert select.select(ends, [], [], 0)[0] == ends
+
+
+def test_an_interrupt_ends_the_job_where_interrupts_are_ignored(khvdrun, tmp_path):
+    """As in the background of a shell: whoever ends this program uses SIGTERM."""
+    program = """
+        import os, signal, time
+        import keras_hvd, keras_hvd.interactive
+
+        def wait():
+            print(os.getpid(), flush=True)
+            while True:
+                signal.pause()
+
+        def interrupt(number, frame):
+            global told_at
+            told_at = time.monotonic()
+            raise KeyboardInterrupt
+
+        keras_hvd.interactive._PATIENCE_SECONDS = 60
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, interrupt)
+        try:
+            keras_hvd.run(wait, np=2)
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - told_at < 30)
+        """
+    with python(khvdrun, script(tmp_path, program)) as process:
+        ranks = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+        out, _ = process.communicate()
+    assert out.endswith("interrupted True\n")
+    for line in ranks:
+        assert not os.path.exists(f"/proc/{line.partition('] ')[2].strip()}")

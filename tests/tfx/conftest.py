@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import tempfile
 import types
 import uuid
@@ -26,6 +27,11 @@ TRAINER_TYPE = "tfx.components.trainer.component.Trainer"
 
 # Every process of a test carries it, whoever its parent is by then.
 _MARK = "KERAS_HVD_TEST_MARK"
+
+
+# A shell that runs pytest in the background has it ignore interrupts, which tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _marked() -> dict[int, str]:
