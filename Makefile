@@ -151,6 +151,7 @@ tfx-tests:
 tfx-environment: $(VENV)/.tfx
 
 $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(TFX)/requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 		-r $(TFX)/requirements-no-deps.txt
 	@touch $@
