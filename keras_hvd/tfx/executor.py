@@ -195,7 +195,7 @@ def _train(component: rank.Component, settings: Settings) -> None:
             interactive.run(rank.train, args=(component,), np=settings.num_ranks)
         except KeyboardInterrupt as error:
             raise TrainingFailedError(
-                f"training was cancelled by {error or 'an interrupt'}: all "
+                f"training was cancelled by {str(error) or 'an interrupt'}: all "
                 f"{settings.num_ranks} ranks have ended",
                 _CANCELLED,
             ) from error
