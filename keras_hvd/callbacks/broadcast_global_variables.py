@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,8 +57,8 @@ class BroadcastGlobalVariables(DistributedCallback):
         TypeError: something in `local_variables` is not a variable.
         ValueError: `root_rank` is no rank of the job, or differs between ranks (when
             training begins).
-        RuntimeError: the optimizer is not distributed, or the ranks' models or
-            optimizers differ (when training begins).
+        RuntimeError: the optimizer is not distributed, or the ranks' models,
+            vocabularies, bins or optimizers differ (when training begins).
 
     Example:
 
@@ -191,8 +192,19 @@ class BroadcastGlobalVariables(DistributedCallback):
         new = [each for each in variables if id(each) not in self._sent]
         if new:
             broadcast_variables(new, self.root_rank)
+            _take_statistics(self.model)
         self._sent.update(map(id, new))
         return True
+
+
+def _take_statistics(model: keras.Model) -> None:
+    """Has layers that are adapted to data compute with what their variables have now.
+
+    What they compute with are constants of their own.
+    """
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
 
 
 def _slot_prefix(variable: keras.Variable) -> str:
@@ -218,9 +230,24 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
             }
             for each in model_optimizers(model)
         ],
+        "adapted": _adapted(model),
         "initial_epoch": model._initial_epoch,
         "seeds": [each.state.numpy() for each in _seed_generators(model)],
     }
+
+
+def _adapted(model: keras.Model) -> list[tuple[str, int]]:
+    """Layers that data were given numbers for, with a checksum of which have which."""
+    found = []
+    for layer in layers_of(model):
+        if hasattr(layer, "get_vocabulary"):
+            content = layer.get_vocabulary()
+        elif isinstance(layer, keras.layers.Discretization):
+            content = layer.bin_boundaries
+        else:
+            continue
+        found.append((layer.name, zlib.crc32(repr(content).encode())))
+    return found
 
 
 def _describe(variable: keras.Variable) -> str:
@@ -257,6 +284,13 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
         )
         for here, there in zip(first["optimizers"], other["optimizers"]):
             _require_same_settings(rank, here, there)
+        for (name, here), (_, there) in zip(first["adapted"], other["adapted"]):
+            if here != there:
+                raise RuntimeError(
+                    f"layer {name!r} is adapted to other data on rank 0 than on rank "
+                    f"{rank}, and numbers the same values differently: adapt it to the "
+                    "same data on all ranks"
+                )
         if len(first["seeds"]) != len(other["seeds"]):
             raise RuntimeError(
                 f"the model has {len(first['seeds'])} random layers on rank 0, and "

@@ -552,3 +552,44 @@ def test_synchronized_statistics_are_warned_of(rank, several_ranks, recwarn):
 def test_callbacks_outside_of_a_list(several_ranks, make_linear):
     with pytest.raises(RuntimeError, match="CallbackList"):
         BroadcastGlobalVariables(0).set_model(make_linear(distributed()))
+
+
+def adapted(layer: keras.layers.Layer, data: np.ndarray) -> keras.Model:
+    """A model that computes with what its first layer was adapted to."""
+    layer.adapt(data)
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+    model.compile(distributed(0.0), "mse")
+    return model
+
+
+def test_statistics_of_data_are_those_of_the_root():
+    rank = keras_hvd.rank()
+    model = adapted(keras.layers.Normalization(), X * (1 + rank) + rank)
+    fit(model)
+    of_root = (X - X.mean(axis=0)) / X.std(axis=0)
+    np.testing.assert_allclose(model.layers[0](X), of_root, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif("keras_hvd.size() == 1")
+def test_bins_of_other_data_are_refused():
+    layer = keras.layers.Discretization(num_bins=4, output_mode="int")
+    model = adapted(layer, X + keras_hvd.rank())
+    with pytest.raises(RuntimeError, match="is adapted to other data on rank 0"):
+        fit(model)
+
+
+@pytest.mark.skipif("keras_hvd.size() == 1")
+def test_vocabularies_of_other_data_are_refused():
+    layer = keras.layers.IntegerLookup()
+    layer.adapt(np.arange(5) + keras_hvd.rank())
+    inputs = keras.Input((3,), dtype="int64")
+    hidden = keras.layers.Embedding(9, 2)(layer(inputs))
+    model = keras.Model(inputs, keras.layers.Flatten()(hidden))
+    model.compile(distributed(), "mse")
+    with pytest.raises(RuntimeError, match="is adapted to other data on rank 0"):
+        model.fit(
+            np.ones((4, 3), "int64"),
+            np.ones((4, 6)),
+            verbose=0,
+            callbacks=[BroadcastGlobalVariables(0)],
+        )
