@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from keras_hvd import data as data
     from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
+    from keras_hvd import keras_tuner as keras_tuner
     from keras_hvd import tfx as tfx
     from keras_hvd.basics import cross_rank as cross_rank
     from keras_hvd.basics import cross_size as cross_size
@@ -105,7 +106,14 @@ if TYPE_CHECKING:
     from keras_hvd.variables import broadcast_ as broadcast_
     from keras_hvd.variables import broadcast_variables as broadcast_variables
 
-_SUBMODULES = ("callbacks", "data", "environment", "exceptions", "tfx")
+_SUBMODULES = (
+    "callbacks",
+    "data",
+    "environment",
+    "exceptions",
+    "keras_tuner",
+    "tfx",
+)
 
 # name: the module under keras_hvd that defines it
 _DEFINED_IN = {

@@ -24,6 +24,7 @@ from keras_hvd.distributed_class import (
     local_variables,
     reduces_with,
 )
+from keras_hvd.meeting import meet
 from keras_hvd.nested_optimizers import leaf_optimizers
 from keras_hvd.objects import allgather_object
 from keras_hvd.strategy import current
@@ -72,9 +73,8 @@ _BATCH_HOOKS = (
 )
 
 
-# Collectives whose names a rank's last words before a stall may be.
+# A rank's last words before a stall may be this name.
 _BEGINNING = "keras_hvd/beginning of fit"
-_MEETING = "keras_hvd/steps of the epoch"
 
 
 class DistributedCallback(keras.callbacks.Callback):
@@ -84,7 +84,7 @@ class DistributedCallback(keras.callbacks.Callback):
         super().set_model(model)
         if basics.size() > 1:
             guarded_saving.install()
-            surround(_enclosing_list(self), model)
+            surround(enclosing_list(self), model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -170,8 +170,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._meets = False
         join()
         mine = self.steps.made, _trained_with(self.model)
-        ranks = allgather_object(mine, name=_MEETING)
-        _require_same_steps(ranks, f"made in epoch {self._epoch + 1}")
+        _require_same_steps(meet(mine), f"made in epoch {self._epoch + 1}")
 
     def _average_statistics(self):
         if not self._statistics_differ:
@@ -498,12 +497,21 @@ def _without_files(callback: keras.callbacks.Callback) -> keras.callbacks.Callba
     return keras.callbacks.Callback()
 
 
-def _enclosing_list(
+def enclosing_list(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.CallbackList:
     """The list that is just handing its model to the callback.
 
     Keras tells callbacks nothing about it; it is the caller, or a caller of it.
+
+    Args:
+        callback: the one whose `set_model` calls this.
+
+    Returns:
+        The list.
+
+    Raises:
+        RuntimeError: something else calls `set_model`.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -42,6 +42,7 @@ _NUMBERS_OF_RANKS = {
     "keras": {2},
     "keras/test_every_optimizer.py": {1, 2, 3},
     "keras/test_gradient_tape.py": {1, 2, 3},
+    "keras/test_keras_tuner.py": {1, 2},
     "keras/test_optimizer.py": {1, 2, 4},
     "keras/test_process_sets.py": {3, 4},
     "keras/test_repeated_rows.py": {1, 2, 3},
