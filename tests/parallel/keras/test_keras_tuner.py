@@ -15,7 +15,7 @@ from keras_hvd.keras_tuner import distribute
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:keras_tuner")
 
-ROWS = 16
+BATCH = 12
 # Bayesian: the second is by the score of the first. Hyperband: trials go on from files.
 TUNERS = {
     "random": (keras_tuner.RandomSearch, {"max_trials": 2, "executions_per_trial": 2}),
@@ -65,8 +65,8 @@ def folder():
 @pytest.fixture
 def data(points, part_of_batches, size):
     """What `search` is given: of one process, and of this rank."""
-    x, y = (rows[:ROWS] for rows in points)
-    held_x, held_y = (rows[ROWS:] for rows in points)
+    x, y = points
+    held_x, held_y = x[:8] + 1, y[:8]
 
     def arguments(part, batch, held):
         return {
@@ -80,12 +80,12 @@ def data(points, part_of_batches, size):
         }
 
     rank = keras_hvd.rank()
-    whole = arguments(lambda rows: rows, 8, lambda rows: rows)
+    whole = arguments(lambda rows: rows, BATCH, lambda rows: rows)
     # Unequal parts of the rows to validate on: 8 rows, of which rank 0 has more.
     cuts = [0, *(8 - each for each in range(size - 1, 0, -1)), 8]
     own = arguments(
-        lambda rows: part_of_batches(rows, 8 // size),
-        8 // size,
+        lambda rows: part_of_batches(rows, BATCH // size),
+        BATCH // size,
         lambda rows: rows[cuts[rank] : cuts[rank + 1]],
     )
     return whole, own
