@@ -74,7 +74,7 @@ def all_or_none(
     """Has all ranks get through a block, or all raise.
 
     Args:
-        severity: how bad an error is. The worst counts, of the lowest rank.
+        severity: how bad an error is, from 0 on. The worst counts, of the lowest rank.
         error_of: makes what is raised on ranks that have no error as bad of their own,
             of its severity and a text.
 
@@ -115,7 +115,7 @@ def all_or_none(
         for rank, each in enumerate(of_ranks)
         if _is_failure(each) and each.severity == worst
     )
-    raise error_of(worst, text) from cause
+    raise error_of(max(worst, 0), text) from cause
 
 
 def _is_failure(brought: Any) -> bool:
