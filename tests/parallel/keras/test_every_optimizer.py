@@ -16,7 +16,8 @@ import keras_hvd
 
 RATE = 0.05
 TOKENS, LENGTH, WIDTH = 13, 5, 4
-STEPS, ROWS = 3, 6
+# As many rows for each of one to four ranks: means of unequal parts are no mean.
+STEPS, ROWS = 3, 12
 EMA = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
 
 
