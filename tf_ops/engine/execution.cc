@@ -269,6 +269,8 @@ void Execution::NoteRun(const Batch& batch, const std::vector<TensorKey>& keys) 
 }
 
 void Execution::EndBatch(Batch batch, bool ok) {
+  // First: a program that gets the error may end before anyone else says more.
+  if (!ok) ReportFailureOnce(segment_.get(), rank_);
   for (auto& operation : batch) {
     const Status status = OutcomeOf(*operation, ok);
     requests_.End(std::move(operation), status);
