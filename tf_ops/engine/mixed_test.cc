@@ -508,6 +508,12 @@ std::string RunRank(int rank, int ranks, const std::string& job) {
     const std::string wrong = RunStep(ranks, step, rank, sets);
     if (!wrong.empty()) return wrong;
   }
+  // Rank 0 decides for all: it stays until others have done what they do without it.
+  khvd_request last = {};
+  last.struct_size = sizeof(last);
+  last.name = "last";
+  last.kind = KHVD_BARRIER;
+  if (khvd_run(&last) != KHVD_OK) return khvd_last_error();
   khvd_counters counters = {};
   counters.struct_size = sizeof(counters);
   khvd_get_counters(&counters);

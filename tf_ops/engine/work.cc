@@ -108,7 +108,7 @@ void Work::CheckCoordinatorLeft() {
       rank_, Code::kRankFailed,
       DescribeRank(*segment_, 0) +
           " has left the job: its script ended or called shutdown, while others "
-          "still had work for it");
+          "still had work for it, which decides for process sets without it too");
 }
 
 }  // namespace keras_hvd
