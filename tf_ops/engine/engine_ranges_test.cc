@@ -110,7 +110,8 @@ TEST_F(RangesTest, AreAroundWhatIsEnqueuedOnAGpuAndEndWhereThatFails) {
     });
   }
   EXPECT_EQ(Names()["allreduce 'connects', 1 tensor, 4 bytes"], 2);
-  EXPECT_EQ(Names()["allreduce 'fails', 1 tensor, 8 bytes"], 2);
+  // Rank 0 may hear of it before it begins.
+  EXPECT_GE(Names()["allreduce 'fails', 1 tensor, 8 bytes"], 1);
 }
 
 TEST_F(RangesTest, ThereAreNoneWithoutAProfiler) {
