@@ -87,6 +87,23 @@ def distribute(tuner_class: type) -> type:
     return _extended(_Distributed, tuner_class)
 
 
+def is_distributed(tuner: Any) -> bool:
+    """Whether a tuner's trials train on all ranks.
+
+    Args:
+        tuner: anything.
+
+    Returns:
+        True for what a class of `distribute` has made.
+
+    Example:
+
+    >>> is_distributed(keras_tuner.RandomSearch)
+    False
+    """
+    return isinstance(tuner, _Distributed)
+
+
 class _Distributed:
     """What a tuner does otherwise on several ranks."""
 

@@ -66,7 +66,7 @@ def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
             break
     else:
         raise RuntimeError(
-            f"keras_hvd.Strategy: Keras {keras.__version__} has no "
+            f"keras_hvd: Keras {keras.__version__} has no "
             f"{owner.__name__}.{name}, which it has to change: use another version of "
             "Keras"
         )

@@ -1,4 +1,4 @@
-"""TFX: a Trainer whose `run_fn` trains on several ranks.
+"""TFX: a Trainer and a Tuner that train on several ranks.
 
 TFX is imported when one of these names is first used.
 """
@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keras_hvd.tfx.component import Trainer as Trainer
+    from keras_hvd.tfx.component import Tuner as Tuner
     from keras_hvd.tfx.dataset import tf_dataset as tf_dataset
     from keras_hvd.tfx.executor import Executor as Executor
 
-_DEFINED_IN = {"Executor": "executor", "Trainer": "component", "tf_dataset": "dataset"}
+_DEFINED_IN = {
+    "Executor": "executor",
+    "Trainer": "component",
+    "Tuner": "component",
+    "tf_dataset": "dataset",
+}
 
 __all__ = sorted(_DEFINED_IN)
 

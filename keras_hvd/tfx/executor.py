@@ -1,4 +1,4 @@
-"""What runs when the component does: a job whose ranks call the `run_fn`."""
+"""What runs when a component does: a job whose ranks call the user's function."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
 from tfx import types
 from tfx.components.trainer import executor
+from tfx.components.tuner import executor as tuner_executor
 from tfx.components.util import udf_utils
 from tfx.dsl.io import fileio
 from tfx.orchestration.portable import launcher
@@ -50,19 +51,11 @@ class TrainingFailedError(launcher._ExecutionFailedError):
         super().__init__(message, output)
 
 
-class Executor(executor.GenericExecutor):
-    """Executes TFX's Trainer on several ranks.
+class _OnRanks:
+    """What executors do otherwise than TFX's."""
 
-    For `custom_executor_spec=ExecutorClassSpec(Executor)` of TFX's `Trainer`, with the
-    number of ranks in `custom_config`; `keras_hvd.tfx.Trainer` has it by itself.
-
-    Example (TFX is not installed with keras_hvd: see docs/tfx.md):
-
-    >>> trainer = tfx.components.Trainer(  # doctest: +SKIP
-    ...     module_file="penguins.py", examples=example_gen.outputs["examples"],
-    ...     custom_config={"num_ranks": 4},
-    ...     custom_executor_spec=executor_spec.ExecutorClassSpec(Executor))
-    """
+    # What each rank does; the component is its argument.
+    _on_rank: Callable[[rank.Component], None]
 
     def Do(
         self,
@@ -70,7 +63,7 @@ class Executor(executor.GenericExecutor):
         output_dict: dict[str, list[types.Artifact]],
         exec_properties: dict[str, Any],
     ) -> None:
-        """Trains, as TFX's executor does, but on ranks.
+        """Does on ranks what TFX's executor does.
 
         Args:
             input_dict: as for TFX's executor.
@@ -97,8 +90,8 @@ class Executor(executor.GenericExecutor):
                     scratch=scratch,
                     time_limit=settings.time_limit,
                 )
-                _train(component, settings)
-                _require_export(output_dict)
+                _run(self._on_rank, component, settings)
+                self._require_result(output_dict)
         # Only now: what comes after a failure is to go on from there.
         if fileio.exists(working_dir):
             fileio.rmtree(working_dir)
@@ -125,6 +118,44 @@ class Executor(executor.GenericExecutor):
             path = os.path.join(os.path.dirname(own.rstrip("/")), name)
         fileio.makedirs(path)
         return path
+
+    def _require_result(self, output_dict: dict[str, list[types.Artifact]]) -> None:
+        """Raises if there is nothing to publish."""
+
+
+class Executor(_OnRanks, executor.GenericExecutor):
+    """Executes TFX's Trainer on several ranks.
+
+    For `custom_executor_spec=ExecutorClassSpec(Executor)` of TFX's `Trainer`, with the
+    number of ranks in `custom_config`; `keras_hvd.tfx.Trainer` has it by itself.
+
+    Example (TFX is not installed with keras_hvd: see docs/tfx.md):
+
+    >>> trainer = tfx.components.Trainer(  # doctest: +SKIP
+    ...     module_file="penguins.py", examples=example_gen.outputs["examples"],
+    ...     custom_config={"num_ranks": 4},
+    ...     custom_executor_spec=executor_spec.ExecutorClassSpec(Executor))
+    """
+
+    _on_rank = staticmethod(rank.train)
+
+    def _require_result(self, output_dict: dict[str, list[types.Artifact]]) -> None:
+        model = artifact_utils.get_single_uri(
+            output_dict[standard_component_specs.MODEL_KEY]
+        )
+        path = path_utils.serving_model_dir(model)
+        if not fileio.exists(path):
+            raise TrainingFailedError(
+                f"run_fn has exported nothing on rank 0: there is no {path}. End "
+                "run_fn with model.export(fn_args.serving_model_dir), on rank 0 or on "
+                "all ranks"
+            )
+
+
+class TunerExecutor(_OnRanks, tuner_executor.Executor):
+    """Executes `keras_hvd.tfx.Tuner`."""
+
+    _on_rank = staticmethod(rank.tune)
 
 
 def _settings(exec_properties: dict[str, Any]) -> Settings:
@@ -189,10 +220,14 @@ def _modules(scratch: str) -> str:
     return os.path.join(scratch, "modules")
 
 
-def _train(component: rank.Component, settings: Settings) -> None:
+def _run(
+    on_rank: Callable[[rank.Component], None],
+    component: rank.Component,
+    settings: Settings,
+) -> None:
     with _ended_by_sigterm():
         try:
-            interactive.run(rank.train, args=(component,), np=settings.num_ranks)
+            interactive.run(on_rank, args=(component,), np=settings.num_ranks)
         except KeyboardInterrupt as error:
             raise TrainingFailedError(
                 f"training was cancelled by {str(error) or 'an interrupt'}: all "
@@ -247,15 +282,3 @@ def _failures_in_records() -> Iterator[None]:
         raise
     except Exception as error:
         raise TrainingFailedError(_reason(error)) from error
-
-
-def _require_export(output_dict: dict[str, list[types.Artifact]]) -> None:
-    model = artifact_utils.get_single_uri(
-        output_dict[standard_component_specs.MODEL_KEY]
-    )
-    path = path_utils.serving_model_dir(model)
-    if not fileio.exists(path):
-        raise TrainingFailedError(
-            f"run_fn has exported nothing on rank 0: there is no {path}. End run_fn "
-            "with model.export(fn_args.serving_model_dir), on rank 0 or on all ranks"
-        )

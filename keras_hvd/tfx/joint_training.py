@@ -1,4 +1,4 @@
-"""That a `run_fn` trains one model on all ranks, and not one on each of them."""
+"""That ranks train one model together, or search once, and not each by itself."""
 
 from __future__ import annotations
 
@@ -37,6 +37,26 @@ def require_has_been() -> None:
             "has trained a model of its own. Reduce the gradients: with "
             "keras_hvd.DistributedOptimizer, keras_hvd.DistributedGradientTape or "
             "keras_hvd.Strategy"
+        )
+
+
+def require_one_search(tuner: Any) -> None:
+    """Raises, before its search, if each rank would search by itself.
+
+    Args:
+        tuner: what a `tuner_fn` has made.
+
+    Raises:
+        RuntimeError: it is a plain one.
+    """
+    from keras_hvd import keras_tuner
+
+    if not keras_tuner.is_distributed(tuner):
+        name = type(tuner).__name__
+        raise RuntimeError(
+            f"tuner_fn has made a {name} that knows of no other rank: each would "
+            "search by itself. Call keras_hvd.init() at the beginning of tuner_fn, and "
+            f"take keras_hvd.keras_tuner.distribute({name}) for {name}"
         )
 
 

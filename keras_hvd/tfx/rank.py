@@ -1,4 +1,4 @@
-"""What each rank of a component does: calls the `run_fn` as TFX would."""
+"""What each rank of a component does: calls the user's function as TFX would."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfx.components.trainer import executor, fn_args_utils
+from tfx.components.tuner import executor as tuner_executor
 from tfx.components.util import udf_utils
 from tfx.types import standard_component_specs
 from tfx.utils import json_utils
@@ -17,7 +18,11 @@ from tfx.utils import json_utils
 from keras_hvd import environment
 from keras_hvd.tfx import joint_training
 
-_RUN_FN = "run_fn"
+# The user's function of each component, and what it is for.
+_PURPOSES = {
+    standard_component_specs.RUN_FN_KEY: "trains a model and exports it",
+    standard_component_specs.TUNER_FN_KEY: "makes a tuner, and what its search takes",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +59,47 @@ def train(component: Component) -> None:
     Raises:
         Exception: what `run_fn` raised, or what is wrong with it.
     """
-    world = environment.world()
-    os.makedirs(component.of_rank(world.rank, ""))
-    if component.time_limit is not None:
-        _end_after(component.time_limit, component.of_rank(world.rank, _LATE))
+    world = _begin(component)
     fn_args = _fn_args(component, world.rank)
-    sys.path += component.module_dirs
-    run_fn = _load(component.exec_properties)
+    run_fn = _load(component, standard_component_specs.RUN_FN_KEY)
     if world.size > 1:
         joint_training.require_in_fit()
     run_fn(fn_args)
     if world.size > 1:
         joint_training.require_has_been()
+
+
+def tune(component: Component) -> None:
+    """Searches with the tuner that the user's `tuner_fn` makes on this rank.
+
+    Args:
+        component: what is searched for.
+
+    Raises:
+        Exception: what `tuner_fn` or the search raised, or what is wrong with it.
+    """
+    world = _begin(component)
+    inputs, outputs = json_utils.loads(component.artifacts)
+    fn_args = fn_args_utils.get_common_fn_args(
+        inputs, component.exec_properties, component.working_dir
+    )
+    tuner_fn = _load(component, standard_component_specs.TUNER_FN_KEY)
+    tuner, arguments = tuner_fn(fn_args)
+    if world.size > 1:
+        joint_training.require_one_search(tuner)
+    tuner.search_space_summary()
+    tuner.search(**arguments)
+    tuner.results_summary()
+    if world.rank == 0:
+        tuner_executor.write_best_hyperparameters(tuner, outputs)
+
+
+def _begin(component: Component) -> environment.World:
+    world = environment.world()
+    os.makedirs(component.of_rank(world.rank, ""))
+    if component.time_limit is not None:
+        _end_after(component.time_limit, component.of_rank(world.rank, _LATE))
+    return world
 
 
 # --- the time limit -----------------------------------------------------------------
@@ -103,7 +137,7 @@ def where_late(component: Component, ranks: int) -> str:
     )
 
 
-# --- what the run_fn gets -----------------------------------------------------------
+# --- the user's function -------------------------------------------------------------
 
 
 def _fn_args(component: Component, number: int) -> fn_args_utils.FnArgs:
@@ -120,16 +154,18 @@ def _fn_args(component: Component, number: int) -> fn_args_utils.FnArgs:
     return fn_args
 
 
-def _load(exec_properties: dict[str, Any]) -> Callable[[fn_args_utils.FnArgs], None]:
+def _load(component: Component, name: str) -> Callable[[fn_args_utils.FnArgs], Any]:
+    sys.path += component.module_dirs
+    properties = component.exec_properties
     try:
-        function = udf_utils.get_fn(exec_properties, _RUN_FN)
+        function = udf_utils.get_fn(properties, name)
     except Exception as error:
         specs = standard_component_specs
-        keys = (specs.MODULE_PATH_KEY, specs.MODULE_FILE_KEY, specs.RUN_FN_KEY)
-        where = next(filter(None, map(exec_properties.get, keys)), None)
+        keys = (specs.MODULE_PATH_KEY, specs.MODULE_FILE_KEY, name)
+        where = next(filter(None, map(properties.get, keys)), None)
         raise ImportError(
-            f"there is no run_fn to be had from {where!r}: {type(error).__name__}: "
+            f"there is no {name} to be had from {where!r}: {type(error).__name__}: "
             f"{error}. That must be a module that can be imported, and has "
-            "run_fn(fn_args), which trains a model and exports it"
+            f"{name}(fn_args), which {_PURPOSES[name]}"
         ) from error
     return function

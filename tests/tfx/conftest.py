@@ -84,6 +84,7 @@ class Workplace:
 
     root: pathlib.Path
     rows: int = 101
+    modules = MODULES
 
     @property
     def connection(self) -> metadata_store_pb2.ConnectionConfig:
@@ -132,10 +133,14 @@ class Workplace:
                 )
             ),
         )
+        self.run_components([example_gen, trainer, pusher])
+
+    def run_components(self, components: list[Any]) -> None:
+        """Runs a pipeline of these."""
         pipeline = tfx.dsl.Pipeline(
             pipeline_name="test",
             pipeline_root=str(self.root / "pipeline"),
-            components=[example_gen, trainer, pusher],
+            components=components,
             enable_cache=True,
             metadata_connection_config=self.connection,
         )
@@ -180,11 +185,17 @@ class Component:
             ],
         }
 
-    def execute(self, module: str | pathlib.Path, **properties: Any) -> None:
+    def execute(
+        self,
+        module: str | pathlib.Path,
+        executor: type = Executor,
+        **properties: Any,
+    ) -> None:
         """Executes a module, given as its path or its text.
 
         Args:
-            module: its `run_fn` is called.
+            module: its `run_fn` is called, or what the executor calls.
+            executor: the class.
             **properties: `num_ranks` and others.
         """
         if isinstance(module, str):
@@ -192,7 +203,7 @@ class Component:
             path.write_text(module)
             module = path
         config = {"notes": str(self.notes), **properties.pop("custom_config", {})}
-        Executor().Do(
+        executor().Do(
             self.inputs,
             self.outputs,
             {
@@ -215,6 +226,10 @@ class Component:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         self.inputs[key] = [self._artifact(kind, folder)]
+
+    def output(self, kind: type) -> list[Any]:
+        """An output of a kind, whose folder has its name."""
+        return [self._artifact(kind, self.folder / kind.TYPE_NAME)]
 
     @staticmethod
     def _artifact(kind: type, folder: pathlib.Path) -> Any:

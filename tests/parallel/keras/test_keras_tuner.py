@@ -23,6 +23,7 @@ TUNERS = {
         keras_tuner.BayesianOptimization,
         {"max_trials": 2, "num_initial_points": 1},
     ),
+    "grid": (keras_tuner.GridSearch, {"max_trials": 2}),
     "hyperband": (keras_tuner.Hyperband, {"max_epochs": 2, "factor": 2}),
 }
 
