@@ -34,9 +34,10 @@ SHELL := /bin/bash
 # Tests measure time, and ranks use the cores that there are.
 .NOTPARALLEL:
 
-.PHONY: install demo test test-quick lint format clean distclean FORCE
+.PHONY: install demo wheel test test-quick lint format clean distclean FORCE
 .PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
-.PHONY: core-tests tensorflow-2.16-tests tfx-tests sanitize soak bench test-gpu bench-gpu
+.PHONY: core-tests tensorflow-2.16-tests wheel-tests installed-wheel-tests tfx-tests
+.PHONY: sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
 
@@ -88,6 +89,11 @@ $(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
 	@touch $@
 
+# The wheel, into dist/: for all of these, which it takes out of their own wheels.
+WHEEL_TENSORFLOWS ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
+wheel: | $(BIN)/python
+	$(BIN)/python bazel/build_wheel.py dist $(WHEEL_TENSORFLOWS)
+
 # --- tests --------------------------------------------------------------------------
 
 lint: install
@@ -125,10 +131,11 @@ parallel-tests: install
 # TENSORFLOW=tensorflow-cpu==2.18.*
 core-tests: install
 	$(BIN)/khvdrun --check-build
-	$(BIN)/python -m pytest -q tests/unit/test_native.py tests/unit/test_optimizer.py \
-		tests/unit/data
+	$(BIN)/python -m pytest -q tests/unit/test_native.py
+	$(CORE_UNITS)
 	$(CORE_JOB)
 
+CORE_UNITS = $(BIN)/python -m pytest -q tests/unit/test_optimizer.py tests/unit/data
 CORE_JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(patsubst %,tests/parallel/%, \
 	collectives data keras/test_optimizer.py keras/test_broadcast_global_variables.py \
 	keras/test_learning_rate.py)
@@ -138,6 +145,26 @@ CORE_JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(patsubst %,tests
 tensorflow-2.16-tests:
 	$(MAKE) --no-print-directory core-tests VENV=.venv-tensorflow-2.16 EXTRAS=io,test \
 		TENSORFLOW=tensorflow-cpu==2.16.2 PINNED='pyarrow==19.*'
+
+# The wheel: what is in it, and the same tests with each TensorFlow that it serves, in a
+# fresh environment where only its own programs are on the PATH, and the checkout's
+# package on no path.
+wheel-tests: install wheel
+	$(BIN)/python -m pytest -q tests/wheel
+	for version in $(WHEEL_TENSORFLOWS); do \
+		$(MAKE) --no-print-directory installed-wheel-tests VENV=.venv-wheel-$$version \
+			TENSORFLOW=tensorflow-cpu==$$version; \
+	done
+
+installed-wheel-tests:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)' \
+		"$$(echo dist/keras_hvd-*.whl)[test]" 'pyarrow==19.*'
+	export PATH=$(CURDIR)/$(BIN) PYTHONSAFEPATH=1; \
+	$(BIN)/khvdrun --check-build; \
+	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py; \
+	$(CORE_UNITS); \
+	$(CORE_JOB)
 
 # TFX with all that a pipeline takes. Its own requirements cannot be met from PyPI: see
 # docs/tfx.md. .venv-tfx is left as it is until these files or versions change.

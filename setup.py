@@ -3,7 +3,9 @@
 Everything else that describes the package is in pyproject.toml.
 """
 
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,8 @@ from setuptools.errors import ExecError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent
 NATIVE = pathlib.Path("keras_hvd", "_native")
+# Libraries for several TensorFlows: bazel/build_wheel.py, which says what they run on.
+BUILT_BEFORE = os.environ.get("KERAS_HVD_NATIVE")
 # What earlier builds left behind must not get into this one's wheel.
 BUILD = tempfile.TemporaryDirectory(prefix="keras_hvd-build-")
 
@@ -34,6 +38,9 @@ class BuildNative(setuptools.Command):
 
     def run(self) -> None:
         folder = CHECKOUT if self.editable_mode else pathlib.Path(self.build_lib)
+        if BUILT_BEFORE:
+            shutil.copytree(BUILT_BEFORE, folder / NATIVE)
+            return
         script = CHECKOUT / "bazel" / "build_libraries.py"
         done = subprocess.run([sys.executable, "-I", script, folder / NATIVE])
         if done.returncode != 0:
@@ -58,15 +65,22 @@ class Build(build):
 class PlatformWheel(bdist_wheel):
     """A wheel for one platform and any Python, whose ABI the libraries do not use."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
-
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        platform = super().get_tag()[2]
+        if BUILT_BEFORE:
+            platform = platform.replace("linux_", "manylinux_2_27_")
+        return "py3", "none", platform
+
+
+class PlatformDistribution(setuptools.Distribution):
+    """One whose files belong to the platform, as those of extension modules do."""
+
+    def has_ext_modules(self) -> bool:
+        return True
 
 
 setuptools.setup(
+    distclass=PlatformDistribution,
     cmdclass={
         "build": Build,
         "build_native": BuildNative,

@@ -2,7 +2,8 @@
 
     python -I bazel/build_libraries.py FOLDER [CONFIG]
 
-The op library is built against the TensorFlow of the Python that runs this. `-I` makes
+The op library is built against the TensorFlow of the Python that runs this, or the one
+in $KERAS_HVD_TENSORFLOW. `-I` makes
 it look past the environment that pip builds in, at what that Python really has
 installed. Run by several Pythons, it puts the op libraries of their TensorFlows side by
 side. What the libraries were built from is noted beside them, in build_info.json.
@@ -84,6 +85,9 @@ def _run_bazel(command: str, *arguments: str) -> str:
             "apt-get install -y bazel-bootstrap bazel-rules-java"
         )
     options = ["--config=quiet", f"--repo_env=PYTHON_BIN_PATH={sys.executable}"]
+    # Also where there is none: a server keeps what an earlier build gave it.
+    folder = os.environ.get("KERAS_HVD_TENSORFLOW", "")
+    options.append(f"--repo_env=KERAS_HVD_TENSORFLOW={folder}")
     done = subprocess.run(
         [bazel, command, *options, *arguments],
         cwd=CHECKOUT,

@@ -1,5 +1,7 @@
 """Prints, as JSON, where the running Python has TensorFlow, without importing it.
 
+$KERAS_HVD_TENSORFLOW is a folder to take it from instead.
+
 Run it with `python -I`: pip builds in an environment of its own, which has no
 TensorFlow, and `-I` looks past it at what the interpreter really has installed.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 
@@ -48,6 +51,9 @@ def find() -> dict[str, str | bool]:
     Raises:
         NotUsable: it is missing, incomplete or too old.
     """
+    folder = os.environ.get("KERAS_HVD_TENSORFLOW")
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None:
         raise NotUsable(

@@ -1,4 +1,7 @@
-"""The TensorFlow of the chosen Python, as the repository @tensorflow."""
+"""The TensorFlow of the chosen Python, as the repository @tensorflow.
+
+Or that in the folder $KERAS_HVD_TENSORFLOW: see find_tensorflow.py.
+"""
 
 load("//bazel:python.bzl", "PYTHON_VARIABLES", "chosen_python")
 
@@ -34,7 +37,7 @@ HAS_XLA = %s
 tensorflow = repository_rule(
     implementation = _tensorflow_impl,
     local = True,
-    environ = PYTHON_VARIABLES,
+    environ = PYTHON_VARIABLES + ["KERAS_HVD_TENSORFLOW"],
     attrs = {
         "_build_file": attr.label(default = "//bazel:tensorflow.BUILD"),
         "_finder": attr.label(default = "//bazel:find_tensorflow.py"),

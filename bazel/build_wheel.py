@@ -1,0 +1,104 @@
+"""Builds the wheel: one engine, and an op library for each TensorFlow it is to serve.
+
+    python bazel/build_wheel.py FOLDER VERSION...
+
+Each VERSION is one of TensorFlow, like 2.21.0. Nothing of it is installed: its headers
+and libraries are taken out of its own wheel, and kept in ~/.cache/keras_hvd (or
+$XDG_CACHE_HOME). The same commit gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
+# All of them are there for it.
+PYTHON = "3.11"
+# What the build asks for; the package file and the metadata are how it is found.
+TAKEN = (
+    "tensorflow/__init__.py",
+    "tensorflow/include/",
+    "tensorflow/libtensorflow_cc.so.2",
+    "tensorflow/libtensorflow_framework.so.2",
+)
+
+
+def _cache() -> pathlib.Path:
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(home) / "keras_hvd" / "tensorflow"
+
+
+def _tensorflow(version: str) -> pathlib.Path:
+    """The folder with the headers and libraries of a version, downloaded once."""
+    folder = _cache() / f"{version}-{os.uname().machine}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        _pip(
+            *("download", "--no-deps", "--only-binary=:all:"),
+            *("--python-version", PYTHON, "--dest", scratch),
+            f"tensorflow-cpu=={version}",
+        )
+        (wheel,) = pathlib.Path(scratch).glob("*.whl")
+        partial = pathlib.Path(scratch, "taken")
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.startswith(TAKEN) or name.endswith(".dist-info/METADATA"):
+                    archive.extract(name, partial)
+        # Only what is whole is ever found.
+        partial.rename(folder)
+    return folder
+
+
+def build(folder: pathlib.Path, versions: list[str]) -> pathlib.Path:
+    """Builds the wheel into `folder`, and gives its path."""
+    places = [_tensorflow(version) for version in versions]
+    with tempfile.TemporaryDirectory(prefix="keras_hvd-wheel-") as scratch:
+        native = pathlib.Path(scratch, "native")
+        for place in places:
+            script = CHECKOUT / "bazel" / "build_libraries.py"
+            _run(
+                [sys.executable, "-I", script, native, "portable"],
+                KERAS_HVD_TENSORFLOW=str(place),
+            )
+        _pip(
+            *("wheel", "--no-deps", "--wheel-dir", scratch, str(CHECKOUT)),
+            KERAS_HVD_NATIVE=str(native),
+            SOURCE_DATE_EPOCH=_commit_time(),
+        )
+        (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = folder / built.name
+        wheel.write_bytes(built.read_bytes())
+    return wheel
+
+
+def _commit_time() -> str:
+    """When this commit was made, in seconds: the time of all files in the wheel."""
+    command = ["git", "-C", CHECKOUT, "log", "-1", "--format=%ct"]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+
+
+def _pip(command: str, *arguments: str, **variables: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check")
+    _run([sys.executable, "-m", "pip", command, *quiet, *arguments], **variables)
+
+
+def _run(command: list, **variables: str) -> None:
+    done = subprocess.run(command, env={**os.environ, **variables})
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))} ended with code {done.returncode}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    print(build(pathlib.Path(sys.argv[1]), sys.argv[2:]))
