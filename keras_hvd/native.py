@@ -466,6 +466,7 @@ def _installed_from() -> str:
     except importlib.metadata.PackageNotFoundError:
         noted = None
     url = urllib.parse.urlparse(json.loads(noted)["url"] if noted else "")
-    if url.scheme == "file":
+    # A wheel would bring again what does not fit.
+    if url.scheme == "file" and not url.path.endswith(".whl"):
         return urllib.request.url2pathname(url.path)
     return "<a checkout of keras_hvd>"

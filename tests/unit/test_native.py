@@ -156,6 +156,25 @@ def test_checkout_is_rebuilt_in_place(unopened):
     assert native._build_command().endswith(f"pip install -e {CHECKOUT}")
 
 
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("file:///home/me/keras_hvd", "/home/me/keras_hvd"),
+        # It would bring the same libraries again.
+        ("file:///home/me/keras_hvd-0.1.0.whl", "<a checkout of keras_hvd>"),
+    ],
+)
+def test_what_pip_installed_is_installed_anew(
+    folder, tmp_path, monkeypatch, url, source
+):
+    info = tmp_path / "keras_hvd-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keras_hvd\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": url}))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert native._build_command().endswith(f"--force-reinstall --no-deps {source}")
+
+
 def test_libraries_of_another_version(folder):
     put_build_info(folder, version="0.0.7")
     with pytest.raises(LibraryError, match=rf"{__version__}.* 0\.0\.7\. Rebuild"):
