@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_hvd import basics, gradient_tape, native
+from keras_hvd import basics, gradient_tape, keras_tuner, native
 from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
 from keras_hvd.strategy import current, keras_hooks
 
@@ -49,8 +49,6 @@ def require_one_search(tuner: Any) -> None:
     Raises:
         RuntimeError: it is a plain one.
     """
-    from keras_hvd import keras_tuner
-
     if not keras_tuner.is_distributed(tuner):
         name = type(tuner).__name__
         raise RuntimeError(
