@@ -64,8 +64,11 @@ history = model.fit(
         keras_hvd.callbacks.MetricAverage(),
     ],
 )
+# As many batches as the optimizer has made steps.
+taken = int(model.optimizer.iterations.numpy())
+taken = int(keras_hvd.allreduce(taken, name="taken", op=keras_hvd.Sum))
 if rank == 0:
     print(f"Training accuracy: {history.history['accuracy'][-1]:.2%}")
-    print(f"All ranks together got {size * steps} batches in an epoch")
+    print(f"All ranks together got {taken // arguments.epochs} batches in an epoch")
 # The servers end with their processes, and others may still read from them.
 keras_hvd.barrier()
