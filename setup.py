@@ -19,6 +19,9 @@ CHECKOUT = pathlib.Path(__file__).resolve().parent
 NATIVE = pathlib.Path("keras_hvd", "_native")
 # Libraries for several TensorFlows: bazel/build_wheel.py, which says what they run on.
 BUILT_BEFORE = os.environ.get("KERAS_HVD_NATIVE")
+# What ops for a later TensorFlow are built from: keras_hvd/build.py.
+SOURCES = (".bazelignore", ".bazelrc", "BUILD", "WORKSPACE", "bazel", "tf_ops")
+VERSION = pathlib.Path("keras_hvd", "version.py")
 # What earlier builds left behind must not get into this one's wheel.
 BUILD = tempfile.TemporaryDirectory(prefix="keras_hvd-build-")
 
@@ -40,11 +43,25 @@ class BuildNative(setuptools.Command):
         folder = CHECKOUT if self.editable_mode else pathlib.Path(self.build_lib)
         if BUILT_BEFORE:
             shutil.copytree(BUILT_BEFORE, folder / NATIVE)
-            return
-        script = CHECKOUT / "bazel" / "build_libraries.py"
-        done = subprocess.run([sys.executable, "-I", script, folder / NATIVE])
-        if done.returncode != 0:
-            raise ExecError("the native libraries were not built; see above")
+        else:
+            script = CHECKOUT / "bazel" / "build_libraries.py"
+            done = subprocess.run([sys.executable, "-I", script, folder / NATIVE])
+            if done.returncode != 0:
+                raise ExecError("the native libraries were not built; see above")
+        if not self.editable_mode:
+            self.copy_sources(folder / NATIVE / "source")
+
+    def copy_sources(self, folder: pathlib.Path) -> None:
+        """Copies what the libraries are built from, without tests."""
+        folder.mkdir()
+        unwanted = shutil.ignore_patterns("*_test.cc", "testing", "__pycache__")
+        for name in SOURCES:
+            if (CHECKOUT / name).is_dir():
+                shutil.copytree(CHECKOUT / name, folder / name, ignore=unwanted)
+            else:
+                shutil.copy(CHECKOUT / name, folder / name)
+        (folder / VERSION).parent.mkdir()
+        shutil.copy(CHECKOUT / VERSION, folder / VERSION)
 
     def get_source_files(self) -> list[str]:
         return []

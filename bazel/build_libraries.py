@@ -1,18 +1,20 @@
 """Builds keras_hvd's native libraries with Bazel and puts them into a folder.
 
-    python -I bazel/build_libraries.py FOLDER [CONFIG]
+    python -I bazel/build_libraries.py [--keep-engine] FOLDER [CONFIG]
 
 The op library is built against the TensorFlow of the Python that runs this, or the one
-in $KERAS_HVD_TENSORFLOW. `-I` makes
-it look past the environment that pip builds in, at what that Python really has
-installed. Run by several Pythons, it puts the op libraries of their TensorFlows side by
-side. What the libraries were built from is noted beside them, in build_info.json.
-CONFIG is one of .bazelrc, like faults.
+in $KERAS_HVD_TENSORFLOW. `-I` makes it look past the environment that pip builds in, at
+what that Python really has installed. Run by several Pythons, it puts the op libraries
+of their TensorFlows side by side. What the libraries were built from is noted beside
+them, in build_info.json. CONFIG is one of .bazelrc, like faults. With --keep-engine
+only the op library is put into FOLDER, which has the engine of this very version.
 """
 
 from __future__ import annotations
 
+import argparse
 import filecmp
+import hashlib
 import json
 import os
 import pathlib
@@ -27,21 +29,28 @@ OPS = "libkeras_hvd_ops.so"
 BUILD_INFO = "build_info.json"
 
 
-def build_libraries(folder: pathlib.Path, *configs: str) -> None:
+def build_libraries(
+    folder: pathlib.Path, config: str | None, keeps_engine: bool
+) -> None:
     """Builds the libraries into `folder`, or exits with what is missing."""
     tensorflow = _tensorflow()
     targets = (f"//tf_ops:{name}" for name in (ENGINE, OPS))
-    _run_bazel("build", *(f"--config={config}" for config in configs), *targets)
+    options = [f"--config={config}"] if config else []
+    if keeps_engine:
+        # The sources are among an installation's files.
+        options.append("--symlink_prefix=/")
+    _run_bazel("build", *options, *targets)
     built = pathlib.Path(_run_bazel("info", "bazel-bin").strip(), "tf_ops")
 
     folder.mkdir(parents=True, exist_ok=True)
-    if _differ(built / ENGINE, folder / ENGINE):
+    if not keeps_engine and _differ(built / ENGINE, folder / ENGINE):
         # Op libraries of other builds may not fit what this engine offers them.
         _forget_ops(folder)
         _install(built / ENGINE, folder / ENGINE)
     minor = ".".join(tensorflow["version"].split(".")[:2])
-    _install(built / OPS, folder / f"libkeras_hvd_ops_{minor}.so")
-    _note(folder, minor, tensorflow)
+    ops = folder / f"libkeras_hvd_ops_{minor}.so"
+    _install(built / OPS, ops)
+    _note(folder, minor, tensorflow, [ops] if keeps_engine else [folder / ENGINE, ops])
 
 
 def _forget_ops(folder: pathlib.Path) -> None:
@@ -50,18 +59,33 @@ def _forget_ops(folder: pathlib.Path) -> None:
         library.unlink()
 
 
-def _note(folder: pathlib.Path, minor: str, tensorflow: dict[str, str | bool]) -> None:
-    """Adds to build_info.json what the op library of a minor version is built from."""
+def _note(
+    folder: pathlib.Path,
+    minor: str,
+    tensorflow: dict[str, str | bool],
+    installed: list[pathlib.Path],
+) -> None:
+    """Adds to build_info.json what was installed, and what the ops are built from."""
     path = folder / BUILD_INFO
-    others = json.loads(path.read_text()).get("ops", {}) if path.exists() else {}
+    noted = json.loads(path.read_text()) if path.exists() else {}
+    version = runpy.run_path(str(CHECKOUT / "keras_hvd" / "version.py"))["__version__"]
     ops = {
         "tensorflow": tensorflow["version"],
         "distribution": tensorflow["distribution"],
         "xla": tensorflow["xla"],
     }
-    version = runpy.run_path(str(CHECKOUT / "keras_hvd" / "version.py"))["__version__"]
-    info = {"version": version, "ops": others | {minor: ops}}
-    path.write_text(json.dumps(info, indent=2) + "\n")
+    hashes = {
+        library.name: hashlib.sha256(library.read_bytes()).hexdigest()
+        for library in installed
+    }
+    info = {
+        "version": version,
+        "ops": noted.get("ops", {}) | {minor: ops},
+        "sha256": noted.get("sha256", {}) | hashes,
+    }
+    incoming = path.with_name(f".{path.name}.{os.getpid()}")
+    incoming.write_text(json.dumps(info, indent=2) + "\n")
+    incoming.replace(path)
 
 
 def _tensorflow() -> dict[str, str | bool]:
@@ -114,6 +138,9 @@ def _differ(built: pathlib.Path, installed: pathlib.Path) -> bool:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        sys.exit(__doc__)
-    build_libraries(pathlib.Path(sys.argv[1]).resolve(), *sys.argv[2:])
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("config", nargs="?")
+    parser.add_argument("--keep-engine", action="store_true")
+    asked = parser.parse_args()
+    build_libraries(asked.folder.resolve(), asked.config, asked.keep_engine)

@@ -19,6 +19,7 @@ from keras_hvd import (
     exceptions,
     gpu_libraries,
     gpu_pinning,
+    installed,
     log,
     native,
     settings,
@@ -369,6 +370,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
         _start_timeline(timeline)
     if world.rank == 0:
         _explain_settings()
+        _warn_of_other_copies()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
     if world.size > 1:
@@ -422,6 +424,18 @@ def _explain_settings() -> None:
     text = settings.without_effect()
     if text:
         log.write("warning", text)
+
+
+@functools.cache
+def _warn_of_other_copies() -> None:
+    others = installed.other_copies()
+    if others:
+        log.write(
+            "warning",
+            f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
+            f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
+            "one that you do not want, or take its folder off sys.path",
+        )
 
 
 def job() -> str:

@@ -11,16 +11,15 @@ from __future__ import annotations
 import ctypes
 import fnmatch
 import functools
-import importlib.metadata
+import hashlib
+import importlib
 import json
 import pathlib
 import sys
-import urllib.parse
-import urllib.request
 from types import ModuleType
 from typing import Any
 
-from keras_hvd import exceptions
+from keras_hvd import exceptions, installed
 from keras_hvd.version import __version__
 
 _FOLDER = pathlib.Path(__file__).resolve().parent / "_native"
@@ -28,6 +27,8 @@ _ENGINE = "libkeras_hvd.so"
 _OPS = "libkeras_hvd_ops_{minor}.so"
 _ALL_OPS = "libkeras_hvd_ops*.so"
 _BUILD_INFO = "build_info.json"
+# The first TensorFlow that ops can be built for: bazel/find_tensorflow.py.
+_OLDEST = "2.16"
 
 Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 Allocate = ctypes.CFUNCTYPE(
@@ -218,7 +219,7 @@ def engine() -> ctypes.CDLL:
     try:
         return open_engine(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable(path, error, _install_again()) from error
 
 
 def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
@@ -292,13 +293,45 @@ def ops() -> ModuleType:
     >>> callable(ops().keras_hvd_allreduce)
     True
     """
-    tf = _tensorflow()
+    tf = tensorflow()
     path = ops_library(tf.__version__)
     engine()
     try:
         return tf.load_op_library(str(path))
     except (tf.errors.OpError, RuntimeError) as error:
-        raise _unusable(path, error) from error
+        raise _unusable(path, error, _mend_ops()) from error
+
+
+def tensorflow() -> ModuleType:
+    """TensorFlow, imported.
+
+    Returns:
+        The module.
+
+    Raises:
+        LibraryError: this Python has none, or what is left of one.
+
+    Example:
+
+    >>> tensorflow().__name__
+    'tensorflow'
+    """
+    try:
+        module = importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise exceptions.LibraryError(
+            f"{sys.executable} has no TensorFlow. {_install_tensorflow()}"
+        ) from error
+    # Python takes any folder of that name for a package.
+    if not hasattr(module, "__version__"):
+        folders = ", ".join(module.__path__)
+        raise exceptions.LibraryError(
+            f"{sys.executable} has no TensorFlow: there is only what is left of one in "
+            f"{folders}. Remove that folder. {_install_tensorflow()}"
+        )
+    return module
 
 
 def ops_library(tensorflow: str) -> pathlib.Path:
@@ -345,11 +378,18 @@ def ops_info(tensorflow: str) -> dict[str, Any]:
     built = build_info()["ops"]
     if _minor(tensorflow) in built:
         return built[_minor(tensorflow)]
-    versions = " and ".join(each["tensorflow"] for each in built.values())
+    versions = ", ".join(each["tensorflow"] for each in built.values())
+    text = (
+        f"this is TensorFlow {tensorflow}, and the ops in {_FOLDER} were built for "
+        f"{versions}: an op library serves one minor version. Install "
+    )
+    if _numbers(tensorflow) < _numbers(_OLDEST):
+        raise exceptions.LibraryError(
+            f"{text}one of those: there are none for TensorFlow before {_OLDEST}"
+        )
     raise exceptions.LibraryError(
-        f"the TensorFlow ops in {_FOLDER} were built for TensorFlow {versions}, and "
-        f"this is TensorFlow {tensorflow}: an op library serves one minor version. "
-        f"Build one for it with: {_build_command()}"
+        f"{text}one of those, or build ops for this one, where there is Bazel, with: "
+        f"{sys.executable} -m keras_hvd.build"
     )
 
 
@@ -358,8 +398,8 @@ def build_info() -> dict[str, Any]:
     """What the libraries were built from.
 
     Returns:
-        `version` of keras_hvd, and `ops`: for each minor version of TensorFlow that
-        there is an op library for, what `ops_info` returns.
+        `version` of keras_hvd; `ops`: for each minor version of TensorFlow that there
+        is an op library for, what `ops_info` returns; and `sha256` of each library.
 
     Raises:
         LibraryError: the libraries are not built, or belong to another version of
@@ -368,30 +408,35 @@ def build_info() -> dict[str, Any]:
     Example:
 
     >>> sorted(build_info())
-    ['ops', 'version']
+    ['ops', 'sha256', 'version']
     """
     path = _FOLDER / _BUILD_INFO
     if not path.exists():
         raise exceptions.LibraryError(
-            f"keras_hvd's native libraries are not built: there is no {path}. Build "
-            f"them with: {_build_command()}"
+            f"keras_hvd's native libraries are not built: there is no {path}. "
+            f"{_install_again()}"
         )
     info = json.loads(path.read_text())
     if info["version"] != __version__:
         raise exceptions.LibraryError(
             f"this is keras_hvd {__version__}, and the native libraries in {_FOLDER} "
-            f"are those of {info['version']}. Rebuild them with: {_build_command()}"
+            f"are those of {info['version']}. {_install_again()}"
         )
     return info
 
 
 def _library(name: str) -> pathlib.Path:
-    """A library's path, once it is known to be there and to be the only copy."""
-    build_info()
+    """A library's path, once it is known to be there, whole, and the only copy."""
+    wanted = build_info()["sha256"].get(name)
     path = _FOLDER / name
     if not path.exists():
+        raise exceptions.LibraryError(f"{path} is missing. {_install_again()}")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != wanted:
         raise exceptions.LibraryError(
-            f"{path} is missing. Build it with: {_build_command()}"
+            f"{path} is not what was built, but broken on its way here or replaced "
+            f"since: its {len(content)} bytes do not have the SHA-256 that "
+            f"{_BUILD_INFO} beside it has. {_install_again()}"
         )
     # A second engine would not know the first one's ranks; a second op library makes
     # TensorFlow abort the process, because each op may be registered once.
@@ -422,19 +467,13 @@ def _is_ours(path: str) -> bool:
     return name == _ENGINE or fnmatch.fnmatchcase(name, _ALL_OPS)
 
 
-def _tensorflow() -> ModuleType:
-    try:
-        import tensorflow
-    except ModuleNotFoundError as error:
-        if error.name != "tensorflow":
-            raise
-        *_, built_for = build_info()["ops"].values()
-        raise exceptions.LibraryError(
-            f"{sys.executable} has no TensorFlow. Install one that keras_hvd was "
-            f"built for with: {sys.executable} -m pip install "
-            f"{built_for['distribution']}=={built_for['tensorflow']}"
-        ) from error
-    return tensorflow
+def _install_tensorflow() -> str:
+    *_, built_for = build_info()["ops"].values()
+    package = f"{built_for['distribution']}=={built_for['tensorflow']}"
+    return (
+        "Install one that keras_hvd was built for with: "
+        f"{sys.executable} -m pip install {package}"
+    )
 
 
 def _minor(version: str) -> str:
@@ -442,31 +481,23 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _unusable(path: pathlib.Path, error: Exception) -> exceptions.LibraryError:
-    return exceptions.LibraryError(
-        f"{path} cannot be opened: {error}. Rebuild it with: {_build_command()}"
-    )
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, _minor(version).split(".")))
 
 
-def _build_command() -> str:
-    """The command that builds the libraries of this very copy of keras_hvd anew."""
-    pip = f"{sys.executable} -m pip install"
-    checkout = _FOLDER.parent.parent
-    if (checkout / "WORKSPACE").exists():
-        return f"{pip} -e {checkout}"
-    return f"{pip} --force-reinstall --no-deps {_installed_from()}"
+def _unusable(
+    path: pathlib.Path, error: Exception, remedy: str
+) -> exceptions.LibraryError:
+    return exceptions.LibraryError(f"{path} cannot be opened: {error}. {remedy}")
 
 
-def _installed_from() -> str:
-    """The folder that pip installed keras_hvd from, as it noted itself (PEP 610)."""
+def _mend_ops() -> str:
     try:
-        noted = importlib.metadata.distribution("keras_hvd").read_text(
-            "direct_url.json"
-        )
-    except importlib.metadata.PackageNotFoundError:
-        noted = None
-    url = urllib.parse.urlparse(json.loads(noted)["url"] if noted else "")
-    # A wheel would bring again what does not fit.
-    if url.scheme == "file" and not url.path.endswith(".whl"):
-        return urllib.request.url2pathname(url.path)
-    return "<a checkout of keras_hvd>"
+        installed.versions("tensorflow")
+    except installed.Overwritten as overwritten:
+        return str(overwritten)
+    return _install_again()
+
+
+def _install_again() -> str:
+    return f"Install keras_hvd again with: {installed.install_command()}"

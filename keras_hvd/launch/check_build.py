@@ -11,9 +11,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_hvd import gpu_libraries, native
+from keras_hvd import gpu_libraries, installed, native
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.launch import installed
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
@@ -26,6 +25,8 @@ def run() -> int:
         0 if everything that training needs is there, else 1.
     """
     print(f"keras_hvd {__version__} in {_ROOT / 'keras_hvd'}")
+    for folder in installed.other_copies():
+        print(f"not used: another copy, in {folder}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print("\nneeded:")
     needed: list[tuple[str, Callable[[], str]]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -35,11 +36,14 @@ def test_libraries_lie_in_the_package_with_what_they_were_built_from(
     version = tensorflow["version"]
     minor = ".".join(version.split(".")[:2])
     ops = f"libkeras_hvd_ops_{minor}.so"
-    assert names == {"libkeras_hvd.so", ops, "build_info.json"}
+    assert names == {"libkeras_hvd.so", ops, "build_info.json", "source"}
     info = json.loads((native / "build_info.json").read_text())
     assert info["version"] == __version__
     built = {key: tensorflow[key] for key in ("distribution", "xla")}
     assert info["ops"] == {minor: {"tensorflow": version, **built}}
+    for library in ("libkeras_hvd.so", ops):
+        content = (native / library).read_bytes()
+        assert info["sha256"][library] == hashlib.sha256(content).hexdigest()
 
 
 def test_only_the_package_is_installed(installed):
@@ -89,16 +93,32 @@ def test_second_copy_of_the_op_library(installed, tmp_path):
     assert f"a second copy of which is {tmp_path}/keras_hvd/_native" in done.stderr
 
 
-def test_another_minor_version_is_refused_before_the_library_is_opened(
+def test_checkout_in_the_place_of_an_installed_copy_is_said_once(installed, checkout):
+    """Python looks into the current folder first."""
+    khvdrun = [installed.python.with_name("khvdrun"), "-np", "2", installed.python]
+    done = subprocess.run(
+        [*khvdrun, "-c", TRAIN_ONE_STEP], cwd=checkout, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    used, other = checkout / "keras_hvd", installed.packages / "keras_hvd"
+    said = f"this is the keras_hvd in {used}, and there is another copy in {other}"
+    assert done.stderr.count(said) == 1
+
+
+def test_ops_for_another_tensorflow_are_built_beside_the_others(
     installed, tmp_path, checkout
 ):
+    """As with a wheel that is older than this TensorFlow."""
     shutil.copytree(installed.packages / "keras_hvd", tmp_path / "keras_hvd")
     native = tmp_path / "keras_hvd" / "_native"
     info = json.loads((native / "build_info.json").read_text())
     [[minor, ops]] = info["ops"].items()
-    (native / f"libkeras_hvd_ops_{minor}.so").rename(native / "libkeras_hvd_ops_2.5.so")
-    others = {"2.5": ops | {"tensorflow": "2.5.1"}}
-    (native / "build_info.json").write_text(json.dumps(info | {"ops": others}))
+    library = native / f"libkeras_hvd_ops_{minor}.so"
+    info["sha256"]["libkeras_hvd_ops_2.5.so"] = info["sha256"].pop(library.name)
+    library.rename(native / "libkeras_hvd_ops_2.5.so")
+    info["ops"] = {"2.5": ops | {"tensorflow": "2.5.1"}}
+    (native / "build_info.json").write_text(json.dumps(info))
+    engine = (native / "libkeras_hvd.so").read_bytes()
     code = (
         "import keras_hvd, tensorflow as tf\n"
         "keras_hvd.init()\n"
@@ -109,11 +129,34 @@ def test_another_minor_version_is_refused_before_the_library_is_opened(
     )
     done = installed.run("-c", code, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "were built for TensorFlow 2.5.1" in done.stderr
     assert f"this is TensorFlow {ops['tensorflow']}" in done.stderr
-    # pip noted where it was installed from: that is what rebuilds it.
-    assert f"-m pip install --force-reinstall --no-deps {checkout}" in done.stderr
+    assert f"the ops in {native} were built for 2.5.1" in done.stderr
+    assert f"with: {installed.python} -m keras_hvd.build" in done.stderr
     assert done.stdout == "ops mapped: False\n"
+
+    # What Bazel has compiled in the checkout it need not compile again.
+    base = subprocess.run(
+        ["bazel", "info", "output_base"],
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    (tmp_path / ".bazelrc").write_text(f"startup --output_base={base}")
+    built = installed.run(
+        "-m", "keras_hvd.build", PYTHONPATH=str(tmp_path), HOME=str(tmp_path)
+    )
+    assert built.returncode == 0, built.stderr
+    assert f"{library} is built and opens" in built.stdout
+    assert (native / "libkeras_hvd.so").read_bytes() == engine
+    done = installed.run("-c", code, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ops mapped: True\n"
+
+
+def test_ops_cannot_be_built_without_bazel(installed):
+    done = installed.run("-m", "keras_hvd.build", PATH="/nonexistent")
+    assert done.returncode == 1
+    assert "apt-get install -y bazel-bootstrap bazel-rules-java" in done.stderr
 
 
 def test_missing_bazel(with_tensorflow, checkout):

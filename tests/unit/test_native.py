@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from keras_hvd.exceptions import LibraryError
 from keras_hvd.version import __version__
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+ENGINE = native._FOLDER / "libkeras_hvd.so"
 HEADER = CHECKOUT / "tf_ops" / "engine" / "c_api.h"
 STRUCTURES = {
     "khvd_options": native.Options,
@@ -47,7 +50,7 @@ def folder(tmp_path, monkeypatch, unopened):
 
 
 def put_build_info(folder, *tensorflows, version=__version__):
-    """As after builds against these versions of tensorflow-cpu."""
+    """As after builds of what is in the folder, against these tensorflow-cpu."""
     ops = {
         tensorflow.rpartition(".")[0]: {
             "tensorflow": tensorflow,
@@ -56,7 +59,11 @@ def put_build_info(folder, *tensorflows, version=__version__):
         }
         for tensorflow in tensorflows
     }
-    info = {"version": version, "ops": ops}
+    hashes = {
+        library.name: hashlib.sha256(library.read_bytes()).hexdigest()
+        for library in folder.glob("*.so")
+    }
+    info = {"version": version, "ops": ops, "sha256": hashes}
     (folder / "build_info.json").write_text(json.dumps(info))
 
 
@@ -115,9 +122,8 @@ def test_no_number_is_cut_short(number):
 
 
 def test_library_exports_the_c_api_alone():
-    library = native._FOLDER / "libkeras_hvd.so"
     printed = subprocess.run(
-        ["nm", "-D", "--defined-only", library],
+        ["nm", "-D", "--defined-only", ENGINE],
         check=True,
         capture_output=True,
         text=True,
@@ -152,38 +158,35 @@ def test_library_missing_beside_its_build_info(folder):
         native.ops_library("2.21.4")
 
 
-def test_checkout_is_rebuilt_in_place(unopened):
-    assert native._build_command().endswith(f"pip install -e {CHECKOUT}")
-
-
-@pytest.mark.parametrize(
-    ("url", "source"),
-    [
-        ("file:///home/me/keras_hvd", "/home/me/keras_hvd"),
-        # It would bring the same libraries again.
-        ("file:///home/me/keras_hvd-0.1.0.whl", "<a checkout of keras_hvd>"),
-    ],
-)
-def test_what_pip_installed_is_installed_anew(
-    folder, tmp_path, monkeypatch, url, source
-):
-    info = tmp_path / "keras_hvd-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keras_hvd\n")
-    (info / "direct_url.json").write_text(json.dumps({"url": url}))
-    monkeypatch.syspath_prepend(tmp_path)
-    assert native._build_command().endswith(f"--force-reinstall --no-deps {source}")
+@pytest.mark.parametrize("broken", ["cut short", "one bit"])
+def test_library_that_is_not_what_was_built(folder, broken):
+    """Cut short it would end the process where a page is missing."""
+    library = pathlib.Path(shutil.copy(ENGINE, folder))
+    put_build_info(folder, "2.21.0")
+    content = bytearray(library.read_bytes())
+    if broken == "cut short":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2] ^= 1
+    library.write_bytes(content)
+    with pytest.raises(LibraryError) as raised:
+        native.engine()
+    assert f"{library} is not what was built" in str(raised.value)
+    assert f"its {len(content)} bytes" in str(raised.value)
+    assert f"{sys.executable} -m pip install" in str(raised.value)
 
 
 def test_libraries_of_another_version(folder):
     put_build_info(folder, version="0.0.7")
-    with pytest.raises(LibraryError, match=rf"{__version__}.* 0\.0\.7\. Rebuild"):
+    with pytest.raises(
+        LibraryError, match=rf"{__version__}.* 0\.0\.7\. Install keras_hvd again"
+    ):
         native.engine()
 
 
 def test_library_that_cannot_be_opened(folder):
-    put_build_info(folder, "2.21.0")
     (folder / "libkeras_hvd.so").write_text("not a library")
+    put_build_info(folder, "2.21.0")
     # The real one is mapped by now: it would be the second copy.
     code = (
         "import pathlib, sys\n"
@@ -198,30 +201,45 @@ def test_library_that_cannot_be_opened(folder):
     assert f"LibraryError: {folder}/libkeras_hvd.so cannot be opened" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (
+            "2.22.0-rc1",
+            f"where there is Bazel, with: {sys.executable} -m keras_hvd.build",
+        ),
+        ("2.15.1", "there are none for TensorFlow before 2.16"),
+    ],
+)
 def test_another_minor_version_of_tensorflow_is_refused_before_opening(
-    folder, monkeypatch
+    folder, monkeypatch, version, advice
 ):
-    put_build_info(folder, "2.16.2", "2.20.0")
     for minor in ("2.16", "2.20"):
         library = folder / f"libkeras_hvd_ops_{minor}.so"
         library.write_text("opening this would fail otherwise")
+    put_build_info(folder, "2.16.2", "2.20.0")
     monkeypatch.setattr(native, "_mapped_libraries", set)
-    tensorflow = types.SimpleNamespace(__version__="2.21.3")
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    module = types.SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
     with pytest.raises(LibraryError) as raised:
         native.ops()
     message = str(raised.value)
-    assert "built for TensorFlow 2.16.2 and 2.20.0" in message
-    assert "this is TensorFlow 2.21.3" in message
-    assert f"{sys.executable} -m pip install" in message
+    assert f"this is TensorFlow {version}" in message
+    assert f"the ops in {folder} were built for 2.16.2, 2.20.0" in message
+    assert message.endswith(advice)
+
+
+def test_oldest_tensorflow_is_that_of_the_build():
+    finder = runpy.run_path(str(CHECKOUT / "bazel" / "find_tensorflow.py"))
+    assert native._numbers(native._OLDEST) == finder["OLDEST"]
 
 
 def test_op_libraries_lie_side_by_side(folder, monkeypatch):
     # The real ones are mapped by now: they would be the second copies.
     monkeypatch.setattr(native, "_mapped_libraries", set)
-    put_build_info(folder, "2.2.1", "2.21.0")
     for minor in ("2.2", "2.21"):
         (folder / f"libkeras_hvd_ops_{minor}.so").touch()
+    put_build_info(folder, "2.2.1", "2.21.0")
     assert native.ops_library("2.2.3") == folder / "libkeras_hvd_ops_2.2.so"
     assert native.ops_library("2.21.1") == folder / "libkeras_hvd_ops_2.21.so"
     assert native.ops_info("2.21.1")["tensorflow"] == "2.21.0"
@@ -234,8 +252,31 @@ def test_missing_tensorflow(folder, monkeypatch):
         native.ops()
 
 
+def test_what_is_left_of_a_tensorflow(folder, tmp_path):
+    """pip leaves folders behind that have files of others, caches for example."""
+    put_build_info(folder, "2.16.2", "2.21.0")
+    left = tmp_path / "packages" / "tensorflow"
+    left.joinpath("python").mkdir(parents=True)
+    code = (
+        "import pathlib, sys\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "sys.path[:] = [each for each in sys.path if 'site-packages' not in each]\n"
+        "sys.path.append(sys.argv[3])\n"
+        "from keras_hvd import native\n"
+        "native._FOLDER = pathlib.Path(sys.argv[1])\n"
+        "native.ops()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder, left.parent, CHECKOUT],
+        capture_output=True,
+        text=True,
+    )
+    assert f"there is only what is left of one in {left}" in done.stderr
+    assert "pip install tensorflow-cpu==2.21.0" in done.stderr
+
+
 def test_second_copy_is_refused(tmp_path):
-    copy = shutil.copy(native._FOLDER / "libkeras_hvd.so", tmp_path)
+    copy = shutil.copy(ENGINE, tmp_path)
     code = (
         "import ctypes, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"
@@ -247,11 +288,11 @@ def test_second_copy_is_refused(tmp_path):
     )
     assert done.returncode == 1
     assert f"this process has loaded {copy} already" in done.stderr
-    assert str(native._FOLDER / "libkeras_hvd.so") in done.stderr
+    assert str(ENGINE) in done.stderr
 
 
 def test_replaced_library_counts_as_a_second_copy(tmp_path):
-    library = pathlib.Path(shutil.copy(native._FOLDER / "libkeras_hvd.so", tmp_path))
+    library = pathlib.Path(shutil.copy(ENGINE, tmp_path))
     code = (
         "import ctypes, os, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"

@@ -5,8 +5,7 @@ import shutil
 import subprocess
 import sys
 
-from keras_hvd import gpu_libraries, gpu_pinning
-from keras_hvd.launch import installed
+from keras_hvd import gpu_libraries, gpu_pinning, installed
 from keras_hvd.launch.diagnosis.findings import Finding, warning
 
 _PATIENCE_SECONDS = 10

@@ -2,9 +2,8 @@
 
 import sys
 
-from keras_hvd import native
+from keras_hvd import installed, native
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.launch import installed
 from keras_hvd.launch.diagnosis.findings import Finding, failure, warning
 
 
@@ -22,13 +21,15 @@ def tensorflow() -> Finding:
     name = "TensorFlow"
     try:
         found = installed.versions("tensorflow")
+    except installed.Overwritten as overwritten:
+        return failure(name, "two at once", str(overwritten))
     except installed.Missing as missing:
         advice = f"{sys.executable} -m pip install tensorflow-cpu, then build keras_hvd"
         return failure(name, str(missing), f"{advice} again")
     if not found:
         advice = "khvdrun --check-build imports it to find out"
         return warning(name, installed.describe("tensorflow"), advice)
-    # All that bring the module have one version, or importing it is broken anyway.
+    # All that bring the module have one version.
     version = next(iter(found.values()))
     figure = installed.describe("tensorflow")
     try:

@@ -1,0 +1,123 @@
+"""installed.py: where this copy of keras_hvd is from, which others there are, and whose
+TensorFlow it is."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from keras_hvd import installed
+from keras_hvd.version import __version__
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def install(packages, name="keras_hvd", version="0.1.0", module=None, **noted):
+    """What pip puts into a folder: the package, or its source's URL, and metadata."""
+    module = module or name
+    info = packages / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
+    (info / "top_level.txt").write_text(module)
+    if noted:
+        (info / "direct_url.json").write_text(json.dumps(noted))
+    if not noted.get("dir_info"):
+        (packages / module).mkdir(exist_ok=True)
+        (packages / module / "__init__.py").touch()
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch) -> pathlib.Path:
+    """A folder that this Python looks for packages in, alone."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    return folder
+
+
+@pytest.fixture
+def this_copy(packages, monkeypatch) -> pathlib.Path:
+    """The copy in `packages`, as the one that runs."""
+    monkeypatch.setattr(installed, "PACKAGE", packages / "keras_hvd")
+    return packages / "keras_hvd"
+
+
+def test_checkout_is_installed_again_in_place():
+    assert installed.install_command().endswith(f"pip install -e {CHECKOUT}")
+
+
+def test_what_came_from_an_index_comes_from_there_again(packages, this_copy):
+    install(packages)
+    again = f"--force-reinstall --no-deps keras_hvd=={__version__}"
+    assert installed.install_command().endswith(again)
+
+
+@pytest.mark.parametrize("name", ["a checkout", "keras_hvd-0.1.0-py3-none-any.whl"])
+def test_what_came_from_here_comes_from_here_again(packages, this_copy, tmp_path, name):
+    source = tmp_path / name
+    install(packages, url=source.as_uri())
+    # It is gone.
+    assert installed.install_command().endswith(f"keras_hvd=={__version__}")
+    source.touch()
+    assert installed.install_command().endswith(f"--no-deps {source}")
+
+
+def test_another_copy_says_nothing_of_this_one(packages, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    install(packages, url=elsewhere.as_uri())
+    assert str(elsewhere) not in installed.install_command()
+
+
+def test_one_copy(packages, this_copy):
+    install(packages)
+    assert installed.other_copies() == []
+
+
+def test_checkout_that_is_installed_in_place_is_one_copy(packages, monkeypatch):
+    install(packages, url=CHECKOUT.as_uri(), dir_info={"editable": True})
+    monkeypatch.setattr(sys, "path", [str(packages), str(CHECKOUT)])
+    assert installed.other_copies() == []
+
+
+def test_wheel_behind_a_checkout(packages):
+    """As in a script that is run in a checkout, or with PYTHONPATH."""
+    install(packages)
+    assert installed.other_copies() == [packages / "keras_hvd"]
+
+
+def test_checkout_in_place_behind_a_wheel(packages, this_copy, tmp_path):
+    """As where a virtual environment sees the system's packages."""
+    install(packages)
+    install(tmp_path / "system", url=CHECKOUT.as_uri(), dir_info={"editable": True})
+    sys.path.append(str(tmp_path / "system"))
+    assert installed.other_copies() == [CHECKOUT / "keras_hvd"]
+
+
+def test_source_of_an_installed_copy_is_none(packages, this_copy):
+    install(packages, url=CHECKOUT.as_uri())
+    assert installed.other_copies() == []
+
+
+def test_copy_without_metadata(packages, this_copy, tmp_path):
+    install(packages)
+    copy = tmp_path / "keras_hvd"
+    copy.mkdir()
+    (copy / "__init__.py").touch()
+    sys.path.append(str(tmp_path))
+    assert installed.other_copies() == [copy]
+
+
+def test_two_tensorflows_in_one_folder(packages):
+    install(packages, "tensorflow", "2.20.0")
+    assert installed.describe("tensorflow") == "tensorflow 2.20.0"
+    install(packages, "tensorflow_cpu", "2.21.0", module="tensorflow")
+    with pytest.raises(installed.Overwritten) as raised:
+        installed.versions("tensorflow")
+    assert "tensorflow 2.20.0 and tensorflow_cpu 2.21.0" in str(raised.value)
+    assert "-m pip uninstall tensorflow tensorflow_cpu, then" in str(raised.value)
