@@ -1,18 +1,21 @@
 # The two commands: `make demo` trains the digits example on two processes, `make test`
 # runs the whole test suite. Both install what they need first, the environment into
-# .venv (the second TensorFlow of the tests: into .venv-tensorflow-2.16; TFX: into
-# .venv-tfx), and are quick the second time.
+# .venv (what the wheel is tested in: into .venv-wheel-VERSION; TFX: into .venv-tfx), and
+# are quick the second time.
 
 PYTHON ?= python3
 # What to develop against. tensorflow-cpu is TensorFlow without the CUDA libraries, which
 # it would download by the gigabyte: `make install TENSORFLOW=tensorflow[and-cuda]==2.21.*`
 # where there is a GPU. keras_hvd builds against 2.16 to 2.21; the newest is the default
 # because its headers change most.
-TENSORFLOW ?= tensorflow-cpu==2.21.*
+TENSORFLOW ?= tensorflow-cpu==2.21.0
 KERAS ?= keras==3.15.*
 # The extras of pyproject.toml that come with keras_hvd, and versions of other packages.
 EXTRAS ?= dev
 PINNED ?=
+# The versions of all packages that the tests have passed with, for some of TensorFlow's:
+# what is released tomorrow breaks `make newest-tests` and nothing else.
+CONSTRAINTS ?= $(wildcard tests/constraints/$(lastword $(subst ==, ,$(TENSORFLOW))).txt)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +31,7 @@ CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchm
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 
+COMMA := ,
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -36,7 +40,7 @@ SHELL := /bin/bash
 
 .PHONY: install demo wheel test test-quick lint format clean distclean FORCE
 .PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
-.PHONY: core-tests tensorflow-2.16-tests wheel-tests installed-wheel-tests tfx-tests
+.PHONY: core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
@@ -44,7 +48,9 @@ install: $(BUILT)
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-test: lint native-tests one-process-tests launch-tests parallel-tests tensorflow-2.16-tests
+test: lint native-tests one-process-tests launch-tests parallel-tests
+	$(MAKE) --no-print-directory wheel-tests DIST=$(VENV)/dist \
+		WHEEL_TENSORFLOWS='$(firstword $(WHEEL_TENSORFLOWS)) $(lastword $(WHEEL_TENSORFLOWS))'
 
 # --- set-up -------------------------------------------------------------------------
 
@@ -74,14 +80,16 @@ $(BIN)/python: | system-packages
 	$(PYTHON) -m venv $(VENV)
 
 # Newer than the installation when other versions are asked for.
-$(REQUIREMENTS): ASKED = $(TENSORFLOW) $(KERAS) $(EXTRAS) $(PINNED)
+$(REQUIREMENTS): ASKED = $(TENSORFLOW) $(KERAS) $(EXTRAS) $(PINNED) $(CONSTRAINTS)
 $(REQUIREMENTS): FORCE | $(BIN)/python
 	@echo '$(ASKED)' | cmp -s - $@ || echo '$(ASKED)' > $@
 
-$(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS)
-	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)' \
-		$(PINNED)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+PIP_INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check \
+	$(patsubst %,--constraint %,$(CONSTRAINTS))
+
+$(INSTALLED): pyproject.toml setup.py $(REQUIREMENTS) $(CONSTRAINTS)
+	$(PIP_INSTALL) '$(TENSORFLOW)' '$(KERAS)' $(PINNED)
+	$(PIP_INSTALL) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # An editable installation needs pip once; after a change of the C++, only Bazel.
@@ -89,10 +97,11 @@ $(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
 	@touch $@
 
-# The wheel, into dist/: for all of these, which it takes out of their own wheels.
+# The wheel: for all of these, which it takes out of their own wheels.
 WHEEL_TENSORFLOWS ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
+DIST ?= dist
 wheel: | $(BIN)/python
-	$(BIN)/python bazel/build_wheel.py dist $(WHEEL_TENSORFLOWS)
+	$(BIN)/python bazel/build_wheel.py $(DIST) $(WHEEL_TENSORFLOWS)
 
 # --- tests --------------------------------------------------------------------------
 
@@ -140,26 +149,28 @@ CORE_JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(patsubst %,tests
 	collectives data keras/test_optimizer.py keras/test_broadcast_global_variables.py \
 	keras/test_learning_rate.py)
 
-# The oldest TensorFlow that keras_hvd supports, and the only one that the last
-# tensorflow-io loads on. It wants NumPy 1, which today's pyarrow refuses.
-tensorflow-2.16-tests:
-	$(MAKE) --no-print-directory core-tests VENV=.venv-tensorflow-2.16 EXTRAS=io,test \
-		TENSORFLOW=tensorflow-cpu==2.16.2 PINNED='pyarrow==19.*'
+# With what PyPI has today, whatever its version.
+newest-tests:
+	$(MAKE) --no-print-directory core-tests VENV=.venv-newest EXTRAS=test \
+		TENSORFLOW=tensorflow-cpu KERAS=keras
 
 # The wheel: what is in it, and the same tests with each TensorFlow that it serves, in a
 # fresh environment where only its own programs are on the PATH, and the checkout's
-# package on no path.
+# package on no path. `make test` has the oldest and the newest of them.
 wheel-tests: install wheel
-	$(BIN)/python -m pytest -q tests/wheel
+	$(BIN)/python -m pytest -q tests/wheel --dist $(DIST)
 	for version in $(WHEEL_TENSORFLOWS); do \
 		$(MAKE) --no-print-directory installed-wheel-tests VENV=.venv-wheel-$$version \
 			TENSORFLOW=tensorflow-cpu==$$version; \
 	done
 
+# The oldest is also the only one that the last tensorflow-io loads on. Before 2.18 they
+# want NumPy 1, which pyarrow refuses from 20 on.
+installed-wheel-tests: EXTRAS := test$(if $(findstring ==2.16.,$(TENSORFLOW)),$(COMMA)io)
 installed-wheel-tests:
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' '$(KERAS)' \
-		"$$(echo dist/keras_hvd-*.whl)[test]" 'pyarrow==19.*'
+	$(PIP_INSTALL) '$(TENSORFLOW)' '$(KERAS)' $(if $(CONSTRAINTS),,'pyarrow<20') \
+		"$$(echo $(DIST)/keras_hvd-*_$$(uname -m).whl)[$(EXTRAS)]"
 	export PATH=$(CURDIR)/$(BIN) PYTHONSAFEPATH=1; \
 	$(BIN)/khvdrun --check-build; \
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py; \
@@ -182,6 +193,15 @@ $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 		-r $(TFX)/requirements-no-deps.txt
 	@touch $@
+
+# The constraints anew, from the environments that `make test` has made; with CONSTRAINTS=
+# on its command line they have what PyPI has today.
+constraints:
+	$(call FREEZE,$(VENV),2.21.0)
+	$(call FREEZE,$(VENV)-wheel-2.16.2,2.16.2)
+
+FREEZE = $(1)/bin/pip freeze --exclude-editable --exclude keras_hvd \
+	> tests/constraints/$(2).txt
 
 # For the inner loop: what a change most often breaks, in under five minutes.
 test-quick: lint

@@ -52,12 +52,19 @@ def _tensorflow(version: str) -> pathlib.Path:
                 if name.startswith(TAKEN) or name.endswith(".dist-info/METADATA"):
                     archive.extract(name, partial)
         # Only what is whole is ever found.
-        partial.rename(folder)
+        try:
+            partial.rename(folder)
+        except OSError:
+            # Another build may have been quicker.
+            if not folder.exists():
+                raise
     return folder
 
 
 def build(folder: pathlib.Path, versions: list[str]) -> pathlib.Path:
     """Builds the wheel into `folder`, and gives its path."""
+    # What is installed from it has its files' modes.
+    os.umask(0o022)
     places = [_tensorflow(version) for version in versions]
     with tempfile.TemporaryDirectory(prefix="keras_hvd-wheel-") as scratch:
         native = pathlib.Path(scratch, "native")

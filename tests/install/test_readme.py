@@ -69,7 +69,8 @@ def test_every_command_is_tested_below():
         "khvdrun -np 2 python train.py",
         "python train.py",
         "mpirun -np 2 python train.py",
-        "pip install .",
+        # In tests/wheel, where the wheel is.
+        'pip install --find-links dist "keras_hvd[tensorflow-cpu]"',
     ]
 
 
@@ -107,13 +108,6 @@ def test_script_before(folder):
     (folder / "train.py").write_text(script(kept=" -"))
     assert "57/57" in run("python train.py", folder)
     assert loads_without_keras_hvd(folder)
-
-
-def test_pip_install(installed):
-    """The fixture has run the command; test_pip.py looks closer."""
-    khvdrun = installed.python.with_name("khvdrun")
-    printed = run(f"{khvdrun} --check-build", installed.folder)
-    assert str(installed.packages / "keras_hvd") in printed
 
 
 def test_links():

@@ -129,7 +129,7 @@ def test_fails_where_the_ops_are_for_another_tensorflow(tmp_path):
     assert ended.returncode == 1
     assert found["engine"][0] == "ok"
     assert found["TensorFlow"][0] == "failure"
-    assert "were built for TensorFlow 2.5.0" in ended.stdout
+    assert "were built for 2.5.0" in ended.stdout
 
 
 def test_fails_where_the_system_refuses_shared_memory():

@@ -1,10 +1,14 @@
-"""The wheel that `make wheel` has put into dist/: what it says, holds and needs."""
+"""The wheel that `make wheel` has built: what it says, holds and needs."""
 
+import hashlib
 import json
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 
 import pytest
@@ -14,9 +18,27 @@ ENGINE = "libkeras_hvd.so"
 
 
 @pytest.fixture(scope="module")
-def wheel() -> pathlib.Path:
-    (found,) = (CHECKOUT / "dist").glob("keras_hvd-*.whl")
+def wheel(request) -> pathlib.Path:
+    (found,) = request.config.getoption("dist").glob("keras_hvd-*.whl")
     return found
+
+
+def test_the_readme_installs_it(wheel, tmp_path):
+    """Where TensorFlow is: that of this environment is not downloaded once more."""
+    readme = (CHECKOUT / "README.md").read_text()
+    (command,) = re.findall(r"^pip (install .*)$", readme, re.M)
+    (tmp_path / "dist").symlink_to(wheel.parent)
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True, symlinks=True)
+    python = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    outside = {"cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
+    subprocess.run([python, "-m", "pip", *shlex.split(command)], **outside)
+    code = "import keras_hvd; keras_hvd.init(); print(keras_hvd.__file__)"
+    khvdrun = [python.with_name("khvdrun"), "-np", "2", python, "-c", code]
+    ended = subprocess.run(khvdrun, **outside)
+    assert ended.stdout.count(str(packages / "keras_hvd" / "__init__.py")) == 2
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +72,43 @@ def test_it_has_one_engine_and_ops_for_each_tensorflow(native):
     built = json.loads((native / "build_info.json").read_text())["ops"]
     ops = {f"libkeras_hvd_ops_{minor}.so" for minor in built}
     names = {path.name for path in native.iterdir()}
-    assert names == {"build_info.json", ENGINE, *ops}
+    assert names == {"build_info.json", "source", ENGINE, *ops}
     for minor, each in built.items():
         assert each["tensorflow"].startswith(f"{minor}.")
+
+
+def test_it_has_the_hash_of_each_library(native):
+    noted = json.loads((native / "build_info.json").read_text())["sha256"]
+    assert noted == {
+        library.name: hashlib.sha256(library.read_bytes()).hexdigest()
+        for library in native.glob("*.so")
+    }
+
+
+def test_it_has_what_ops_are_built_from_and_no_tests(native):
+    listed = subprocess.run(
+        ["git", "ls-files", "bazel", "tf_ops", "BUILD", "WORKSPACE", ".bazelrc"],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    wanted = {
+        name
+        for name in listed
+        if not name.endswith("_test.cc") and "testing/" not in name
+    }
+    source = native / "source"
+    found = {
+        str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()
+    }
+    assert found == wanted | {".bazelignore", "keras_hvd/version.py"}
+
+
+def test_everybody_may_read_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        modes = {each.external_attr >> 16 & 0o777 for each in archive.infolist()}
+    assert modes <= {0o644, 0o755}
 
 
 def test_only_the_system_and_tensorflow_are_linked(native):
