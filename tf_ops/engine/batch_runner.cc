@@ -16,6 +16,7 @@
 #include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/output_check.h"
+#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -149,7 +150,14 @@ bool BatchRunner::RunAnywhere(const Batch& batch, const std::vector<int>& member
 bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& members,
                               uint64_t number, std::string_view results) {
   communicator_.Enter(CollectivePhase::kCopyOut);
-  for (const auto& operation : batch) UnpackResults(&results, *operation);
+  for (const auto& operation : batch) {
+    if (UnpackResults(&results, *operation)) continue;
+    segment_->Fail(rank_, Code::kInternal,
+                   DescribeRank(*segment_, 0) + " has sent rank " +
+                       std::to_string(rank_) + " too little as the result of " +
+                       Title(*operation->description) + ". This is a bug in keras_hvd");
+    return false;
+  }
   if (!checks()) return true;
   if (!communicator_.Begin(members, number)) return false;
   const bool ok = CheckOutputs(batch, members);

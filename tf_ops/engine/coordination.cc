@@ -2,12 +2,11 @@
 #include "tf_ops/engine/coordination.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "tf_ops/engine/autotune_log.h"
-#include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
@@ -15,13 +14,11 @@
 namespace keras_hvd {
 namespace {
 
-constexpr size_t kMostInterned = 16384;
-
-double NowSeconds() {
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+double Seconds(Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-std::string Seconds(double seconds) {
+std::string SecondsText(double seconds) {
   char text[32];
   snprintf(text, sizeof(text), "%.0f s", seconds);
   return text;
@@ -34,17 +31,17 @@ Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_byte
     : segment_(std::move(segment)),
       timeline_(*timeline),
       coordinator_(segment_->size(), fusion_bytes),
+      descriptions_(segment_->size()),
       departed_(segment_->size()),
+      encoder_(cache_capacity),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
-                 &segment_->header().decisions_written),
-      numbers_(cache_capacity) {
+                 &segment_->header().decisions_written) {
   for (int rank = 0; rank < segment_->size(); ++rank) {
     RankBlock& block = segment_->block(rank);
     readers_.push_back(
         {StreamReader(segment_->submissions(rank), Segment::kSubmissionBytes,
                       &block.submissions_written, &block.submissions_read),
-         {},
-         0});
+         SubmissionDecoder(&descriptions_)});
   }
 }
 
@@ -87,43 +84,19 @@ bool Coordination::ReadSubmissions(int rank) {
 }
 
 void Coordination::HandleSubmission(int rank, std::string_view message) {
-  std::vector<std::shared_ptr<const Description>>& dictionary =
-      readers_[rank].dictionary;
-  int64_t type, number;
-  if (!DecodeInteger(&message, &type) || !DecodeInteger(&message, &number)) return;
-  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kDefine) {
-    if (dictionary.size() <= static_cast<size_t>(number)) dictionary.resize(number + 1);
-    dictionary[number] = Intern(message);
-    return;
-  }
-  double& time = readers_[rank].time;
-  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kTime) {
-    time = static_cast<double>(number) * 1e-9;
+  Submission submission;
+  const Status status = readers_[rank].decoder.Decode(message, &submission);
+  if (!status.ok()) {
+    segment_->Fail(0, status.code,
+                   DescribeRank(*segment_, rank) +
+                       " has sent a submission that is malformed: " + status.message +
+                       ". This is a bug in keras_hvd, or memory was overwritten");
     return;
   }
   anything_waits_ = true;
-  const double given = std::exchange(time, 0);
-  std::optional<std::string> input;
-  if (static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitInput) {
-    input.emplace(message);
-  }
-  coordinator_.Submit(
-      rank, dictionary[number], given > 0 ? given : NowSeconds(),
-      static_cast<SubmissionMessage>(type) == SubmissionMessage::kSubmitDuplicate,
-      std::move(input));
-}
-
-// Equal descriptions of several ranks become one object, so that they compare by
-// address.
-std::shared_ptr<const Description> Coordination::Intern(std::string_view encoded) {
-  if (interned_.size() >= kMostInterned) interned_.clear();
-  std::shared_ptr<const Description>& interned = interned_[std::string(encoded)];
-  if (interned == nullptr) {
-    auto description = std::make_shared<Description>();
-    Decode(&encoded, description.get());
-    interned = std::move(description);
-  }
-  return interned;
+  coordinator_.Submit(rank, std::move(submission.description),
+                      Seconds(submission.submitted.value_or(Clock::now())),
+                      submission.duplicate, std::move(submission.input));
 }
 
 // A rank's submissions are all written before it says that it leaves, so they are read
@@ -142,75 +115,19 @@ bool Coordination::NoteDepartures() {
   return progressed;
 }
 
-int64_t Coordination::NumberFor(const TensorKey& key) {
-  bool is_new;
-  const int64_t number = numbers_.Number(key, &is_new);
-  if (is_new) {
-    std::string message;
-    EncodeInteger(static_cast<int64_t>(DecisionMessage::kDefine), &message);
-    EncodeInteger(number, &message);
-    EncodeInteger(key.process_set, &message);
-    EncodeText(key.name, &message);
-    decisions_.Append(message);
-  }
-  return number;
-}
-
 void Coordination::WriteDecision(const Decision& decision) {
-  numbers_.Reserve(decision.tensors.size());
-  std::vector<int64_t> numbers;
-  for (const TensorKey& key : decision.tensors) numbers.push_back(NumberFor(key));
-  for (const Decision::Zeros& zeros : decision.zeros) WriteZeros(zeros);
-  std::string message;
+  std::array<Stores, 2> stores{};
   if (decision.type == Decision::Type::kRun) {
     const bool runs_here = decision.ranks.front() == 0;
     timeline_.AddDecision(++batches_, decision, runs_here);
-    EncodeRun(decision, numbers, &message);
-  } else if (decision.type == Decision::Type::kAgree) {
-    if (decision.agreed == Kind::kAddProcessSet) batches_ += 1;
-    EncodeInteger(static_cast<int64_t>(DecisionMessage::kAgree), &message);
-    EncodeInteger(numbers.front(), &message);
-    EncodeInteger(static_cast<int64_t>(decision.agreed), &message);
-    EncodeInteger(decision.answer, &message);
-    for (int member : decision.members) EncodeInteger(member, &message);
-  } else {
-    EncodeInteger(static_cast<int64_t>(DecisionMessage::kFail), &message);
-    EncodeInteger(numbers.front(), &message);
-    EncodeInteger(decision.departed, &message);
-    EncodeInteger(static_cast<int64_t>(decision.ranks.size()), &message);
-    for (int rank : decision.ranks) EncodeInteger(rank, &message);
-    EncodeText(decision.text, &message);
-  }
-  decisions_.Append(message);
-}
-
-void Coordination::EncodeRun(const Decision& decision,
-                             const std::vector<int64_t>& numbers,
-                             std::string* message) {
-  if (decision.given.empty()) {
-    EncodeInteger(static_cast<int64_t>(DecisionMessage::kRun), message);
-    for (bool in_place : {false, true}) {
-      const Stores stores = store_choice_.Choose(decision.bytes, in_place);
-      EncodeInteger(static_cast<int64_t>(stores), message);
+    if (decision.given.empty()) {
+      stores = {store_choice_.Choose(decision.bytes, /*in_place=*/false),
+                store_choice_.Choose(decision.bytes, /*in_place=*/true)};
     }
-    for (int64_t number : numbers) EncodeInteger(number, message);
-    return;
+  } else if (decision.agreed == Kind::kAddProcessSet) {
+    batches_ += 1;
   }
-  EncodeInteger(static_cast<int64_t>(DecisionMessage::kResult), message);
-  EncodeInteger(static_cast<int64_t>(numbers.size()), message);
-  for (int64_t number : numbers) EncodeInteger(number, message);
-  for (const Decision::Given& given : decision.given) {
-    AppendResults(*given.description, given.inputs, message);
-  }
-}
-
-void Coordination::WriteZeros(const Decision::Zeros& zeros) {
-  std::string message;
-  EncodeInteger(static_cast<int64_t>(DecisionMessage::kZeros), &message);
-  EncodeInteger(static_cast<int64_t>(zeros.ranks.size()), &message);
-  for (int rank : zeros.ranks) EncodeInteger(rank, &message);
-  Encode(*zeros.description, &message);
-  decisions_.Append(message);
+  decisions_.Append(encoder_.Encode(decision, stores));
 }
 
 // ---- Autotuning
@@ -224,7 +141,7 @@ void Coordination::StartAutotune(const AutotuneOptions& options,
 
 void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
   const Tuning before = autotune_->tuning();
-  if (!autotune_->Add(tensors, bytes, NowSeconds())) return;
+  if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
   if (autotune_->tuning() != before) WriteTuning();
   WriteAutotuneLog();
   if (autotune_->done() && LogEnabled(LogLevel::kInfo)) {
@@ -237,12 +154,7 @@ void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes)
 void Coordination::WriteTuning() {
   const Tuning& tuning = autotune_->tuning();
   coordinator_.set_fusion_bytes(tuning.fusion_bytes);
-  std::string message;
-  EncodeInteger(static_cast<int64_t>(DecisionMessage::kTune), &message);
-  EncodeInteger(tuning.window_bytes, &message);
-  EncodeInteger(tuning.small_bytes, &message);
-  EncodeInteger(tuning.spin_microseconds, &message);
-  decisions_.Append(message);
+  decisions_.Append(encoder_.Encode(tuning));
 }
 
 // A job goes on without the file.
@@ -286,8 +198,9 @@ bool Coordination::Flush() {
 
 std::string Coordination::StallText(const Stall& stall, double seconds) {
   const int32_t set = stall.key.process_set;
-  std::string text = RankList(stall.waiting) + " waited " + Seconds(seconds) + " for " +
-                     Title(stall.kind, stall.key.name) + ", which not every rank ";
+  std::string text = RankList(stall.waiting) + " waited " + SecondsText(seconds) +
+                     " for " + Title(stall.kind, stall.key.name) +
+                     ", which not every rank ";
   if (set != 0) text += "of process set " + std::to_string(set) + " ";
   text += "has reached.";
   for (int rank : stall.missing) {
@@ -302,7 +215,7 @@ std::string Coordination::StallText(const Stall& stall, double seconds) {
 }
 
 void Coordination::CheckStalls(double warning, double abort) {
-  const double now = NowSeconds();
+  const double now = Seconds(Clock::now());
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();
   if (stalls.empty()) warned_.clear();

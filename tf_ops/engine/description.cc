@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 namespace keras_hvd {
 namespace {
@@ -129,92 +128,6 @@ std::string Details(const Description& description) {
     text += ", postscale " + ScaleText(description.reduction.postscale);
   }
   return text;
-}
-
-void EncodeInteger(int64_t value, std::string* to) {
-  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-bool DecodeInteger(std::string_view* from, int64_t* value) {
-  if (from->size() < sizeof(*value)) return false;
-  memcpy(value, from->data(), sizeof(*value));
-  from->remove_prefix(sizeof(*value));
-  return true;
-}
-
-void EncodeText(std::string_view text, std::string* to) {
-  EncodeInteger(static_cast<int64_t>(text.size()), to);
-  to->append(text);
-}
-
-bool DecodeText(std::string_view* from, std::string* text) {
-  int64_t length;
-  if (!DecodeInteger(from, &length)) return false;
-  if (length < 0 || from->size() < static_cast<size_t>(length)) return false;
-  text->assign(from->substr(0, length));
-  from->remove_prefix(length);
-  return true;
-}
-
-void Encode(const Description& description, std::string* to) {
-  EncodeInteger(description.process_set, to);
-  EncodeText(description.name, to);
-  EncodeInteger(static_cast<int64_t>(description.kind), to);
-  EncodeInteger(static_cast<int64_t>(description.reduction.op), to);
-  to->append(reinterpret_cast<const char*>(&description.reduction.prescale),
-             sizeof(double));
-  to->append(reinterpret_cast<const char*>(&description.reduction.postscale),
-             sizeof(double));
-  EncodeInteger(description.root, to);
-  EncodeInteger(static_cast<int64_t>(description.tensors.size()), to);
-  for (const TensorDescription& tensor : description.tensors) {
-    EncodeInteger(static_cast<int64_t>(tensor.dtype), to);
-    EncodeInteger(static_cast<int64_t>(tensor.shape.size()), to);
-    for (int64_t dimension : tensor.shape) EncodeInteger(dimension, to);
-  }
-  EncodeInteger(static_cast<int64_t>(description.members.size()), to);
-  for (int member : description.members) EncodeInteger(member, to);
-  EncodeInteger(description.on_gpu ? 1 : 0, to);
-}
-
-bool Decode(std::string_view* from, Description* description) {
-  int64_t process_set, kind, op, prescale, postscale, root, count;
-  if (!DecodeInteger(from, &process_set) || !DecodeText(from, &description->name) ||
-      !DecodeInteger(from, &kind) || !DecodeInteger(from, &op) ||
-      !DecodeInteger(from, &prescale) || !DecodeInteger(from, &postscale) ||
-      !DecodeInteger(from, &root) || !DecodeInteger(from, &count)) {
-    return false;
-  }
-  description->process_set = static_cast<int32_t>(process_set);
-  description->kind = static_cast<Kind>(kind);
-  description->reduction.op = static_cast<ReduceOp>(op);
-  memcpy(&description->reduction.prescale, &prescale, sizeof(double));
-  memcpy(&description->reduction.postscale, &postscale, sizeof(double));
-  description->root = static_cast<int32_t>(root);
-  description->tensors.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t dtype, rank;
-    if (!DecodeInteger(from, &dtype) || !DecodeInteger(from, &rank)) return false;
-    if (rank < 0 || static_cast<size_t>(rank) > from->size() / sizeof(int64_t)) {
-      return false;
-    }
-    TensorDescription tensor{static_cast<DataType>(dtype), std::vector<int64_t>(rank)};
-    for (int64_t& dimension : tensor.shape) {
-      if (!DecodeInteger(from, &dimension)) return false;
-    }
-    description->tensors.push_back(std::move(tensor));
-  }
-  if (!DecodeInteger(from, &count)) return false;
-  description->members.clear();
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t member;
-    if (!DecodeInteger(from, &member)) return false;
-    description->members.push_back(static_cast<int>(member));
-  }
-  int64_t on_gpu;
-  if (!DecodeInteger(from, &on_gpu)) return false;
-  description->on_gpu = on_gpu != 0;
-  return true;
 }
 
 }  // namespace keras_hvd

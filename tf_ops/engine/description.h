@@ -78,17 +78,6 @@ std::string Details(const Description& description);
 // "rank 0"; "ranks 0, 2".
 std::string RankList(const std::vector<int>& ranks);
 
-// Encodes a description for a stream of bytes, and decodes it.
-void Encode(const Description& description, std::string* to);
-// Takes a description from the front of `from`; false if it is damaged.
-bool Decode(std::string_view* from, Description* description);
-
-// The same for the integers that messages are made of.
-void EncodeInteger(int64_t value, std::string* to);
-bool DecodeInteger(std::string_view* from, int64_t* value);
-void EncodeText(std::string_view text, std::string* to);
-bool DecodeText(std::string_view* from, std::string* text);
-
 }  // namespace keras_hvd
 
 #endif  // KERAS_HVD_TF_OPS_ENGINE_DESCRIPTION_H_

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "tf_ops/engine/job_failure.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/transport/faults.h"
+#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -19,16 +21,8 @@ void LogBatch(int rank, uint64_t number, const Batch& batch) {
       text + ", " + std::to_string(InputBytes(batch)) + " bytes");
 }
 
-// Takes a list of ranks from the front of a message; says whether `rank` is in it.
-bool DecodeRanks(std::string_view* message, int rank) {
-  int64_t count, each;
-  DecodeInteger(message, &count);
-  bool concerned = false;
-  for (int64_t i = 0; i < count; ++i) {
-    DecodeInteger(message, &each);
-    concerned |= each == rank;
-  }
-  return concerned;
+bool Contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
 // Gives an operation zeros as its tensors, which its results replace.
@@ -63,7 +57,8 @@ Execution::Execution(const EngineOptions& options, std::shared_ptr<Segment> segm
       runner_(options, segment_, std::move(gpu), waiter, timeline, coordination),
       decisions_(segment_->decisions(), Segment::kDecisionBytes,
                  &segment_->header().decisions_written,
-                 &segment_->block(rank_).decisions_read) {}
+                 &segment_->block(rank_).decisions_read),
+      decoder_(segment_->size()) {}
 
 // ---- Decisions
 
@@ -79,136 +74,65 @@ bool Execution::Read() {
 }
 
 void Execution::CarryOutNext() {
-  const std::string decision = std::move(to_do_.front());
+  const std::string message = std::move(to_do_.front());
   to_do_.pop_front();
-  CarryOut(decision);
+  DecisionMessage decision;
+  const Status status = decoder_.Decode(message, &decision);
+  if (!status.ok()) {
+    segment_->Fail(rank_, status.code,
+                   DescribeRank(*segment_, 0) + " has sent rank " +
+                       std::to_string(rank_) +
+                       " a decision that is malformed: " + status.message +
+                       ". This is a bug in keras_hvd, or memory was overwritten");
+    return;
+  }
+  std::visit([this](const auto& each) { CarryOut(each); }, decision);
   std::atomic<uint64_t>& count = segment_->block(rank_).decisions_carried_out.value;
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-void Execution::CarryOut(std::string_view message) {
-  int64_t type;
-  if (!DecodeInteger(&message, &type)) return;
-  switch (static_cast<DecisionMessage>(type)) {
-    case DecisionMessage::kDefine:
-      return HandleDefine(message);
-    case DecisionMessage::kRun:
-      return HandleRun(message);
-    case DecisionMessage::kFail:
-      return HandleFail(message);
-    case DecisionMessage::kZeros:
-      return HandleZeros(message);
-    case DecisionMessage::kAgree:
-      return HandleAgree(message);
-    case DecisionMessage::kTune:
-      return HandleTune(message);
-    case DecisionMessage::kResult:
-      return HandleResult(message);
-  }
-}
-
-void Execution::HandleDefine(std::string_view message) {
-  int64_t number, process_set;
-  TensorKey key;
-  DecodeInteger(&message, &number);
-  DecodeInteger(&message, &process_set);
-  DecodeText(&message, &key.name);
-  key.process_set = static_cast<int32_t>(process_set);
-  if (dictionary_.size() <= static_cast<size_t>(number)) dictionary_.resize(number + 1);
-  dictionary_[number] = std::move(key);
-}
-
-void Execution::HandleRun(std::string_view message) {
-  for (Stores& choice : settings_.stores) {
-    int64_t stores;
-    DecodeInteger(&message, &stores);
-    choice = static_cast<Stores>(stores);
-  }
-  int64_t number;
-  std::vector<TensorKey> keys;
-  while (DecodeInteger(&message, &number)) keys.push_back(dictionary_[number]);
-  RunBatch(keys);
-}
-
-void Execution::HandleResult(std::string_view message) {
-  int64_t count, number;
-  DecodeInteger(&message, &count);
-  std::vector<TensorKey> keys;
-  for (int64_t i = 0; i < count; ++i) {
-    DecodeInteger(&message, &number);
-    keys.push_back(dictionary_[number]);
-  }
-  RunBatch(keys, message);
-}
-
-void Execution::HandleFail(std::string_view message) {
-  int64_t number, departed;
-  std::string text;
-  DecodeInteger(&message, &number);
-  DecodeInteger(&message, &departed);
-  const bool concerned = DecodeRanks(&message, rank_);
-  DecodeText(&message, &text);
-  if (!concerned) return;
-  std::unique_ptr<Operation> operation = requests_.Take(dictionary_[number]);
+void Execution::CarryOut(const FailMessage& fail) {
+  if (!Contains(fail.ranks, rank_)) return;
+  std::unique_ptr<Operation> operation = requests_.Take(fail.tensor);
   if (operation == nullptr) return;
-  const Code code = departed ? Code::kRankFailed : Code::kMismatch;
+  const Code code = fail.departed ? Code::kRankFailed : Code::kMismatch;
   const std::string title = Title(*operation->description);
-  requests_.End(std::move(operation), {code, title + " failed on rank " +
-                                                 std::to_string(rank_) + ": " + text});
+  requests_.End(
+      std::move(operation),
+      {code, title + " failed on rank " + std::to_string(rank_) + ": " + fail.text});
 }
 
-// Ranks that have joined take part in the next batch with zeros.
-void Execution::HandleZeros(std::string_view message) {
-  if (!DecodeRanks(&message, rank_)) return;
-  auto description = std::make_shared<Description>();
-  Decode(&message, description.get());
-  TensorKey key = KeyOf(*description);
-  auto operation = std::make_unique<Operation>();
-  operation->description = std::move(description);
-  operation->done = [](const Status&) {};
-  if (!operation->description->on_gpu) AllocateZeros(operation.get());
-  requests_.NoteJoined(operation.get());
-  zeros_[std::move(key)] = std::move(operation);
-}
-
-void Execution::HandleAgree(std::string_view message) {
-  int64_t number, kind, answer, member;
-  DecodeInteger(&message, &number);
-  DecodeInteger(&message, &kind);
-  DecodeInteger(&message, &answer);
-  std::vector<int> members;
-  while (DecodeInteger(&message, &member)) members.push_back(static_cast<int>(member));
-  const auto id = static_cast<int32_t>(answer);
-  if (static_cast<Kind>(kind) == Kind::kAddProcessSet) {
+void Execution::CarryOut(const AgreeMessage& agree) {
+  if (agree.kind == Kind::kAddProcessSet) {
     // The failure of the job ends the request.
-    if (!AddProcessSet(id, std::move(members))) return;
-  } else if (static_cast<Kind>(kind) == Kind::kRemoveProcessSet) {
-    if (!gpu().RemoveProcessSet(id)) return;
-    requests_.RemoveProcessSet(id);
+    if (!AddProcessSet(agree.answer, agree.members)) return;
+  } else if (agree.kind == Kind::kRemoveProcessSet) {
+    if (!gpu().RemoveProcessSet(agree.answer)) return;
+    requests_.RemoveProcessSet(agree.answer);
   }
   decides_for_others_ = rank_ == 0 && requests_.process_sets().HasOneWithoutRankZero();
-  std::unique_ptr<Operation> operation = requests_.Take(dictionary_[number]);
+  std::unique_ptr<Operation> operation = requests_.Take(agree.tensor);
   if (operation == nullptr) return;
-  if (operation->answer != nullptr) *operation->answer = id;
+  if (operation->answer != nullptr) *operation->answer = agree.answer;
   requests_.End(std::move(operation), Status::Ok());
 }
 
 // All ranks count this as a batch, which it is where a communicator is made for it.
-bool Execution::AddProcessSet(int32_t id, std::vector<int> members) {
+bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
   sequence_ += 1;
   running_ = "the addition of process set " + std::to_string(id);
   const bool ok = runner_.AddProcessSet(
       id, members, requests_.process_sets().MembersOf(0), sequence_, settings_);
   running_.clear();
-  if (ok) requests_.AddProcessSet(id, std::move(members));
+  if (ok) requests_.AddProcessSet(id, members);
   return ok;
 }
 
 // The one order of the decisions has all ranks change this between the same batches.
-void Execution::HandleTune(std::string_view message) {
-  DecodeInteger(&message, &settings_.tuning.window_bytes);
-  DecodeInteger(&message, &settings_.tuning.small_bytes);
-  DecodeInteger(&message, &settings_.tuning.spin_microseconds);
+void Execution::CarryOut(const TuneMessage& tune) {
+  settings_.tuning.window_bytes = tune.window_bytes;
+  settings_.tuning.small_bytes = tune.small_bytes;
+  settings_.tuning.spin_microseconds = tune.spin_microseconds;
   counters_.tunings += 1;
   if (coordination_ != nullptr) coordination_->NoteTuned();
 }
@@ -216,23 +140,35 @@ void Execution::HandleTune(std::string_view message) {
 // ---- Batches
 
 // All ranks count all batches, so that the numbers agree on those that share one.
-// `results`: where they have come with the decision.
-void Execution::RunBatch(const std::vector<TensorKey>& keys,
-                         const std::optional<std::string_view>& results) {
+void Execution::CarryOut(const RunMessage& run) {
   sequence_ += 1;
+  settings_.stores = run.stores;
+  for (const Decision::Zeros& zeros : run.zeros) {
+    if (Contains(zeros.ranks, rank_)) TakePartWithZeros(zeros);
+  }
   const std::vector<int>& members =
-      requests_.process_sets().MembersOf(keys.front().process_set);
+      requests_.process_sets().MembersOf(run.tensors.front().process_set);
   if (!std::binary_search(members.begin(), members.end(), rank_)) return;
   Batch batch;
-  if (!TakeBatch(keys, &batch)) return EndBatch(std::move(batch), false);
+  if (!TakeBatch(run.tensors, &batch)) return EndBatch(std::move(batch), false);
   running_ = Title(*batch.front()->description);
   counters_.batches += 1;
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, batch);
   requests_.NoteRunning(batch);
-  const bool ok = runner_.Run(batch, members, sequence_, settings_, results);
+  const bool ok = runner_.Run(batch, members, sequence_, settings_, run.results);
   running_.clear();
-  if (ok) NoteRun(batch, keys);
+  if (ok) NoteRun(batch, run.tensors);
   EndBatch(std::move(batch), ok);
+}
+
+// This rank has joined, and takes part in the batch with zeros.
+void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
+  auto operation = std::make_unique<Operation>();
+  operation->description = zeros.description;
+  operation->done = [](const Status&) {};
+  if (!operation->description->on_gpu) AllocateZeros(operation.get());
+  requests_.NoteJoined(operation.get());
+  zeros_[KeyOf(*zeros.description)] = std::move(operation);
 }
 
 // Takes what is to run; ends the job if something is missing.

@@ -18,6 +18,7 @@
 #include "tf_ops/engine/batch_runner.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/messages.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
@@ -60,18 +61,13 @@ class Execution {
   bool decides_for_others() const { return decides_for_others_; }
 
  private:
-  void CarryOut(std::string_view message);
-  void HandleDefine(std::string_view message);
-  void HandleRun(std::string_view message);
-  void HandleResult(std::string_view message);
-  void HandleFail(std::string_view message);
-  void HandleZeros(std::string_view message);
-  void HandleAgree(std::string_view message);
-  void HandleTune(std::string_view message);
-  bool AddProcessSet(int32_t id, std::vector<int> members);
+  void CarryOut(const RunMessage& run);
+  void CarryOut(const FailMessage& fail);
+  void CarryOut(const AgreeMessage& agree);
+  void CarryOut(const TuneMessage& tune);
+  void TakePartWithZeros(const Decision::Zeros& zeros);
+  bool AddProcessSet(int32_t id, const std::vector<int>& members);
 
-  void RunBatch(const std::vector<TensorKey>& keys,
-                const std::optional<std::string_view>& results = {});
   bool TakeBatch(const std::vector<TensorKey>& keys, Batch* batch);
   std::unique_ptr<Operation> Take(const TensorKey& key);
   void NoteRun(const Batch& batch, const std::vector<TensorKey>& keys);
@@ -86,7 +82,7 @@ class Execution {
   EngineCounters& counters_;
   BatchRunner runner_;
   StreamReader decisions_;
-  std::vector<TensorKey> dictionary_;
+  DecisionDecoder decoder_;
   std::deque<std::string> to_do_;
   // For the next batch: zeros for what this rank has joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;

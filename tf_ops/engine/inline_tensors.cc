@@ -40,6 +40,11 @@ bool TravelsInline(const Description& description, size_t members) {
   return bytes > 0 && bytes <= kMostInlineBytes;
 }
 
+bool FitsInline(const Description& description, size_t bytes) {
+  return TravelsInline(description, /*members=*/2) &&
+         static_cast<size_t>(PackedBytes(description)) == bytes;
+}
+
 void AppendInputs(const Operation& operation, std::string* message) {
   const std::vector<TensorDescription>& tensors = operation.description->tensors;
   message->reserve(message->size() + PackedBytes(*operation.description));
@@ -76,13 +81,16 @@ void AppendResults(const Description& description,
   }
 }
 
-void UnpackResults(std::string_view* from, const Operation& operation) {
+bool UnpackResults(std::string_view* from, const Operation& operation) {
+  const int64_t needed = PackedBytes(*operation.description);
+  if (from->size() < static_cast<size_t>(needed)) return false;
   const std::vector<TensorDescription>& tensors = operation.description->tensors;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t bytes = DataBytes(tensors[i]);
     if (bytes > 0) memcpy(operation.buffers[i].output, from->data(), bytes);
     from->remove_prefix(PackedBytes(tensors[i]));
   }
+  return true;
 }
 
 }  // namespace keras_hvd

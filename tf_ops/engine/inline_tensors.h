@@ -20,6 +20,8 @@ inline constexpr int64_t kMostInlineBytes = 1 << 10;
 
 // Whether the tensors of a request of so many ranks travel so.
 bool TravelsInline(const Description& description, size_t members);
+// Whether so many bytes may be what a rank gives with a submission.
+bool FitsInline(const Description& description, size_t bytes);
 
 // Adds what a rank gives to a message: its tensors, each from a multiple of 8 bytes.
 void AppendInputs(const Operation& operation, std::string* message);
@@ -27,8 +29,9 @@ void AppendInputs(const Operation& operation, std::string* message);
 // ranks; "" stands for zeros. What the message has already is of multiples of 8 bytes.
 void AppendResults(const Description& description,
                    const std::vector<std::string>& inputs, std::string* message);
-// Takes the result from the front of `from` to where the operation wants it.
-void UnpackResults(std::string_view* from, const Operation& operation);
+// Takes the result from the front of `from` to where the operation wants it; false if
+// there is less.
+bool UnpackResults(std::string_view* from, const Operation& operation);
 
 }  // namespace keras_hvd
 

@@ -2,6 +2,7 @@
 #include "tf_ops/engine/requests.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "tf_ops/engine/inline_tensors.h"
@@ -19,7 +20,8 @@ Requests::Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capa
       rank_(rank),
       counters_(*counters),
       process_sets_(rank, segment_->size()),
-      writer_(segment_.get(), rank, cache_capacity),
+      encoder_(cache_capacity),
+      writer_(segment_.get(), rank),
       log_(&segment_->block(rank)) {}
 
 Status Requests::Submit(std::unique_ptr<Operation> operation) {
@@ -40,11 +42,13 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   const size_t members = process_sets_.MembersOf(description->process_set).size();
   const bool inlined = !duplicate && TravelsInline(*description, members);
   operation->submitted = Clock::now();
-  if (segment_->header().WantsTimes()) writer_.WriteTime(operation->submitted);
+  std::optional<Clock::time_point> time;
+  if (segment_->header().WantsTimes()) time = operation->submitted;
   operation->log_number = log_.Add(*description);
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
-  writer_.Write(*description, duplicate, inlined ? same_name.back().get() : nullptr);
+  const Operation* given = inlined ? same_name.back().get() : nullptr;
+  writer_.Write(encoder_.Encode(*description, duplicate, time, given));
   return Status::Ok();
 }
 

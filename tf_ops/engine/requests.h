@@ -15,6 +15,7 @@
 
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/messages.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/operation_log.h"
 #include "tf_ops/engine/process_sets.h"
@@ -27,6 +28,7 @@ TensorKey KeyOf(const Description& description);
 
 class Requests {
  public:
+  // `cache_capacity`: how many descriptions travel as numbers.
   Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capacity,
            EngineCounters* counters);
 
@@ -79,6 +81,7 @@ class Requests {
   ProcessSets process_sets_;
   std::unordered_map<TensorKey, SameName, TensorKeyHash> pending_;
   std::atomic<int64_t> pending_count_{0};
+  SubmissionEncoder encoder_;
   SubmissionWriter writer_;
   OperationLog log_;
   Status refusal_;  // what is answered once no more requests are taken

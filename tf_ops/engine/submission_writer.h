@@ -6,26 +6,19 @@
 #define KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_WRITER_H_
 
 #include <atomic>
-#include <cstddef>
-#include <memory>
-#include <string>
+#include <string_view>
 
-#include "tf_ops/engine/coordination.h"
-#include "tf_ops/engine/description.h"
-#include "tf_ops/engine/operation.h"
+#include "tf_ops/transport/byte_stream.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
 
 class SubmissionWriter {
  public:
-  // `cache_capacity`: how many descriptions travel as numbers.
-  SubmissionWriter(Segment* segment, int rank, size_t cache_capacity);
+  SubmissionWriter(Segment* segment, int rank);
 
-  // One thread at a time. `inlined`: whose tensors travel along, if they do.
-  void Write(const Description& description, bool duplicate, const Operation* inlined);
-  // When the next one was submitted: rank 0 may read it much later.
-  void WriteTime(Clock::time_point submitted);
+  // One thread at a time.
+  void Write(std::string_view message);
   // Publishes what waits for room, as far as there is some. Returns true if anything
   // was published.
   bool Flush();
@@ -40,8 +33,6 @@ class SubmissionWriter {
   RankBlock& block_;
   StreamWriter stream_;
   std::atomic<bool> overflows_{false};
-  NumberTable<std::string> numbers_;
-  std::string time_message_;
 };
 
 }  // namespace keras_hvd

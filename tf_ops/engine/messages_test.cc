@@ -1,0 +1,424 @@
+// Messages: what is encoded is what is decoded, and what is malformed is an error.
+#include "tf_ops/engine/messages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/coordinator_testing.h"
+#include "tf_ops/engine/submission_writer.h"
+#include "tf_ops/engine/timeline.h"
+
+namespace keras_hvd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int kSize = 4;
+constexpr std::array<Stores, 2> kStores = {Stores::kStreaming, Stores::kOrdinary};
+
+// Something else in every field.
+Description Everything() {
+  Description description;
+  description.process_set = 3;
+  description.name = "grad/w\xc3\xa4";
+  description.kind = Kind::kAllgather;
+  description.reduction = {ReduceOp::kMax, 0.5, -2};
+  description.root = 2;
+  description.tensors = {{DataType::kBfloat16, {-1, 7, 0}},
+                         {DataType::kComplex128, {}},
+                         {DataType::kUint8, {-1}}};
+  description.members = {0, 1, 3};
+  description.on_gpu = true;
+  return description;
+}
+
+void ExpectEqual(const Description& found, const Description& wanted) {
+  EXPECT_TRUE(found.Matches(wanted));
+  EXPECT_EQ(found.process_set, wanted.process_set);
+  EXPECT_EQ(found.name, wanted.name);
+}
+
+Description Agreement(Kind kind) {
+  Description description;
+  description.kind = kind;
+  description.members = {1, 2};
+  return description;
+}
+
+std::string Fields(std::initializer_list<int64_t> integers) {
+  std::string message;
+  for (int64_t integer : integers) {
+    message.append(reinterpret_cast<const char*>(&integer), sizeof(integer));
+  }
+  return message;
+}
+
+void SetField(std::string* message, size_t field, int64_t value) {
+  memcpy(message->data() + field * sizeof(value), &value, sizeof(value));
+}
+
+// ---- Submissions
+
+class SubmissionTest : public ::testing::Test {
+ protected:
+  std::string Encode(const Description& description) {
+    return std::string(encoder_.Encode(description, false, {}, nullptr));
+  }
+  Submission Decode(std::string_view message) {
+    Submission submission;
+    const Status status = decoder_.Decode(message, &submission);
+    EXPECT_TRUE(status.ok()) << status.message;
+    return submission;
+  }
+  std::string ErrorOf(std::string_view message) {
+    Submission submission;
+    SubmissionDecoder decoder(&pool_);
+    const Status status = decoder.Decode(message, &submission);
+    EXPECT_EQ(status.code, Code::kInternal);
+    return status.message;
+  }
+
+  SubmissionEncoder encoder_{16};
+  DescriptionPool pool_{kSize};
+  SubmissionDecoder decoder_{&pool_};
+};
+
+TEST_F(SubmissionTest, HasEveryFieldOfItsDescription) {
+  const Submission submission = Decode(Encode(Everything()));
+  ExpectEqual(*submission.description, Everything());
+  EXPECT_FALSE(submission.duplicate);
+  EXPECT_FALSE(submission.submitted.has_value());
+  EXPECT_FALSE(submission.input.has_value());
+}
+
+TEST_F(SubmissionTest, IsShortTheSecondTime) {
+  Decode(Encode(Everything()));
+  const std::string again = Encode(Everything());
+  EXPECT_THAT(again, SizeIs(16));
+  ExpectEqual(*Decode(again).description, Everything());
+}
+
+TEST_F(SubmissionTest, SaysWhatElseItIs) {
+  const Clock::time_point now = Clock::now();
+  const Submission submission =
+      Decode(encoder_.Encode(Everything(), /*duplicate=*/true, now, nullptr));
+  EXPECT_TRUE(submission.duplicate);
+  EXPECT_EQ(submission.submitted, now);
+}
+
+TEST_F(SubmissionTest, HasWhatTheRankGives) {
+  const std::vector<float> input = {1, 2, 3};
+  Operation operation;
+  operation.description = Share(Allreduce("a", 3));
+  operation.buffers = {{input.data(), nullptr}};
+  const Submission submission =
+      Decode(encoder_.Encode(*operation.description, false, {}, &operation));
+  ASSERT_TRUE(submission.input.has_value());
+  EXPECT_THAT(*submission.input, SizeIs(16));
+  EXPECT_EQ(memcmp(submission.input->data(), input.data(), 12), 0);
+}
+
+TEST_F(SubmissionTest, NumbersAreGivenAnewWhereThereAreFew) {
+  SubmissionEncoder encoder(3);
+  for (int i = 0; i < 50; ++i) {
+    const Description description = Allreduce("tensor " + std::to_string(i * i % 11));
+    const Submission submission =
+        Decode(encoder.Encode(description, false, {}, nullptr));
+    EXPECT_EQ(submission.description->name, description.name);
+  }
+}
+
+TEST_F(SubmissionTest, EqualOnesOfSeveralRanksAreOneObject) {
+  SubmissionEncoder others{16};
+  SubmissionDecoder of_others(&pool_);
+  Submission submission;
+  ASSERT_TRUE(
+      of_others.Decode(others.Encode(Everything(), false, {}, nullptr), &submission)
+          .ok());
+  EXPECT_EQ(Decode(Encode(Everything())).description, submission.description);
+}
+
+TEST_F(SubmissionTest, WhatIsCutShortIsAnError) {
+  const std::vector<float> input = {1, 2, 3};
+  Operation operation;
+  operation.description = Share(Allreduce("a", 3));
+  operation.buffers = {{input.data(), nullptr}};
+  for (const std::string& message :
+       {Encode(Everything()), std::string(encoder_.Encode(*operation.description, true,
+                                                          Clock::now(), &operation))}) {
+    for (size_t length = 0; length < message.size(); ++length) {
+      EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
+    }
+    EXPECT_NE(ErrorOf(message + "12345678"), "");
+  }
+}
+
+TEST_F(SubmissionTest, ErrorsSayWhatIsWrong) {
+  // Flags and number of the description, its length, process set, "a", kind and so on.
+  const std::string good = Encode(Allreduce("a"));
+  const auto with = [&](size_t field, int64_t value) {
+    std::string message = good;
+    SetField(&message, field, value);
+    return ErrorOf(message);
+  };
+  EXPECT_THAT(ErrorOf(""), HasSubstr("ends within its flags"));
+  EXPECT_THAT(with(0, 16), HasSubstr("its flags is 16, which is not in 0..15"));
+  EXPECT_THAT(with(1, 1), HasSubstr("its description is 1, which is not in 0..0"));
+  EXPECT_THAT(with(1, -1), HasSubstr("its description is -1"));
+  EXPECT_THAT(ErrorOf(Fields({0, 0})), HasSubstr("its description is 0"));
+  EXPECT_THAT(with(2, 1 << 30), HasSubstr("its description is 1073741824"));
+  EXPECT_THAT(with(3, -1), HasSubstr("its process set is -1"));
+  EXPECT_THAT(with(4, INT64_MAX), HasSubstr("its name is 9223372036854775807"));
+  EXPECT_THAT(with(6, 50), HasSubstr("its kind is 50, which there is not"));
+  EXPECT_THAT(with(7, kReduceOps), HasSubstr("its operation is 6"));
+  EXPECT_THAT(with(10, kSize), HasSubstr("its root is 4, which is not in 0..3"));
+  EXPECT_THAT(with(11, 2), HasSubstr("its place is 2"));
+  EXPECT_THAT(with(12, 1000), HasSubstr("its number of tensors is 1000"));
+  EXPECT_THAT(with(13, kDataTypes), HasSubstr("its type is 17"));
+  EXPECT_THAT(with(15, -1), HasSubstr("its dimension is -1"));
+  EXPECT_THAT(with(15, INT64_MAX), HasSubstr("a tensor that no memory holds"));
+}
+
+TEST_F(SubmissionTest, MembersAreRanksInTheirOrder) {
+  const auto error = [&](std::vector<int> members) {
+    Description description = Agreement(Kind::kAddProcessSet);
+    description.members = std::move(members);
+    return ErrorOf(SubmissionEncoder(1).Encode(description, false, {}, nullptr));
+  };
+  EXPECT_THAT(error({2, 1}), HasSubstr("its members is 1, which is not in 3..3"));
+  EXPECT_THAT(error({1, 1}), HasSubstr("its members is 1"));
+  EXPECT_THAT(error({0, kSize}), HasSubstr("its members is 4"));
+}
+
+TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
+  const auto error = [&](const Description& description, size_t bytes) {
+    std::string message(SubmissionEncoder(1).Encode(description, false, {}, nullptr));
+    SetField(&message, 0, 1 | 8);
+    return ErrorOf(message + std::string(bytes, 'x'));
+  };
+  EXPECT_THAT(error(Allreduce("a", 2), 16), HasSubstr("it has 16 bytes of the tensors "
+                                                      "of allreduce 'a'"));
+  EXPECT_NE(error(Broadcast("a"), 40), "");
+  EXPECT_NE(error(Allreduce("a", 1000), 4000), "");
+}
+
+// ---- Decisions
+
+class DecisionTest : public ::testing::Test {
+ protected:
+  template <typename Message>
+  Message Decode(const Decision& decision) {
+    DecisionMessage message;
+    encoded_ = encoder_.Encode(decision, kStores);
+    const Status status = decoder_.Decode(encoded_, &message);
+    EXPECT_TRUE(status.ok()) << status.message;
+    return std::get<Message>(message);
+  }
+  std::string ErrorOf(std::string_view message) {
+    DecisionMessage decision;
+    const Status status = DecisionDecoder(kSize).Decode(message, &decision);
+    EXPECT_EQ(status.code, Code::kInternal);
+    return status.message;
+  }
+
+  static Decision Run() {
+    Decision decision;
+    decision.tensors = {{0, "a"}, {0, "grad/b"}};
+    decision.ranks = {0, 1, 2, 3};
+    return decision;
+  }
+  static Decision Zeros() {
+    Decision decision = Run();
+    decision.zeros = {{Share(Allreduce("grad/b")), {1, 3}}};
+    return decision;
+  }
+  static Decision Result() {
+    Decision decision = Run();
+    decision.tensors.pop_back();
+    const float ones[2] = {1, 1};
+    const std::string input(reinterpret_cast<const char*>(ones), sizeof(ones));
+    decision.given = {{Share(Allreduce("a", 2)), {input, "", input, input}}};
+    return decision;
+  }
+  static Decision Fail() {
+    Decision decision;
+    decision.type = Decision::Type::kFail;
+    decision.tensors = {{2, "a"}};
+    decision.ranks = {1, 2};
+    decision.departed = true;
+    decision.text = "rank 3 has left";
+    return decision;
+  }
+  static Decision Agree() {
+    Decision decision;
+    decision.type = Decision::Type::kAgree;
+    decision.tensors = {{0, ""}};
+    decision.agreed = Kind::kAddProcessSet;
+    decision.answer = 5;
+    decision.members = {0, 2};
+    return decision;
+  }
+
+  DecisionEncoder encoder_{16};
+  DecisionDecoder decoder_{kSize};
+  std::string encoded_;
+};
+
+TEST_F(DecisionTest, Runs) {
+  for (int i = 0; i < 2; ++i) {
+    const RunMessage run = Decode<RunMessage>(Zeros());
+    EXPECT_EQ(run.tensors, Zeros().tensors);
+    EXPECT_EQ(run.stores, kStores);
+    ASSERT_THAT(run.zeros, SizeIs(1));
+    EXPECT_THAT(run.zeros[0].ranks, ElementsAre(1, 3));
+    ExpectEqual(*run.zeros[0].description, Allreduce("grad/b"));
+    EXPECT_FALSE(run.results.has_value());
+  }
+}
+
+TEST_F(DecisionTest, HasResults) {
+  const RunMessage run = Decode<RunMessage>(Result());
+  ASSERT_TRUE(run.results.has_value());
+  const float threes[2] = {3, 3};
+  EXPECT_EQ(*run.results,
+            std::string_view(reinterpret_cast<const char*>(threes), sizeof(threes)));
+}
+
+TEST_F(DecisionTest, Fails) {
+  const FailMessage fail = Decode<FailMessage>(Fail());
+  EXPECT_EQ(fail.tensor, Fail().tensors[0]);
+  EXPECT_THAT(fail.ranks, ElementsAre(1, 2));
+  EXPECT_TRUE(fail.departed);
+  EXPECT_EQ(fail.text, "rank 3 has left");
+}
+
+TEST_F(DecisionTest, Agrees) {
+  const AgreeMessage agree = Decode<AgreeMessage>(Agree());
+  EXPECT_EQ(agree.tensor, Agree().tensors[0]);
+  EXPECT_EQ(agree.kind, Kind::kAddProcessSet);
+  EXPECT_EQ(agree.answer, 5);
+  EXPECT_THAT(agree.members, ElementsAre(0, 2));
+}
+
+TEST_F(DecisionTest, Tunes) {
+  Tuning tuning;
+  tuning.window_bytes = 1;
+  tuning.small_bytes = 2;
+  tuning.spin_microseconds = 3;
+  DecisionMessage message;
+  ASSERT_TRUE(decoder_.Decode(encoder_.Encode(tuning), &message).ok());
+  const TuneMessage tune = std::get<TuneMessage>(message);
+  EXPECT_EQ(tune.window_bytes, 1);
+  EXPECT_EQ(tune.small_bytes, 2);
+  EXPECT_EQ(tune.spin_microseconds, 3);
+}
+
+TEST_F(DecisionTest, TensorsAreNumbersTheSecondTime) {
+  Decode<RunMessage>(Run());
+  const size_t first = encoded_.size();
+  Decode<RunMessage>(Run());
+  EXPECT_EQ(encoded_.size(), first - (8 + 8 + 8) - (8 + 8 + 8));
+}
+
+TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
+  DecisionEncoder encoder(2);
+  for (int i = 0; i < 10; ++i) {
+    Decision decision = Run();
+    for (int j = 0; j < i; ++j) decision.tensors.push_back({j, std::to_string(i * j)});
+    DecisionMessage message;
+    ASSERT_TRUE(decoder_.Decode(encoder.Encode(decision, kStores), &message).ok());
+    EXPECT_EQ(std::get<RunMessage>(message).tensors, decision.tensors);
+  }
+}
+
+TEST_F(DecisionTest, WhatIsCutShortIsAnError) {
+  for (const Decision& decision : {Run(), Zeros(), Fail(), Agree()}) {
+    const std::string message(DecisionEncoder(16).Encode(decision, kStores));
+    for (size_t length = 0; length < message.size(); ++length) {
+      EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
+    }
+    EXPECT_NE(ErrorOf(message + "12345678"), "");
+  }
+}
+
+TEST_F(DecisionTest, ErrorsSayWhatIsWrong) {
+  EXPECT_THAT(ErrorOf(Fields({4})), HasSubstr("its type is 4, which is not in 0..3"));
+  EXPECT_THAT(ErrorOf(Fields({0, 0, 0, 0, 0, 0, 0})), HasSubstr("number of tensors"));
+  EXPECT_THAT(ErrorOf(Fields({0, 1, 0, 0, 0, 0, 0, 0})),
+              HasSubstr("its tensor 0 has not been defined"));
+  EXPECT_THAT(ErrorOf(Fields({3, 0, 0, 0})), HasSubstr("its window is 0"));
+  std::string message(encoder_.Encode(Agree(), kStores));
+  SetField(&message, 7, 0);
+  EXPECT_THAT(ErrorOf(message.substr(0, message.size() - 16)),
+              HasSubstr("a process set without members"));
+}
+
+// ---- Bytes that nobody has written
+
+TEST(RandomMessagesTest, AreErrorsOrHaveNothingOutOfRange) {
+  std::mt19937 random(4711);
+  SubmissionEncoder submissions(4);
+  DecisionEncoder decisions(4);
+  Decision run;
+  run.tensors = {{0, "a"}, {1, "b"}};
+  run.ranks = {0, 1};
+  run.zeros = {{Share(Everything()), {1, 2}}};
+  Decision agree;
+  agree.type = Decision::Type::kAgree;
+  agree.tensors = {{0, ""}};
+  agree.members = {1, 2};
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string messages[] = {
+        std::string(submissions.Encode(Everything(), false, {}, nullptr)),
+        std::string(decisions.Encode(i % 2 == 0 ? run : agree, kStores))};
+    for (std::string& message : messages) {
+      for (int changes = random() % 3; changes >= 0; --changes) {
+        const size_t field = random() % (message.size() / 8);
+        SetField(&message, field, static_cast<int64_t>(random() % 12) - 2);
+      }
+    }
+    DescriptionPool pool(kSize);
+    Submission submission;
+    if (SubmissionDecoder(&pool).Decode(messages[0], &submission).ok()) {
+      ++accepted;
+      EXPECT_GE(submission.description->root, 0);
+      EXPECT_LT(submission.description->root, kSize);
+      for (int member : submission.description->members) EXPECT_LT(member, kSize);
+      EXPECT_NE(Details(*submission.description), "");
+    }
+    DecisionMessage decision;
+    if (!DecisionDecoder(kSize).Decode(messages[1], &decision).ok()) continue;
+    ++accepted;
+    if (const auto* known = std::get_if<RunMessage>(&decision)) {
+      EXPECT_THAT(known->tensors, ::testing::Not(IsEmpty()));
+    } else if (const auto* agreed = std::get_if<AgreeMessage>(&decision)) {
+      for (int member : agreed->members) EXPECT_LT(member, kSize);
+    }
+  }
+  EXPECT_GT(accepted, 1000);
+}
+
+TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
+  std::shared_ptr<Segment> segment;
+  ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
+  Timeline timeline(segment);
+  Coordination coordination(segment, kFusionBytes, 16, &timeline);
+  SubmissionWriter(segment.get(), 1).Write(Fields({99, 0}));
+  coordination.Progress();
+  EXPECT_EQ(segment->Failure().code, Code::kInternal);
+  EXPECT_THAT(segment->Failure().message, HasSubstr("rank 1"));
+  EXPECT_THAT(segment->Failure().message, HasSubstr("its flags is 99"));
+}
+
+}  // namespace
+}  // namespace keras_hvd
