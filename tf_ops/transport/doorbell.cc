@@ -41,7 +41,9 @@ void FutexWake(std::atomic<uint32_t>* word) {
 // than on a stand-alone fence: ThreadSanitizer understands only the former. Announce
 // and Ring are both read-modify-writes, so one of them comes first in the word's order:
 // if Announce, the ring finds what is listened to and wakes; if Ring, Announce reads
-// from it and so sees all that was published before.
+// from it and so sees all that was published before. Cancel is one as well, though its
+// order matters to nobody: after a plain store, Announce would read that store instead,
+// and know nothing of a ring before it.
 void Doorbell::Ring(uint32_t about) {
   BeforeStore();
   const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);
@@ -60,7 +62,7 @@ void Doorbell::Announce(uint32_t listening) {
   listening_.exchange(listening, std::memory_order_seq_cst);
 }
 
-void Doorbell::Cancel() { listening_.store(0, std::memory_order_relaxed); }
+void Doorbell::Cancel() { listening_.exchange(0, std::memory_order_relaxed); }
 
 bool Doorbell::Sleep(Clock::time_point deadline, uint32_t listening) {
   while (listening_.load(std::memory_order_acquire) == listening) {
