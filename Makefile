@@ -23,6 +23,7 @@ NATIVE := keras_hvd/_native
 # The same libraries for `make soak`, with faults.
 FAULTS := $(VENV)/faults
 SEED ?= $(shell date +%s)
+MACHINE := $(shell uname -m)
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
 # The libraries, for the TensorFlow of this environment.
@@ -243,7 +244,8 @@ test-gpu: gpu-engine
 gpu-engine: $(if $(shell command -v bazel),install,$(VENV)/engine/libkeras_hvd.so)
 
 # As Bazel does it (bazel/cc.bzl, tf_ops/BUILD): the engine needs nothing but the system.
-ENGINE_SOURCES = $(filter-out %_test.cc,$(wildcard \
+NOT_IN_ENGINE = _test $(addprefix _,$(filter-out $(MACHINE),x86_64 aarch64))
+ENGINE_SOURCES = $(filter-out $(addprefix %,$(NOT_IN_ENGINE:=.cc)),$(wildcard \
 	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl engine)))
 $(VENV)/engine/libkeras_hvd.so: $(ENGINE_SOURCES) $(wildcard tf_ops/*/*.h)
 	mkdir -p $(@D)

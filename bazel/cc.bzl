@@ -10,11 +10,25 @@ WARNINGS = [
     "-Werror",
 ]
 
+# Files of one kind of processor are named after it, and built for no other.
+_PROCESSORS = ["x86_64", "aarch64"]
+
+def _of_processors():
+    return select(
+        {
+            "//bazel:" + processor: native.glob(["*_%s.cc" % processor], allow_empty = True)
+            for processor in _PROCESSORS
+        },
+        no_match_error = "keras_hvd is built for processors of these kinds: " +
+                         ", ".join(_PROCESSORS),
+    )
+
 def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
     """A layer of the engine: every header and source of its folder, tests excepted."""
+    elsewhere = ["*_test.cc"] + ["*_%s.cc" % processor for processor in _PROCESSORS]
     native.cc_library(
         name = name,
-        srcs = native.glob(["*.cc"], exclude = ["*_test.cc"]),
+        srcs = native.glob(["*.cc"], exclude = elsewhere) + _of_processors(),
         hdrs = native.glob(["*.h"]),
         copts = VISIBILITY + WARNINGS + copts,
         linkopts = ["-pthread"] + linkopts,

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "tf_ops/collectives/processor.h"
+
 namespace keras_hvd {
 
 enum class Stores {
@@ -19,10 +21,9 @@ inline constexpr int kStoresKinds = 3;
 
 void CopyOrdinary(char* to, const char* from, int64_t bytes);
 
-// What it has written may be published only after StoreFence(): a store-release does
-// not order streaming stores.
+// What it has written may be published only after StoreFence(): not on every processor
+// does a store-release order streaming stores.
 void CopyStreaming(char* to, const char* from, int64_t bytes);
-void StoreFence();
 
 }  // namespace keras_hvd
 

@@ -1,8 +1,13 @@
-// The loops of a reduction. Included by reduce.cc once for each instruction set, with
-// KHVD_TARGET, KHVD_NAMESPACE, and its vectors' KHVD_VECTOR_BYTES, KHVD_VECTOR and
-// KHVD_STREAM defined; hence no include guard.
+// The loops of a reduction. Included by reduce_*.cc once for each instruction set, with
+// KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
+// KHVD_STREAM (that store) defined; hence no include guard. With KHVD_CONVERTS_HALVES
+// there are WidenHalves and NarrowToHalves, which are made of instructions for that.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 namespace keras_hvd {
+namespace {
 namespace KHVD_NAMESPACE {
 
 // Several inputs are combined in blocks that stay in the first-level cache.
@@ -23,7 +28,7 @@ template <>
 struct Converted<Float8E4m3fn> {
   using Type = float;
 };
-#ifdef KHVD_F16C
+#ifdef KHVD_CONVERTS_HALVES
 template <>
 struct Converted<Float16> {
   using Type = float;
@@ -62,24 +67,13 @@ KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float8E4m3fn* 
   NarrowAll(from, n, to);
 }
 
-#ifdef KHVD_F16C
+#ifdef KHVD_CONVERTS_HALVES
 KHVD_TARGET inline const float* Convert(const Float16* from, int64_t n, float* to) {
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
-  }
-  for (; i < n; ++i) to[i] = _cvtsh_ss(from[i].bits);
+  WidenHalves(from, n, to);
   return to;
 }
 KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float16* to) {
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m128i halves =
-        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
-  }
-  for (; i < n; ++i) to[i].bits = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+  NarrowToHalves(from, n, to);
 }
 #endif
 
@@ -104,7 +98,7 @@ KHVD_INLINE void Store(A value, A postscale, C* to) {
 
 // `ivdep`: a result may be one of the inputs, but no element depends on another.
 template <typename T, typename A, typename Op, bool kScaled>
-KHVD_TARGET void CombineBlocks(const Job& job) {
+KHVD_TARGET void CombineBlocks(const ReduceJob& job) {
   using C = typename Converted<T>::Type;
   constexpr bool kConverts = !std::is_same_v<C, T>;
   const A pre = static_cast<A>(job.prescale);
@@ -162,7 +156,7 @@ KHVD_TARGET void CombineBlocks(const Job& job) {
 }
 
 template <typename T, typename A, typename Op>
-void Combine(const Job& job) {
+void Combine(const ReduceJob& job) {
   if (job.prescale == 1 && job.postscale == 1) {
     return CombineBlocks<T, A, Op, false>(job);
   }
@@ -170,7 +164,7 @@ void Combine(const Job& job) {
 }
 
 template <typename T, typename A>
-void CombineWith(ReduceOp op, const Job& job) {
+void CombineWith(ReduceOp op, const ReduceJob& job) {
   switch (op) {
     case ReduceOp::kAverage:
     case ReduceOp::kSum:
@@ -187,13 +181,13 @@ void CombineWith(ReduceOp op, const Job& job) {
 }
 
 template <typename T>
-void ReduceFloats(ReduceOp op, Job job) {
+void ReduceFloats(ReduceOp op, ReduceJob job) {
   if (op == ReduceOp::kAverage) job.postscale /= job.count;
   CombineWith<T, typename Accumulator<T>::Type>(op, job);
 }
 
 template <typename T>
-void ReduceIntegers(ReduceOp op, Job job) {
+void ReduceIntegers(ReduceOp op, ReduceJob job) {
   if (job.prescale != 1 || job.postscale != 1) {
     if (op == ReduceOp::kAverage) job.postscale /= job.count;
     return CombineWith<T, double>(op, job);
@@ -202,7 +196,7 @@ void ReduceIntegers(ReduceOp op, Job job) {
   CombineWith<T, T>(op, job);
 }
 
-inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
+inline void Reduce(ReduceOp op, DataType dtype, const ReduceJob& job) {
   switch (dtype) {
     case DataType::kUint8:
     // Truth values are 0 and 1, of which And is the smaller and Or the larger.
@@ -241,9 +235,9 @@ inline void Reduce(ReduceOp op, DataType dtype, const Job& job) {
 // Written with vectors, since compilers make no streaming stores of plain loops.
 template <typename T, bool kScaled, bool kStreamOutput, bool kStreamExchange>
 KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
-  typedef T Vector __attribute__((vector_size(KHVD_VECTOR_BYTES)));
-  constexpr int64_t kLanes = KHVD_VECTOR_BYTES / sizeof(T);
-  const Job& job = twofold.job;
+  typedef T Vector __attribute__((vector_size(sizeof(KHVD_VECTOR))));
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(T);
+  const ReduceJob& job = twofold.job;
   const int count = job.count;
   const auto* const* inputs = reinterpret_cast<const T* const*>(job.inputs);
   const T* const first = inputs[0];
@@ -269,7 +263,6 @@ KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
       sum += next;
     }
     if constexpr (kScaled) sum *= post;
-#ifdef KHVD_STREAMING_STORES
     KHVD_VECTOR bits;
     memcpy(&bits, &sum, sizeof(bits));
     if constexpr (kStreamOutput) {
@@ -280,10 +273,6 @@ KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
     }
     if constexpr (!kStreamOutput) memcpy(output + i, &sum, sizeof(sum));
     if constexpr (!kStreamExchange) memcpy(exchange + i, &sum, sizeof(sum));
-#else
-    memcpy(output + i, &sum, sizeof(sum));
-    memcpy(exchange + i, &sum, sizeof(sum));
-#endif
   }
   for (; i < job.elements; ++i) {
     T value = Element<T, kScaled>(first[i], pre);
@@ -297,7 +286,7 @@ KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
 
 template <typename T, bool kScaled>
 void AddWithStores(const TwofoldJob& twofold) {
-  switch (twofold.stores) {
+  switch (kHasStreamingStores ? twofold.stores : Stores::kOrdinary) {
     case Stores::kOrdinary:
       return AddVectors<T, kScaled, false, false>(twofold);
     case Stores::kStreamingResult:
@@ -321,4 +310,5 @@ inline void AddToBoth(DataType dtype, const TwofoldJob& twofold) {
 }
 
 }  // namespace KHVD_NAMESPACE
+}  // namespace
 }  // namespace keras_hvd

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "tf_ops/collectives/processor.h"
 #include "tf_ops/engine/job_failure.h"
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
@@ -27,12 +28,6 @@ constexpr std::chrono::microseconds kLongestYields(1000);
 constexpr std::chrono::microseconds kPause(50);
 // How long a rank that shuts down waits for the peers of a batch that runs.
 constexpr std::chrono::seconds kShutdownPatience(5);
-
-void Relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 }  // namespace
 
@@ -280,7 +275,7 @@ bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
-      Relax();
+      SpinPause();
     }
   } while (Clock::now() < end);
   return ready();

@@ -30,7 +30,8 @@ class FaultyMemory {
   }
   ~FaultyMemory() { munmap(data_, 3 * kPage); }
 
-  static constexpr int64_t kPage = 4096;
+  // 4 KiB on x86-64, and up to 64 KiB on aarch64.
+  static inline const int64_t kPage = sysconf(_SC_PAGESIZE);
   char* data() const { return data_; }
 
  private:
@@ -39,11 +40,11 @@ class FaultyMemory {
 
 // What each rank submits: results of three pages.
 Ask CheckedAsk(Kind kind, int rank) {
-  constexpr int64_t kElements = FaultyMemory::kPage / 4;
-  std::vector<int32_t> values(3 * kElements);
+  const int64_t elements = FaultyMemory::kPage / 4;
+  std::vector<int32_t> values(3 * elements);
   for (size_t i = 0; i < values.size(); ++i) values[i] = rank * 10000 + i;
   if (kind == Kind::kAllgather) {
-    values.resize(kElements);
+    values.resize(elements);
     return Gather("x", values);
   }
   Ask ask;
@@ -51,9 +52,9 @@ Ask CheckedAsk(Kind kind, int rank) {
   ask.description.kind = kind;
   ask.input = AsBytes(values);
   if (kind == Kind::kBroadcast) {
-    ask.description.tensors = {{DataType::kInt32, {3 * kElements}}};
+    ask.description.tensors = {{DataType::kInt32, {3 * elements}}};
   } else {
-    ask.description.tensors.assign(3, {DataType::kInt32, {kElements}});
+    ask.description.tensors.assign(3, {DataType::kInt32, {elements}});
   }
   return ask;
 }
