@@ -23,14 +23,19 @@ NATIVE := keras_hvd/_native
 # The same libraries for `make soak`, with faults.
 FAULTS := $(VENV)/faults
 SEED ?= $(shell date +%s)
+# What `make wheel` and `make native-tests` build for: this machine, or, with Debian's
+# cross compiler and its emulator, another one.
 MACHINE := $(shell uname -m)
+ARCHITECTURE ?= $(MACHINE)
+OTHER_MACHINE := $(filter-out $(MACHINE),$(ARCHITECTURE))
 REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
 # The libraries, for the TensorFlow of this environment.
 BUILT := $(NATIVE)/$(VENV).built
 CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
-BAZEL_TEST = bazel test --repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
+BAZEL_TEST = bazel test $(OTHER_MACHINE:%=--config=%) \
+	--repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 
 COMMA := ,
 SHELL := /bin/bash
@@ -64,6 +69,9 @@ MISSING = $(strip \
 	$(call unless,$(wildcard /usr/src/googletest/googletest),googletest) \
 	$(call unless,$(shell command -v g++),g++) \
 	$(call unless,$(shell command -v mpirun),openmpi-bin) \
+	$(foreach machine,$(OTHER_MACHINE), \
+		$(call unless,$(shell command -v $(machine)-linux-gnu-g++),g++-$(machine)-linux-gnu) \
+		$(call unless,$(shell command -v qemu-$(machine)),qemu-user)) \
 	$(call unless,$(shell $(PYTHON) -c 'import ensurepip; print(1)' 2>&-),python3-venv))
 
 system-packages:
@@ -98,11 +106,12 @@ $(BUILT): $(NATIVE_SOURCES) $(INSTALLED)
 	$(BIN)/python -I bazel/build_libraries.py $(NATIVE)
 	@touch $@
 
-# The wheel: for all of these, which it takes out of their own wheels.
+# The wheel: for all of these, which it takes out of their own wheels. For another
+# machine: make wheel ARCHITECTURE=aarch64
 WHEEL_TENSORFLOWS ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
 DIST ?= dist
 wheel: | $(BIN)/python
-	$(BIN)/python bazel/build_wheel.py $(DIST) $(WHEEL_TENSORFLOWS)
+	$(BIN)/python bazel/build_wheel.py $(DIST) $(ARCHITECTURE) $(WHEEL_TENSORFLOWS)
 
 # --- tests --------------------------------------------------------------------------
 
@@ -111,6 +120,7 @@ lint: install
 	$(BIN)/ruff format --quiet --check .
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 
+# Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
 native-tests: install
 	$(BAZEL_TEST) //tf_ops/...
 
@@ -171,7 +181,7 @@ installed-wheel-tests: EXTRAS := test$(if $(findstring ==2.16.,$(TENSORFLOW)),$(
 installed-wheel-tests:
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP_INSTALL) '$(TENSORFLOW)' '$(KERAS)' $(if $(CONSTRAINTS),,'pyarrow<20') \
-		"$$(echo $(DIST)/keras_hvd-*_$$(uname -m).whl)[$(EXTRAS)]"
+		"$$(echo $(DIST)/keras_hvd-*_$(MACHINE).whl)[$(EXTRAS)]"
 	export PATH=$(CURDIR)/$(BIN) PYTHONSAFEPATH=1; \
 	$(BIN)/khvdrun --check-build; \
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py; \

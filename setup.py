@@ -17,8 +17,9 @@ from setuptools.errors import ExecError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parent
 NATIVE = pathlib.Path("keras_hvd", "_native")
-# Libraries for several TensorFlows: bazel/build_wheel.py, which says what they run on.
+# Libraries for several TensorFlows, and what they run on: bazel/build_wheel.py.
 BUILT_BEFORE = os.environ.get("KERAS_HVD_NATIVE")
+PLATFORM = os.environ.get("KERAS_HVD_PLATFORM")
 # What ops for a later TensorFlow are built from: keras_hvd/build.py.
 SOURCES = (".bazelignore", ".bazelrc", "BUILD", "WORKSPACE", "bazel", "tf_ops")
 VERSION = pathlib.Path("keras_hvd", "version.py")
@@ -83,10 +84,7 @@ class PlatformWheel(bdist_wheel):
     """A wheel for one platform and any Python, whose ABI the libraries do not use."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        platform = super().get_tag()[2]
-        if BUILT_BEFORE:
-            platform = platform.replace("linux_", "manylinux_2_27_")
-        return "py3", "none", platform
+        return "py3", "none", PLATFORM or super().get_tag()[2]
 
 
 class PlatformDistribution(setuptools.Distribution):

@@ -1,13 +1,14 @@
 """Builds keras_hvd's native libraries with Bazel and puts them into a folder.
 
-    python -I bazel/build_libraries.py [--keep-engine] FOLDER [CONFIG]
+    python -I bazel/build_libraries.py [--keep-engine] FOLDER [CONFIG...]
 
 The op library is built against the TensorFlow of the Python that runs this, or the one
 in $KERAS_HVD_TENSORFLOW. `-I` makes it look past the environment that pip builds in, at
 what that Python really has installed. Run by several Pythons, it puts the op libraries
 of their TensorFlows side by side. What the libraries were built from is noted beside
-them, in build_info.json. CONFIG is one of .bazelrc, like faults. With --keep-engine
-only the op library is put into FOLDER, which has the engine of this very version.
+them, in build_info.json. Each CONFIG is one of .bazelrc, like faults. With
+--keep-engine only the op library is put into FOLDER, which has the engine of this very
+version.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ BUILD_INFO = "build_info.json"
 
 
 def build_libraries(
-    folder: pathlib.Path, config: str | None, keeps_engine: bool
+    folder: pathlib.Path, configs: list[str], keeps_engine: bool
 ) -> None:
     """Builds the libraries into `folder`, or exits with what is missing."""
     tensorflow = _tensorflow()
     targets = (f"//tf_ops:{name}" for name in (ENGINE, OPS))
-    options = [f"--config={config}"] if config else []
+    options = [f"--config={config}" for config in configs]
     if keeps_engine:
         # The sources are among an installation's files.
         options.append("--symlink_prefix=/")
     _run_bazel("build", *options, *targets)
-    built = pathlib.Path(_run_bazel("info", "bazel-bin").strip(), "tf_ops")
+    built = pathlib.Path(_run_bazel("info", *options, "bazel-bin").strip(), "tf_ops")
 
     folder.mkdir(parents=True, exist_ok=True)
     if not keeps_engine and _differ(built / ENGINE, folder / ENGINE):
@@ -140,7 +141,7 @@ def _differ(built: pathlib.Path, installed: pathlib.Path) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("config", nargs="?")
+    parser.add_argument("configs", nargs="*")
     parser.add_argument("--keep-engine", action="store_true")
     asked = parser.parse_args()
-    build_libraries(asked.folder.resolve(), asked.config, asked.keep_engine)
+    build_libraries(asked.folder.resolve(), asked.configs, asked.keep_engine)

@@ -1,10 +1,11 @@
 """Builds the wheel: one engine, and an op library for each TensorFlow it is to serve.
 
-    python bazel/build_wheel.py FOLDER VERSION...
+    python bazel/build_wheel.py FOLDER ARCHITECTURE VERSION...
 
-Each VERSION is one of TensorFlow, like 2.21.0. Nothing of it is installed: its headers
-and libraries are taken out of its own wheel, and kept in ~/.cache/keras_hvd (or
-$XDG_CACHE_HOME). The same commit gives the same bytes.
+ARCHITECTURE is that of this machine, as `uname -m` gives it, or aarch64. Each VERSION
+is one of TensorFlow, like 2.21.0. Nothing of it is installed: its headers and libraries
+are taken out of its own wheel, and kept in ~/.cache/keras_hvd (or $XDG_CACHE_HOME). The
+same commit gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ import zipfile
 CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 # All of them are there for it.
 PYTHON = "3.11"
+# The smallest that has what is linked against.
+DISTRIBUTIONS = {"x86_64": "tensorflow-cpu", "aarch64": "tensorflow"}
+# What our libraries run on (older_system.py), and what TensorFlow's wheels are for.
+PLATFORM = "manylinux_2_27"
+TENSORFLOW_PLATFORMS = ("manylinux_2_27", "manylinux_2_17")
 # What the build asks for; the package file and the metadata are how it is found.
 TAKEN = (
     "tensorflow/__init__.py",
@@ -33,9 +39,9 @@ def _cache() -> pathlib.Path:
     return pathlib.Path(home) / "keras_hvd" / "tensorflow"
 
 
-def _tensorflow(version: str) -> pathlib.Path:
+def _tensorflow(version: str, architecture: str) -> pathlib.Path:
     """The folder with the headers and libraries of a version, downloaded once."""
-    folder = _cache() / f"{version}-{os.uname().machine}"
+    folder = _cache() / f"{version}-{architecture}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +49,8 @@ def _tensorflow(version: str) -> pathlib.Path:
         _pip(
             *("download", "--no-deps", "--only-binary=:all:"),
             *("--python-version", PYTHON, "--dest", scratch),
-            f"tensorflow-cpu=={version}",
+            *(f"--platform={name}_{architecture}" for name in TENSORFLOW_PLATFORMS),
+            f"{DISTRIBUTIONS[architecture]}=={version}",
         )
         (wheel,) = pathlib.Path(scratch).glob("*.whl")
         partial = pathlib.Path(scratch, "taken")
@@ -61,22 +68,28 @@ def _tensorflow(version: str) -> pathlib.Path:
     return folder
 
 
-def build(folder: pathlib.Path, versions: list[str]) -> pathlib.Path:
+def build(
+    folder: pathlib.Path, architecture: str, versions: list[str]
+) -> pathlib.Path:
     """Builds the wheel into `folder`, and gives its path."""
     # What is installed from it has its files' modes.
     os.umask(0o022)
-    places = [_tensorflow(version) for version in versions]
+    configs = ["portable"]
+    if architecture != os.uname().machine:
+        configs.append(architecture)
+    places = [_tensorflow(version, architecture) for version in versions]
     with tempfile.TemporaryDirectory(prefix="keras_hvd-wheel-") as scratch:
         native = pathlib.Path(scratch, "native")
         for place in places:
             script = CHECKOUT / "bazel" / "build_libraries.py"
             _run(
-                [sys.executable, "-I", script, native, "portable"],
+                [sys.executable, "-I", script, native, *configs],
                 KERAS_HVD_TENSORFLOW=str(place),
             )
         _pip(
             *("wheel", "--no-deps", "--wheel-dir", scratch, str(CHECKOUT)),
             KERAS_HVD_NATIVE=str(native),
+            KERAS_HVD_PLATFORM=f"{PLATFORM}_{architecture}",
             SOURCE_DATE_EPOCH=_commit_time(),
         )
         (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
@@ -106,6 +119,6 @@ def _run(command: list, **variables: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4 or sys.argv[2] not in DISTRIBUTIONS:
         sys.exit(__doc__)
-    print(build(pathlib.Path(sys.argv[1]), sys.argv[2:]))
+    print(build(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,8 +1,9 @@
-"""The wheel that `make wheel` has built: what it says, holds and needs."""
+"""The wheels that `make wheel` has built: what they say, hold and need."""
 
 import hashlib
 import json
 import pathlib
+import platform
 import re
 import shlex
 import subprocess
@@ -17,12 +18,29 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = "libkeras_hvd.so"
 
 
+# What readelf calls it, and its loader.
+MACHINES = {
+    "x86_64": ("Advanced Micro Devices X86-64", "ld-linux-x86-64.so.2"),
+    "aarch64": ("AArch64", "ld-linux-aarch64.so.1"),
+}
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def architecture(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def wheel(request) -> pathlib.Path:
-    (found,) = request.config.getoption("dist").glob("keras_hvd-*.whl")
-    return found
+def wheel(request, architecture) -> pathlib.Path:
+    dist = request.config.getoption("dist")
+    found = list(dist.glob(f"keras_hvd-*_{architecture}.whl"))
+    if not found and architecture != platform.machine():
+        pytest.skip(f"not built: make wheel ARCHITECTURE={architecture}")
+    (only,) = found
+    return only
 
 
+@pytest.mark.parametrize("architecture", [platform.machine()], indirect=True)
 def test_the_readme_installs_it(wheel, tmp_path):
     """Where TensorFlow is: that of this environment is not downloaded once more."""
     readme = (CHECKOUT / "README.md").read_text()
@@ -55,8 +73,8 @@ def native(wheel, tmp_path_factory) -> pathlib.Path:
     return folder / "keras_hvd" / "_native"
 
 
-def test_it_is_for_any_python_on_systems_since_glibc_2_27(wheel):
-    assert wheel.name.endswith("-py3-none-manylinux_2_27_x86_64.whl")
+def test_it_is_for_any_python_on_systems_since_glibc_2_27(wheel, architecture):
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_27_{architecture}.whl")
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", wheel],
         stdout=subprocess.PIPE,
@@ -66,7 +84,7 @@ def test_it_is_for_any_python_on_systems_since_glibc_2_27(wheel):
     (tag,) = re.findall(
         r'constrains the platform tag to "(\S+)"', " ".join(shown.split())
     )
-    assert tag == "manylinux_2_27_x86_64"
+    assert tag == f"manylinux_2_27_{architecture}"
 
 
 def test_it_is_small(wheel):
@@ -116,12 +134,14 @@ def test_everybody_may_read_it(wheel):
     assert all(mode & 0o444 == 0o444 for mode in modes), modes
 
 
-def test_only_the_system_and_tensorflow_are_linked(native):
-    system = r"lib(c|m|dl|pthread|stdc\+\+|gcc_s)\.so\.\d|ld-linux-x86-64\.so\.2"
+def test_only_the_system_and_tensorflow_are_linked(native, architecture):
+    machine, loader = MACHINES[architecture]
+    system = rf"lib(c|m|dl|pthread|stdc\+\+|gcc_s)\.so\.\d|{re.escape(loader)}"
     for library in native.glob("*.so"):
         listed = subprocess.run(
-            ["readelf", "-d", library], stdout=subprocess.PIPE, text=True, check=True
+            ["readelf", "-hd", library], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
+        assert re.search(rf"Machine: +{machine}\n", listed)
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listed))
         others = {name for name in needed if not re.fullmatch(system, name)}
         of_ops = {ENGINE, "libtensorflow_cc.so.2", "libtensorflow_framework.so.2"}
