@@ -131,13 +131,14 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     found = find_gpus(options)
+    text = found.text.decode().replace("\n", "; ")
     if options.ranks is None:
         shared = 2 if found.nccl_version >= SHARING_NCCL else 1
         options.ranks = found.devices if found.devices > 1 else shared
     options.devices = [rank % found.devices for rank in range(options.ranks)]
     if options.ranks > found.devices and found.nccl_version < SHARING_NCCL:
-        sys.exit(f"Several ranks on a GPU need NCCL 2.30: {found.text.decode()}")
-    options.version = f"keras_hvd {__version__}, {found.text.decode()}"
+        sys.exit(f"Several ranks on a GPU need NCCL 2.30: {text}")
+    options.version = f"keras_hvd {__version__}, {text}"
     options.machine = measurement.machine()
     return options
 
@@ -153,7 +154,7 @@ def find_gpus(options: argparse.Namespace) -> native.GpuSupport:
     found = native.gpu_support(
         native.open_engine(options.engine), read.cuda_library, nccl
     )
-    text = found.text.decode()
+    text = found.text.decode().replace("\n", "; ")
     if found.devices == 0:
         sys.exit(f"No GPU: {text}")
     if found.nccl_version == 0:

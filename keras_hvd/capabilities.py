@@ -148,7 +148,8 @@ def nccl_built() -> int:
     >>> keras_hvd.nccl_built() >= 0
     True
     """
-    return gpu_libraries.support().nccl_version
+    found = gpu_libraries.support()
+    return found.nccl_version if found.devices > 0 else 0
 
 
 def mpi_threads_supported() -> bool:

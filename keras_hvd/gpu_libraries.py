@@ -16,7 +16,7 @@ class Support:
 
     Args:
         devices: Number of GPUs; 0 where there is no CUDA driver that can be used.
-        nccl_version: 22304 for 2.23.4; 0 where no NCCL can be used.
+        nccl_version: 22304 for 2.23.4, also without a GPU; 0 where no NCCL can be used.
         cuda: For people: the driver and its devices, or why it cannot be used.
         nccl: The same of NCCL.
     """
@@ -86,10 +86,10 @@ def support() -> Support:
 @functools.cache
 def _support(cuda_library: bytes, nccl_library: bytes) -> Support:
     found = native.gpu_support(native.engine(), cuda_library, nccl_library)
-    text = found.text.decode(errors="replace")
-    if found.devices == 0:
-        return Support(0, 0, text, "it is looked for where CUDA finds a GPU")
-    cuda, _, nccl = text.partition("; ")
+    cuda, _, nccl = found.text.decode(errors="replace").partition("\n")
+    # Nobody is to install it for nothing.
+    if found.devices == found.nccl_version == 0 and not nccl_library:
+        nccl = "there is no GPU that needs it"
     return Support(found.devices, found.nccl_version, cuda, nccl)
 
 

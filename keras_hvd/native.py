@@ -266,8 +266,8 @@ def gpu_support(
 
     Example:
 
-    >>> gpu_support(engine(), b"/none/libcuda.so.1", b"").text
-    b'there is no CUDA driver in /none/libcuda.so.1'
+    >>> gpu_support(engine(), b"/none/libcuda.so.1", b"/none/libnccl.so.2").text
+    b'there is no CUDA driver in /none/libcuda.so.1\\nthere is no NCCL in /none/...'
     """
     found = GpuSupport(struct_size=ctypes.sizeof(GpuSupport))
     code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))

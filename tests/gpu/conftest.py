@@ -86,7 +86,7 @@ def gpus(request: pytest.FixtureRequest) -> Gpus:
     nccl = read.nccl_library or gpu_libraries.packaged_nccl()
     library = native.open_engine(engine)
     found = native.gpu_support(library, read.cuda_library, nccl)
-    text = found.text.decode()
+    text = found.text.decode().replace("\n", "; ")
     if found.devices == 0:
         pytest.skip(f"no GPU: {text}")
     libraries = map(os.fsdecode, (read.cuda_library, nccl))

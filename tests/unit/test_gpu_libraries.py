@@ -90,8 +90,22 @@ def test_a_driver_that_is_none_is_named(tmp_path, monkeypatch):
     library = tmp_path / "libcuda.so.1"
     monkeypatch.setenv("KERAS_HVD_CUDA_LIBRARY", str(library))
     found = gpu_libraries.support()
-    assert (found.devices, found.nccl_version) == (0, 0)
+    assert found.devices == 0
+    is_there = found.nccl_version > 0
+    assert found.nccl.startswith("NCCL " if is_there else "there is no GPU that needs")
     assert found.cuda == f"there is no CUDA driver in {library}"
     library.write_text("no library")
     gpu_libraries._support.cache_clear()
     assert f"{library} cannot be opened: " in gpu_libraries.support().cuda
+
+
+SAID_OF_NCCL = (
+    "from keras_hvd import gpu_libraries; print(gpu_libraries.support().nccl)"
+)
+
+
+def test_a_package_whose_library_is_broken_is_named_without_a_gpu_too(package):
+    folder, library = package
+    no_gpu = {"KERAS_HVD_CUDA_LIBRARY": "/none/libcuda.so.1"}
+    said = run(SAID_OF_NCCL, PYTHONPATH=str(folder), **no_gpu)
+    assert said.startswith(f"{library} cannot be opened: ")

@@ -10,16 +10,16 @@ GpuSupport FindGpuSupport(const GpuLibraries& libraries) {
   GpuSupport support;
   std::shared_ptr<const cuda::Driver> driver;
   const Status cuda = cuda::Driver::Open(libraries.cuda, &driver);
-  if (!cuda.ok()) {
-    support.text = cuda.message;
-    return support;
-  }
-  if (driver->functions().device_count(&support.devices) != cuda::Result::kSuccess) {
+  if (cuda.ok() &&
+      driver->functions().device_count(&support.devices) != cuda::Result::kSuccess) {
     support.devices = 0;
   }
+  // Also without a GPU: an image is made on one machine for another.
   std::shared_ptr<const nccl::Library> library;
   const Status nccl = nccl::Library::Open(libraries.nccl, &library);
-  support.text = driver->text() + "; " + (nccl.ok() ? library->text() : nccl.message);
+  // A line for each.
+  support.text = cuda.ok() ? driver->text() : cuda.message;
+  support.text += '\n' + (nccl.ok() ? library->text() : nccl.message);
   if (nccl.ok()) support.nccl_version = library->version();
   return support;
 }

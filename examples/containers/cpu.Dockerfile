@@ -1,0 +1,25 @@
+# keras_hvd with TensorFlow for CPUs, out of the folder that its wheel is in: README.md.
+FROM debian:12-slim
+
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv /opt/venv \
+    && useradd --create-home --uid 1000 trainer
+ENV PATH=/opt/venv/bin:$PATH
+
+# The large layer comes first: a new wheel of keras_hvd does not renew it.
+ARG TENSORFLOW=tensorflow-cpu==2.21.*
+ARG PACKAGES=
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir "$TENSORFLOW" $PACKAGES
+
+RUN --mount=type=bind,target=/dist \
+    pip install --no-cache-dir /dist/keras_hvd-*_"$(uname -m)".whl
+
+USER 1000:1000
+WORKDIR /home/trainer
+# The build ends here where this TensorFlow does not load on this processor, say.
+RUN khvdrun --check-build
+CMD ["khvdrun", "--check-build"]
