@@ -68,9 +68,7 @@ def _tensorflow(version: str, architecture: str) -> pathlib.Path:
     return folder
 
 
-def build(
-    folder: pathlib.Path, architecture: str, versions: list[str]
-) -> pathlib.Path:
+def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathlib.Path:
     """Builds the wheel into `folder`, and gives its path."""
     # What is installed from it has its files' modes.
     os.umask(0o022)
