@@ -60,10 +60,10 @@ bool Coordination::HasNews() {
 bool Coordination::Progress() {
   bool progressed = false;
   coordinator_.set_wants_times(timeline_.WantsTimes());
-  for (int rank = 0; rank < segment_->size(); ++rank) {
-    progressed |= ReadSubmissions(rank);
-  }
+  // In this order: who submits after another rank has left is told so.
+  for (int rank = 0; rank < segment_->size(); ++rank) progressed |= Read(rank);
   progressed |= NoteDepartures();
+  for (int rank = 0; rank < segment_->size(); ++rank) HandleSubmissions(rank);
   Decision decision;
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
@@ -72,15 +72,17 @@ bool Coordination::Progress() {
   return progressed;
 }
 
-bool Coordination::ReadSubmissions(int rank) {
-  StreamReader& stream = readers_[rank].stream;
-  if (!stream.Fill()) return false;
-  std::string_view message;
-  while (stream.Next(&message)) HandleSubmission(rank, message);
+bool Coordination::Read(int rank) {
+  if (!readers_[rank].stream.Fill()) return false;
   RankBlock& block = segment_->block(rank);
   BeforeStore();
   if (block.submissions_blocked.exchange(0) == 1) block.bell.Ring();
   return true;
+}
+
+void Coordination::HandleSubmissions(int rank) {
+  std::string_view message;
+  while (readers_[rank].stream.Next(&message)) HandleSubmission(rank, message);
 }
 
 void Coordination::HandleSubmission(int rank, std::string_view message) {
@@ -105,7 +107,8 @@ bool Coordination::NoteDepartures() {
   bool progressed = false;
   for (int rank = 0; rank < segment_->size(); ++rank) {
     if (departed_[rank] || !segment_->block(rank).HasShutDown()) continue;
-    ReadSubmissions(rank);
+    Read(rank);
+    HandleSubmissions(rank);
     departed_[rank] = true;
     progressed = true;
     coordinator_.Leave(rank,

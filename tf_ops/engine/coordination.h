@@ -53,7 +53,9 @@ class Coordination {
     SubmissionDecoder decoder;
   };
 
-  bool ReadSubmissions(int rank);
+  // Takes what a rank has written; returns true if there was anything.
+  bool Read(int rank);
+  void HandleSubmissions(int rank);
   void HandleSubmission(int rank, std::string_view message);
   bool NoteDepartures();
   void WriteDecision(const Decision& decision);
