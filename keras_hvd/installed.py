@@ -36,7 +36,6 @@ def versions(module: str) -> dict[str, str]:
 
     Raises:
         Missing: this Python has no such module.
-        Overwritten: two versions of it were installed into one folder.
 
     Example:
 
@@ -46,7 +45,24 @@ def versions(module: str) -> dict[str, str]:
     if importlib.util.find_spec(module) is None:
         raise Missing(f"no module named {module!r} in this Python")
     names = importlib.metadata.packages_distributions().get(module, [])
-    found = {name: importlib.metadata.version(name) for name in sorted({*names})}
+    return {name: importlib.metadata.version(name) for name in sorted({*names})}
+
+
+def require_one_version(module: str) -> None:
+    """Raises where packages of several versions have brought a module.
+
+    Args:
+        module: the name that is imported.
+
+    Raises:
+        Missing: this Python has no such module.
+        Overwritten: two versions of it were installed into one folder.
+
+    Example:
+
+    >>> require_one_version("pytest")
+    """
+    found = versions(module)
     if len({*found.values()}) > 1:
         both = " and ".join(f"{name} {version}" for name, version in found.items())
         raise Overwritten(
@@ -54,7 +70,6 @@ def versions(module: str) -> dict[str, str]:
             f"uninstall them with {sys.executable} -m pip uninstall {' '.join(found)}, "
             "then install one"
         )
-    return found
 
 
 def describe(module: str) -> str:

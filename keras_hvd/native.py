@@ -493,7 +493,7 @@ def _unusable(
 
 def _mend_ops() -> str:
     try:
-        installed.versions("tensorflow")
+        installed.require_one_version("tensorflow")
     except installed.Overwritten as overwritten:
         return str(overwritten)
     return _install_again()

@@ -58,6 +58,7 @@ def _engine() -> str:
 
 
 def _tensorflow() -> str:
+    installed.require_one_version("tensorflow")
     return installed.describe("tensorflow")
 
 

@@ -115,9 +115,9 @@ def test_copy_without_metadata(packages, this_copy, tmp_path):
 
 def test_two_tensorflows_in_one_folder(packages):
     install(packages, "tensorflow", "2.20.0")
-    assert installed.describe("tensorflow") == "tensorflow 2.20.0"
+    installed.require_one_version("tensorflow")
     install(packages, "tensorflow_cpu", "2.21.0", module="tensorflow")
     with pytest.raises(installed.Overwritten) as raised:
-        installed.versions("tensorflow")
+        installed.require_one_version("tensorflow")
     assert "tensorflow 2.20.0 and tensorflow_cpu 2.21.0" in str(raised.value)
     assert "-m pip uninstall tensorflow tensorflow_cpu, then" in str(raised.value)

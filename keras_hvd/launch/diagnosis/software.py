@@ -20,12 +20,13 @@ def tensorflow() -> Finding:
     """Compares TensorFlow's version to the one that the op library was built for."""
     name = "TensorFlow"
     try:
-        found = installed.versions("tensorflow")
+        installed.require_one_version("tensorflow")
     except installed.Overwritten as overwritten:
         return failure(name, "two at once", str(overwritten))
     except installed.Missing as missing:
         advice = f"{sys.executable} -m pip install tensorflow-cpu, then build keras_hvd"
         return failure(name, str(missing), f"{advice} again")
+    found = installed.versions("tensorflow")
     if not found:
         advice = "khvdrun --check-build imports it to find out"
         return warning(name, installed.describe("tensorflow"), advice)
