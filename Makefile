@@ -188,11 +188,11 @@ installed-wheel-tests:
 	$(CORE_UNITS); \
 	$(CORE_JOB)
 
-# TFX with all that a pipeline takes. Its own requirements cannot be met from PyPI: see
-# docs/tfx.md. .venv-tfx is left as it is until these files or versions change.
+# TFX with all that a pipeline takes, of other versions than elsewhere. Its own
+# requirements cannot be met from PyPI: see docs/tfx.md. .venv-tfx is left as it is until these files or versions change.
 TFX := examples/tfx
 tfx-tests:
-	$(MAKE) --no-print-directory tfx-environment VENV=.venv-tfx EXTRAS=test \
+	$(MAKE) --no-print-directory tfx-environment VENV=.venv-tfx EXTRAS=test CONSTRAINTS= \
 		PINNED='-r $(TFX)/requirements.txt'
 	.venv-tfx/bin/python -m pytest -q tests/tfx
 
