@@ -189,7 +189,8 @@ installed-wheel-tests:
 	$(CORE_JOB)
 
 # TFX with all that a pipeline takes, of other versions than elsewhere. Its own
-# requirements cannot be met from PyPI: see docs/tfx.md. .venv-tfx is left as it is until these files or versions change.
+# requirements cannot be met from PyPI: see docs/tfx.md. .venv-tfx is left as it is until
+# these files or versions change.
 TFX := examples/tfx
 tfx-tests:
 	$(MAKE) --no-print-directory tfx-environment VENV=.venv-tfx EXTRAS=test CONSTRAINTS= \
