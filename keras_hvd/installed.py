@@ -7,6 +7,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 import urllib.parse
 import urllib.request
@@ -143,7 +144,8 @@ def other_copies() -> list[Path]:
     """
     folders = {Path(folder, "keras_hvd").resolve() for folder in sys.path}
     folders |= {*map(_package, importlib.metadata.distributions(name="keras_hvd"))}
-    found = {folder for folder in folders if (folder / "__init__.py").exists()}
+    # Path.exists raises where a folder may not be read.
+    found = {folder for folder in folders if os.path.exists(folder / "__init__.py")}
     return sorted(found - {PACKAGE})
 
 
