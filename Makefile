@@ -13,9 +13,11 @@ KERAS ?= keras==3.15.*
 # The extras of pyproject.toml that come with keras_hvd, and versions of other packages.
 EXTRAS ?= dev
 PINNED ?=
-# The versions of all packages that the tests have passed with, for some of TensorFlow's:
-# what is released tomorrow breaks `make newest-tests` and nothing else.
-CONSTRAINTS ?= $(wildcard tests/constraints/$(lastword $(subst ==, ,$(TENSORFLOW))).txt)
+# The versions of all packages that the tests have passed with, for some of Python's and
+# TensorFlow's: what is released tomorrow breaks `make newest-tests`, which has none.
+CONSTRAINTS ?= $(wildcard $(call CONSTRAINTS_OF,$(lastword $(subst ==, ,$(TENSORFLOW)))))
+CONSTRAINTS_OF = tests/constraints/python$(PYTHON_VERSION)-tensorflow$(subst *,0,$(1)).txt
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -162,6 +164,7 @@ CORE_JOB = $(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x $(patsubst %,tests
 
 # With what PyPI has today, whatever its version.
 newest-tests:
+	rm -rf .venv-newest
 	$(MAKE) --no-print-directory core-tests VENV=.venv-newest EXTRAS=test \
 		TENSORFLOW=tensorflow-cpu KERAS=keras
 
@@ -206,14 +209,14 @@ $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
 		-r $(TFX)/requirements-no-deps.txt
 	@touch $@
 
-# The constraints anew, from the environments that `make test` has made; with CONSTRAINTS=
-# on its command line they have what PyPI has today.
+# The constraints anew, from the environments that `make test` has made: after `make
+# distclean test CONSTRAINTS=` they have what PyPI has today.
 constraints:
 	$(call FREEZE,$(VENV),2.21.0)
 	$(call FREEZE,$(VENV)-wheel-2.16.2,2.16.2)
 
 FREEZE = $(1)/bin/pip freeze --exclude-editable --exclude keras_hvd \
-	> tests/constraints/$(2).txt
+	> $(VENV)/constraints.txt && mv $(VENV)/constraints.txt $(call CONSTRAINTS_OF,$(2))
 
 # For the inner loop: what a change most often breaks, in under five minutes.
 test-quick: lint

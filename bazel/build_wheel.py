@@ -92,6 +92,9 @@ def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathl
         )
         (built,) = pathlib.Path(scratch).glob("keras_hvd-*.whl")
         folder.mkdir(parents=True, exist_ok=True)
+        # Whoever installs from the folder means this one.
+        for earlier in folder.glob(f"keras_hvd-*_{architecture}.whl"):
+            earlier.unlink()
         wheel = folder / built.name
         wheel.write_bytes(built.read_bytes())
     return wheel

@@ -154,11 +154,11 @@ def find_gpus(options: argparse.Namespace) -> native.GpuSupport:
     found = native.gpu_support(
         native.open_engine(options.engine), read.cuda_library, nccl
     )
-    text = found.text.decode().replace("\n", "; ")
+    cuda, _, nccl = found.text.decode().partition("\n")
     if found.devices == 0:
-        sys.exit(f"No GPU: {text}")
+        sys.exit(f"No GPU: {cuda}")
     if found.nccl_version == 0:
-        sys.exit(f"No NCCL: {text}")
+        sys.exit(f"No NCCL: {nccl}")
     return found
 
 

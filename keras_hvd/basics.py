@@ -370,9 +370,10 @@ def _join_once(sets: list[ProcessSet]) -> None:
         _start_timeline(timeline)
     if world.rank == 0:
         _explain_settings()
-        _warn_of_other_copies()
     atexit.unregister(shutdown)
     atexit.register(shutdown)
+    if world.rank == 0:
+        _warn_of_other_copies()
     if world.size > 1:
         _spare_what_is_imported()
     allocator.use(world.rank)

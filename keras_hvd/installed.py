@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import urllib.parse
 import urllib.request
@@ -63,13 +64,19 @@ def require_one_version(module: str) -> None:
 
     >>> require_one_version("pytest")
     """
-    found = versions(module)
+    spec = importlib.util.find_spec(module)
+    where = os.path.dirname(spec.origin) if spec is not None and spec.origin else None
+    found = {
+        name: importlib.metadata.version(name)
+        for name in versions(module)
+        if os.path.realpath(_folder(importlib.metadata.distribution(name), module))
+        == os.path.realpath(where or "")
+    }
     if len({*found.values()}) > 1:
         both = " and ".join(f"{name} {version}" for name, version in found.items())
         raise Overwritten(
             f"{both} are both installed, and have overwritten each other's files: "
-            f"uninstall them with {sys.executable} -m pip uninstall {' '.join(found)}, "
-            "then install one"
+            f"uninstall them with: {_pip('uninstall', *found)} and install one"
         )
 
 
@@ -117,18 +124,18 @@ def install_command() -> str:
     >>> install_command().startswith(sys.executable + " -m pip install ")
     True
     """
-    pip = f"{sys.executable} -m pip install"
     checkout = PACKAGE.parent
     if (checkout / "WORKSPACE").exists():
-        return f"{pip} -e {checkout}"
-    origins = [
-        _origin(each)
-        for each in importlib.metadata.distributions(name="keras_hvd")
-        if _package(each) == PACKAGE
-    ]
-    if origins and origins[0] is not None and origins[0].exists():
-        return f"{pip} --force-reinstall --no-deps {origins[0]}"
-    return f"{pip} --force-reinstall --no-deps keras_hvd=={__version__}"
+        return _pip("install", "-e", str(checkout))
+    source = f"keras_hvd=={__version__}"
+    for each in importlib.metadata.distributions(name="keras_hvd"):
+        if _package(each) == PACKAGE:
+            origin = _origin(each)
+            # It may be gone, or another user's.
+            if origin is not None and os.path.exists(origin):
+                source = str(origin)
+            break
+    return _pip("install", "--force-reinstall", "--no-deps", source)
 
 
 def other_copies() -> list[Path]:
@@ -142,11 +149,28 @@ def other_copies() -> list[Path]:
     >>> other_copies()
     []
     """
-    folders = {Path(folder, "keras_hvd").resolve() for folder in sys.path}
+    folders = {*map(_package_in, sys.path)}
     folders |= {*map(_package, importlib.metadata.distributions(name="keras_hvd"))}
     # Path.exists raises where a folder may not be read.
     found = {folder for folder in folders if os.path.exists(folder / "__init__.py")}
     return sorted(found - {PACKAGE})
+
+
+def _package_in(folder: str) -> Path:
+    """The folder of a package in one of sys.path, if there is any."""
+    try:
+        return Path(os.path.realpath(os.path.join(folder, "keras_hvd")))
+    except OSError:
+        # The current folder was deleted: `import` passes it over.
+        return PACKAGE
+
+
+def _pip(*arguments: str) -> str:
+    return shlex.join([sys.executable, "-m", "pip", *arguments])
+
+
+def _folder(distribution: importlib.metadata.Distribution, module: str) -> str:
+    return str(distribution.locate_file(module))
 
 
 def _package(distribution: importlib.metadata.Distribution) -> Path:
@@ -154,8 +178,8 @@ def _package(distribution: importlib.metadata.Distribution) -> Path:
     if _noted(distribution).get("dir_info", {}).get("editable"):
         origin = _origin(distribution)
         if origin is not None:
-            return (origin / "keras_hvd").resolve()
-    return Path(str(distribution.locate_file("keras_hvd"))).resolve()
+            return Path(os.path.realpath(origin / "keras_hvd"))
+    return Path(os.path.realpath(_folder(distribution, "keras_hvd")))
 
 
 def _origin(distribution: importlib.metadata.Distribution) -> Path | None:
@@ -168,4 +192,7 @@ def _origin(distribution: importlib.metadata.Distribution) -> Path | None:
 
 def _noted(distribution: importlib.metadata.Distribution) -> dict:
     """What pip noted of what did not come from an index (PEP 610)."""
-    return json.loads(distribution.read_text("direct_url.json") or "{}")
+    try:
+        return json.loads(distribution.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return {}

@@ -500,4 +500,8 @@ def _mend_ops() -> str:
 
 
 def _install_again() -> str:
-    return f"Install keras_hvd again with: {installed.install_command()}"
+    command = installed.install_command()
+    text = f"Install keras_hvd again with: {command}"
+    if not command.endswith(f"keras_hvd=={__version__}"):
+        return text
+    return f"{text} (and --find-links FOLDER, where the wheel is in a folder)"

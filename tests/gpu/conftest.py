@@ -83,14 +83,16 @@ def gpus(request: pytest.FixtureRequest) -> Gpus:
             f"there is no {engine}: build it with make install, or make gpu-engine"
         )
     read = settings.read()
-    nccl = read.nccl_library or gpu_libraries.packaged_nccl()
+    library_of_nccl = read.nccl_library or gpu_libraries.packaged_nccl()
     library = native.open_engine(engine)
-    found = native.gpu_support(library, read.cuda_library, nccl)
-    text = found.text.decode().replace("\n", "; ")
+    found = native.gpu_support(library, read.cuda_library, library_of_nccl)
+    cuda, _, nccl = found.text.decode().partition("\n")
     if found.devices == 0:
-        pytest.skip(f"no GPU: {text}")
-    libraries = map(os.fsdecode, (read.cuda_library, nccl))
-    return Gpus(engine, *libraries, found.devices, found.nccl_version, text)
+        pytest.skip(f"no GPU: {cuda}")
+    libraries = map(os.fsdecode, (read.cuda_library, library_of_nccl))
+    return Gpus(
+        engine, *libraries, found.devices, found.nccl_version, f"{cuda}; {nccl}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,9 @@ TensorFlow it is."""
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import shlex
 import sys
 
 import pytest
@@ -37,6 +39,7 @@ def packages(tmp_path, monkeypatch) -> pathlib.Path:
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.setattr(sys, "path", [str(folder)])
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     return folder
 
 
@@ -64,7 +67,7 @@ def test_what_came_from_here_comes_from_here_again(packages, this_copy, tmp_path
     # It is gone.
     assert installed.install_command().endswith(f"keras_hvd=={__version__}")
     source.touch()
-    assert installed.install_command().endswith(f"--no-deps {source}")
+    assert installed.install_command().endswith(f"--no-deps {shlex.quote(str(source))}")
 
 
 def test_another_copy_says_nothing_of_this_one(packages, tmp_path, monkeypatch):
@@ -112,6 +115,29 @@ def test_copy_without_metadata(packages, this_copy, tmp_path):
     assert installed.other_copies() == [copy]
 
 
+def test_what_import_passes_over_is_no_copy(packages, this_copy, tmp_path, monkeypatch):
+    install(packages)
+    (packages / "keras_hvd-0.1.0.dist-info" / "direct_url.json").write_text("{")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    sys.path += ["", str(loop), str(tmp_path / "a.zip")]
+    assert installed.other_copies() == []
+    os.chdir(tmp_path)
+
+
+def test_two_tensorflows_in_two_folders(packages, tmp_path):
+    """As in a virtual environment that sees the system's packages."""
+    install(packages, "tensorflow_cpu", "2.21.0", module="tensorflow")
+    install(tmp_path / "system", "tensorflow", "2.20.0")
+    sys.path.append(str(tmp_path / "system"))
+    assert len(installed.versions("tensorflow")) == 2
+    installed.require_one_version("tensorflow")
+
+
 def test_two_tensorflows_in_one_folder(packages):
     install(packages, "tensorflow", "2.20.0")
     installed.require_one_version("tensorflow")
@@ -119,4 +145,4 @@ def test_two_tensorflows_in_one_folder(packages):
     with pytest.raises(installed.Overwritten) as raised:
         installed.require_one_version("tensorflow")
     assert "tensorflow 2.20.0 and tensorflow_cpu 2.21.0" in str(raised.value)
-    assert "-m pip uninstall tensorflow tensorflow_cpu, then" in str(raised.value)
+    assert "-m pip uninstall tensorflow tensorflow_cpu and" in str(raised.value)

@@ -20,6 +20,9 @@ constexpr size_t kFinalPairs = 9;
 constexpr int kMostLosses = 1;
 constexpr double kMargin = 1.02;
 constexpr size_t kSettings = 4;
+// Longer spinning is a mistake; and so are windows that no exchange memory can hold.
+constexpr int64_t kMostSpinMicroseconds = 1000;
+constexpr int64_t kMostWindowBytes = 1 << 30;
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -27,6 +30,14 @@ double Median(std::vector<double> values) {
 }
 
 }  // namespace
+
+bool IsPossible(const Tuning& tuning) {
+  return tuning.fusion_bytes > 0 && tuning.window_bytes > 0 &&
+         tuning.window_bytes % kCacheLine == 0 &&
+         tuning.window_bytes <= kMostWindowBytes && tuning.small_bytes >= 0 &&
+         tuning.spin_microseconds >= 0 &&
+         tuning.spin_microseconds <= kMostSpinMicroseconds;
+}
 
 std::string Describe(const Tuning& tuning) {
   return "fusion_bytes=" + std::to_string(tuning.fusion_bytes) +

@@ -34,6 +34,9 @@ struct Tuning {
   bool operator!=(const Tuning& other) const { return !(*this == other); }
 };
 
+// Whether the engine can run with it: windows of whole cache lines, no larger than any
+// exchange memory, and no spinning that nobody would want.
+bool IsPossible(const Tuning& tuning);
 // "fusion_bytes=67108864 window_bytes=1048576 ...".
 std::string Describe(const Tuning& tuning);
 

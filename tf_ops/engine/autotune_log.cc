@@ -14,9 +14,6 @@ namespace {
 
 constexpr char kColumns[] =
     "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage";
-// Longer spinning is a mistake; and so are windows that no exchange memory can hold.
-constexpr int64_t kMostSpinMicroseconds = 1000;
-constexpr int64_t kMostWindowBytes = 1 << 30;
 
 const char* Name(Autotune::Stage stage) {
   switch (stage) {
@@ -43,12 +40,7 @@ bool ParseBest(const std::string& line, Tuning* tuning) {
       sscanf(line.c_str(), "%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",,best%n",
              &tuning->fusion_bytes, &tuning->window_bytes, &tuning->small_bytes,
              &tuning->spin_microseconds, &end);
-  return fields == 4 && end == static_cast<int>(line.size()) &&
-         tuning->fusion_bytes > 0 && tuning->window_bytes > 0 &&
-         tuning->window_bytes % kCacheLine == 0 &&
-         tuning->window_bytes <= kMostWindowBytes && tuning->small_bytes >= 0 &&
-         tuning->spin_microseconds >= 0 &&
-         tuning->spin_microseconds <= kMostSpinMicroseconds;
+  return fields == 4 && end == static_cast<int>(line.size()) && IsPossible(*tuning);
 }
 
 Status Unwritable(const std::string& path) {

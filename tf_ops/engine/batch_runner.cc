@@ -150,12 +150,16 @@ bool BatchRunner::RunAnywhere(const Batch& batch, const std::vector<int>& member
 bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& members,
                               uint64_t number, std::string_view results) {
   communicator_.Enter(CollectivePhase::kCopyOut);
-  for (const auto& operation : batch) {
-    if (UnpackResults(&results, *operation)) continue;
+  const bool fit = std::all_of(batch.begin(), batch.end(), [&](const auto& operation) {
+    return TravelsInline(*operation->description, members.size()) &&
+           UnpackResults(&results, *operation);
+  });
+  if (!fit || !results.empty()) {
     segment_->Fail(rank_, Code::kInternal,
                    DescribeRank(*segment_, 0) + " has sent rank " +
-                       std::to_string(rank_) + " too little as the result of " +
-                       Title(*operation->description) + ". This is a bug in keras_hvd");
+                       std::to_string(rank_) + " something else than the result of " +
+                       Title(*batch.front()->description) +
+                       ". This is a bug in keras_hvd");
     return false;
   }
   if (!checks()) return true;

@@ -43,13 +43,6 @@ size_t PlaceOf(int rank, const std::vector<int>& members) {
   return std::lower_bound(members.begin(), members.end(), rank) - members.begin();
 }
 
-// Whether a rank that gives zeros leaves the others' result as it is.
-bool TakesZeros(const Description& description) {
-  const ReduceOp op = description.reduction.op;
-  return description.kind == Kind::kAllreduce && description.process_set == 0 &&
-         (op == ReduceOp::kSum || op == ReduceOp::kAverage);
-}
-
 std::string JoinedText(const Description& description, const std::vector<int>& joined) {
   std::string text = RankList(joined) + (joined.size() == 1 ? " has" : " have");
   text += " joined, and gives zeros from then on. Only allreduces of all ranks with ";

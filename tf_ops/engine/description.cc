@@ -21,6 +21,16 @@ std::string ScaleText(double scale) {
   return text;
 }
 
+// Of an empty tensor the other dimensions may be so large that they overflow.
+int64_t Product(int64_t product, const std::vector<int64_t>& shape, size_t first) {
+  bool empty = false;
+  for (size_t i = first; i < shape.size(); ++i) {
+    empty |= shape[i] == 0;
+    product = static_cast<int64_t>(static_cast<uint64_t>(product) * shape[i]);
+  }
+  return empty ? 0 : product;
+}
+
 std::string TensorText(const TensorDescription& tensor, bool any_rows) {
   std::string text = Name(tensor.dtype);
   text += "[";
@@ -53,16 +63,18 @@ bool Description::Matches(const Description& other) const {
          tensors == other.tensors && members == other.members && on_gpu == other.on_gpu;
 }
 
+bool TakesZeros(const Description& description) {
+  const ReduceOp op = description.reduction.op;
+  return description.kind == Kind::kAllreduce && description.process_set == 0 &&
+         (op == ReduceOp::kSum || op == ReduceOp::kAverage);
+}
+
 int64_t Elements(const TensorDescription& tensor) {
-  int64_t elements = 1;
-  for (int64_t dimension : tensor.shape) elements *= dimension;
-  return elements;
+  return Product(1, tensor.shape, /*first=*/0);
 }
 
 int64_t RowBytes(const TensorDescription& tensor) {
-  int64_t bytes = Bytes(tensor.dtype);
-  for (size_t i = 1; i < tensor.shape.size(); ++i) bytes *= tensor.shape[i];
-  return bytes;
+  return Product(Bytes(tensor.dtype), tensor.shape, /*first=*/1);
 }
 
 int64_t Description::bytes() const {

@@ -49,6 +49,7 @@ struct TensorDescription {
   }
 };
 
+// None where a dimension is 0, whatever the others are.
 int64_t Elements(const TensorDescription& tensor);
 int64_t RowBytes(const TensorDescription& tensor);
 
@@ -66,6 +67,9 @@ struct Description {
   bool Matches(const Description& other) const;
   int64_t bytes() const;
 };
+
+// Whether a rank that gives zeros leaves the others' result as it is.
+bool TakesZeros(const Description& description);
 
 // "'grad/w'"; of a long name its two ends.
 std::string Quoted(std::string_view name);

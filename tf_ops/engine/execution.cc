@@ -130,9 +130,7 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
 
 // The one order of the decisions has all ranks change this between the same batches.
 void Execution::CarryOut(const TuneMessage& tune) {
-  settings_.tuning.window_bytes = tune.window_bytes;
-  settings_.tuning.small_bytes = tune.small_bytes;
-  settings_.tuning.spin_microseconds = tune.spin_microseconds;
+  settings_.tuning = tune.tuning;
   counters_.tunings += 1;
   if (coordination_ != nullptr) coordination_->NoteTuned();
 }

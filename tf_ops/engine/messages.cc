@@ -4,6 +4,7 @@
 // their length in front, lists with their count in front.
 #include "tf_ops/engine/messages.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -81,8 +82,8 @@ class Fields {
     int64_t value = 0;
     if (!Take(what, &value)) return 0;
     if (value >= least && value <= most) return value;
-    Refuse(std::string("its ") + what + " is " + std::to_string(value) +
-           ", which is not in " + std::to_string(least) + ".." + std::to_string(most));
+    Refuse(std::string(what) + " = " + std::to_string(value) + ", which is not in " +
+           std::to_string(least) + ".." + std::to_string(most));
     return 0;
   }
 
@@ -123,7 +124,7 @@ class Fields {
   Kind ReadKind() {
     const int64_t kind = Integer("kind", 0, static_cast<int64_t>(Kind::kJoin));
     if (kind >= kKinds && kind < static_cast<int64_t>(Kind::kAddProcessSet)) {
-      Refuse("its kind is " + std::to_string(kind) + ", which there is not");
+      Refuse("kind = " + std::to_string(kind) + ", which does not exist");
       return Kind::kAllreduce;
     }
     return static_cast<Kind>(kind);
@@ -141,8 +142,9 @@ class Fields {
     description.root = Integer("root", 0, size - 1);
     description.on_gpu = Integer("place", 0, 1) == 1;
     description.tensors.resize(Count("number of tensors", 2));
+    int64_t bytes = 0;
     for (TensorDescription& tensor : description.tensors) {
-      tensor = ReadTensor(HasOwnRows(description.kind));
+      tensor = ReadTensor(HasOwnRows(description.kind), &bytes);
     }
     description.members = Ranks("members", size);
     return description;
@@ -151,7 +153,7 @@ class Fields {
   // Every message ends so.
   Status End() {
     if (status_.ok() && !rest_.empty()) {
-      Refuse("it has " + std::to_string(rest_.size()) + " bytes too many");
+      Refuse(std::to_string(rest_.size()) + " bytes follow its end");
     }
     return status_;
   }
@@ -174,23 +176,30 @@ class Fields {
     return true;
   }
 
-  void EndsIn(const char* what) { Refuse(std::string("it ends within its ") + what); }
+  void EndsIn(const char* what) { Refuse(std::string("it ends within ") + what); }
 
-  // `own_rows`: ranks may have other first dimensions, so that this has none.
-  TensorDescription ReadTensor(bool own_rows) {
+  // `own_rows`: ranks may have other first dimensions, so that this has none. Adds the
+  // tensor's size to `total`, which is refused before it overflows.
+  TensorDescription ReadTensor(bool own_rows, int64_t* total) {
     TensorDescription tensor;
     tensor.dtype = static_cast<DataType>(Integer("type", 0, kDataTypes - 1));
     tensor.shape.resize(Count("number of dimensions"));
     int64_t bytes = Bytes(tensor.dtype);
+    bool countable = true;
+    bool empty = false;
     for (size_t i = 0; i < tensor.shape.size(); ++i) {
       const bool none = own_rows && i == 0;
-      int64_t& dimension = tensor.shape[i];
-      dimension = none ? Integer("dimension", -1, -1) : Integer("dimension", 0, kAny);
-      if (!none && __builtin_mul_overflow(bytes, dimension, &bytes)) {
-        Refuse("it has a tensor that no memory holds");
-        break;
-      }
+      const int64_t dimension =
+          none ? Integer("dimension", -1, -1) : Integer("dimension", 0, kAny);
+      tensor.shape[i] = dimension;
+      empty |= dimension == 0;
+      countable &= !__builtin_mul_overflow(bytes, dimension, &bytes);
     }
+    // Where ranks have rows of their own, each knows its size alone.
+    if (own_rows || empty) return tensor;
+    countable &= !__builtin_add_overflow(*total, bytes, total);
+    // What is packed may have more for the alignment.
+    if (!countable || *total > kAny / 2) Refuse("the tensors have too many bytes");
     return tensor;
   }
 
@@ -271,9 +280,9 @@ Status SubmissionDecoder::Decode(std::string_view message, Submission* submissio
   if (!fields.status().ok()) return fields.status();
   const std::string_view input = fields.rest();
   if (!FitsInline(*submission->description, input.size())) {
-    return Status::Internal("it has " + std::to_string(input.size()) +
-                            " bytes of the tensors of " +
-                            Title(*submission->description));
+    return Status::Internal("the tensors of " + Title(*submission->description) +
+                            " do not travel along, or not in " +
+                            std::to_string(input.size()) + " bytes");
   }
   submission->input.emplace(input);
   return Status::Ok();
@@ -352,10 +361,16 @@ TensorKey ReadTensor(std::vector<TensorKey>* dictionary, Fields* from) {
     if (number == known) dictionary->emplace_back();
     (*dictionary)[number] = std::move(key);
   } else if (number == known) {
-    from->Refuse("its tensor " + std::to_string(number) + " has not been defined");
+    from->Refuse("tensor " + std::to_string(number) + " has not been defined");
     return {};
   }
   return (*dictionary)[number];
+}
+
+bool Has(const std::vector<TensorKey>& tensors, const Description& description) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorKey& key) {
+    return key.process_set == description.process_set && key.name == description.name;
+  });
 }
 
 RunMessage ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from) {
@@ -371,7 +386,11 @@ RunMessage ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from) {
   run.zeros.resize(from->Count("number of zeros"));
   for (Decision::Zeros& zeros : run.zeros) {
     zeros.ranks = from->Ranks("ranks of zeros", size);
-    zeros.description = std::make_shared<Description>(from->ReadDescription(size));
+    auto description = std::make_shared<Description>(from->ReadDescription(size));
+    if (!TakesZeros(*description) || !Has(run.tensors, *description)) {
+      from->Refuse("zeros are for " + Title(*description));
+    }
+    zeros.description = std::move(description);
   }
   if (from->Integer("results", 0, 1) == 1) run.results = from->rest();
   return run;
@@ -401,19 +420,24 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
       AgreeMessage agree;
       agree.tensor = ReadTensor(&dictionary_, &fields);
       agree.kind = fields.ReadKind();
-      agree.answer = fields.Integer("answer", 0, kAnyInt32);
+      if (!IsAgreement(agree.kind)) fields.Refuse("nobody agrees on a collective");
+      // The rank that has joined last, or a process set, of which 0 stays as it is.
+      const bool is_rank = agree.kind == Kind::kJoin;
+      agree.answer = is_rank ? fields.Integer("last rank", 0, size_ - 1)
+                             : fields.Integer("process set", 1, kAnyInt32);
       agree.members = fields.Ranks("members", size_);
       if (agree.kind == Kind::kAddProcessSet && agree.members.empty()) {
-        fields.Refuse("it adds a process set without members");
+        fields.Refuse("the process set has no members");
       }
       *decision = std::move(agree);
       break;
     }
     case DecisionType::kTune: {
       TuneMessage tune;
-      tune.window_bytes = fields.Integer("window", 1, kAny);
-      tune.small_bytes = fields.Integer("small size", 0, kAny);
-      tune.spin_microseconds = fields.Integer("spinning", 0, kAny);
+      tune.tuning.window_bytes = fields.Integer("window", 1, kAny);
+      tune.tuning.small_bytes = fields.Integer("small size", 0, kAny);
+      tune.tuning.spin_microseconds = fields.Integer("spinning", 0, kAny);
+      if (!IsPossible(tune.tuning)) fields.Refuse(Describe(tune.tuning));
       *decision = tune;
       break;
     }

@@ -138,9 +138,7 @@ struct AgreeMessage {
 };
 // From here on collectives run with this.
 struct TuneMessage {
-  int64_t window_bytes = 0;
-  int64_t small_bytes = 0;
-  int64_t spin_microseconds = 0;
+  Tuning tuning;  // without `fusion_bytes`, which the coordinator alone needs
 };
 using DecisionMessage =
     std::variant<RunMessage, FailMessage, AgreeMessage, TuneMessage>;

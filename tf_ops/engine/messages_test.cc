@@ -11,15 +11,19 @@
 
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/coordinator_testing.h"
+#include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/submission_writer.h"
 #include "tf_ops/engine/timeline.h"
 
 namespace keras_hvd {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr int kSize = 4;
@@ -170,22 +174,42 @@ TEST_F(SubmissionTest, ErrorsSayWhatIsWrong) {
     SetField(&message, field, value);
     return ErrorOf(message);
   };
-  EXPECT_THAT(ErrorOf(""), HasSubstr("ends within its flags"));
-  EXPECT_THAT(with(0, 16), HasSubstr("its flags is 16, which is not in 0..15"));
-  EXPECT_THAT(with(1, 1), HasSubstr("its description is 1, which is not in 0..0"));
-  EXPECT_THAT(with(1, -1), HasSubstr("its description is -1"));
-  EXPECT_THAT(ErrorOf(Fields({0, 0})), HasSubstr("its description is 0"));
-  EXPECT_THAT(with(2, 1 << 30), HasSubstr("its description is 1073741824"));
-  EXPECT_THAT(with(3, -1), HasSubstr("its process set is -1"));
-  EXPECT_THAT(with(4, INT64_MAX), HasSubstr("its name is 9223372036854775807"));
-  EXPECT_THAT(with(6, 50), HasSubstr("its kind is 50, which there is not"));
-  EXPECT_THAT(with(7, kReduceOps), HasSubstr("its operation is 6"));
-  EXPECT_THAT(with(10, kSize), HasSubstr("its root is 4, which is not in 0..3"));
-  EXPECT_THAT(with(11, 2), HasSubstr("its place is 2"));
-  EXPECT_THAT(with(12, 1000), HasSubstr("its number of tensors is 1000"));
-  EXPECT_THAT(with(13, kDataTypes), HasSubstr("its type is 17"));
-  EXPECT_THAT(with(15, -1), HasSubstr("its dimension is -1"));
-  EXPECT_THAT(with(15, INT64_MAX), HasSubstr("a tensor that no memory holds"));
+  EXPECT_THAT(ErrorOf(""), HasSubstr("ends within flags"));
+  EXPECT_THAT(with(0, 16), HasSubstr("flags = 16, which is not in 0..15"));
+  EXPECT_THAT(with(1, 1), HasSubstr("description = 1, which is not in 0..0"));
+  EXPECT_THAT(with(1, -1), HasSubstr("description = -1"));
+  EXPECT_THAT(ErrorOf(Fields({0, 0})), HasSubstr("description = 0"));
+  EXPECT_THAT(with(2, 1 << 30), HasSubstr("description = 1073741824"));
+  EXPECT_THAT(with(3, -1), HasSubstr("process set = -1"));
+  EXPECT_THAT(with(4, INT64_MAX), HasSubstr("name = 9223372036854775807"));
+  EXPECT_THAT(with(6, 50), HasSubstr("kind = 50, which does not exist"));
+  EXPECT_THAT(with(7, kReduceOps), HasSubstr("operation = 6"));
+  EXPECT_THAT(with(10, kSize), HasSubstr("root = 4, which is not in 0..3"));
+  EXPECT_THAT(with(11, 2), HasSubstr("place = 2"));
+  EXPECT_THAT(with(12, 1000), HasSubstr("number of tensors = 1000"));
+  EXPECT_THAT(with(13, kDataTypes), HasSubstr("type = 17"));
+  EXPECT_THAT(with(15, -1), HasSubstr("dimension = -1"));
+  EXPECT_THAT(with(15, INT64_MAX), HasSubstr("the tensors have too many bytes"));
+}
+
+TEST_F(SubmissionTest, EmptyTensorsMayHaveAnyOtherDimension) {
+  constexpr int64_t kLarge = int64_t{1} << 40;
+  Description empty = Allreduce("empty");
+  empty.tensors = {{DataType::kFloat32, {kLarge, kLarge, 0}},
+                   {DataType::kFloat32, {0, kLarge, kLarge}}};
+  EXPECT_EQ(Decode(Encode(empty)).description->bytes(), 0);
+  // Of an allgather each rank knows its rows alone.
+  Description gather = Everything();
+  gather.tensors = {{DataType::kFloat32, {-1, kLarge, kLarge}}};
+  ExpectEqual(*Decode(Encode(gather)).description, gather);
+}
+
+TEST_F(SubmissionTest, TensorsTogetherHaveBytesThatCanBeCounted) {
+  Description description = Allreduce("a", 2);
+  description.tensors.assign(4, {DataType::kUint8, {int64_t{1} << 62}});
+  description.tensors.push_back({DataType::kUint8, {8}});
+  EXPECT_THAT(ErrorOf(Encode(description)), HasSubstr("too many bytes"));
+  EXPECT_FALSE(FitsInline(Allreduce("a", 4), 8));
 }
 
 TEST_F(SubmissionTest, MembersAreRanksInTheirOrder) {
@@ -194,9 +218,9 @@ TEST_F(SubmissionTest, MembersAreRanksInTheirOrder) {
     description.members = std::move(members);
     return ErrorOf(SubmissionEncoder(1).Encode(description, false, {}, nullptr));
   };
-  EXPECT_THAT(error({2, 1}), HasSubstr("its members is 1, which is not in 3..3"));
-  EXPECT_THAT(error({1, 1}), HasSubstr("its members is 1"));
-  EXPECT_THAT(error({0, kSize}), HasSubstr("its members is 4"));
+  EXPECT_THAT(error({2, 1}), HasSubstr("members = 1, which is not in 3..3"));
+  EXPECT_THAT(error({1, 1}), HasSubstr("members = 1"));
+  EXPECT_THAT(error({0, kSize}), HasSubstr("members = 4"));
 }
 
 TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
@@ -205,8 +229,9 @@ TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
     SetField(&message, 0, 1 | 8);
     return ErrorOf(message + std::string(bytes, 'x'));
   };
-  EXPECT_THAT(error(Allreduce("a", 2), 16), HasSubstr("it has 16 bytes of the tensors "
-                                                      "of allreduce 'a'"));
+  EXPECT_THAT(error(Allreduce("a", 2), 16),
+              HasSubstr("the tensors of allreduce 'a' do not "
+                        "travel along, or not in 16 bytes"));
   EXPECT_NE(error(Broadcast("a"), 40), "");
   EXPECT_NE(error(Allreduce("a", 1000), 4000), "");
 }
@@ -311,15 +336,12 @@ TEST_F(DecisionTest, Agrees) {
 
 TEST_F(DecisionTest, Tunes) {
   Tuning tuning;
-  tuning.window_bytes = 1;
+  tuning.window_bytes = 64;
   tuning.small_bytes = 2;
   tuning.spin_microseconds = 3;
   DecisionMessage message;
   ASSERT_TRUE(decoder_.Decode(encoder_.Encode(tuning), &message).ok());
-  const TuneMessage tune = std::get<TuneMessage>(message);
-  EXPECT_EQ(tune.window_bytes, 1);
-  EXPECT_EQ(tune.small_bytes, 2);
-  EXPECT_EQ(tune.spin_microseconds, 3);
+  EXPECT_EQ(std::get<TuneMessage>(message).tuning, tuning);
 }
 
 TEST_F(DecisionTest, TensorsAreNumbersTheSecondTime) {
@@ -351,61 +373,118 @@ TEST_F(DecisionTest, WhatIsCutShortIsAnError) {
 }
 
 TEST_F(DecisionTest, ErrorsSayWhatIsWrong) {
-  EXPECT_THAT(ErrorOf(Fields({4})), HasSubstr("its type is 4, which is not in 0..3"));
+  EXPECT_THAT(ErrorOf(Fields({4})), HasSubstr("type = 4, which is not in 0..3"));
   EXPECT_THAT(ErrorOf(Fields({0, 0, 0, 0, 0, 0, 0})), HasSubstr("number of tensors"));
   EXPECT_THAT(ErrorOf(Fields({0, 1, 0, 0, 0, 0, 0, 0})),
-              HasSubstr("its tensor 0 has not been defined"));
-  EXPECT_THAT(ErrorOf(Fields({3, 0, 0, 0})), HasSubstr("its window is 0"));
+              HasSubstr("tensor 0 has not been defined"));
+  EXPECT_THAT(ErrorOf(Fields({3, 0, 0, 0})), HasSubstr("window = 0"));
+  EXPECT_THAT(ErrorOf(Fields({3, 65, 0, 0})), HasSubstr("window_bytes=65"));
+  EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001})), HasSubstr("spin_microseconds=1001"));
   std::string message(encoder_.Encode(Agree(), kStores));
   SetField(&message, 7, 0);
   EXPECT_THAT(ErrorOf(message.substr(0, message.size() - 16)),
-              HasSubstr("a process set without members"));
+              HasSubstr("the process set has no members"));
+}
+
+TEST_F(DecisionTest, AgreementsAreOnWhatThereMayBe) {
+  const auto error = [&](Kind kind, int32_t answer) {
+    Decision decision = Agree();
+    decision.agreed = kind;
+    decision.answer = answer;
+    return ErrorOf(DecisionEncoder(1).Encode(decision, kStores));
+  };
+  EXPECT_THAT(error(Kind::kAllreduce, 1), HasSubstr("nobody agrees on a collective"));
+  EXPECT_THAT(error(Kind::kAddProcessSet, 0), HasSubstr("process set = 0"));
+  EXPECT_THAT(error(Kind::kRemoveProcessSet, 0), HasSubstr("process set = 0"));
+  EXPECT_THAT(error(Kind::kJoin, kSize), HasSubstr("last rank = 4"));
+}
+
+TEST_F(DecisionTest, ZerosAreForAllreducesOfTheBatch) {
+  const auto error = [&](const Description& description) {
+    Decision decision = Zeros();
+    decision.zeros = {{Share(description), {1}}};
+    return ErrorOf(DecisionEncoder(16).Encode(decision, kStores));
+  };
+  EXPECT_THAT(error(Allreduce("c")), HasSubstr("zeros are for allreduce 'c'"));
+  EXPECT_THAT(error(Broadcast("a")), HasSubstr("zeros are for broadcast 'a'"));
+  EXPECT_NE(error(Allreduce("a", 10, ReduceOp::kMax)), "");
 }
 
 // ---- Bytes that nobody has written
 
-TEST(RandomMessagesTest, AreErrorsOrHaveNothingOutOfRange) {
+// A field of it, or a few, have another value.
+std::string Changed(std::string_view message, std::mt19937* random) {
+  static constexpr int64_t kLarge[] = {INT64_MIN, INT64_MAX, int64_t{1} << 62,
+                                       int64_t{1} << 32, -1};
+  std::string changed(message);
+  for (int changes = (*random)() % 3; changes >= 0; --changes) {
+    const size_t field = (*random)() % (changed.size() / 8);
+    const bool large = (*random)() % 8 == 0;
+    SetField(&changed, field,
+             large ? kLarge[(*random)() % std::size(kLarge)]
+                   : static_cast<int64_t>((*random)() % 12) - 1);
+  }
+  return changed;
+}
+
+TEST_F(SubmissionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   std::mt19937 random(4711);
-  SubmissionEncoder submissions(4);
-  DecisionEncoder decisions(4);
-  Decision run;
-  run.tensors = {{0, "a"}, {1, "b"}};
-  run.ranks = {0, 1};
-  run.zeros = {{Share(Everything()), {1, 2}}};
-  Decision agree;
-  agree.type = Decision::Type::kAgree;
-  agree.tensors = {{0, ""}};
-  agree.members = {1, 2};
+  Description several = Allreduce("a", 2);
+  several.tensors.push_back({DataType::kUint8, {3, 5}});
   int accepted = 0;
   for (int i = 0; i < 20000; ++i) {
-    std::string messages[] = {
-        std::string(submissions.Encode(Everything(), false, {}, nullptr)),
-        std::string(decisions.Encode(i % 2 == 0 ? run : agree, kStores))};
-    for (std::string& message : messages) {
-      for (int changes = random() % 3; changes >= 0; --changes) {
-        const size_t field = random() % (message.size() / 8);
-        SetField(&message, field, static_cast<int64_t>(random() % 12) - 2);
-      }
-    }
+    SubmissionEncoder encoder(4);
+    const Description& description = i % 2 == 0 ? Everything() : several;
     DescriptionPool pool(kSize);
     Submission submission;
-    if (SubmissionDecoder(&pool).Decode(messages[0], &submission).ok()) {
-      ++accepted;
-      EXPECT_GE(submission.description->root, 0);
-      EXPECT_LT(submission.description->root, kSize);
-      for (int member : submission.description->members) EXPECT_LT(member, kSize);
-      EXPECT_NE(Details(*submission.description), "");
-    }
-    DecisionMessage decision;
-    if (!DecisionDecoder(kSize).Decode(messages[1], &decision).ok()) continue;
+    const std::string message =
+        Changed(encoder.Encode(description, false, {}, nullptr), &random);
+    if (!SubmissionDecoder(&pool).Decode(message, &submission).ok()) continue;
     ++accepted;
-    if (const auto* known = std::get_if<RunMessage>(&decision)) {
-      EXPECT_THAT(known->tensors, ::testing::Not(IsEmpty()));
-    } else if (const auto* agreed = std::get_if<AgreeMessage>(&decision)) {
-      for (int member : agreed->members) EXPECT_LT(member, kSize);
+    const Description& found = *submission.description;
+    EXPECT_TRUE(found.root >= 0 && found.root < kSize);
+    for (int member : found.members) EXPECT_TRUE(member >= 0 && member < kSize);
+    EXPECT_NE(Details(found), "");
+    if (!HasOwnRows(found.kind)) {
+      EXPECT_GE(found.bytes(), 0);
     }
   }
   EXPECT_GT(accepted, 1000);
+}
+
+TEST_F(DecisionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
+  std::mt19937 random(4711);
+  std::vector<std::string> messages;
+  for (const Decision& decision : {Run(), Zeros(), Result(), Fail(), Agree()}) {
+    messages.emplace_back(DecisionEncoder(16).Encode(decision, kStores));
+  }
+  messages.emplace_back(DecisionEncoder(16).Encode(Tuning()));
+  std::vector<int> accepted(messages.size());
+  for (int i = 0; i < 30000; ++i) {
+    const size_t which = i % messages.size();
+    const std::string message = Changed(messages[which], &random);
+    DecisionMessage decision;
+    if (!DecisionDecoder(kSize).Decode(message, &decision).ok()) continue;
+    ++accepted[which];
+    std::vector<int> ranks;
+    if (const auto* run = std::get_if<RunMessage>(&decision)) {
+      EXPECT_THAT(run->tensors, Not(IsEmpty()));
+      for (const Decision::Zeros& zeros : run->zeros) {
+        EXPECT_TRUE(TakesZeros(*zeros.description));
+        EXPECT_GE(zeros.description->bytes(), 0);
+        ranks.insert(ranks.end(), zeros.ranks.begin(), zeros.ranks.end());
+      }
+    } else if (const auto* agree = std::get_if<AgreeMessage>(&decision)) {
+      EXPECT_TRUE(IsAgreement(agree->kind));
+      ranks = agree->members;
+    } else if (const auto* tune = std::get_if<TuneMessage>(&decision)) {
+      EXPECT_TRUE(IsPossible(tune->tuning));
+    } else {
+      ranks = std::get<FailMessage>(decision).ranks;
+    }
+    for (int rank : ranks) EXPECT_TRUE(rank >= 0 && rank < kSize);
+  }
+  EXPECT_THAT(accepted, Each(Gt(100)));
 }
 
 TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
@@ -417,7 +496,7 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   coordination.Progress();
   EXPECT_EQ(segment->Failure().code, Code::kInternal);
   EXPECT_THAT(segment->Failure().message, HasSubstr("rank 1"));
-  EXPECT_THAT(segment->Failure().message, HasSubstr("its flags is 99"));
+  EXPECT_THAT(segment->Failure().message, HasSubstr("flags = 99"));
 }
 
 }  // namespace
