@@ -195,4 +195,5 @@ def _noted(distribution: importlib.metadata.Distribution) -> dict:
     try:
         return json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
+        # As where pip has noted nothing: it is asked while something else is explained.
         return {}

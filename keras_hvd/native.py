@@ -427,7 +427,8 @@ def build_info() -> dict[str, Any]:
 
 def _library(name: str) -> pathlib.Path:
     """A library's path, once it is known to be there, whole, and the only copy."""
-    wanted = build_info()["sha256"].get(name)
+    # A checkout may have libraries of before there were hashes.
+    wanted = build_info().get("sha256", {}).get(name)
     path = _FOLDER / name
     if not path.exists():
         raise exceptions.LibraryError(f"{path} is missing. {_install_again()}")

@@ -176,6 +176,14 @@ def test_library_that_is_not_what_was_built(folder, broken):
     assert f"{sys.executable} -m pip install" in str(raised.value)
 
 
+def test_libraries_of_before_there_were_hashes(folder):
+    library = shutil.copy(ENGINE, folder)
+    info = {"version": __version__, "ops": {}}
+    (folder / "build_info.json").write_text(json.dumps(info))
+    with pytest.raises(LibraryError, match=f"{library} is not what was built"):
+        native.engine()
+
+
 def test_libraries_of_another_version(folder):
     put_build_info(folder, version="0.0.7")
     with pytest.raises(
