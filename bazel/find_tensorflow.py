@@ -58,7 +58,7 @@ def find() -> dict[str, str | bool]:
     if spec is None or spec.origin is None:
         raise NotUsable(
             f"{sys.executable} has no TensorFlow; install it with: "
-            f"{sys.executable} -m pip install tensorflow-cpu"
+            f"{sys.executable} -m pip install tensorflow"
         )
     root = pathlib.Path(spec.origin).parent
     include = root / "include"

@@ -24,8 +24,8 @@ def tensorflow() -> Finding:
     except installed.Overwritten as overwritten:
         return failure(name, "two at once", str(overwritten))
     except installed.Missing as missing:
-        advice = f"{sys.executable} -m pip install tensorflow-cpu, then build keras_hvd"
-        return failure(name, str(missing), f"{advice} again")
+        advice = f"{sys.executable} -m pip install tensorflow"
+        return failure(name, str(missing), advice)
     found = installed.versions("tensorflow")
     if not found:
         advice = "khvdrun --check-build imports it to find out"
