@@ -8,7 +8,6 @@
 
 #include "tf_ops/engine/autotune_log.h"
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
@@ -26,68 +25,56 @@ std::string SecondsText(double seconds) {
 
 }  // namespace
 
-Coordination::Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
-                           size_t cache_capacity, Timeline* timeline)
+Coordination::Coordination(std::shared_ptr<Segment> segment, Channels* channels,
+                           int64_t fusion_bytes, size_t cache_capacity,
+                           Timeline* timeline)
     : segment_(std::move(segment)),
       timeline_(*timeline),
       coordinator_(segment_->size(), fusion_bytes),
       descriptions_(segment_->size()),
-      departed_(segment_->size()),
       encoder_(cache_capacity),
-      decisions_(segment_->decisions(), Segment::kDecisionBytes,
-                 &segment_->header().decisions_written) {
-  for (int rank = 0; rank < segment_->size(); ++rank) {
-    RankBlock& block = segment_->block(rank);
-    readers_.push_back(
-        {StreamReader(segment_->submissions(rank), Segment::kSubmissionBytes,
-                      &block.submissions_written, &block.submissions_read),
-         SubmissionDecoder(&descriptions_)});
+      decisions_(channels->ToRanks()) {
+  for (auto& channel : channels->FromRanks()) {
+    submitters_.push_back({std::move(channel), SubmissionDecoder(&descriptions_)});
   }
 }
 
 bool Coordination::HasSubmissions() const {
-  return std::any_of(readers_.begin(), readers_.end(),
-                     [](const Reader& reader) { return reader.stream.HasNews(); });
+  return std::any_of(submitters_.begin(), submitters_.end(),
+                     [](const Submitter& each) { return each.channel->HasNews(); });
 }
 
 bool Coordination::HasNews() {
   for (int rank = 0; rank < segment_->size(); ++rank) {
-    if (!departed_[rank] && segment_->block(rank).HasShutDown()) return true;
+    if (!submitters_[rank].departed && segment_->block(rank).HasShutDown()) return true;
   }
-  return decisions_.blocked() && segment_->header().decisions_blocked.load() == 0;
+  return decisions_->CanFlush();
 }
 
 bool Coordination::Progress() {
   bool progressed = false;
   coordinator_.set_wants_times(timeline_.WantsTimes());
   // In this order: who submits after another rank has left is told so.
-  for (int rank = 0; rank < segment_->size(); ++rank) progressed |= Read(rank);
+  for (Submitter& each : submitters_) progressed |= each.channel->Receive();
   progressed |= NoteDepartures();
   for (int rank = 0; rank < segment_->size(); ++rank) HandleSubmissions(rank);
   Decision decision;
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
   if (decided) timeline_.AddCycle();
-  progressed |= Flush();
-  return progressed;
-}
-
-bool Coordination::Read(int rank) {
-  if (!readers_[rank].stream.Fill()) return false;
-  RankBlock& block = segment_->block(rank);
-  BeforeStore();
-  if (block.submissions_blocked.exchange(0) == 1) block.bell.Ring();
+  if (!decisions_->Flush()) return progressed;
+  segment_->RingAll();
   return true;
 }
 
 void Coordination::HandleSubmissions(int rank) {
   std::string_view message;
-  while (readers_[rank].stream.Next(&message)) HandleSubmission(rank, message);
+  while (submitters_[rank].channel->Next(&message)) HandleSubmission(rank, message);
 }
 
 void Coordination::HandleSubmission(int rank, std::string_view message) {
   Submission submission;
-  const Status status = readers_[rank].decoder.Decode(message, &submission);
+  const Status status = submitters_[rank].decoder.Decode(message, &submission);
   if (!status.ok()) {
     segment_->Fail(0, status.code,
                    DescribeRank(*segment_, rank) +
@@ -106,10 +93,12 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
 bool Coordination::NoteDepartures() {
   bool progressed = false;
   for (int rank = 0; rank < segment_->size(); ++rank) {
-    if (departed_[rank] || !segment_->block(rank).HasShutDown()) continue;
-    Read(rank);
+    Submitter& submitter = submitters_[rank];
+    if (submitter.departed || !segment_->block(rank).HasShutDown()) continue;
+    submitter.channel->Receive();
     HandleSubmissions(rank);
-    departed_[rank] = true;
+    submitter.departed = true;
+    decisions_->Drop(rank);
     progressed = true;
     coordinator_.Leave(rank,
                        DescribeRank(*segment_, rank) +
@@ -130,7 +119,7 @@ void Coordination::WriteDecision(const Decision& decision) {
   } else if (decision.agreed == Kind::kAddProcessSet) {
     batches_ += 1;
   }
-  decisions_.Append(encoder_.Encode(decision, stores));
+  decisions_->Queue(encoder_.Encode(decision, stores));
 }
 
 // ---- Autotuning
@@ -157,7 +146,7 @@ void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes)
 void Coordination::WriteTuning() {
   const Tuning& tuning = autotune_->tuning();
   coordinator_.set_fusion_bytes(tuning.fusion_bytes);
-  decisions_.Append(encoder_.Encode(tuning));
+  decisions_->Queue(encoder_.Encode(tuning));
 }
 
 // A job goes on without the file.
@@ -170,34 +159,7 @@ void Coordination::WriteAutotuneLog() {
   Log(0, LogLevel::kWarning, status.message);
 }
 
-// ---- To the ranks
-
-bool Coordination::Flush() {
-  const auto slowest = [&] {
-    uint64_t position = UINT64_MAX;
-    for (int rank = 0; rank < segment_->size(); ++rank) {
-      // A rank that has left reads nothing any more, and must not hold up the others.
-      if (departed_[rank]) continue;
-      position = std::min(position, segment_->block(rank).decisions_read.value.load(
-                                        std::memory_order_acquire));
-    }
-    return position;
-  };
-  bool flushed = false;
-  while (true) {
-    const uint64_t position = slowest();
-    if (position == UINT64_MAX) return flushed;
-    if (decisions_.Flush(position)) {
-      flushed = true;
-      segment_->RingAll();
-      continue;
-    }
-    if (!decisions_.blocked()) return flushed;
-    // Announced, then looked at again: a reader either sees this or has made room.
-    BeforeStore();
-    if (segment_->header().decisions_blocked.exchange(1) == 1) return flushed;
-  }
-}
+// ---- Stalls
 
 std::string Coordination::StallText(const Stall& stall, double seconds) {
   const int32_t set = stall.key.process_set;

@@ -1,5 +1,5 @@
 // Rank 0's side of the coordination: feeds the coordinator with what the ranks submit,
-// and hands its decisions to them, through streams of bytes in shared memory.
+// and hands its decisions to them.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
 #define KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
 
@@ -14,6 +14,7 @@
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/engine/messages.h"
 #include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -21,8 +22,8 @@ namespace keras_hvd {
 class Coordination {
  public:
   // `cache_capacity`: how many tensors travel as numbers.
-  Coordination(std::shared_ptr<Segment> segment, int64_t fusion_bytes,
-               size_t cache_capacity, Timeline* timeline);
+  Coordination(std::shared_ptr<Segment> segment, Channels* channels,
+               int64_t fusion_bytes, size_t cache_capacity, Timeline* timeline);
 
   // How long an allreduce of so many bytes took with these stores.
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
@@ -48,31 +49,28 @@ class Coordination {
   bool anything_waits() const { return anything_waits_; }
 
  private:
-  struct Reader {
-    StreamReader stream;
+  struct Submitter {
+    std::unique_ptr<MessageReceiver> channel;
     SubmissionDecoder decoder;
+    bool departed = false;
   };
 
-  // Takes what a rank has written; returns true if there was anything.
-  bool Read(int rank);
   void HandleSubmissions(int rank);
   void HandleSubmission(int rank, std::string_view message);
   bool NoteDepartures();
   void WriteDecision(const Decision& decision);
   void WriteTuning();
   void WriteAutotuneLog();
-  bool Flush();
   std::string StallText(const Stall& stall, double seconds);
 
   const std::shared_ptr<Segment> segment_;
   Timeline& timeline_;
   Coordinator coordinator_;
   DescriptionPool descriptions_;
-  std::vector<Reader> readers_;
-  std::vector<bool> departed_;
+  std::vector<Submitter> submitters_;  // by rank
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
-  StreamWriter decisions_;
+  const std::unique_ptr<MessageSender> decisions_;
   StoreChoice store_choice_;
   std::unique_ptr<Autotune> autotune_;  // null: off
   std::string autotune_log_;            // its file; "": none, or it has failed

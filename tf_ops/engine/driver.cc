@@ -32,16 +32,16 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 }  // namespace
 
 Driver::Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-               std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
-               EngineCounters* counters)
+               Channels* channels, std::shared_ptr<GpuAccess> gpu, Requests* requests,
+               Timeline* timeline, EngineCounters* counters)
     : rank_(options.rank),
       has_cores_(options.cores >= segment->size()),
       segment_(std::move(segment)),
       block_(segment_->block(rank_)),
       requests_(*requests),
       counters_(*counters),
-      work_(options, segment_, std::move(gpu), this, requests, &promptness_, timeline,
-            counters) {
+      work_(options, segment_, channels, std::move(gpu), this, requests, &promptness_,
+            timeline, counters) {
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }

@@ -20,6 +20,7 @@
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
 #include "tf_ops/engine/work.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -28,8 +29,8 @@ class Driver : private Waiter {
  public:
   // Starts the engine's thread.
   Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-         std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
-         EngineCounters* counters);
+         Channels* channels, std::shared_ptr<GpuAccess> gpu, Requests* requests,
+         Timeline* timeline, EngineCounters* counters);
   ~Driver() override;
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;

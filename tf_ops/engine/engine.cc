@@ -19,13 +19,14 @@ constexpr char kJoin[] = "keras_hvd.join";
 
 }  // namespace
 
-Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment)
+Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment,
+               Channels* channels)
     : rank_(options.rank),
       size_(segment->size()),
       timeline_(segment),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
-      requests_(segment, rank_, options.cache_capacity, &counters_),
-      driver_(options, segment, gpu_, &requests_, &timeline_, &counters_) {}
+      requests_(segment, channels, rank_, options.cache_capacity, &counters_),
+      driver_(options, segment, channels, gpu_, &requests_, &timeline_, &counters_) {}
 
 Engine::~Engine() { Stop(); }
 

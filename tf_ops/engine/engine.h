@@ -27,13 +27,15 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
 
 class Engine {
  public:
-  Engine(EngineOptions options, std::shared_ptr<Segment> segment);
+  // `channels` are used here only.
+  Engine(EngineOptions options, std::shared_ptr<Segment> segment, Channels* channels);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -20,7 +20,7 @@ TEST(OverflowTest, SubmissionsThatDoNotFitWaitAndResume) {
     job.Start(rank);
     for (int i = 0; i < kRequests; ++i) job[rank].Submit(Sum(LongName(i), {1.0f}));
     RankBlock& block = job.segment().block(rank);
-    ASSERT_TRUE(Eventually([&] { return block.submissions_blocked.load() == 1; }));
+    ASSERT_TRUE(Eventually([&] { return block.submissions.sender_waits.load() == 1; }));
   }
   job.Start(0);
   for (int i = kRequests; i-- > 0;) job[0].Submit(Sum(LongName(i), {1.0f}));
@@ -44,8 +44,8 @@ TEST(OverflowTest, DecisionsThatDoNotFitWaitForTheSlowestReader) {
       job[rank].Submit(Sum(LongName(i), std::vector<float>(1 + rank)));
     }
   }
-  ASSERT_TRUE(
-      Eventually([&] { return job.segment().header().decisions_blocked.load() == 1; }));
+  RingState& decisions = job.segment().header().decisions;
+  ASSERT_TRUE(Eventually([&] { return decisions.sender_waits.load() == 1; }));
   EXPECT_LT(job[1].ended(), static_cast<size_t>(kRequests));
   job.Start(2);
   for (int rank : {0, 1}) {

@@ -22,6 +22,7 @@
 
 #include "tf_ops/collectives/testing.h"
 #include "tf_ops/engine/engine.h"
+#include "tf_ops/transport/shared_memory_channel.h"
 
 namespace keras_hvd {
 
@@ -101,8 +102,10 @@ inline Ask Meet(const std::string& name) {
 // One rank: its engine, and all that it was asked for.
 class Rank {
  public:
-  Rank(const EngineOptions& options, std::shared_ptr<Segment> segment)
-      : engine_(std::make_unique<Engine>(options, std::move(segment))) {}
+  Rank(const EngineOptions& options, std::shared_ptr<Segment> segment) {
+    SharedMemoryChannels channels(segment, options.rank);
+    engine_ = std::make_unique<Engine>(options, std::move(segment), &channels);
+  }
   ~Rank() { Leave(); }
 
   // Returns the request's number.

@@ -7,7 +7,6 @@
 
 #include "tf_ops/engine/job_failure.h"
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
@@ -45,8 +44,8 @@ void AllocateZeros(Operation* operation) {
 }  // namespace
 
 Execution::Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
-                     std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-                     Promptness* promptness, Timeline* timeline,
+                     Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
+                     Requests* requests, Promptness* promptness, Timeline* timeline,
                      Coordination* coordination, EngineCounters* counters)
     : segment_(std::move(segment)),
       rank_(options.rank),
@@ -55,21 +54,16 @@ Execution::Execution(const EngineOptions& options, std::shared_ptr<Segment> segm
       coordination_(coordination),
       counters_(*counters),
       runner_(options, segment_, std::move(gpu), waiter, timeline, coordination),
-      decisions_(segment_->decisions(), Segment::kDecisionBytes,
-                 &segment_->header().decisions_written,
-                 &segment_->block(rank_).decisions_read),
+      decisions_(channels->FromCoordinator()),
       decoder_(segment_->size()) {}
 
 // ---- Decisions
 
 bool Execution::Read() {
-  if (!decisions_.Fill()) return false;
+  if (!decisions_->Receive()) return false;
   promptness_.NoteDecision();
   std::string_view message;
-  while (decisions_.Next(&message)) to_do_.emplace_back(message);
-  SegmentHeader& header = segment_->header();
-  BeforeStore();
-  if (header.decisions_blocked.exchange(0) == 1) segment_->block(0).bell.Ring();
+  while (decisions_->Next(&message)) to_do_.emplace_back(message);
   return true;
 }
 

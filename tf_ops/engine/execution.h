@@ -23,6 +23,7 @@
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -33,12 +34,12 @@ class Execution {
   // `waiter` passes the time inside of collectives; `coordination` is rank 0's, or
   // null.
   Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
-            std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-            Promptness* promptness, Timeline* timeline, Coordination* coordination,
-            EngineCounters* counters);
+            Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
+            Requests* requests, Promptness* promptness, Timeline* timeline,
+            Coordination* coordination, EngineCounters* counters);
 
   // Whether there are decisions to read.
-  bool HasNews() const { return decisions_.HasNews(); }
+  bool HasNews() const { return decisions_->HasNews(); }
   // Reads what there is; returns true if there was anything.
   bool Read();
 
@@ -81,7 +82,7 @@ class Execution {
   Coordination* const coordination_;
   EngineCounters& counters_;
   BatchRunner runner_;
-  StreamReader decisions_;
+  const std::unique_ptr<MessageReceiver> decisions_;
   DecisionDecoder decoder_;
   std::deque<std::string> to_do_;
   // For the next batch: zeros for what this rank has joined before.

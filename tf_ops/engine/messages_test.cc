@@ -12,8 +12,8 @@
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/coordinator_testing.h"
 #include "tf_ops/engine/inline_tensors.h"
-#include "tf_ops/engine/submission_writer.h"
 #include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/shared_memory_channel.h"
 
 namespace keras_hvd {
 namespace {
@@ -491,8 +491,11 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
   Timeline timeline(segment);
-  Coordination coordination(segment, kFusionBytes, 16, &timeline);
-  SubmissionWriter(segment.get(), 1).Write(Fields({99, 0}));
+  SharedMemoryChannels channels(segment, 0);
+  Coordination coordination(segment, &channels, kFusionBytes, 16, &timeline);
+  const auto submissions = SharedMemoryChannels(segment, 1).ToCoordinator();
+  submissions->Queue(Fields({99, 0}));
+  submissions->Flush();
   coordination.Progress();
   EXPECT_EQ(segment->Failure().code, Code::kInternal);
   EXPECT_THAT(segment->Failure().message, HasSubstr("rank 1"));

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tf_ops/transport/cores.h"
+#include "tf_ops/transport/shared_memory_channel.h"
 
 namespace keras_hvd {
 namespace {
@@ -106,7 +107,8 @@ Status Process::Start() {
   g_block.store(&block);
   liveness_->Watch(connections);
   if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment_.get());
-  engine_ = std::make_unique<Engine>(options_.engine, segment_);
+  SharedMemoryChannels channels(segment_, rank);
+  engine_ = std::make_unique<Engine>(options_.engine, segment_, &channels);
   return Status::Ok();
 }
 

@@ -14,14 +14,14 @@ TensorKey KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
 
-Requests::Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capacity,
-                   EngineCounters* counters)
+Requests::Requests(std::shared_ptr<Segment> segment, Channels* channels, int rank,
+                   size_t cache_capacity, EngineCounters* counters)
     : segment_(std::move(segment)),
       rank_(rank),
       counters_(*counters),
       process_sets_(rank, segment_->size()),
       encoder_(cache_capacity),
-      writer_(segment_.get(), rank),
+      submissions_(channels->ToCoordinator()),
       log_(&segment_->block(rank)) {}
 
 Status Requests::Submit(std::unique_ptr<Operation> operation) {
@@ -48,7 +48,8 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
   const Operation* given = inlined ? same_name.back().get() : nullptr;
-  writer_.Write(encoder_.Encode(*description, duplicate, time, given));
+  submissions_->Queue(encoder_.Encode(*description, duplicate, time, given));
+  submissions_->Flush();
   return Status::Ok();
 }
 
@@ -68,11 +69,11 @@ Status Requests::MembersOf(int32_t process_set, std::vector<int>* ranks) {
   return process_sets_.Find(process_set, ranks);
 }
 
-bool Requests::FlushOverflow() {
+bool Requests::FlushSubmissions() {
   bool flushed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    flushed = writer_.Flush();
+    flushed = submissions_->Flush();
   }
   if (flushed) segment_->block(0).bell.Ring();
   return flushed;

@@ -19,7 +19,7 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/operation_log.h"
 #include "tf_ops/engine/process_sets.h"
-#include "tf_ops/engine/submission_writer.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -29,8 +29,8 @@ TensorKey KeyOf(const Description& description);
 class Requests {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.
-  Requests(std::shared_ptr<Segment> segment, int rank, size_t cache_capacity,
-           EngineCounters* counters);
+  Requests(std::shared_ptr<Segment> segment, Channels* channels, int rank,
+           size_t cache_capacity, EngineCounters* counters);
 
   // On any thread.
 
@@ -46,8 +46,8 @@ class Requests {
   // The rest is for who drives.
 
   // Tells rank 0 of what did not fit; returns true if any of it has gone.
-  bool Flush() { return writer_.overflows() && FlushOverflow(); }
-  bool CanFlush() const { return writer_.CanFlush(); }
+  bool Flush() { return CanFlush() && FlushSubmissions(); }
+  bool CanFlush() const { return submissions_->CanFlush(); }
 
   // The oldest request of the name, which is no longer pending; null if there is none.
   std::unique_ptr<Operation> Take(const TensorKey& key);
@@ -71,7 +71,7 @@ class Requests {
   using SameName = std::deque<std::unique_ptr<Operation>>;
 
   Status Check(const Description& description) const;
-  bool FlushOverflow();
+  bool FlushSubmissions();
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
@@ -82,7 +82,7 @@ class Requests {
   std::unordered_map<TensorKey, SameName, TensorKeyHash> pending_;
   std::atomic<int64_t> pending_count_{0};
   SubmissionEncoder encoder_;
-  SubmissionWriter writer_;
+  const std::unique_ptr<MessageSender> submissions_;
   OperationLog log_;
   Status refusal_;  // what is answered once no more requests are taken
 };

@@ -13,6 +13,7 @@
 
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/engine/timeline_testing.h"
+#include "tf_ops/transport/shared_memory_channel.h"
 
 namespace keras_hvd {
 namespace {
@@ -27,7 +28,8 @@ class Job {
       EngineOptions options;
       options.rank = rank;
       options.cores = 1;
-      engines_.push_back(std::make_unique<Engine>(options, segment_));
+      SharedMemoryChannels channels(segment_, rank);
+      engines_.push_back(std::make_unique<Engine>(options, segment_, &channels));
     }
   }
 

@@ -11,23 +11,24 @@ namespace {
 
 std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
                                              const std::shared_ptr<Segment>& segment,
-                                             Timeline* timeline) {
+                                             Channels* channels, Timeline* timeline) {
   if (options.rank != 0) return nullptr;
-  return std::make_unique<Coordination>(segment, options.fusion_bytes,
+  return std::make_unique<Coordination>(segment, channels, options.fusion_bytes,
                                         options.cache_capacity, timeline);
 }
 
 }  // namespace
 
 Work::Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
-           std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-           Promptness* promptness, Timeline* timeline, EngineCounters* counters)
+           Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
+           Requests* requests, Promptness* promptness, Timeline* timeline,
+           EngineCounters* counters)
     : rank_(options.rank),
       segment_(std::move(segment)),
       requests_(*requests),
-      coordination_(CoordinationOf(options, segment_, timeline)),
-      execution_(options, segment_, std::move(gpu), waiter, requests, promptness,
-                 timeline, coordination_.get(), counters),
+      coordination_(CoordinationOf(options, segment_, channels, timeline)),
+      execution_(options, segment_, channels, std::move(gpu), waiter, requests,
+                 promptness, timeline, coordination_.get(), counters),
       stall_watch_(options, segment_, requests, coordination_.get(), &execution_) {
   if (coordination_ == nullptr) return;
   // Before the first decision, which is what the others read first.

@@ -14,6 +14,7 @@
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/stall_watch.h"
 #include "tf_ops/engine/timeline.h"
+#include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
@@ -23,8 +24,9 @@ class Work {
  public:
   // `waiter` passes the time inside of collectives.
   Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
-       std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-       Promptness* promptness, Timeline* timeline, EngineCounters* counters);
+       Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
+       Requests* requests, Promptness* promptness, Timeline* timeline,
+       EngineCounters* counters);
 
   // Does all that can be done without waiting, which running collectives cannot.
   // Returns true if there was anything.

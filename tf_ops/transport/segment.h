@@ -11,11 +11,22 @@
 #include <cstdint>
 #include <memory>
 
-#include "tf_ops/transport/byte_stream.h"
 #include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/status.h"
 
 namespace keras_hvd {
+
+// A counter with one writer, alone in its cache line.
+struct alignas(64) Progress {
+  std::atomic<uint64_t> value;
+};
+
+// How far the sender of a channel is; see shared_memory_channel.h.
+struct RingState {
+  Progress written;
+  // The sender waits for room: who makes some takes this down and rings for it.
+  alignas(64) std::atomic<uint32_t> sender_waits;
+};
 
 // How a rank has ended, as far as it could say so itself.
 enum class Departure : uint32_t {
@@ -47,14 +58,12 @@ struct RankBlock {
   Progress finished;
 
   // Submissions: written by the rank, read by the coordinator.
-  Progress submissions_written;
+  RingState submissions;
   Progress submissions_read;
   // How far the rank has read the coordinator's decisions.
   Progress decisions_read;
   // How many of them it has carried out. One that has left carries out no more.
   Progress decisions_carried_out;
-  // The rank has submissions that do not fit: wake it when there is room.
-  alignas(64) std::atomic<uint32_t> submissions_blocked;
 
   alignas(64) std::atomic<uint32_t> life;
   std::atomic<uint32_t> departure;
@@ -102,9 +111,7 @@ struct SegmentHeader {
 
   // The last batch whose stall was reported, so that one rank does it for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
-  // The coordinator waits for room in the decisions: wake it when there is some.
-  alignas(64) std::atomic<uint32_t> decisions_blocked;
-  Progress decisions_written;
+  RingState decisions;
 };
 
 class Segment {
