@@ -16,7 +16,6 @@
 #include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/output_check.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -96,16 +95,16 @@ class BatchRunner::Host : public HostCollectives {
   bool begun_ = false;
 };
 
-BatchRunner::BatchRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+BatchRunner::BatchRunner(const EngineOptions& options, const World& world,
                          std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
                          Timeline* timeline, Coordination* coordination)
-    : segment_(std::move(segment)),
+    : job_(world.job),
       rank_(options.rank),
       ranges_(OpenRanges(options)),
       timeline_(*timeline),
       coordination_(coordination),
-      communicator_(segment_, rank_, waiter),
-      gpu_(options, segment_, std::move(gpu), waiter, timeline) {}
+      communicator_(world.segment, rank_, waiter),
+      gpu_(options, job_, std::move(gpu), waiter, timeline) {}
 
 bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
                       uint64_t number, const BatchSettings& settings,
@@ -155,11 +154,10 @@ bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& member
            UnpackResults(&results, *operation);
   });
   if (!fit || !results.empty()) {
-    segment_->Fail(rank_, Code::kInternal,
-                   DescribeRank(*segment_, 0) + " has sent rank " +
-                       std::to_string(rank_) + " something else than the result of " +
-                       Title(*batch.front()->description) +
-                       ". This is a bug in keras_hvd");
+    job_->Fail(Code::kInternal,
+               job_->Describe(0) + " has sent rank " + std::to_string(rank_) +
+                   " something else than the result of " +
+                   Title(*batch.front()->description) + ". This is a bug in keras_hvd");
     return false;
   }
   if (!checks()) return true;
@@ -192,9 +190,7 @@ bool BatchRunner::RunCollective(const Batch& batch, const std::vector<int>& memb
   return false;
 }
 
-bool BatchRunner::checks() const {
-  return segment_->header().check.load(std::memory_order_relaxed) != 0;
-}
+bool BatchRunner::checks() const { return job_->compares_outputs(); }
 
 // The consistency mode: all members find the same difference; one says so for all.
 bool BatchRunner::CheckOutputs(const Batch& batch, const std::vector<int>& members) {
@@ -205,7 +201,7 @@ bool BatchRunner::CheckOutputs(const Batch& batch, const std::vector<int>& membe
   std::string difference;
   if (!CompareOutputs(batch, members, &communicator_, &difference)) return false;
   if (difference.empty()) return true;
-  segment_->Fail(rank_, Code::kInternal, difference);
+  job_->Fail(Code::kInternal, difference);
   return false;
 }
 

@@ -18,7 +18,7 @@
 #include "tf_ops/engine/gpu_runner.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
@@ -31,7 +31,7 @@ struct BatchSettings {
 class BatchRunner {
  public:
   // `coordination`: rank 0's, which learns how long allreduces take; null on others.
-  BatchRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+  BatchRunner(const EngineOptions& options, const World& world,
               std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline,
               Coordination* coordination);
 
@@ -72,7 +72,7 @@ class BatchRunner {
   bool checks() const;
   bool CheckOutputs(const Batch& batch, const std::vector<int>& members);
 
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   const int rank_;
   // Null where no profiler shows them.
   const std::unique_ptr<const cuda::ProfilerRanges> ranges_;

@@ -8,7 +8,6 @@
 
 #include "tf_ops/engine/autotune_log.h"
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -25,16 +24,15 @@ std::string SecondsText(double seconds) {
 
 }  // namespace
 
-Coordination::Coordination(std::shared_ptr<Segment> segment, Channels* channels,
-                           int64_t fusion_bytes, size_t cache_capacity,
-                           Timeline* timeline)
-    : segment_(std::move(segment)),
+Coordination::Coordination(const World& world, int64_t fusion_bytes,
+                           size_t cache_capacity, Timeline* timeline)
+    : job_(world.job),
       timeline_(*timeline),
-      coordinator_(segment_->size(), fusion_bytes),
-      descriptions_(segment_->size()),
+      coordinator_(job_->size(), fusion_bytes),
+      descriptions_(job_->size()),
       encoder_(cache_capacity),
-      decisions_(channels->ToRanks()) {
-  for (auto& channel : channels->FromRanks()) {
+      decisions_(world.channels->ToRanks()) {
+  for (auto& channel : world.channels->FromRanks()) {
     submitters_.push_back({std::move(channel), SubmissionDecoder(&descriptions_)});
   }
 }
@@ -45,8 +43,8 @@ bool Coordination::HasSubmissions() const {
 }
 
 bool Coordination::HasNews() {
-  for (int rank = 0; rank < segment_->size(); ++rank) {
-    if (!submitters_[rank].departed && segment_->block(rank).HasShutDown()) return true;
+  for (int rank = 0; rank < job_->size(); ++rank) {
+    if (!submitters_[rank].departed && job_->HasShutDown(rank)) return true;
   }
   return decisions_->CanFlush();
 }
@@ -57,13 +55,13 @@ bool Coordination::Progress() {
   // In this order: who submits after another rank has left is told so.
   for (Submitter& each : submitters_) progressed |= each.channel->Receive();
   progressed |= NoteDepartures();
-  for (int rank = 0; rank < segment_->size(); ++rank) HandleSubmissions(rank);
+  for (int rank = 0; rank < job_->size(); ++rank) HandleSubmissions(rank);
   Decision decision;
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
   if (decided) timeline_.AddCycle();
   if (!decisions_->Flush()) return progressed;
-  segment_->RingAll();
+  job_->RingAll();
   return true;
 }
 
@@ -76,10 +74,10 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
   Submission submission;
   const Status status = submitters_[rank].decoder.Decode(message, &submission);
   if (!status.ok()) {
-    segment_->Fail(0, status.code,
-                   DescribeRank(*segment_, rank) +
-                       " has sent a submission that is malformed: " + status.message +
-                       ". This is a bug in keras_hvd, or memory was overwritten");
+    job_->Fail(status.code,
+               job_->Describe(rank) +
+                   " has sent a submission that is malformed: " + status.message +
+                   ". This is a bug in keras_hvd, or memory was overwritten");
     return;
   }
   anything_waits_ = true;
@@ -92,16 +90,16 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
 // once more after that has been seen.
 bool Coordination::NoteDepartures() {
   bool progressed = false;
-  for (int rank = 0; rank < segment_->size(); ++rank) {
+  for (int rank = 0; rank < job_->size(); ++rank) {
     Submitter& submitter = submitters_[rank];
-    if (submitter.departed || !segment_->block(rank).HasShutDown()) continue;
+    if (submitter.departed || !job_->HasShutDown(rank)) continue;
     submitter.channel->Receive();
     HandleSubmissions(rank);
     submitter.departed = true;
     decisions_->Drop(rank);
     progressed = true;
     coordinator_.Leave(rank,
-                       DescribeRank(*segment_, rank) +
+                       job_->Describe(rank) +
                            " has left the job: its script ended or called shutdown");
   }
   return progressed;
@@ -153,7 +151,7 @@ void Coordination::WriteTuning() {
 void Coordination::WriteAutotuneLog() {
   if (autotune_log_.empty()) return;
   const Status status =
-      keras_hvd::WriteAutotuneLog(autotune_log_, segment_->size(), *autotune_);
+      keras_hvd::WriteAutotuneLog(autotune_log_, job_->size(), *autotune_);
   if (status.ok()) return;
   autotune_log_.clear();
   Log(0, LogLevel::kWarning, status.message);
@@ -169,12 +167,10 @@ std::string Coordination::StallText(const Stall& stall, double seconds) {
   if (set != 0) text += "of process set " + std::to_string(set) + " ";
   text += "has reached.";
   for (int rank : stall.missing) {
-    text += "\n  " + DescribeRank(*segment_, rank) + " has not";
+    text += "\n  " + job_->Describe(rank) + " has not";
     const std::string last = coordinator_.LastSubmission(rank);
     text += last.empty() ? "; it has submitted nothing yet" : "; its last was " + last;
-    const char state = ProcessState(segment_->block(rank).pid.load());
-    if (state == 'T' || state == 't') text += "; its process is stopped (kill -CONT)";
-    if (state == 'D') text += "; its process waits for the disk or the network";
+    text += job_->Obstacle(rank);
   }
   return text;
 }
@@ -188,9 +184,9 @@ void Coordination::CheckStalls(double warning, double abort) {
   for (const Stall& stall : stalls) {
     const double seconds = now - stall.since;
     if (abort > 0 && seconds >= abort) {
-      segment_->Fail(0, Code::kRankFailed,
-                     StallText(stall, seconds) +
-                         "\n  The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+      job_->Fail(Code::kRankFailed,
+                 StallText(stall, seconds) +
+                     "\n  The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
       return;
     }
     if (warning < 0 || seconds < warning) continue;

@@ -14,16 +14,15 @@
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/engine/messages.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
 class Coordination {
  public:
   // `cache_capacity`: how many tensors travel as numbers.
-  Coordination(std::shared_ptr<Segment> segment, Channels* channels,
-               int64_t fusion_bytes, size_t cache_capacity, Timeline* timeline);
+  Coordination(const World& world, int64_t fusion_bytes, size_t cache_capacity,
+               Timeline* timeline);
 
   // How long an allreduce of so many bytes took with these stores.
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
@@ -63,7 +62,7 @@ class Coordination {
   void WriteAutotuneLog();
   std::string StallText(const Stall& stall, double seconds);
 
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   Timeline& timeline_;
   Coordinator coordinator_;
   DescriptionPool descriptions_;

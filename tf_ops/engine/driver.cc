@@ -9,8 +9,6 @@
 
 #include "tf_ops/collectives/processor.h"
 #include "tf_ops/engine/job_failure.h"
-#include "tf_ops/transport/faults.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -31,17 +29,17 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 
 }  // namespace
 
-Driver::Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-               Channels* channels, std::shared_ptr<GpuAccess> gpu, Requests* requests,
-               Timeline* timeline, EngineCounters* counters)
+Driver::Driver(const EngineOptions& options, const World& world,
+               std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
+               EngineCounters* counters)
     : rank_(options.rank),
-      has_cores_(options.cores >= segment->size()),
-      segment_(std::move(segment)),
-      block_(segment_->block(rank_)),
+      has_cores_(options.cores >= world.job->size()),
+      job_(world.job),
+      bell_(job_->bell()),
       requests_(*requests),
       counters_(*counters),
-      work_(options, segment_, channels, std::move(gpu), this, requests, &promptness_,
-            timeline, counters) {
+      work_(options, world, std::move(gpu), this, requests, &promptness_, timeline,
+            counters) {
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }
@@ -51,7 +49,7 @@ Driver::~Driver() { Stop(); }
 void Driver::Stop() {
   if (!thread_.joinable()) return;
   stopping_.store(true);
-  block_.bell.Ring();
+  bell_.Ring();
   thread_.join();
 }
 
@@ -77,9 +75,7 @@ void Driver::Leave() {
   requests_.EndAll(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
   // gone.
-  BeforeStore();
-  block_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
-  segment_->RingAll();
+  job_->ShutDown();
 }
 
 // One takes over, or has its result already, within a moment.
@@ -92,13 +88,11 @@ void Driver::GiveWay(std::unique_lock<std::mutex>* driving) {
 // ---- Callers
 
 void Driver::Ring() {
-  RankBlock& coordinator = segment_->block(0);
-  coordinator.bell.Ring(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
+  job_->RingCoordinator(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
   // Its own engine is woken where it will have something to do at once, and where
   // nobody decides any more or watches whether somebody does.
-  if (rank_ != 0 &&
-      (promptness_.prompt() || resting_.load() || coordinator.HasShutDown())) {
-    block_.bell.Ring();
+  if (rank_ != 0 && (promptness_.prompt() || resting_.load() || job_->HasShutDown(0))) {
+    bell_.Ring();
   }
 }
 
@@ -119,7 +113,7 @@ void Driver::DriveSoon(const std::atomic<bool>& ended) {
 void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
                          const std::atomic<bool>& ended, bool has_other_work) {
   if (!driving->owns_lock()) return Ring();
-  if (rank_ != 0) segment_->block(0).bell.Ring(Doorbell::kSubmission);
+  if (rank_ != 0) job_->RingCoordinator(Doorbell::kSubmission);
   Drive(ended, has_other_work);
   driving->unlock();
 }
@@ -128,7 +122,7 @@ void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
 // thread; leaves the rest to it.
 void Driver::Drive(const std::atomic<bool>& ended, bool has_other_work) {
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
-  block_.bell.Cancel();
+  bell_.Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = work_.Progress();
     // What has been decided by now was pending: if nothing else is, it is the caller's.
@@ -141,16 +135,16 @@ void Driver::Drive(const std::atomic<bool>& ended, bool has_other_work) {
 // What has come meanwhile is taken in here where that is all there is to do; waking the
 // engine's thread would cost more, and this thread may be back at once.
 void Driver::LeaveDriving() {
-  block_.bell.Announce(work_.Listening());
+  bell_.Announce(work_.Listening());
   if (work_.HasNews(work_.Listening())) {
-    block_.bell.Cancel();
+    bell_.Cancel();
     work_.Progress();
-    block_.bell.Announce(work_.Listening());
+    bell_.Announce(work_.Listening());
   }
   // The ring needs the announcement: the engine's thread may sleep since before it.
   if (requests_.any_pending() || work_.HasNews(work_.Listening()) ||
       work_.HasDecision() || stopping_.load()) {
-    block_.bell.Ring();
+    bell_.Ring();
   }
 }
 
@@ -164,13 +158,11 @@ bool Driver::Wait(const Ready& ready, int awaited) {
   while (true) {
     work_.Progress();
     if (ready()) return true;
-    if (segment_->Failed()) return false;
-    const RankBlock& peer = segment_->block(awaited);
-    if (peer.HasShutDown() && !ready()) {
-      segment_->Fail(rank_, Code::kRankFailed,
-                     DescribeRank(*segment_, awaited) +
-                         " left the job in the middle of " +
-                         work_.execution().running());
+    if (job_->Failed()) return false;
+    if (job_->HasShutDown(awaited) && !ready()) {
+      job_->Fail(Code::kRankFailed, job_->Describe(awaited) +
+                                        " left the job in the middle of " +
+                                        work_.execution().running());
       return false;
     }
     const bool stopping = stopping_.load();
@@ -187,17 +179,17 @@ bool Driver::Wait(const Ready& ready, int awaited) {
 // and acted on, of the wish to stop.
 void Driver::SleepInCollective(const Ready& ready, bool stopping) {
   const auto due = [&] { return ready() || work_.HasNews(); };
-  block_.bell.Announce();
-  if (due() || stopping_.load() != stopping) return block_.bell.Cancel();
+  bell_.Announce();
+  if (due() || stopping_.load() != stopping) return bell_.Cancel();
   counters_.sleeps += 1;
-  if (block_.bell.Sleep(Clock::now() + StallWatch::kInterval)) return;
+  if (bell_.Sleep(Clock::now() + StallWatch::kInterval)) return;
   CheckForLostWake(Doorbell::kEverything, due());
-  block_.bell.Cancel();
+  bell_.Cancel();
 }
 
 bool Driver::Pause(int64_t times) {
   work_.Progress();
-  if (segment_->Failed()) return false;
+  if (job_->Failed()) return false;
   if (stopping_.load() && stop_at_ == Clock::time_point::max()) {
     stop_at_ = Clock::now() + kShutdownPatience;
   }
@@ -207,9 +199,9 @@ bool Driver::Pause(int64_t times) {
     return true;
   }
   // Woken by what Progress sees to.
-  block_.bell.Announce();
-  if (!work_.HasNews()) block_.bell.Sleep(Clock::now() + kPause);
-  block_.bell.Cancel();
+  bell_.Announce();
+  if (!work_.HasNews()) bell_.Sleep(Clock::now() + kPause);
+  bell_.Cancel();
   return true;
 }
 
@@ -234,28 +226,28 @@ bool Driver::SpinForNews() {
 // All that a ring may be about is looked at after the announcement.
 void Driver::Rest(std::unique_lock<std::mutex>* driving) {
   const uint32_t listening = work_.Listening();
-  block_.bell.Announce(listening);
+  bell_.Announce(listening);
   resting_.store(was_idle_);
   const bool watchful = !was_idle_ || work_.AnythingWaits();
   if (watchful) resting_.store(false);
   // A ring about what this was not listening to yet has been missed.
   const bool listens = listening == work_.Listening();
   if (!listens || work_.HasNews(listening) || stopping_.load()) {
-    return block_.bell.Cancel();
+    return bell_.Cancel();
   }
   counters_.sleeps += 1;
   const Clock::time_point deadline = watchful && !work_.has_ended()
                                          ? Clock::now() + StallWatch::kInterval
                                          : Clock::time_point::max();
   driving->unlock();
-  const bool rung = block_.bell.Sleep(deadline, listening);
+  const bool rung = bell_.Sleep(deadline, listening);
   // Where a caller drives meanwhile, the news may be its own.
   const bool alone = driving->try_lock();
   if (!alone) driving->lock();
   was_idle_ = !rung;
   if (rung || !alone) return;
   CheckForLostWake(listening, work_.HasNews(work_.Listening()));
-  block_.bell.Cancel();
+  bell_.Cancel();
 }
 
 // ---- Both
@@ -284,7 +276,7 @@ bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
 // After a sleep that no ring has ended. Who published the news may have been held up
 // before it could ring; but ring it must.
 void Driver::CheckForLostWake(uint32_t listening, bool has_news) {
-  if (!has_news || block_.bell.Sleep(Clock::now() + StallWatch::kInterval, listening)) {
+  if (!has_news || bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) {
     return;
   }
   counters_.lost_wakes += 1;

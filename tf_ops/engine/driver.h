@@ -20,17 +20,16 @@
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
 #include "tf_ops/engine/work.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
 class Driver : private Waiter {
  public:
   // Starts the engine's thread.
-  Driver(const EngineOptions& options, std::shared_ptr<Segment> segment,
-         Channels* channels, std::shared_ptr<GpuAccess> gpu, Requests* requests,
-         Timeline* timeline, EngineCounters* counters);
+  Driver(const EngineOptions& options, const World& world,
+         std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
+         EngineCounters* counters);
   ~Driver() override;
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -75,8 +74,8 @@ class Driver : private Waiter {
 
   const int rank_;
   const bool has_cores_;  // for all ranks
-  const std::shared_ptr<Segment> segment_;
-  RankBlock& block_;
+  const std::shared_ptr<JobState> job_;
+  Doorbell& bell_;
   Requests& requests_;
   EngineCounters& counters_;
   Promptness promptness_;

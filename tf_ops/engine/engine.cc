@@ -19,14 +19,13 @@ constexpr char kJoin[] = "keras_hvd.join";
 
 }  // namespace
 
-Engine::Engine(EngineOptions options, std::shared_ptr<Segment> segment,
-               Channels* channels)
+Engine::Engine(EngineOptions options, const World& world)
     : rank_(options.rank),
-      size_(segment->size()),
-      timeline_(segment),
+      size_(world.job->size()),
+      timeline_(world.job),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
-      requests_(segment, channels, rank_, options.cache_capacity, &counters_),
-      driver_(options, segment, channels, gpu_, &requests_, &timeline_, &counters_) {}
+      requests_(world, options.cache_capacity, &counters_),
+      driver_(options, world, gpu_, &requests_, &timeline_, &counters_) {}
 
 Engine::~Engine() { Stop(); }
 

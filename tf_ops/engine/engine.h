@@ -27,15 +27,13 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
 class Engine {
  public:
-  // `channels` are used here only.
-  Engine(EngineOptions options, std::shared_ptr<Segment> segment, Channels* channels);
+  Engine(EngineOptions options, const World& world);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

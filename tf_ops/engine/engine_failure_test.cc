@@ -95,7 +95,7 @@ TEST(DepartureTest, AllMayLeaveAtOnceAfterTheirLastCollective) {
       EXPECT_TRUE(self.Run(Sum("last", std::vector<float>(3000, 1))).ok());
       self.Leave();
     });
-    EXPECT_TRUE(job.segment().Failure().ok()) << job.segment().Failure().message;
+    EXPECT_TRUE(job.state().Failure().ok()) << job.state().Failure().message;
   }
 }
 
@@ -134,7 +134,7 @@ TEST(FailureTest, EndsEverythingExactlyOnce) {
         Ask ask = Sum(std::to_string(i), std::vector<float>(i % 7 == 0 ? 4000 : 5));
         if (i == at && rank == round % 3) {
           ask.on_end = [&] {
-            EXPECT_TRUE(job.segment().Fail(1, Code::kRankFailed, "rank 2 fell over"));
+            EXPECT_TRUE(job.state(1).Fail(Code::kRankFailed, "rank 2 fell over"));
           };
         }
         self.Submit(ask);
@@ -161,7 +161,7 @@ TEST(FailureTest, EndsEverythingExactlyOnce) {
 TEST(FailureTest, ThenShutdownAtAnyMoment) {
   for (int round = 0; round < 300; ++round) {
     Job job(2);
-    job.segment().Fail(0, Code::kRankFailed, "enough");
+    job.state(0).Fail(Code::kRankFailed, "enough");
     if (round % 3 != 0) continue;
     EXPECT_FALSE(job[0].Run(Meet("x")).ok());
   }

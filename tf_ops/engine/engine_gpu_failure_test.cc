@@ -59,7 +59,7 @@ TEST(GpuFailureTest, ADeathEndsWhatRunsAndPoisonsTheEngine) {
     });
     // Both others wait on their streams for rank 2, which dies.
     const Clock::time_point died = Clock::now();
-    job.segment().Fail(0, Code::kRankFailed, "rank 2 died", 2);
+    job.state(0).Fail(Code::kRankFailed, "rank 2 died", 2);
     job.ForEach([](GpuRank& self, int) { self.Synchronize(); });
     EXPECT_LT(Clock::now() - died, std::chrono::seconds(2));
     job.ForEach([](GpuRank& self, int) {
@@ -166,7 +166,7 @@ TEST(GpuFailureTest, AnErrorThatNcclMeetsLaterEndsTheJob) {
     static_cast<void>(self.End(self.Submit(Sum("x", {1}))));
     // What hangs is ended, but not before everybody can know that it is worth nothing.
     self.Synchronize();
-    EXPECT_TRUE(job.segment().Failed());
+    EXPECT_TRUE(job.state().Failed());
     Buffer output;
     EXPECT_FALSE(self.Run(Sum("later", {1}), &output).ok());
   });
@@ -251,7 +251,7 @@ TEST(GpuFailureTest, EachErrorOfCudaInTheEngineEndsTheJobOnAllRanks) {
       job.ForEach(
           [&](GpuRank& self, int rank) { ends[rank] = RunEachKind(&self, rank); });
       // One that had ended before finds out with what comes next.
-      const bool has_failed = job.segment().Failed();
+      const bool has_failed = job.state().Failed();
       failed += has_failed ? 1 : 0;
       job.ForEach([&](GpuRank& self, int rank) {
         Buffer output;
@@ -282,7 +282,7 @@ TEST(GpuFailureTest, WhatIsGivenUpFreesNoMemoryBeforeNcclIsAborted) {
   std::thread death([&] {
     while (submitted.load() < 2) sched_yield();
     while (FirstCall(libraries->Calls(), "cuMemcpyDtoHAsync") < 0) sched_yield();
-    job.segment().Fail(0, Code::kRankFailed, "rank 1 died", 1);
+    job.state(0).Fail(Code::kRankFailed, "rank 1 died", 1);
   });
   job.ForEach([&](GpuRank& self, int) {
     ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());

@@ -421,7 +421,7 @@ TEST(GpuFallbackWaitTest, ADeathMeanwhileEndsTheJob) {
     std::thread death([&] {
       EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, function) == calls; }));
       died = Clock::now();
-      job.segment().Fail(0, Code::kRankFailed, "rank 2 died", 2);
+      job.state(0).Fail(Code::kRankFailed, "rank 2 died", 2);
     });
     job.ForEach([&](GpuRank& self, int) {
       int32_t id = 0;
@@ -449,7 +449,7 @@ TEST(GpuFallbackWaitTest, ADeathWhileRanksAgreeEndsTheJob) {
     std::thread death([&] {
       EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, kInit) > 0; }));
       for (uint64_t i = 0; i < seed * 3; ++i) sched_yield();
-      job.segment().Fail(0, Code::kRankFailed, "rank 2 died", 2);
+      job.state(0).Fail(Code::kRankFailed, "rank 2 died", 2);
     });
     job.ForEach([](GpuRank& self, int) {
       Status status;

@@ -24,7 +24,7 @@ TEST(GpuLeavingTest, ARankThatLeavesBeforeItsGpuIsDoneEndsTheJob) {
   });
   job.Stop(1);
   job[0].Synchronize();
-  EXPECT_TRUE(job.segment().Failed());
+  EXPECT_TRUE(job.state().Failed());
   const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
   EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
       << status.message;

@@ -293,8 +293,8 @@ class RandomRank {
     if (trouble == Trouble::Kind::kLeaving) {
       job_.Stop(rank_);
     } else if (trouble == Trouble::Kind::kDeath) {
-      job_.segment().Fail((rank_ + 1) % scenario_.size, Code::kRankFailed,
-                          "rank " + std::to_string(rank_) + " died", rank_);
+      job_.state((rank_ + 1) % scenario_.size)
+          .Fail(Code::kRankFailed, "rank " + std::to_string(rank_) + " died", rank_);
     }
   }
 
@@ -346,7 +346,7 @@ class RandomRank {
       const size_t own = PartSize(rows, each.index, members) * 3 * sizeof(int32_t);
       output.resize(own), expected.resize(own);
     }
-    const bool may_be_wrong = !each.step->on_cpu && job_.segment().Failed();
+    const bool may_be_wrong = !each.step->on_cpu && job_.state().Failed();
     if (!may_be_wrong) {
       EXPECT_TRUE(output == expected) << Details(ask.description);
     }
@@ -412,7 +412,7 @@ int RunScenario(const StandIn& libraries, const Scenario& scenario) {
   for (const RandomRank& rank : ranks) {
     if (rank.error().ok()) continue;
     failed_at.push_back(rank.failed_at());
-    EXPECT_TRUE(SaysWhy(rank.error(), job.segment().Failure())) << rank.error().message;
+    EXPECT_TRUE(SaysWhy(rank.error(), job.state().Failure())) << rank.error().message;
     EXPECT_NE(trouble.kind, Trouble::Kind::kNone) << rank.error().message;
   }
   if (!failed_at.empty()) {

@@ -417,7 +417,7 @@ class GpuJob {
 
   int size() const { return job_.size(); }
   GpuRank& operator[](int rank) { return *ranks_[rank]; }
-  Segment& segment() { return job_.segment(); }
+  SharedJobState state(int rank = 0) { return job_.state(rank); }
 
   // Makes the communicator of all ranks.
   void Connect() {

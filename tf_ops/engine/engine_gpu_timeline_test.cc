@@ -243,7 +243,7 @@ TEST(GpuTimeline, AnAbortLeavesAValidFileAndNoEvent) {
       job.ForEach([&](GpuRank& self, int) { self.Submit(ThroughHost("grad/v")); });
       while (FunctionsOf(libraries).count("cuMemcpyDtoHAsync") == 0) sched_yield();
     }
-    job.segment().Fail(0, Code::kRankFailed, "rank 1 died", 1);
+    job.state(0).Fail(Code::kRankFailed, "rank 1 died", 1);
     job.ForEach([](GpuRank& self, int) { self.Synchronize(); });
     job.ForEach([](GpuRank& self, int) {
       Buffer output;

@@ -86,7 +86,7 @@ TEST_F(RangesTest, EndWhereACollectiveFails) {
     job[1].Submit(Sum("done", {1}));
     EXPECT_EQ(job[0].End(number).message, "");
     job[0].Submit(Sum("alone", {1}));
-    job.segment().Fail(0, Code::kRankFailed, "rank 1 died", 1);
+    job.state(0).Fail(Code::kRankFailed, "rank 1 died", 1);
   }
   EXPECT_GE(Names()["allreduce 'done', 1 tensor, 4 bytes"], 1);
 }

@@ -22,7 +22,7 @@
 
 #include "tf_ops/collectives/testing.h"
 #include "tf_ops/engine/engine.h"
-#include "tf_ops/transport/shared_memory_channel.h"
+#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 
@@ -103,8 +103,8 @@ inline Ask Meet(const std::string& name) {
 class Rank {
  public:
   Rank(const EngineOptions& options, std::shared_ptr<Segment> segment) {
-    SharedMemoryChannels channels(segment, options.rank);
-    engine_ = std::make_unique<Engine>(options, std::move(segment), &channels);
+    engine_ = std::make_unique<Engine>(
+        options, SharedMemoryWorld(std::move(segment), options.rank));
   }
   ~Rank() { Leave(); }
 
@@ -308,6 +308,8 @@ class Job {
   int size() const { return static_cast<int>(ranks_.size()); }
   Rank& operator[](int rank) { return *ranks_[rank]; }
   Segment& segment() { return *segment_; }
+  // As a rank sees it.
+  SharedJobState state(int rank = 0) { return SharedJobState(segment_, rank); }
 
   // Runs `body(rank)` for all ranks at once.
   void ForEach(const std::function<void(Rank&, int)>& body) {

@@ -45,7 +45,7 @@ TEST(DrivingTest, ACallerHearsOfAFailure) {
   for (int caller : {0, 1}) {
     Job job(2);
     const Status status = WhileDriving(job[caller], Sum("x", {1}), [&] {
-      EXPECT_TRUE(job.segment().Fail(0, Code::kRankFailed, "rank 1 fell over"));
+      EXPECT_TRUE(job.state(0).Fail(Code::kRankFailed, "rank 1 fell over"));
     });
     EXPECT_EQ(status.code, Code::kRankFailed);
     EXPECT_TRUE(Contains(status.message, "rank 1 fell over")) << status.message;

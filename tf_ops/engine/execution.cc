@@ -7,7 +7,6 @@
 
 #include "tf_ops/engine/job_failure.h"
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -43,19 +42,19 @@ void AllocateZeros(Operation* operation) {
 
 }  // namespace
 
-Execution::Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
-                     Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
-                     Requests* requests, Promptness* promptness, Timeline* timeline,
+Execution::Execution(const EngineOptions& options, const World& world,
+                     std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+                     Promptness* promptness, Timeline* timeline,
                      Coordination* coordination, EngineCounters* counters)
-    : segment_(std::move(segment)),
+    : job_(world.job),
       rank_(options.rank),
       requests_(*requests),
       promptness_(*promptness),
       coordination_(coordination),
       counters_(*counters),
-      runner_(options, segment_, std::move(gpu), waiter, timeline, coordination),
-      decisions_(channels->FromCoordinator()),
-      decoder_(segment_->size()) {}
+      runner_(options, world, std::move(gpu), waiter, timeline, coordination),
+      decisions_(world.channels->FromCoordinator()),
+      decoder_(job_->size()) {}
 
 // ---- Decisions
 
@@ -73,16 +72,14 @@ void Execution::CarryOutNext() {
   DecisionMessage decision;
   const Status status = decoder_.Decode(message, &decision);
   if (!status.ok()) {
-    segment_->Fail(rank_, status.code,
-                   DescribeRank(*segment_, 0) + " has sent rank " +
-                       std::to_string(rank_) +
-                       " a decision that is malformed: " + status.message +
-                       ". This is a bug in keras_hvd, or memory was overwritten");
+    job_->Fail(status.code,
+               job_->Describe(0) + " has sent rank " + std::to_string(rank_) +
+                   " a decision that is malformed: " + status.message +
+                   ". This is a bug in keras_hvd, or memory was overwritten");
     return;
   }
   std::visit([this](const auto& each) { CarryOut(each); }, decision);
-  std::atomic<uint64_t>& count = segment_->block(rank_).decisions_carried_out.value;
-  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  job_->NoteCarriedOut();
 }
 
 void Execution::CarryOut(const FailMessage& fail) {
@@ -168,10 +165,10 @@ bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   for (const TensorKey& key : keys) {
     std::unique_ptr<Operation> operation = Take(key);
     if (operation == nullptr) {
-      segment_->Fail(rank_, Code::kInternal,
-                     "rank " + std::to_string(rank_) + " was told to run " +
-                         Quoted(key.name) +
-                         ", which it has not submitted. This is a bug in keras_hvd");
+      job_->Fail(Code::kInternal,
+                 "rank " + std::to_string(rank_) + " was told to run " +
+                     Quoted(key.name) +
+                     ", which it has not submitted. This is a bug in keras_hvd");
       return false;
     }
     batch->push_back(std::move(operation));
@@ -198,7 +195,7 @@ void Execution::NoteRun(const Batch& batch, const std::vector<TensorKey>& keys) 
 
 void Execution::EndBatch(Batch batch, bool ok) {
   // First: a program that gets the error may end before anyone else says more.
-  if (!ok) ReportFailureOnce(segment_.get(), rank_);
+  if (!ok) ReportFailureOnce(job_.get());
   for (auto& operation : batch) {
     const Status status = OutcomeOf(*operation, ok);
     requests_.End(std::move(operation), status);
@@ -212,7 +209,7 @@ Status Execution::OutcomeOf(const Operation& operation, bool ok) const {
   if (ok) {
     return Status::Internal(title + ": there is no memory for the result on " + rank);
   }
-  const Status reason = ReasonOfEnd(*segment_);
+  const Status reason = ReasonOfEnd(*job_);
   return {reason.code, title + " failed on " + rank + ": " + reason.message};
 }
 

@@ -23,8 +23,7 @@
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
@@ -33,10 +32,10 @@ class Execution {
  public:
   // `waiter` passes the time inside of collectives; `coordination` is rank 0's, or
   // null.
-  Execution(const EngineOptions& options, std::shared_ptr<Segment> segment,
-            Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
-            Requests* requests, Promptness* promptness, Timeline* timeline,
-            Coordination* coordination, EngineCounters* counters);
+  Execution(const EngineOptions& options, const World& world,
+            std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+            Promptness* promptness, Timeline* timeline, Coordination* coordination,
+            EngineCounters* counters);
 
   // Whether there are decisions to read.
   bool HasNews() const { return decisions_->HasNews(); }
@@ -75,7 +74,7 @@ class Execution {
   void EndBatch(Batch batch, bool ok);
   Status OutcomeOf(const Operation& operation, bool ok) const;
 
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   const int rank_;
   Requests& requests_;
   Promptness& promptness_;

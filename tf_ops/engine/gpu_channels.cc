@@ -9,7 +9,6 @@
 
 #include "tf_ops/engine/log.h"
 #include "tf_ops/nccl/allreduce.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -95,11 +94,11 @@ int FirstWithout(const std::vector<Member>& members) {
 
 }  // namespace
 
-GpuChannels::GpuChannels(int rank, std::shared_ptr<Segment> segment,
+GpuChannels::GpuChannels(std::shared_ptr<JobState> job,
                          std::shared_ptr<GpuAccess> access,
                          nccl::KeepWaiting keep_waiting)
-    : rank_(rank),
-      segment_(std::move(segment)),
+    : rank_(job->rank()),
+      job_(std::move(job)),
       access_(std::move(access)),
       keep_waiting_(std::move(keep_waiting)) {}
 
@@ -163,7 +162,7 @@ Status GpuChannels::OpenLibrary() {
 // have met, for who wants to know all.
 void GpuChannels::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
-  const bool first = segment_->header().gpu_warning_claimed.exchange(1) == 0;
+  const bool first = job_->ClaimGpuWarning();
   Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
       "collectives of tensors on GPUs go through host memory, which is slow, for " +
           reason);
@@ -241,7 +240,7 @@ Status GpuChannels::TryTogether(GpuBatch* batch,
 void GpuChannels::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
   if (!says_so) return;
-  failure_ = DescribeRank(*segment_, rank_) +
+  failure_ = job_->Describe(rank_) +
              " could not make a communicator with the others: " + reason;
   Warn(failure_);
 }

@@ -23,7 +23,7 @@
 #include "tf_ops/engine/gpu_batch.h"
 #include "tf_ops/nccl/communicator.h"
 #include "tf_ops/nccl/reduction.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -34,8 +34,8 @@ struct GpuChannel {
 
 class GpuChannels {
  public:
-  GpuChannels(int rank, std::shared_ptr<Segment> segment,
-              std::shared_ptr<GpuAccess> access, nccl::KeepWaiting keep_waiting);
+  GpuChannels(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
+              nccl::KeepWaiting keep_waiting);
 
   // That of a batch's process set, as long as the set is there.
   Status Open(GpuBatch* batch, const GpuChannel** channel);
@@ -68,7 +68,7 @@ class GpuChannels {
   bool KeepWaiting(int64_t polls) const;
 
   const int rank_;
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   const std::shared_ptr<GpuAccess> access_;
   const nccl::KeepWaiting keep_waiting_;
   std::shared_ptr<const nccl::Library> library_;

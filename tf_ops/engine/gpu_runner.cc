@@ -11,7 +11,6 @@
 #include "tf_ops/engine/gpu_collectives.h"
 #include "tf_ops/engine/host_detour.h"
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
@@ -24,18 +23,17 @@ constexpr std::chrono::seconds kAbortPatience(1);
 
 }  // namespace
 
-GpuRunner::GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+GpuRunner::GpuRunner(const EngineOptions& options, std::shared_ptr<JobState> job,
                      std::shared_ptr<GpuAccess> access, Waiter* waiter,
                      Timeline* timeline)
     : rank_(options.rank),
       warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
-      segment_(std::move(segment)),
+      job_(std::move(job)),
       access_(std::move(access)),
       waiter_(*waiter),
       timeline_(*timeline),
-      channels_(rank_, segment_, access_,
-                [this](int64_t polls) { return KeepWaiting(polls); }) {}
+      channels_(job_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
 
@@ -233,21 +231,16 @@ void GpuRunner::CheckUnderWay() {
 }
 
 // The number of the one that is carried out: the same on all ranks.
-uint64_t GpuRunner::CurrentDecision() const {
-  return segment_->block(rank_).decisions_carried_out.value.load() + 1;
-}
+uint64_t GpuRunner::CurrentDecision() const { return job_->CarriedOut(rank_) + 1; }
 
 // One that leaves does not carry out what is decided meanwhile, for which the others
 // would wait on their GPUs for ever. Returns whether all came to it, or still may.
 bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
                              const std::string& title) {
   for (const int member : members) {
-    const RankBlock& block = segment_->block(member);
-    if (!block.HasShutDown()) continue;
-    if (block.decisions_carried_out.value.load() >= decision) continue;
-    segment_->Fail(
-        rank_, Code::kRankFailed,
-        DescribeRank(*segment_, member) + " left the job in the middle of " + title);
+    if (!job_->HasShutDown(member) || job_->CarriedOut(member) >= decision) continue;
+    job_->Fail(Code::kRankFailed,
+               job_->Describe(member) + " left the job in the middle of " + title);
     return false;
   }
   return true;
@@ -257,13 +250,12 @@ void GpuRunner::CheckAge(const std::string& title, Clock::time_point since) {
   const double age = std::chrono::duration<double>(Clock::now() - since).count();
   const bool aborts = abort_seconds_ > 0 && age >= abort_seconds_;
   if (!aborts && (warning_seconds_ < 0 || age < warning_seconds_)) return;
-  const std::string text = title + " has not ended on the GPU of " +
-                           DescribeRank(*segment_, rank_) + " for " +
-                           std::to_string(static_cast<int>(age)) +
-                           " s. NCCL_DEBUG=INFO says what NCCL does";
+  const std::string text =
+      title + " has not ended on the GPU of " + job_->Describe(rank_) + " for " +
+      std::to_string(static_cast<int>(age)) + " s. NCCL_DEBUG=INFO says what NCCL does";
   if (aborts) {
-    segment_->Fail(rank_, Code::kRankFailed,
-                   text + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+    job_->Fail(Code::kRankFailed,
+               text + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
     return;
   }
   if (std::exchange(warned_of_, title) != title) {
@@ -329,17 +321,16 @@ bool GpuRunner::KeepWaiting(int64_t polls) {
 // Whether it is OK; if not, the job has failed.
 bool GpuRunner::Succeeded(const Status& status, const std::string& title) {
   if (status.ok()) return true;
-  if (segment_->Failed()) return false;
-  const std::string rank = DescribeRank(*segment_, rank_);
+  if (job_->Failed()) return false;
+  const std::string rank = job_->Describe(rank_);
   if (status.code == Code::kRankFailed) {
     // It shuts down, and has waited for long enough.
-    segment_->Fail(rank_, Code::kRankFailed,
-                   rank + " left the job in the middle of " + title);
+    job_->Fail(Code::kRankFailed, rank + " left the job in the middle of " + title);
     return false;
   }
   std::string text = rank + ": " + status.message;
   if (!title.empty()) text = title + " failed on " + text;
-  segment_->Fail(rank_, Code::kInternal, text);
+  job_->Fail(Code::kInternal, text);
   return false;
 }
 

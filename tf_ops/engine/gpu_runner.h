@@ -26,7 +26,7 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/staging.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -34,7 +34,7 @@ namespace keras_hvd {
 class GpuRunner {
  public:
   // `waiter` passes the time.
-  GpuRunner(const EngineOptions& options, std::shared_ptr<Segment> segment,
+  GpuRunner(const EngineOptions& options, std::shared_ptr<JobState> job,
             std::shared_ptr<GpuAccess> access, Waiter* waiter, Timeline* timeline);
   ~GpuRunner();
   GpuRunner(const GpuRunner&) = delete;
@@ -91,7 +91,7 @@ class GpuRunner {
   const int rank_;
   const double warning_seconds_;  // negative: never
   const double abort_seconds_;    // 0: never
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   const std::shared_ptr<GpuAccess> access_;
   Waiter& waiter_;
   Timeline& timeline_;

@@ -19,19 +19,17 @@ std::string Advice(Code code) {
 
 }  // namespace
 
-Status ReasonOfEnd(const Segment& segment) {
-  const Status failure = segment.Failure();
+Status ReasonOfEnd(const JobState& job) {
+  const Status failure = job.Failure();
   if (failure.ok()) return {Code::kShutDown, kShutDownHere};
   return {failure.code, failure.message + Advice(failure.code)};
 }
 
-void ReportFailureOnce(Segment* segment, int rank) {
+void ReportFailureOnce(JobState* job) {
   // A rank that is crashing itself may not live to finish the report.
-  if (segment->block(rank).departure.load() != 0) return;
-  if (segment->header().report_claimed.exchange(1) != 0) return;
-  Log(rank, LogLevel::kError,
-      segment->Failure().message +
-          "\nWhat each rank did last:" + ReportOperations(segment));
+  if (job->has_departed() || !job->ClaimFailureReport()) return;
+  Log(job->rank(), LogLevel::kError,
+      job->Failure().message + "\nWhat each rank did last:" + ReportOperations(job));
 }
 
 }  // namespace keras_hvd

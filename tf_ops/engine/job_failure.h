@@ -3,7 +3,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
 
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/status.h"
 
 namespace keras_hvd {
@@ -13,10 +13,10 @@ inline constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
 
 // Why requests end: the job has failed, and what to do about it, or this rank has left
 // it.
-Status ReasonOfEnd(const Segment& segment);
+Status ReasonOfEnd(const JobState& job);
 
 // Logs the failure, and who was where, unless another rank does or has.
-void ReportFailureOnce(Segment* segment, int rank);
+void ReportFailureOnce(JobState* job);
 
 }  // namespace keras_hvd
 

@@ -13,7 +13,7 @@
 #include "tf_ops/engine/coordinator_testing.h"
 #include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/shared_memory_channel.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 namespace {
@@ -490,16 +490,16 @@ TEST_F(DecisionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
 TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
-  Timeline timeline(segment);
-  SharedMemoryChannels channels(segment, 0);
-  Coordination coordination(segment, &channels, kFusionBytes, 16, &timeline);
-  const auto submissions = SharedMemoryChannels(segment, 1).ToCoordinator();
+  const World world = SharedMemoryWorld(segment, 0);
+  Timeline timeline(world.job);
+  Coordination coordination(world, kFusionBytes, 16, &timeline);
+  const auto submissions = SharedMemoryWorld(segment, 1).channels->ToCoordinator();
   submissions->Queue(Fields({99, 0}));
   submissions->Flush();
   coordination.Progress();
-  EXPECT_EQ(segment->Failure().code, Code::kInternal);
-  EXPECT_THAT(segment->Failure().message, HasSubstr("rank 1"));
-  EXPECT_THAT(segment->Failure().message, HasSubstr("flags = 99"));
+  EXPECT_EQ(world.job->Failure().code, Code::kInternal);
+  EXPECT_THAT(world.job->Failure().message, HasSubstr("rank 1"));
+  EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
 }
 
 }  // namespace

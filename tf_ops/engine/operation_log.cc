@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "tf_ops/transport/liveness.h"
-
 namespace keras_hvd {
 namespace {
 
@@ -39,8 +37,8 @@ std::string OperationText(const OperationRecord& record) {
 }  // namespace
 
 uint64_t OperationLog::Add(const Description& description) {
-  const uint64_t number = block_->records_written.load(std::memory_order_relaxed);
-  OperationRecord& record = block_->records[number % RankBlock::kRecords];
+  const uint64_t number = history_.written.load(std::memory_order_relaxed);
+  OperationRecord& record = history_.records[number % OperationHistory::kRecords];
   uint64_t words[OperationRecord::kNameWords] = {};
   memcpy(words, description.name.data(),
          std::min(sizeof(words) - 1, description.name.size()));
@@ -51,29 +49,30 @@ uint64_t OperationLog::Add(const Description& description) {
   record.kind.store(static_cast<uint32_t>(description.kind), std::memory_order_relaxed);
   record.phase.store(static_cast<uint32_t>(Phase::kSubmitted),
                      std::memory_order_relaxed);
-  block_->records_written.store(number + 1, std::memory_order_release);
+  history_.written.store(number + 1, std::memory_order_release);
   return number;
 }
 
 void OperationLog::Update(uint64_t number, Phase phase) {
-  if (block_->records_written.load(std::memory_order_relaxed) - number >
-      RankBlock::kRecords) {
+  if (history_.written.load(std::memory_order_relaxed) - number >
+      OperationHistory::kRecords) {
     return;
   }
-  block_->records[number % RankBlock::kRecords].phase.store(
+  history_.records[number % OperationHistory::kRecords].phase.store(
       static_cast<uint32_t>(phase), std::memory_order_relaxed);
 }
 
-std::string ReportOperations(Segment* segment) {
+std::string ReportOperations(JobState* job) {
   std::string text;
-  for (int rank = 0; rank < segment->size(); ++rank) {
-    RankBlock& block = segment->block(rank);
-    const uint64_t written = block.records_written.load(std::memory_order_acquire);
-    text += "\n  " + DescribeRank(*segment, rank) + ": ";
+  for (int rank = 0; rank < job->size(); ++rank) {
+    const OperationHistory& history = job->History(rank);
+    const uint64_t written = history.written.load(std::memory_order_acquire);
+    text += "\n  " + job->Describe(rank) + ": ";
     if (written == 0) text += "nothing submitted yet";
     for (uint64_t back = 1; back <= std::min(kShown, written); ++back) {
       if (back > 1) text += "; before: ";
-      text += OperationText(block.records[(written - back) % RankBlock::kRecords]);
+      text +=
+          OperationText(history.records[(written - back) % OperationHistory::kRecords]);
     }
   }
   return text;

@@ -1,5 +1,5 @@
-// A rank's record of its last operations, in shared memory, so that after a death or a
-// stall one report can say where everybody was.
+// A rank's record of its last operations, which the others can read, so that after a
+// death or a stall one report can say where everybody was.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_OPERATION_LOG_H_
 #define KERAS_HVD_TF_OPS_ENGINE_OPERATION_LOG_H_
 
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tf_ops/engine/description.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -15,7 +15,7 @@ enum class Phase : uint32_t { kSubmitted = 0, kRunning = 1, kDone = 2, kFailed =
 
 class OperationLog {
  public:
-  explicit OperationLog(RankBlock* block) : block_(block) {}
+  explicit OperationLog(OperationHistory* history) : history_(*history) {}
 
   // Adds an operation and returns its number. One thread at a time.
   uint64_t Add(const Description& description);
@@ -23,11 +23,11 @@ class OperationLog {
   void Update(uint64_t number, Phase phase);
 
  private:
-  RankBlock* block_;
+  OperationHistory& history_;
 };
 
 // What each rank did last: a line for each, with a line break before it.
-std::string ReportOperations(Segment* segment);
+std::string ReportOperations(JobState* job);
 
 }  // namespace keras_hvd
 

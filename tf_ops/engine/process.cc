@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tf_ops/transport/cores.h"
-#include "tf_ops/transport/shared_memory_channel.h"
 
 namespace keras_hvd {
 namespace {
@@ -88,14 +87,16 @@ Status Process::Join(const ProcessOptions& options, std::shared_ptr<Process>* pr
 }
 
 Status Process::Start() {
-  Status status = rendezvous_.Connect(&segment_);
+  std::shared_ptr<Segment> segment;
+  Status status = rendezvous_.Connect(&segment);
   if (!status.ok()) return status;
   const int rank = options_.rendezvous.rank;
-  RankBlock& block = segment_->block(rank);
+  world_ = SharedMemoryWorld(segment, rank);
+  RankBlock& block = segment->block(rank);
   block.pid.store(getpid());
   gethostname(block.host, sizeof(block.host) - 1);
   PublishCores(&block);
-  liveness_ = std::make_unique<Liveness>(segment_, rank);
+  liveness_ = std::make_unique<Liveness>(segment, rank);
   status = rendezvous_.AwaitAll();
   if (!status.ok()) return status;
 
@@ -106,9 +107,8 @@ Status Process::Start() {
   }
   g_block.store(&block);
   liveness_->Watch(connections);
-  if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment_.get());
-  SharedMemoryChannels channels(segment_, rank);
-  engine_ = std::make_unique<Engine>(options_.engine, segment_, &channels);
+  if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment.get());
+  engine_ = std::make_unique<Engine>(options_.engine, world_);
   return Status::Ok();
 }
 

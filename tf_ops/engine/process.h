@@ -8,6 +8,7 @@
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/transport/liveness.h"
 #include "tf_ops/transport/rendezvous.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
@@ -28,7 +29,7 @@ class Process {
 
   const ProcessOptions& options() const { return options_; }
   Engine& engine() { return *engine_; }
-  Status failure() const { return segment_->Failure(); }
+  Status failure() const { return world_.job->Failure(); }
 
  private:
   explicit Process(const ProcessOptions& options);
@@ -37,7 +38,7 @@ class Process {
   ProcessOptions options_;
   // In the order in which they come to be; they end in the opposite one.
   Rendezvous rendezvous_;
-  std::shared_ptr<Segment> segment_;
+  World world_;
   std::unique_ptr<Liveness> liveness_;
   std::unique_ptr<Engine> engine_;
 };

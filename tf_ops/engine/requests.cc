@@ -14,15 +14,14 @@ TensorKey KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
 
-Requests::Requests(std::shared_ptr<Segment> segment, Channels* channels, int rank,
-                   size_t cache_capacity, EngineCounters* counters)
-    : segment_(std::move(segment)),
-      rank_(rank),
+Requests::Requests(const World& world, size_t cache_capacity, EngineCounters* counters)
+    : job_(world.job),
+      rank_(job_->rank()),
       counters_(*counters),
-      process_sets_(rank, segment_->size()),
+      process_sets_(rank_, job_->size()),
       encoder_(cache_capacity),
-      submissions_(channels->ToCoordinator()),
-      log_(&segment_->block(rank)) {}
+      submissions_(world.channels->ToCoordinator()),
+      log_(&job_->History(rank_)) {}
 
 Status Requests::Submit(std::unique_ptr<Operation> operation) {
   const std::shared_ptr<const Description> description = operation->description;
@@ -43,7 +42,7 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   const bool inlined = !duplicate && TravelsInline(*description, members);
   operation->submitted = Clock::now();
   std::optional<Clock::time_point> time;
-  if (segment_->header().WantsTimes()) time = operation->submitted;
+  if (job_->WantsTimes()) time = operation->submitted;
   operation->log_number = log_.Add(*description);
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
@@ -75,7 +74,7 @@ bool Requests::FlushSubmissions() {
     std::lock_guard<std::mutex> lock(mutex_);
     flushed = submissions_->Flush();
   }
-  if (flushed) segment_->block(0).bell.Ring();
+  if (flushed) job_->RingCoordinator();
   return flushed;
 }
 

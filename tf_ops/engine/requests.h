@@ -19,8 +19,7 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/operation_log.h"
 #include "tf_ops/engine/process_sets.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
@@ -29,8 +28,7 @@ TensorKey KeyOf(const Description& description);
 class Requests {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.
-  Requests(std::shared_ptr<Segment> segment, Channels* channels, int rank,
-           size_t cache_capacity, EngineCounters* counters);
+  Requests(const World& world, size_t cache_capacity, EngineCounters* counters);
 
   // On any thread.
 
@@ -73,7 +71,7 @@ class Requests {
   Status Check(const Description& description) const;
   bool FlushSubmissions();
 
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   const int rank_;
   EngineCounters& counters_;
 

@@ -5,17 +5,16 @@
 #include <utility>
 
 #include "tf_ops/engine/log.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 
-StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<Segment> segment,
+StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
                        Requests* requests, Coordination* coordination,
                        const Execution* execution)
     : rank_(options.rank),
       warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
-      segment_(std::move(segment)),
+      job_(std::move(job)),
       requests_(*requests),
       coordination_(coordination),
       execution_(*execution) {}
@@ -26,7 +25,7 @@ void StallWatch::CheckAt(Clock::time_point now) {
     return coordination_->CheckStalls(warning_seconds_, abort_seconds_);
   }
   // Rank 0 may not have looked, for want of a request of its own, at what waits here.
-  if (requests_.any_pending()) segment_->block(0).bell.Ring();
+  if (requests_.any_pending()) job_->RingCoordinator();
   CheckSilentCoordinator();
 }
 
@@ -38,26 +37,22 @@ void StallWatch::CheckSilentCoordinator() {
   if (oldest == Clock::time_point::max()) return;
   const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
   if (waited < warning_seconds_) return;
-  const char state = ProcessState(segment_->block(0).pid.load());
-  if (state != 'T' && state != 't' && state != 'D') return;
+  if (job_->Obstacle(0).empty()) return;
   CheckPeer(0, oldest);
 }
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
   const double waited = std::chrono::duration<double>(Clock::now() - since).count();
   const auto text = [&] {
-    const char state = ProcessState(segment_->block(awaited).pid.load());
-    std::string text = DescribeRank(*segment_, awaited) + " has not answered for " +
+    std::string text = job_->Describe(awaited) + " has not answered for " +
                        std::to_string(static_cast<int>(waited)) + " s";
     const std::string& running = execution_.running();
     if (!running.empty()) text += " in " + running;
-    if (state == 'T' || state == 't') text += "; its process is stopped (kill -CONT)";
-    if (state == 'D') text += "; its process waits for the disk or the network";
-    return text;
+    return text + job_->Obstacle(awaited);
   };
   if (abort_seconds_ > 0 && waited >= abort_seconds_) {
-    segment_->Fail(rank_, Code::kRankFailed,
-                   text() + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+    job_->Fail(Code::kRankFailed,
+               text() + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
     return;
   }
   if (warning_seconds_ < 0 || waited < warning_seconds_) return;
@@ -66,7 +61,7 @@ void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
   // note.
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
-  if (segment_->header().stall_reported.exchange(stalled) == stalled) return;
+  if (!job_->ClaimStallReport(stalled)) return;
   Log(rank_, LogLevel::kWarning, text());
 }
 

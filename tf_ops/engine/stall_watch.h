@@ -11,7 +11,7 @@
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/execution.h"
 #include "tf_ops/engine/requests.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -22,7 +22,7 @@ class StallWatch {
   static constexpr std::chrono::milliseconds kInterval{500};
 
   // `coordination`: rank 0's, or null.
-  StallWatch(const EngineOptions& options, std::shared_ptr<Segment> segment,
+  StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
              Requests* requests, Coordination* coordination,
              const Execution* execution);
 
@@ -41,7 +41,7 @@ class StallWatch {
   const int rank_;
   const double warning_seconds_;  // negative: never
   const double abort_seconds_;    // 0: never
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   Requests& requests_;
   Coordination* const coordination_;
   const Execution& execution_;

@@ -42,7 +42,7 @@ int64_t FromSeconds(double seconds) { return static_cast<int64_t>(seconds * 1e9)
 
 }  // namespace
 
-Timeline::Timeline(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
+Timeline::Timeline(std::shared_ptr<JobState> job) : job_(std::move(job)) {}
 
 Timeline::~Timeline() { Stop(); }
 
@@ -62,7 +62,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   path_ = path;
   file_ = std::move(file);
   started_.store(TimelineNow());
-  writer_ = std::make_unique<TimelineWriter>(file_.get(), segment_->size(), started_);
+  writer_ = std::make_unique<TimelineWriter>(file_.get(), job_->size(), started_);
   written_session_ = ++sessions_;
   noted_requests_ = skipped_requests_.load();
   noted_phases_ = skipped_phases_.load();
@@ -70,7 +70,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   stop_ = false;
   mark_cycles_.store(mark_cycles);
   session_.store(sessions_, std::memory_order_release);
-  segment_->header().timeline_on.store(1);
+  job_->set_timeline_on(true);
   thread_ = std::thread([this] { WriteUntilStopped(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd_trace");
   return Status::Ok();
@@ -79,7 +79,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
 void Timeline::Stop() {
   std::lock_guard<std::mutex> lock(control_);
   if (!on()) return;
-  segment_->header().timeline_on.store(0);
+  job_->set_timeline_on(false);
   session_.store(0);
   AwaitGpu();
   {
@@ -98,7 +98,7 @@ void Timeline::AwaitGpu() {
   const Clock::time_point deadline = Clock::now() + kPatienceForGpu;
   std::unique_lock<std::mutex> lock(on_gpu_mutex_);
   while (on_gpu_ > 0 && Clock::now() < deadline) {
-    segment_->block(0).bell.Ring();
+    job_->RingCoordinator();
     on_gpu_changed_.wait_for(lock, kBetweenRings);
   }
 }
@@ -121,7 +121,7 @@ bool Timeline::HasRoom(size_t records) {
       ring_->room() < (was_paused ? std::max(needed, ring_->capacity() / 2) : needed);
   if (paused_ == was_paused) return !paused_;
   if (was_paused) recorded_from_ = TimelineNow();
-  segment_->header().timeline_paused.store(paused_ ? 1 : 0);
+  job_->set_timeline_paused(paused_);
   return !paused_;
 }
 

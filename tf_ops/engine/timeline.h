@@ -27,13 +27,13 @@
 #include "tf_ops/engine/timeline_file.h"
 #include "tf_ops/engine/timeline_record.h"
 #include "tf_ops/engine/timeline_writer.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
 class Timeline : public PhaseRecorder {
  public:
-  explicit Timeline(std::shared_ptr<Segment> segment);
+  explicit Timeline(std::shared_ptr<JobState> job);
   ~Timeline() override;
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -75,7 +75,7 @@ class Timeline : public PhaseRecorder {
   void Drain(bool all);
   void AddSkipped();
 
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   std::unique_ptr<TimelineRing> ring_;
   std::atomic<uint32_t> session_{0};  // 0: off
   std::atomic<bool> mark_cycles_{false};

@@ -13,7 +13,7 @@
 
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/engine/timeline_testing.h"
-#include "tf_ops/transport/shared_memory_channel.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 namespace {
@@ -28,8 +28,8 @@ class Job {
       EngineOptions options;
       options.rank = rank;
       options.cores = 1;
-      SharedMemoryChannels channels(segment_, rank);
-      engines_.push_back(std::make_unique<Engine>(options, segment_, &channels));
+      engines_.push_back(
+          std::make_unique<Engine>(options, SharedMemoryWorld(segment_, rank)));
     }
   }
 
@@ -226,7 +226,7 @@ class TimelineCalls : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(Segment::CreateLocal(2, 8 << 10, &segment_).ok());
-    timeline_ = std::make_unique<Timeline>(segment_);
+    timeline_ = std::make_unique<Timeline>(SharedMemoryWorld(segment_, 0).job);
     description_->name = "x";
     description_->tensors = {{DataType::kFloat32, {1}}};
   }

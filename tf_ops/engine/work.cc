@@ -4,38 +4,35 @@
 #include <utility>
 
 #include "tf_ops/engine/job_failure.h"
-#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
 
 std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
-                                             const std::shared_ptr<Segment>& segment,
-                                             Channels* channels, Timeline* timeline) {
+                                             const World& world, Timeline* timeline) {
   if (options.rank != 0) return nullptr;
-  return std::make_unique<Coordination>(segment, channels, options.fusion_bytes,
+  return std::make_unique<Coordination>(world, options.fusion_bytes,
                                         options.cache_capacity, timeline);
 }
 
 }  // namespace
 
-Work::Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
-           Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
-           Requests* requests, Promptness* promptness, Timeline* timeline,
-           EngineCounters* counters)
+Work::Work(const EngineOptions& options, const World& world,
+           std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
+           Promptness* promptness, Timeline* timeline, EngineCounters* counters)
     : rank_(options.rank),
-      segment_(std::move(segment)),
+      job_(world.job),
       requests_(*requests),
-      coordination_(CoordinationOf(options, segment_, channels, timeline)),
-      execution_(options, segment_, channels, std::move(gpu), waiter, requests,
-                 promptness, timeline, coordination_.get(), counters),
-      stall_watch_(options, segment_, requests, coordination_.get(), &execution_) {
+      coordination_(CoordinationOf(options, world, timeline)),
+      execution_(options, world, std::move(gpu), waiter, requests, promptness, timeline,
+                 coordination_.get(), counters),
+      stall_watch_(options, job_, requests, coordination_.get(), &execution_) {
   if (coordination_ == nullptr) return;
   // Before the first decision, which is what the others read first.
-  segment_->header().check.store(options.check);
-  if (!options.autotune.on || segment_->size() == 1) return;
+  job_->set_compares_outputs(options.check);
+  if (!options.autotune.on || job_->size() == 1) return;
   AutotuneOptions autotune = options.autotune;
-  autotune.tunes_spin = options.cores >= segment_->size();
+  autotune.tunes_spin = options.cores >= job_->size();
   autotune.most_window_bytes = execution_.exchange_bytes();
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
@@ -55,7 +52,7 @@ bool Work::Progress() {
 
 bool Work::RunNext() {
   if (has_ended_) return false;
-  if (segment_->Failed()) {
+  if (job_->Failed()) {
     HandleFailure();
     return true;
   }
@@ -73,7 +70,7 @@ uint32_t Work::Listening() const {
 
 bool Work::HasNews(uint32_t listening) {
   if (has_ended_) return false;
-  if (segment_->Failed() || execution_.HasNews()) return true;
+  if (job_->Failed() || execution_.HasNews()) return true;
   if (coordination_ != nullptr) {
     if (coordination_->HasNews()) return true;
     const bool listens = (listening & Doorbell::kSubmission) != 0;
@@ -86,13 +83,13 @@ bool Work::HasNews(uint32_t listening) {
 void Work::HandleFailure() {
   has_ended_ = true;
   execution_.gpu().Abort();
-  ReportFailureOnce(segment_.get(), rank_);
-  const Status reason = ReasonOfEnd(*segment_);
+  ReportFailureOnce(job_.get());
+  const Status reason = ReasonOfEnd(*job_);
   requests_.EndAll(reason.code, reason.message);
 }
 
 void Work::Leave() {
-  if (segment_->Failed()) {
+  if (job_->Failed()) {
     execution_.gpu().Abort();
   } else {
     execution_.gpu().Leave();
@@ -102,12 +99,12 @@ void Work::Leave() {
 // Without rank 0 nothing is decided any more. What it decided before is carried out.
 void Work::CheckCoordinatorLeft() {
   if (rank_ == 0 || execution_.anything_to_do()) return;
-  if (segment_->block(rank_).departure.load() != 0) return;
-  if (!segment_->block(0).HasShutDown() || execution_.HasNews()) return;
-  if (!requests_.any_pending() || segment_->Failed()) return;
-  segment_->Fail(
-      rank_, Code::kRankFailed,
-      DescribeRank(*segment_, 0) +
+  if (job_->has_departed()) return;
+  if (!job_->HasShutDown(0) || execution_.HasNews()) return;
+  if (!requests_.any_pending() || job_->Failed()) return;
+  job_->Fail(
+      Code::kRankFailed,
+      job_->Describe(0) +
           " has left the job: its script ended or called shutdown, while others "
           "still had work for it, which decides for process sets without it too");
 }

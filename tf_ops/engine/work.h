@@ -14,8 +14,7 @@
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/stall_watch.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/channel.h"
-#include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 
@@ -23,9 +22,8 @@ namespace keras_hvd {
 class Work {
  public:
   // `waiter` passes the time inside of collectives.
-  Work(const EngineOptions& options, std::shared_ptr<Segment> segment,
-       Channels* channels, std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
-       Requests* requests, Promptness* promptness, Timeline* timeline,
+  Work(const EngineOptions& options, const World& world, std::shared_ptr<GpuAccess> gpu,
+       Waiter* waiter, Requests* requests, Promptness* promptness, Timeline* timeline,
        EngineCounters* counters);
 
   // Does all that can be done without waiting, which running collectives cannot.
@@ -61,7 +59,7 @@ class Work {
   void CheckCoordinatorLeft();
 
   const int rank_;
-  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<JobState> job_;
   Requests& requests_;
   const std::unique_ptr<Coordination> coordination_;  // on rank 0
   Execution execution_;

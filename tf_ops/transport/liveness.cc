@@ -83,15 +83,11 @@ char ProcessState(int pid) {
   return fields.size() < 2 ? 0 : fields[1];
 }
 
-std::string DescribeRank(Segment& segment, int rank) {
-  const RankBlock& block = segment.block(rank);
-  return "rank " + std::to_string(rank) + " (pid " +
-         std::to_string(block.pid.load(std::memory_order_relaxed)) + " on " +
-         block.host + ")";
-}
-
 Liveness::Liveness(std::shared_ptr<Segment> segment, int rank)
-    : segment_(std::move(segment)), rank_(rank), processes_(segment_->size(), -1) {
+    : segment_(std::move(segment)),
+      rank_(rank),
+      job_(segment_, rank),
+      processes_(segment_->size(), -1) {
   wake_socket_ = eventfd(0, EFD_CLOEXEC);
   life_thread_ = std::thread([this] { HoldLife(); });
   while (holding_.load(std::memory_order_acquire) == 0) {
@@ -209,9 +205,8 @@ void Liveness::MarkCrashed(RankBlock* block, int signal) {
 
 void Liveness::Report(int peer) {
   // The dead rank may have been about to tell of another one's death.
-  if (segment_->Failed()) return segment_->WakeAll();
-  segment_->Fail(rank_, Code::kRankFailed,
-                 DescribeRank(*segment_, peer) + " " + HowItEnded(peer), peer);
+  if (job_.Failed()) return job_.WakeAll();
+  job_.Fail(Code::kRankFailed, job_.Describe(peer) + " " + HowItEnded(peer), peer);
 }
 
 std::string Liveness::HowItEnded(int peer) {

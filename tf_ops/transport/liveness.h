@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 
@@ -46,6 +47,7 @@ class Liveness {
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
+  SharedJobState job_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> holding_{0};   // futex: the life is held
   std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the end has come
@@ -59,9 +61,6 @@ class Liveness {
 // The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...); 0
 // if there is no such process.
 char ProcessState(int pid);
-
-// "rank 2 (pid 4242 on host7)".
-std::string DescribeRank(Segment& segment, int rank);
 
 // "SIGKILL", or "signal 99".
 std::string SignalName(int signal);

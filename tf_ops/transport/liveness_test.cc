@@ -65,17 +65,18 @@ class World {
 
   Child& child(int rank) { return *children_[rank]; }
   Segment& segment() { return *segment_; }
+  SharedJobState state() { return SharedJobState(segment_, self_); }
 
   // Waits for the failure, as an engine does.
   std::string AwaitFailure() {
     Doorbell& bell = segment_->block(self_).bell;
     const Clock::time_point deadline = Clock::now() + kForever;
-    while (!segment_->Failed() && Clock::now() < deadline) {
+    while (!state().Failed() && Clock::now() < deadline) {
       bell.Announce();
-      if (segment_->Failed()) break;
+      if (state().Failed()) break;
       bell.Sleep(deadline);
     }
-    return segment_->Failure().message;
+    return state().Failure().message;
   }
 
   std::string Who(int rank) {
@@ -150,7 +151,7 @@ constexpr char kSilent[] = "died without a word (SIGKILL, out of memory, or _exi
 // Not every kernel says how a process ended before its parent has reaped it.
 void ExpectText(World* world, int rank, const std::string& told) {
   const std::string text = world->AwaitFailure();
-  EXPECT_EQ(world->segment().Failure().code, Code::kRankFailed);
+  EXPECT_EQ(world->state().Failure().code, Code::kRankFailed);
   EXPECT_TRUE(text == world->Who(rank) + kSilent || text == world->Who(rank) + told)
       << text;
 }
@@ -163,7 +164,7 @@ TEST(LivenessTest, AKilledRankIsNoticedByWhomeverAndWhicheverItIs) {
     for (int victim = 0; victim < 3; ++victim) {
       if (victim == self) continue;
       World world(self, {"wait", "wait", "wait"});
-      EXPECT_FALSE(world.segment().Failed());
+      EXPECT_FALSE(world.state().Failed());
       const Clock::time_point begin = Clock::now();
       world.child(victim).Kill(SIGKILL);
       ExpectText(&world, victim, kKilled);
@@ -213,7 +214,7 @@ TEST(LivenessTest, AStoppedWatcherDoesNotHideADeath) {
   ASSERT_EQ(waitpid(world.child(1).pid(), &status, WUNTRACED), world.child(1).pid());
   ASSERT_TRUE(WIFSTOPPED(status));
   EXPECT_EQ(ProcessState(world.child(1).pid()), 'T');
-  EXPECT_FALSE(world.segment().Failed());
+  EXPECT_FALSE(world.state().Failed());
   world.child(2).Kill(SIGKILL);
   ExpectText(&world, 2, kKilled);
 }
@@ -274,7 +275,8 @@ TEST(LivenessTest, RanksThatLeaveAreNoFailure) {
       threads.emplace_back([&, rank] { ranks[(rank + round) % 4].reset(); });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_TRUE(segment->Failure().ok()) << segment->Failure().message;
+    EXPECT_TRUE(SharedJobState(segment, 0).Failure().ok())
+        << SharedJobState(segment, 0).Failure().message;
   }
 }
 
@@ -293,7 +295,7 @@ TEST(NamesTest, OfSignalsProcessesAndRanks) {
   ASSERT_TRUE(Segment::CreateLocal(1, kExchange, &segment).ok());
   segment->block(0).pid.store(4242);
   strcpy(segment->block(0).host, "host7");
-  EXPECT_EQ(DescribeRank(*segment, 0), "rank 0 (pid 4242 on host7)");
+  EXPECT_EQ(SharedJobState(segment, 0).Describe(0), "rank 0 (pid 4242 on host7)");
 }
 
 }  // namespace

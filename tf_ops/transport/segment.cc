@@ -7,10 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-
-#include "tf_ops/transport/faults.h"
-
 namespace keras_hvd {
 namespace {
 
@@ -94,46 +90,6 @@ char* Segment::decisions() { return submissions(size_); }
 
 char* Segment::exchange(int rank) {
   return decisions() + kDecisionBytes + rank * exchange_bytes_;
-}
-
-void Segment::RingAll() {
-  for (int rank = 0; rank < size_; ++rank) block(rank).bell.Ring();
-}
-
-void Segment::WakeAll() {
-  for (int rank = 0; rank < size_; ++rank) {
-    BeforeStore();
-    block(rank).bell.Wake();
-  }
-}
-
-bool Segment::Failed() const {
-  return header().failure_code.load(std::memory_order_acquire) != 0;
-}
-
-Status Segment::Failure() const {
-  const uint32_t code = header().failure_code.load(std::memory_order_acquire);
-  if (code == 0) return Status::Ok();
-  return {static_cast<Code>(code), header().failure_text};
-}
-
-bool Segment::Fail(int reporter, Code code, const std::string& text, int dead) {
-  std::atomic<uint32_t>& claimed = header().failure_claimed;
-  uint32_t owner = 0;
-  if (!claimed.compare_exchange_strong(owner, reporter + 1)) {
-    // A reporter that died before it published leaves its place to who saw that.
-    const bool orphaned = owner == static_cast<uint32_t>(dead + 1) && !Failed();
-    if (!orphaned || !claimed.compare_exchange_strong(owner, reporter + 1))
-      return false;
-  }
-  BeforeStore();
-  const size_t length = std::min(text.size(), SegmentHeader::kFailureBytes - 1);
-  memcpy(header().failure_text, text.data(), length);
-  header().failure_text[length] = '\0';
-  BeforeStore();
-  header().failure_code.store(static_cast<uint32_t>(code), std::memory_order_release);
-  WakeAll();
-  return true;
 }
 
 }  // namespace keras_hvd

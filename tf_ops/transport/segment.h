@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "tf_ops/transport/doorbell.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/status.h"
 
 namespace keras_hvd {
@@ -35,21 +35,9 @@ enum class Departure : uint32_t {
   kCrashed = 2,   // a fatal signal; `signal` says which
 };
 
-// One entry of a rank's record of what it did last. Written by its rank only; a reader
-// may see an entry half changed, which is good enough for a report.
-struct OperationRecord {
-  static constexpr int kNameWords = 12;
-  std::atomic<uint64_t> time_ns;
-  std::atomic<uint32_t> phase;
-  std::atomic<uint32_t> kind;
-  std::atomic<uint64_t> name[kNameWords];
-};
-
 // What a rank tells the others. Each word has one writer, the rank itself, but for the
 // doorbell, `life` (the kernel writes the owner's death into it) and `decisions_read`.
 struct RankBlock {
-  static constexpr int kRecords = 64;
-
   Doorbell bell;
 
   // Progress of the collectives; see collectives/communicator.h.
@@ -72,13 +60,7 @@ struct RankBlock {
   char host[64];
   cpu_set_t cpus;
 
-  alignas(64) std::atomic<uint64_t> records_written;
-  OperationRecord records[kRecords];
-
-  // Left in good order; a crash is for whoever watches over lives to report.
-  bool HasShutDown() const {
-    return departure.load() == static_cast<uint32_t>(Departure::kShutDown);
-  }
+  alignas(64) OperationHistory history;
 };
 
 struct SegmentHeader {
@@ -95,19 +77,10 @@ struct SegmentHeader {
   // The same of tensors on GPUs that go through host memory.
   std::atomic<uint32_t> gpu_warning_claimed;
 
-  // Whether outputs are compared after each collective. Rank 0 says so for all, or
-  // ranks that were told otherwise would wait for each other.
+  // What the coordinator says for all; see job_state.h.
   std::atomic<uint32_t> check;
-
-  // Whether a timeline is written, so that submissions say when they were made; and
-  // whether it pauses, for want of room. Written by rank 0, each by a thread of its
-  // own.
   std::atomic<uint32_t> timeline_on;
   std::atomic<uint32_t> timeline_paused;
-  bool WantsTimes() const {
-    return timeline_on.load(std::memory_order_relaxed) != 0 &&
-           timeline_paused.load(std::memory_order_relaxed) == 0;
-  }
 
   // The last batch whose stall was reported, so that one rank does it for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
@@ -142,26 +115,11 @@ class Segment {
   static constexpr uint64_t kSubmissionBytes = 256 << 10;
   static constexpr uint64_t kDecisionBytes = 512 << 10;
 
-  void RingAll();
-  // The same for a failure, which nobody may sleep through.
-  void WakeAll();
-
-  // The first failure of the job, or OK.
-  Status Failure() const;
-  bool Failed() const;
-  // Records the job's first failure and wakes everybody. `reporter` is the rank that
-  // found it, `dead` the rank whose death it is (-1: none). Returns false if another
-  // failure was first.
-  bool Fail(int reporter, Code code, const std::string& text, int dead = -1);
-
  private:
   Segment(int size, int64_t exchange_bytes)
       : size_(size), exchange_bytes_(exchange_bytes) {}
   static int64_t Bytes(int size, int64_t exchange_bytes);
   Status MapMemory(int flags);
-  const SegmentHeader& header() const {
-    return *reinterpret_cast<const SegmentHeader*>(base_);
-  }
 
   int size_;
   int64_t exchange_bytes_;

@@ -1,4 +1,4 @@
-// The shared memory, its seals, and the one failure that it can hold.
+// The shared memory, and its seals.
 #include "tf_ops/transport/segment.h"
 
 #include <errno.h>
@@ -11,7 +11,6 @@
 
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tf_ops/testing/child.h"
@@ -130,82 +129,6 @@ TEST(SegmentTest, NothingIsLeftBehind) {
     EXPECT_GT(mappings(), 0);
   }
   EXPECT_EQ(mappings(), 0);
-}
-
-// ---- The failure
-
-TEST(FailureTest, TheFirstOneCounts) {
-  std::shared_ptr<Segment> segment;
-  ASSERT_TRUE(Segment::CreateLocal(2, kExchange, &segment).ok());
-  EXPECT_FALSE(segment->Failed());
-  EXPECT_TRUE(segment->Failure().ok());
-  EXPECT_TRUE(segment->Fail(1, Code::kRankFailed, "first", 0));
-  EXPECT_FALSE(segment->Fail(0, Code::kInternal, "second"));
-  EXPECT_FALSE(segment->Fail(0, Code::kInternal, "its finder died later", 1));
-  EXPECT_TRUE(segment->Failed());
-  EXPECT_EQ(segment->Failure().code, Code::kRankFailed);
-  EXPECT_EQ(segment->Failure().message, "first");
-}
-
-TEST(FailureTest, ALongTextIsCut) {
-  std::shared_ptr<Segment> segment;
-  ASSERT_TRUE(Segment::CreateLocal(1, kExchange, &segment).ok());
-  const std::string text(5000, 'x');
-  EXPECT_TRUE(segment->Fail(0, Code::kInternal, text));
-  EXPECT_EQ(segment->Failure().message,
-            text.substr(0, SegmentHeader::kFailureBytes - 1));
-}
-
-TEST(FailureTest, WakesEverybody) {
-  std::shared_ptr<Segment> segment;
-  ASSERT_TRUE(Segment::CreateLocal(3, kExchange, &segment).ok());
-  std::atomic<int> announced{0};
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.emplace_back([&, rank] {
-      Doorbell& bell = segment->block(rank).bell;
-      bell.Announce();
-      ++announced;
-      EXPECT_TRUE(bell.Sleep(Clock::now() + std::chrono::seconds(30)));
-      EXPECT_TRUE(segment->Failed());
-    });
-  }
-  while (announced < 3) sched_yield();
-  segment->Fail(0, Code::kInternal, "wake up");
-  for (std::thread& rank : ranks) rank.join();
-}
-
-TEST(FailureTest, OneOfManyAtOnceCounts) {
-  for (int round = 0; round < 200; ++round) {
-    std::shared_ptr<Segment> segment;
-    ASSERT_TRUE(Segment::CreateLocal(4, kExchange, &segment).ok());
-    std::atomic<int> first{0};
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < 4; ++rank) {
-      ranks.emplace_back([&, rank] {
-        const std::string text = "from rank " + std::to_string(rank);
-        if (!segment->Fail(rank, Code::kRankFailed, text)) return;
-        ++first;
-        EXPECT_EQ(segment->Failure().message, text);
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
-    EXPECT_EQ(first, 1);
-  }
-}
-
-// A rank that dies between its claim and its text leaves the word to who sees that.
-TEST(FailureTest, AnOrphanedClaimIsTakenOver) {
-  std::shared_ptr<Segment> segment;
-  ASSERT_TRUE(Segment::CreateLocal(3, kExchange, &segment).ok());
-  segment->header().failure_claimed.store(2 + 1);  // rank 2 claimed, and is dead
-  EXPECT_FALSE(segment->Fail(0, Code::kRankFailed, "rank 1 died", 1));
-  EXPECT_FALSE(segment->Failed());
-  EXPECT_TRUE(segment->Fail(0, Code::kRankFailed, "rank 2 died", 2));
-  EXPECT_EQ(segment->Failure().message, "rank 2 died");
-  // Rank 0 has it now; nobody takes it from there.
-  EXPECT_FALSE(segment->Fail(1, Code::kRankFailed, "rank 0 died", 0));
-  EXPECT_EQ(segment->Failure().message, "rank 2 died");
 }
 
 }  // namespace

@@ -1,0 +1,147 @@
+// See shared_job_state.h.
+#include "tf_ops/transport/shared_job_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tf_ops/transport/faults.h"
+#include "tf_ops/transport/liveness.h"
+
+namespace keras_hvd {
+
+SharedJobState::SharedJobState(std::shared_ptr<Segment> segment, int rank)
+    : JobState(rank, segment->size()),
+      segment_(std::move(segment)),
+      header_(segment_->header()),
+      self_(segment_->block(rank)) {}
+
+// ---- Failure
+
+bool SharedJobState::Failed() const {
+  return header_.failure_code.load(std::memory_order_acquire) != 0;
+}
+
+Status SharedJobState::Failure() const {
+  const uint32_t code = header_.failure_code.load(std::memory_order_acquire);
+  if (code == 0) return Status::Ok();
+  return {static_cast<Code>(code), header_.failure_text};
+}
+
+bool SharedJobState::Fail(Code code, const std::string& text, int dead) {
+  const uint32_t self = rank() + 1;
+  uint32_t owner = 0;
+  if (!header_.failure_claimed.compare_exchange_strong(owner, self)) {
+    // A reporter that died before it published leaves its place to who saw that.
+    const bool orphaned = owner == static_cast<uint32_t>(dead + 1) && !Failed();
+    if (!orphaned || !header_.failure_claimed.compare_exchange_strong(owner, self)) {
+      return false;
+    }
+  }
+  BeforeStore();
+  const size_t length = std::min(text.size(), SegmentHeader::kFailureBytes - 1);
+  memcpy(header_.failure_text, text.data(), length);
+  header_.failure_text[length] = '\0';
+  BeforeStore();
+  header_.failure_code.store(static_cast<uint32_t>(code), std::memory_order_release);
+  WakeAll();
+  return true;
+}
+
+bool SharedJobState::ClaimFailureReport() {
+  return header_.report_claimed.exchange(1) == 0;
+}
+
+bool SharedJobState::ClaimGpuWarning() {
+  return header_.gpu_warning_claimed.exchange(1) == 0;
+}
+
+bool SharedJobState::ClaimStallReport(uint64_t batch) {
+  return header_.stall_reported.exchange(batch) != batch;
+}
+
+// ---- The ranks
+
+std::string SharedJobState::Describe(int rank) const {
+  const RankBlock& block = segment_->block(rank);
+  return "rank " + std::to_string(rank) + " (pid " +
+         std::to_string(block.pid.load(std::memory_order_relaxed)) + " on " +
+         block.host + ")";
+}
+
+std::string SharedJobState::Obstacle(int rank) const {
+  switch (ProcessState(segment_->block(rank).pid.load())) {
+    case 'T':
+    case 't':
+      return "; its process is stopped (kill -CONT)";
+    case 'D':
+      return "; its process waits for the disk or the network";
+  }
+  return "";
+}
+
+bool SharedJobState::HasShutDown(int rank) const {
+  return segment_->block(rank).departure.load() ==
+         static_cast<uint32_t>(Departure::kShutDown);
+}
+
+void SharedJobState::ShutDown() {
+  BeforeStore();
+  self_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
+  RingAll();
+}
+
+bool SharedJobState::has_departed() const { return self_.departure.load() != 0; }
+
+uint64_t SharedJobState::CarriedOut(int rank) const {
+  return segment_->block(rank).decisions_carried_out.value.load();
+}
+
+void SharedJobState::NoteCarriedOut() {
+  std::atomic<uint64_t>& count = self_.decisions_carried_out.value;
+  count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+OperationHistory& SharedJobState::History(int rank) {
+  return segment_->block(rank).history;
+}
+
+// ---- Waking
+
+void SharedJobState::RingCoordinator(uint32_t about) {
+  segment_->block(0).bell.Ring(about);
+}
+
+void SharedJobState::RingAll() {
+  for (int rank = 0; rank < size(); ++rank) segment_->block(rank).bell.Ring();
+}
+
+void SharedJobState::WakeAll() {
+  for (int rank = 0; rank < size(); ++rank) {
+    BeforeStore();
+    segment_->block(rank).bell.Wake();
+  }
+}
+
+// ---- What the coordinator says for all
+
+bool SharedJobState::compares_outputs() const {
+  return header_.check.load(std::memory_order_relaxed) != 0;
+}
+
+void SharedJobState::set_compares_outputs(bool compares) {
+  header_.check.store(compares);
+}
+
+bool SharedJobState::WantsTimes() const {
+  return header_.timeline_on.load(std::memory_order_relaxed) != 0 &&
+         header_.timeline_paused.load(std::memory_order_relaxed) == 0;
+}
+
+void SharedJobState::set_timeline_on(bool on) { header_.timeline_on.store(on); }
+
+void SharedJobState::set_timeline_paused(bool paused) {
+  header_.timeline_paused.store(paused);
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,14 @@
+// See world.h.
+#include "tf_ops/transport/world.h"
+
+#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/shared_memory_channel.h"
+
+namespace keras_hvd {
+
+World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
+  return {std::make_shared<SharedJobState>(segment, rank),
+          std::make_shared<SharedMemoryChannels>(segment, rank), segment};
+}
+
+}  // namespace keras_hvd
