@@ -5,32 +5,26 @@
 #include <string.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tf_ops/collectives/adasum.h"
-#include "tf_ops/collectives/parts.h"
 #include "tf_ops/engine/autotune_log.h"
 #include "tf_ops/engine/log.h"
 #include "tf_ops/engine/process.h"
+#include "tf_ops/engine/request.h"
 #include "tf_ops/transport/version.h"
 
 namespace {
 
 using keras_hvd::AutotuneOptions;
 using keras_hvd::Code;
-using keras_hvd::DataType;
-using keras_hvd::Description;
 using keras_hvd::Engine;
-using keras_hvd::Kind;
 using keras_hvd::LogLevel;
 using keras_hvd::Operation;
 using keras_hvd::Process;
-using keras_hvd::ReduceOp;
 using keras_hvd::Status;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
@@ -107,249 +101,19 @@ bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
 
 // ---- Requests
 
-Status Wrong(const khvd_request& request, const std::string& text) {
-  const char* name = request.name == nullptr ? "" : request.name;
-  return Status::InvalidArgument(keras_hvd::Quoted(name) + ": " + text);
-}
-
-const char* KindName(const khvd_request& request) {
-  return keras_hvd::Name(static_cast<Kind>(request.kind));
-}
-
-// This rank's place among the ranks that take part; without members where it takes no
-// part, which the engine refuses in its own words.
-struct Place {
-  int index = 0;
-  int members = 0;
-};
-
-Place PlaceAmong(const std::vector<int>& ranks, int rank) {
-  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end() || *found != rank) return {};
-  return {static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size())};
-}
-
-int64_t ScatteredRows(Place place, int64_t rows) {
-  if (place.members == 0) return 0;
-  return keras_hvd::PartSize(rows, place.index, place.members);
-}
-
-Status WrongSum(const khvd_request& request, const std::vector<int64_t>& splits,
-                int64_t rows) {
-  std::string text;
-  for (int64_t split : splits)
-    text += (text.empty() ? "" : ", ") + std::to_string(split);
-  return Wrong(request, "the splits, " + text + ", do not add up to the tensor's " +
-                            std::to_string(rows) + " rows");
-}
-
-Status CheckRequest(const khvd_request& request, int size) {
-  if (request.struct_size < sizeof(khvd_request)) {
-    return Wrong(request, "the caller was built for another version of keras_hvd");
-  }
-  if (request.name == nullptr || request.name[0] == '\0') {
-    return Wrong(request, "a request needs a name");
-  }
-  if (request.kind < 0 || request.kind >= keras_hvd::kKinds) {
-    return Wrong(request, "there is no collective " + std::to_string(request.kind));
-  }
-  if (request.kind == KHVD_BARRIER) {
-    return request.count == 0 ? Status::Ok()
-                              : Wrong(request, "a barrier has no tensors");
-  }
-  if (request.count < 1 || request.tensors == nullptr) {
-    return Wrong(request, "a request needs a tensor");
-  }
-  const bool takes_group = request.kind == KHVD_ALLREDUCE ||
-                           request.kind == KHVD_ALLGATHER ||
-                           request.kind == KHVD_REDUCESCATTER;
-  if (!takes_group && request.count != 1) {
-    return Wrong(request, std::string("one ") + KindName(request) +
-                              " takes one tensor, not several");
-  }
-  if (request.kind == KHVD_BROADCAST && (request.root < 0 || request.root >= size)) {
-    return Wrong(request, "root_rank " + std::to_string(request.root) +
-                              " is not in 0.." + std::to_string(size - 1));
-  }
-  if (HasOwnRows(static_cast<Kind>(request.kind)) && request.allocate == nullptr) {
-    return Wrong(request, std::string(KindName(request)) + " needs `allocate`");
-  }
-  return Status::Ok();
-}
-
-Status CheckReduction(const khvd_request& request, Place place) {
-  if (request.reduce_op < 0 || request.reduce_op >= keras_hvd::kReduceOps) {
-    return Wrong(request, "there is no reduction " + std::to_string(request.reduce_op));
-  }
-  for (const double scale : {request.prescale, request.postscale}) {
-    if (std::isnan(scale)) return Wrong(request, "a scale is not a number (NaN)");
-  }
-  if (request.reduce_op != KHVD_ADASUM) return Status::Ok();
-  if (request.kind != KHVD_ALLREDUCE) {
-    return Wrong(request, std::string(KindName(request)) + " has no Adasum");
-  }
-  if (place.members > 0 && !keras_hvd::CanAdasum(place.members)) {
-    return Wrong(request, "Adasum takes a number of ranks that is a power of 2, not " +
-                              std::to_string(place.members));
-  }
-  return Status::Ok();
-}
-
-Status CheckType(const khvd_request& request, DataType dtype, bool empty,
-                 const keras_hvd::Reduction& reduction) {
-  if (keras_hvd::Supports(reduction, dtype)) return Status::Ok();
-  const std::string name = keras_hvd::Name(dtype);
-  if (reduction.op == ReduceOp::kAdasum) {
-    if (empty) return Status::Ok();
-    return Wrong(request, name + " tensors have no Adasum; it takes floating types");
-  }
-  if (keras_hvd::IsInteger(dtype)) {
-    return Wrong(request, name + " tensors cannot be scaled by infinity");
-  }
-  if (!keras_hvd::IsReduced(dtype)) {
-    return Wrong(request, name + " tensors have no " + keras_hvd::Name(reduction.op) +
-                              ": they are only moved; cast them");
-  }
-  return Wrong(request, name + " tensors have no " + keras_hvd::Name(reduction.op) +
-                            " and no scales; use Min (and), Max (or), or cast them");
-}
-
-Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
-                   const keras_hvd::Reduction& reduction, Place place) {
-  if (tensor.dtype < 0 || tensor.dtype >= keras_hvd::kDataTypes) {
-    return Wrong(request, "there is no type " + std::to_string(tensor.dtype));
-  }
-  if (tensor.rank < 0 || (tensor.rank > 0 && tensor.shape == nullptr)) {
-    return Wrong(request, "a tensor needs a shape");
-  }
-  bool empty = false;
-  bool countable = true;
-  int64_t bytes = keras_hvd::Bytes(static_cast<DataType>(tensor.dtype));
-  for (int32_t i = 0; i < tensor.rank; ++i) {
-    if (tensor.shape[i] < 0) return Wrong(request, "a dimension is negative");
-    empty |= tensor.shape[i] == 0;
-    countable &= !__builtin_mul_overflow(bytes, tensor.shape[i], &bytes);
-  }
-  if (!countable && !empty) {
-    return Wrong(request, "a tensor has more bytes than 64 bits can count");
-  }
-  const Kind kind = static_cast<Kind>(request.kind);
-  if (tensor.rank == 0 && (HasOwnRows(kind) || kind == Kind::kReducescatter)) {
-    return Wrong(request, std::string(KindName(request)) +
-                              " is along the first dimension; a scalar has none");
-  }
-  // Only a broadcast's root is asked for its input; some allocate their output later,
-  // and a reducescatter may leave this rank without rows.
-  const bool gets_none =
-      kind == Kind::kReducescatter && ScatteredRows(place, tensor.shape[0]) == 0;
-  if (!empty && ((tensor.input == nullptr && kind != Kind::kBroadcast) ||
-                 (tensor.output == nullptr && !HasOwnRows(kind) && !gets_none))) {
-    return Wrong(request, "a tensor has elements, but no data");
-  }
-  if (!Reduces(kind)) return Status::Ok();
-  return CheckType(request, static_cast<DataType>(tensor.dtype), empty, reduction);
-}
-
-// Of an alltoall of so many rows: what goes to each member.
-Status MakeSplits(const khvd_request& request, int64_t rows, int members,
-                  std::vector<int64_t>* made) {
-  if (members == 0) return Status::Ok();
-  if (request.splits == nullptr) {
-    if (rows % members != 0) {
-      return Wrong(request, "without splits the first dimension, " +
-                                std::to_string(rows) +
-                                ", must be a multiple of the number of ranks, " +
-                                std::to_string(members));
-    }
-    made->assign(members, rows / members);
-    return Status::Ok();
-  }
-  if (request.split_count != members) {
-    return Wrong(request, "splits must have one number for each rank, " +
-                              std::to_string(members) + ", and have " +
-                              std::to_string(request.split_count));
-  }
-  made->assign(request.splits, request.splits + members);
-  int64_t left = rows;
-  for (int64_t split : *made) {
-    if (split < 0) {
-      return Wrong(request, "a split is negative: " + std::to_string(split));
-    }
-    // Not their sum, which may be too large for a number.
-    if (split > left) return WrongSum(request, *made, rows);
-    left -= split;
-  }
-  return left == 0 ? Status::Ok() : WrongSum(request, *made, rows);
-}
-
-Status MakeOperation(const khvd_request& request, int size, Place place,
-                     std::unique_ptr<Operation>* made) {
-  Status status = CheckRequest(request, size);
-  if (!status.ok()) return status;
-  auto description = std::make_shared<Description>();
-  description->process_set = request.process_set;
-  description->name = request.name;
-  description->kind = static_cast<Kind>(request.kind);
-  if (Reduces(description->kind)) {
-    status = CheckReduction(request, place);
-    if (!status.ok()) return status;
-    description->reduction.op = static_cast<ReduceOp>(request.reduce_op);
-    if (request.prescale != 0 || request.postscale != 0) {
-      description->reduction.prescale = request.prescale;
-      description->reduction.postscale = request.postscale;
-    }
-  }
-  if (request.kind == KHVD_BROADCAST) description->root = request.root;
-  description->on_gpu = request.on_gpu != 0 && request.kind != KHVD_BARRIER;
-
-  auto operation = std::make_unique<Operation>();
-  operation->submitter = request.submitter;
-  for (int32_t i = 0; i < request.count; ++i) {
-    const khvd_tensor& tensor = request.tensors[i];
-    status = CheckTensor(request, tensor, description->reduction, place);
-    if (!status.ok()) return status;
-    std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
-    if (HasOwnRows(description->kind)) {
-      operation->rows.push_back(shape.front());
-      shape.front() = -1;
-    }
-    description->tensors.push_back(
-        {static_cast<DataType>(tensor.dtype), std::move(shape)});
-    operation->buffers.push_back({tensor.input, tensor.output});
-  }
-  if (request.kind == KHVD_ALLTOALL) {
-    status =
-        MakeSplits(request, operation->rows.front(), place.members, &operation->splits);
-    if (!status.ok()) return status;
-  }
-  if (request.allocate != nullptr) {
-    operation->allocate = [allocate = request.allocate, context = request.context](
-                              size_t tensor, const std::vector<int64_t>& rows) {
-      return allocate(context, static_cast<int32_t>(tensor), rows.data(),
-                      static_cast<int32_t>(rows.size()));
-    };
-  }
-  operation->description = std::move(description);
-  *made = std::move(operation);
-  return Status::Ok();
-}
-
 Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
                std::unique_ptr<Operation>* operation) {
   const Status status = GetProcess(process);
   if (!status.ok()) return status;
   const keras_hvd::RendezvousOptions& job = (*process)->options().rendezvous;
-  // Asked for only where it counts: small allreduces take microseconds.
-  const bool depends_on_place = request.kind == KHVD_REDUCESCATTER ||
-                                request.kind == KHVD_ALLTOALL ||
-                                request.reduce_op == KHVD_ADASUM;
   std::vector<int> ranks;
-  if (depends_on_place &&
+  // Asked for only where it counts: small allreduces take microseconds.
+  if (keras_hvd::DependsOnMembers(request) &&
       !(*process)->engine().MembersOf(request.process_set, &ranks).ok()) {
     ranks.clear();
   }
-  const Status made =
-      MakeOperation(request, job.size, PlaceAmong(ranks, job.rank), operation);
+  const Status made = keras_hvd::MakeOperation(
+      request, job.size, keras_hvd::MembershipIn(ranks, job.rank), operation);
   if (!made.ok() || !(*operation)->description->on_gpu) return made;
   const Status placed = (*process)->engine().PlaceOnGpu(
       static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,
@@ -362,7 +126,8 @@ Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
 
 Status Submit(const khvd_request& request,
               Status (Engine::*submit)(std::unique_ptr<Operation>)) {
-  if (request.done == nullptr) return Wrong(request, "khvd_submit needs `done`");
+  if (request.done == nullptr)
+    return keras_hvd::WrongRequest(request, "khvd_submit needs `done`");
   std::shared_ptr<Process> process;
   std::unique_ptr<Operation> operation;
   const Status status = Prepare(request, &process, &operation);
@@ -606,7 +371,7 @@ int khvd_submit_and_drive(const khvd_request* request) {
 int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
   std::vector<int> ranks;
   if (!GetMembers(process_set, &ranks)) return -1;
-  return ScatteredRows(PlaceAmong(ranks, khvd_rank()), rows);
+  return keras_hvd::ScatteredRows(keras_hvd::MembershipIn(ranks, khvd_rank()), rows);
 }
 
 int khvd_run(const khvd_request* request) { return Report(Run(*request)); }

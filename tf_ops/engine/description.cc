@@ -43,21 +43,6 @@ std::string TensorText(const TensorDescription& tensor, bool any_rows) {
 
 }  // namespace
 
-const char* Name(Kind kind) {
-  static constexpr const char* kNames[kKinds] = {
-      "allreduce", "allgather", "broadcast", "barrier", "reducescatter", "alltoall"};
-  switch (kind) {
-    case Kind::kAddProcessSet:
-      return "add_process_set";
-    case Kind::kRemoveProcessSet:
-      return "remove_process_set";
-    case Kind::kJoin:
-      return "join";
-    default:
-      return kNames[static_cast<uint32_t>(kind) % kKinds];
-  }
-}
-
 bool Description::Matches(const Description& other) const {
   return kind == other.kind && reduction == other.reduction && root == other.root &&
          tensors == other.tensors && members == other.members && on_gpu == other.on_gpu;

@@ -9,35 +9,9 @@
 
 #include "tf_ops/collectives/dtype.h"
 #include "tf_ops/collectives/reduce.h"
+#include "tf_ops/engine/kind.h"
 
 namespace keras_hvd {
-
-enum class Kind : int32_t {
-  kAllreduce = 0,
-  kAllgather = 1,
-  kBroadcast = 2,
-  kBarrier = 3,
-  kReducescatter = 4,
-  kAlltoall = 5,
-  // What all ranks agree on without moving data. No request of the C API has these.
-  kAddProcessSet = 100,
-  kRemoveProcessSet = 101,
-  kJoin = 102,
-};
-// Of the C API.
-inline constexpr int kKinds = 6;
-const char* Name(Kind kind);
-inline bool IsAgreement(Kind kind) { return kind >= Kind::kAddProcessSet; }
-
-// Whether the ranks' first dimensions may differ; results are allocated when all are
-// known.
-inline bool HasOwnRows(Kind kind) {
-  return kind == Kind::kAllgather || kind == Kind::kAlltoall;
-}
-// Whether a tensor's elements of all ranks are combined.
-inline bool Reduces(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kReducescatter;
-}
 
 struct TensorDescription {
   DataType dtype = DataType::kFloat32;

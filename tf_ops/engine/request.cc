@@ -1,0 +1,248 @@
+// See request.h.
+#include "tf_ops/engine/request.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "tf_ops/collectives/adasum.h"
+#include "tf_ops/collectives/parts.h"
+
+namespace keras_hvd {
+
+Status WrongRequest(const khvd_request& request, const std::string& text) {
+  const char* name = request.name == nullptr ? "" : request.name;
+  return Status::InvalidArgument(Quoted(name) + ": " + text);
+}
+
+Membership MembershipIn(const std::vector<int>& ranks, int rank) {
+  const auto found = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  if (found == ranks.end() || *found != rank) return {};
+  return {static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size())};
+}
+
+int64_t ScatteredRows(const Membership& membership, int64_t rows) {
+  if (membership.members == 0) return 0;
+  return PartSize(rows, membership.index, membership.members);
+}
+
+namespace {
+
+Status WrongSum(const khvd_request& request, const std::vector<int64_t>& splits,
+                int64_t rows) {
+  std::string text;
+  for (int64_t split : splits)
+    text += (text.empty() ? "" : ", ") + std::to_string(split);
+  return WrongRequest(request, "the splits, " + text +
+                                   ", do not add up to the tensor's " +
+                                   std::to_string(rows) + " rows");
+}
+
+Status CheckRequest(const khvd_request& request, int size) {
+  if (request.struct_size < sizeof(khvd_request)) {
+    return WrongRequest(request,
+                        "the caller was built for another version of keras_hvd");
+  }
+  if (request.name == nullptr || request.name[0] == '\0') {
+    return WrongRequest(request, "a request needs a name");
+  }
+  if (request.kind < 0 || request.kind >= kKinds) {
+    return WrongRequest(request,
+                        "there is no collective " + std::to_string(request.kind));
+  }
+  const KindTraits& traits = TraitsOf(static_cast<Kind>(request.kind));
+  if (!traits.has_tensors) {
+    if (request.count == 0) return Status::Ok();
+    return WrongRequest(request, std::string("a ") + traits.name + " has no tensors");
+  }
+  if (request.count < 1 || request.tensors == nullptr) {
+    return WrongRequest(request, "a request needs a tensor");
+  }
+  if (!traits.takes_group && request.count != 1) {
+    return WrongRequest(
+        request, std::string("one ") + traits.name + " takes one tensor, not several");
+  }
+  if (request.kind == KHVD_BROADCAST && (request.root < 0 || request.root >= size)) {
+    return WrongRequest(request, "root_rank " + std::to_string(request.root) +
+                                     " is not in 0.." + std::to_string(size - 1));
+  }
+  if (traits.has_own_rows && request.allocate == nullptr) {
+    return WrongRequest(request, std::string(traits.name) + " needs `allocate`");
+  }
+  return Status::Ok();
+}
+
+Status CheckReduction(const khvd_request& request, const Membership& membership) {
+  if (request.reduce_op < 0 || request.reduce_op >= kReduceOps) {
+    return WrongRequest(request,
+                        "there is no reduction " + std::to_string(request.reduce_op));
+  }
+  for (const double scale : {request.prescale, request.postscale}) {
+    if (std::isnan(scale))
+      return WrongRequest(request, "a scale is not a number (NaN)");
+  }
+  if (request.reduce_op != KHVD_ADASUM) return Status::Ok();
+  if (request.kind != KHVD_ALLREDUCE) {
+    return WrongRequest(
+        request, std::string(Name(static_cast<Kind>(request.kind))) + " has no Adasum");
+  }
+  if (membership.members > 0 && !CanAdasum(membership.members)) {
+    return WrongRequest(request,
+                        "Adasum takes a number of ranks that is a power of 2, not " +
+                            std::to_string(membership.members));
+  }
+  return Status::Ok();
+}
+
+Status CheckType(const khvd_request& request, DataType dtype, bool empty,
+                 const Reduction& reduction) {
+  if (Supports(reduction, dtype)) return Status::Ok();
+  const std::string name = Name(dtype);
+  if (reduction.op == ReduceOp::kAdasum) {
+    if (empty) return Status::Ok();
+    return WrongRequest(request,
+                        name + " tensors have no Adasum; it takes floating types");
+  }
+  if (IsInteger(dtype)) {
+    return WrongRequest(request, name + " tensors cannot be scaled by infinity");
+  }
+  if (!IsReduced(dtype)) {
+    return WrongRequest(request, name + " tensors have no " + Name(reduction.op) +
+                                     ": they are only moved; cast them");
+  }
+  return WrongRequest(request,
+                      name + " tensors have no " + Name(reduction.op) +
+                          " and no scales; use Min (and), Max (or), or cast them");
+}
+
+Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
+                   const Reduction& reduction, const Membership& membership) {
+  if (tensor.dtype < 0 || tensor.dtype >= kDataTypes) {
+    return WrongRequest(request, "there is no type " + std::to_string(tensor.dtype));
+  }
+  if (tensor.rank < 0 || (tensor.rank > 0 && tensor.shape == nullptr)) {
+    return WrongRequest(request, "a tensor needs a shape");
+  }
+  bool empty = false;
+  bool countable = true;
+  int64_t bytes = Bytes(static_cast<DataType>(tensor.dtype));
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] < 0) return WrongRequest(request, "a dimension is negative");
+    empty |= tensor.shape[i] == 0;
+    countable &= !__builtin_mul_overflow(bytes, tensor.shape[i], &bytes);
+  }
+  if (!countable && !empty) {
+    return WrongRequest(request, "a tensor has more bytes than 64 bits can count");
+  }
+  const KindTraits& traits = TraitsOf(static_cast<Kind>(request.kind));
+  if (tensor.rank == 0 && traits.moves_rows) {
+    return WrongRequest(
+        request,
+        std::string(traits.name) + " is along the first dimension; a scalar has none");
+  }
+  // Only a broadcast's root is asked for its input; some allocate their output later,
+  // and a reducescatter may leave this rank without rows.
+  const bool gets_none = request.kind == KHVD_REDUCESCATTER &&
+                         ScatteredRows(membership, tensor.shape[0]) == 0;
+  if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||
+                 (tensor.output == nullptr && !traits.has_own_rows && !gets_none))) {
+    return WrongRequest(request, "a tensor has elements, but no data");
+  }
+  if (!traits.reduces) return Status::Ok();
+  return CheckType(request, static_cast<DataType>(tensor.dtype), empty, reduction);
+}
+
+// Of an alltoall of so many rows: what goes to each member.
+Status MakeSplits(const khvd_request& request, int64_t rows, int members,
+                  std::vector<int64_t>* made) {
+  if (members == 0) return Status::Ok();
+  if (request.splits == nullptr) {
+    if (rows % members != 0) {
+      return WrongRequest(request, "without splits the first dimension, " +
+                                       std::to_string(rows) +
+                                       ", must be a multiple of the number of ranks, " +
+                                       std::to_string(members));
+    }
+    made->assign(members, rows / members);
+    return Status::Ok();
+  }
+  if (request.split_count != members) {
+    return WrongRequest(request, "splits must have one number for each rank, " +
+                                     std::to_string(members) + ", and have " +
+                                     std::to_string(request.split_count));
+  }
+  made->assign(request.splits, request.splits + members);
+  int64_t left = rows;
+  for (int64_t split : *made) {
+    if (split < 0) {
+      return WrongRequest(request, "a split is negative: " + std::to_string(split));
+    }
+    // Not their sum, which may be too large for a number.
+    if (split > left) return WrongSum(request, *made, rows);
+    left -= split;
+  }
+  return left == 0 ? Status::Ok() : WrongSum(request, *made, rows);
+}
+
+}  // namespace
+
+bool DependsOnMembers(const khvd_request& request) {
+  const bool is_kind = request.kind >= 0 && request.kind < kKinds;
+  return request.reduce_op == KHVD_ADASUM ||
+         (is_kind && TraitsOf(static_cast<Kind>(request.kind)).gives_parts);
+}
+
+Status MakeOperation(const khvd_request& request, int size,
+                     const Membership& membership, std::unique_ptr<Operation>* made) {
+  Status status = CheckRequest(request, size);
+  if (!status.ok()) return status;
+  auto description = std::make_shared<Description>();
+  description->process_set = request.process_set;
+  description->name = request.name;
+  description->kind = static_cast<Kind>(request.kind);
+  if (Reduces(description->kind)) {
+    status = CheckReduction(request, membership);
+    if (!status.ok()) return status;
+    description->reduction.op = static_cast<ReduceOp>(request.reduce_op);
+    if (request.prescale != 0 || request.postscale != 0) {
+      description->reduction.prescale = request.prescale;
+      description->reduction.postscale = request.postscale;
+    }
+  }
+  if (request.kind == KHVD_BROADCAST) description->root = request.root;
+  description->on_gpu = request.on_gpu != 0 && TraitsOf(description->kind).has_tensors;
+
+  auto operation = std::make_unique<Operation>();
+  operation->submitter = request.submitter;
+  for (int32_t i = 0; i < request.count; ++i) {
+    const khvd_tensor& tensor = request.tensors[i];
+    status = CheckTensor(request, tensor, description->reduction, membership);
+    if (!status.ok()) return status;
+    std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
+    if (HasOwnRows(description->kind)) {
+      operation->rows.push_back(shape.front());
+      shape.front() = -1;
+    }
+    description->tensors.push_back(
+        {static_cast<DataType>(tensor.dtype), std::move(shape)});
+    operation->buffers.push_back({tensor.input, tensor.output});
+  }
+  if (request.kind == KHVD_ALLTOALL) {
+    status = MakeSplits(request, operation->rows.front(), membership.members,
+                        &operation->splits);
+    if (!status.ok()) return status;
+  }
+  if (request.allocate != nullptr) {
+    operation->allocate = [allocate = request.allocate, context = request.context](
+                              size_t tensor, const std::vector<int64_t>& rows) {
+      return allocate(context, static_cast<int32_t>(tensor), rows.data(),
+                      static_cast<int32_t>(rows.size()));
+    };
+  }
+  operation->description = std::move(description);
+  *made = std::move(operation);
+  return Status::Ok();
+}
+
+}  // namespace keras_hvd
