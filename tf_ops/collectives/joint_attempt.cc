@@ -5,7 +5,7 @@
 
 namespace keras_hvd {
 
-bool JointAttempt::HasFailedElsewhere() const {
+bool CommunicatorAttempt::HasFailedElsewhere() const {
   for (int member = 0; member < communicator_.count(); ++member) {
     if (!communicator_.HasPublished(member)) continue;
     if (OutcomeOf(member) == Outcome::kFailed) return true;
@@ -13,7 +13,7 @@ bool JointAttempt::HasFailedElsewhere() const {
   return false;
 }
 
-bool JointAttempt::Conclude(Outcome outcome, int* failed) {
+bool CommunicatorAttempt::Conclude(Outcome outcome, int* failed) {
   memcpy(communicator_.Exchange(communicator_.index()), &outcome, sizeof(outcome));
   communicator_.Publish();
   if (!communicator_.AwaitAllPublished()) return false;
@@ -24,7 +24,7 @@ bool JointAttempt::Conclude(Outcome outcome, int* failed) {
   return true;
 }
 
-JointAttempt::Outcome JointAttempt::OutcomeOf(int member) const {
+JointAttempt::Outcome CommunicatorAttempt::OutcomeOf(int member) const {
   Outcome outcome;
   memcpy(&outcome, communicator_.Exchange(member), sizeof(outcome));
   return outcome;

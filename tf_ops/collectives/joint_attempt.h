@@ -19,15 +19,24 @@ class JointAttempt {
     kFailed = 2,
   };
 
-  // Of the members of a collective that has begun, and whose first round is free.
-  explicit JointAttempt(Communicator* communicator) : communicator_(*communicator) {}
+  virtual ~JointAttempt() = default;
 
   // Whether a member has failed, so far as this one can see.
-  bool HasFailedElsewhere() const;
+  virtual bool HasFailedElsewhere() const = 0;
   // Tells how it went here, and waits until all have told. `*failed` becomes the first
   // member that has failed; -1: all have succeeded. Returns false if the job has
   // failed.
-  bool Conclude(Outcome outcome, int* failed);
+  virtual bool Conclude(Outcome outcome, int* failed) = 0;
+};
+
+// Of the members of a collective that has begun, and whose first round is free.
+class CommunicatorAttempt final : public JointAttempt {
+ public:
+  explicit CommunicatorAttempt(Communicator* communicator)
+      : communicator_(*communicator) {}
+
+  bool HasFailedElsewhere() const override;
+  bool Conclude(Outcome outcome, int* failed) override;
 
  private:
   Outcome OutcomeOf(int member) const;

@@ -15,7 +15,7 @@ class JointAttemptTest : public testing::TestWithParam<int> {};
 TEST_P(JointAttemptTest, SucceedsWhereAllDo) {
   Ranks ranks(GetParam());
   ranks.Run([](int, Communicator* communicator) {
-    JointAttempt attempt(communicator);
+    CommunicatorAttempt attempt(communicator);
     int failed = 0;
     EXPECT_TRUE(attempt.Conclude(Outcome::kSucceeded, &failed));
     EXPECT_EQ(failed, -1);
@@ -29,7 +29,7 @@ TEST_P(JointAttemptTest, HasTheOthersLeaveWhereOneHasFailed) {
     // The second one's memory has the first one's outcomes in it.
     for (int time = 0; time < 4; ++time) {
       ranks.Run([failing](int rank, Communicator* communicator) {
-        JointAttempt attempt(communicator);
+        CommunicatorAttempt attempt(communicator);
         // The last one has succeeded before it could hear of the failure.
         const bool waits = rank != failing && rank != communicator->count() - 1;
         while (waits && !attempt.HasFailedElsewhere()) sched_yield();
@@ -40,7 +40,7 @@ TEST_P(JointAttemptTest, HasTheOthersLeaveWhereOneHasFailed) {
         EXPECT_EQ(failed, failing);
       });
       ranks.Run([](int, Communicator* communicator) {
-        JointAttempt attempt(communicator);
+        CommunicatorAttempt attempt(communicator);
         EXPECT_FALSE(attempt.HasFailedElsewhere());
         int failed = 0;
         EXPECT_TRUE(attempt.Conclude(Outcome::kSucceeded, &failed));
@@ -53,7 +53,7 @@ TEST_P(JointAttemptTest, HasTheOthersLeaveWhereOneHasFailed) {
 TEST_P(JointAttemptTest, TheFirstOfSeveralThatHaveFailedIsKnownToAll) {
   Ranks ranks(GetParam());
   ranks.Run([](int rank, Communicator* communicator) {
-    JointAttempt attempt(communicator);
+    CommunicatorAttempt attempt(communicator);
     const bool succeeds = rank == 0 && communicator->count() > 1;
     int failed = -1;
     EXPECT_TRUE(

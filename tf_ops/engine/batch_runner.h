@@ -2,38 +2,29 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/cuda/profiler_ranges.h"
-#include "tf_ops/engine/autotune.h"
-#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/collective_backend.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/gpu_runner.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 
-// What rank 0 has decided for all: the same on all members of a batch.
-struct BatchSettings {
-  std::array<Stores, 2> stores{};  // out of and in place
-  Tuning tuning;
-};
-
 class BatchRunner {
  public:
-  // `coordination`: rank 0's, which learns how long allreduces take; null on others.
+  // `store_choice`: the coordinator's, or null.
   BatchRunner(const EngineOptions& options, const World& world,
               std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline,
-              Coordination* coordination);
+              StoreChoice* store_choice);
 
   // Runs batch `number` with the members of its process set; all of them count the
   // batches alike. `results`: where rank 0 has sent them, see inline_tensors.h. Returns
@@ -51,8 +42,8 @@ class BatchRunner {
   GpuRunner& gpu() { return gpu_; }
   const GpuRunner& gpu() const { return gpu_; }
 
-  // The largest part of a tensor that goes through the exchange memory at a time.
-  int64_t exchange_bytes() const { return communicator_.exchange_bytes(); }
+  // The largest part of a tensor that is moved at a time.
+  int64_t window_bytes() const { return backend_->window_bytes(); }
 
  private:
   class Host;
@@ -60,15 +51,7 @@ class BatchRunner {
   bool RunAnywhere(const Batch& batch, const std::vector<int>& members, uint64_t number,
                    const BatchSettings& settings, bool recorded);
   bool TakeResults(const Batch& batch, const std::vector<int>& members, uint64_t number,
-                   std::string_view results);
-  bool RunCollective(const Batch& batch, const std::vector<int>& members,
-                     const BatchSettings& settings);
-  bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
-  bool RunAdasum(const AllreduceOptions& allreduce);
-  bool RunAllgather(Operation* operation);
-  bool RunAlltoall(Operation* operation);
-  bool RunBroadcast(const Operation& operation, const std::vector<int>& members);
-  bool RunReducescatter(const Operation& operation);
+                   std::string_view results, PhaseRecorder* recorder);
   bool checks() const;
   bool CheckOutputs(const Batch& batch, const std::vector<int>& members);
 
@@ -77,8 +60,7 @@ class BatchRunner {
   // Null where no profiler shows them.
   const std::unique_ptr<const cuda::ProfilerRanges> ranges_;
   Timeline& timeline_;
-  Coordination* const coordination_;
-  Communicator communicator_;
+  const std::unique_ptr<CollectiveBackend> backend_;
   GpuRunner gpu_;
 };
 

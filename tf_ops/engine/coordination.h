@@ -14,7 +14,7 @@
 #include "tf_ops/engine/coordinator.h"
 #include "tf_ops/engine/messages.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 
@@ -24,10 +24,8 @@ class Coordination {
   Coordination(const World& world, int64_t fusion_bytes, size_t cache_capacity,
                Timeline* timeline);
 
-  // How long an allreduce of so many bytes took with these stores.
-  void Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
-    store_choice_.Learn(bytes, in_place, stores, seconds);
-  }
+  // To be told how long allreduces took.
+  StoreChoice* store_choice() { return &store_choice_; }
 
   // Has the job look for better settings; before anything is decided.
   void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);

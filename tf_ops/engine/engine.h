@@ -27,7 +27,7 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 

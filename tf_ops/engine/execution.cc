@@ -52,7 +52,8 @@ Execution::Execution(const EngineOptions& options, const World& world,
       promptness_(*promptness),
       coordination_(coordination),
       counters_(*counters),
-      runner_(options, world, std::move(gpu), waiter, timeline, coordination),
+      runner_(options, world, std::move(gpu), waiter, timeline,
+              coordination == nullptr ? nullptr : coordination->store_choice()),
       decisions_(world.channels->FromCoordinator()),
       decoder_(job_->size()) {}
 

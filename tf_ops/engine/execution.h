@@ -23,7 +23,7 @@
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 
@@ -56,7 +56,7 @@ class Execution {
   // What has been carried out of tensors on GPUs may go on there.
   GpuRunner& gpu() { return runner_.gpu(); }
   const GpuRunner& gpu() const { return runner_.gpu(); }
-  int64_t exchange_bytes() const { return runner_.exchange_bytes(); }
+  int64_t window_bytes() const { return runner_.window_bytes(); }
   // Whether this is rank 0, which decides, and there is a set that it is not in.
   bool decides_for_others() const { return decides_for_others_; }
 

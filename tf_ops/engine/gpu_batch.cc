@@ -7,9 +7,9 @@ namespace keras_hvd {
 
 Status GpuBatch::Exchange(const std::vector<int64_t>& own,
                           std::vector<std::vector<int64_t>>* all) {
-  Communicator* const communicator = host.Begin();
-  if (communicator == nullptr) return GivenUp();
-  return keras_hvd::Exchange(own, communicator, all) ? Status::Ok() : GivenUp();
+  CollectiveBackend* const backend = host.Begin();
+  if (backend == nullptr || !backend->Exchange(own, all)) return GivenUp();
+  return Status::Ok();
 }
 
 Status GpuBatch::TakeMemory(cuda::Memory::Place place, size_t bytes, char** memory) {

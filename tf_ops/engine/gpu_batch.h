@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tf_ops/collectives/communicator.h"
-#include "tf_ops/collectives/exchange.h"
+#include "tf_ops/engine/collective_backend.h"
 #include "tf_ops/engine/gpu_times.h"
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/staging.h"
@@ -26,7 +25,7 @@ class HostCollectives {
  public:
   virtual ~HostCollectives() = default;
   // Begins a collective, the next one after those before; null if the job has failed.
-  virtual Communicator* Begin() = 0;
+  virtual CollectiveBackend* Begin() = 0;
   // Runs one on operations in host memory.
   virtual bool Run(const Batch& batch) = 0;
   // Compares the outputs of the members, where this is wanted; they are in host memory.

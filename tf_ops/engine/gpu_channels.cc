@@ -208,10 +208,10 @@ Status GpuChannels::TryTogether(GpuBatch* batch,
   Status status =
       batch->TakeMemory(cuda::Memory::Place::kDevice, sizeof(float), &number);
   if (!status.ok()) return status;
-  Communicator* const members = batch->host.Begin();
-  if (members == nullptr) return GivenUp();
-  JointAttempt attempt(members);
-  attempt_ = &attempt;
+  CollectiveBackend* const backend = batch->host.Begin();
+  if (backend == nullptr) return GivenUp();
+  const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
+  attempt_ = attempt.get();
   // Aborted once all have told their errors: others would take the abort for one.
   Made created;
   status = make(&created);
@@ -220,18 +220,18 @@ Status GpuChannels::TryTogether(GpuBatch* batch,
   auto outcome = JointAttempt::Outcome::kSucceeded;
   if (status.code == Code::kRankFailed) {
     // For the sake of a member that has failed to, or because the job ends.
-    if (!attempt.HasFailedElsewhere()) return status;
+    if (!attempt->HasFailedElsewhere()) return status;
     outcome = JointAttempt::Outcome::kLeft;
   } else if (!status.ok()) {
     outcome = JointAttempt::Outcome::kFailed;
   }
   int failed;
-  if (!attempt.Conclude(outcome, &failed)) return GivenUp();
+  if (!attempt->Conclude(outcome, &failed)) return GivenUp();
   *made = failed < 0;
   if (*made) {
     *communicator = std::move(created);
   } else {
-    DoWithoutNccl(status.message, failed == members->index());
+    DoWithoutNccl(status.message, failed == batch->index);
   }
   return Status::Ok();
 }

@@ -13,7 +13,7 @@
 #include "tf_ops/engine/coordinator_testing.h"
 #include "tf_ops/engine/inline_tensors.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 namespace {

@@ -85,12 +85,12 @@ std::string WhoHasWhat(const std::vector<std::vector<uint64_t>>& hashes,
 }  // namespace
 
 bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
-                    const std::vector<int>& members, Communicator* communicator,
+                    const std::vector<int>& members, const HashExchange& exchange,
                     std::string* difference) {
   difference->clear();
   const std::vector<uint64_t> own = HashOutputs(operations);
   std::vector<std::vector<uint64_t>> hashes;
-  if (!ExchangeHashes(own, communicator, &hashes)) return false;
+  if (!exchange(own, &hashes)) return false;
   for (size_t number = 0; number < own.size(); ++number) {
     const std::string who = WhoHasWhat(hashes, members, number);
     if (who.empty()) continue;

@@ -1,6 +1,7 @@
 // A difference is named: the first in the batch, by its operation and its place there.
 #include "tf_ops/engine/output_check.h"
 
+#include "tf_ops/collectives/hashes.h"
 #include "tf_ops/collectives/testing.h"
 
 namespace keras_hvd {
@@ -25,6 +26,12 @@ Operations Batch(float* results) {
   return operations;
 }
 
+HashExchange ExchangeBy(Communicator* communicator) {
+  return [communicator](const auto& own, auto* all) {
+    return ExchangeHashes(own, communicator, all);
+  };
+}
+
 // What members 1, 3 and 4 of five ranks find, given the place that is `wrong` on 3.
 std::string Difference(const std::vector<int>& wrong) {
   const std::vector<int> members = {1, 3, 4};
@@ -33,7 +40,7 @@ std::string Difference(const std::vector<int>& wrong) {
   ranks.Run(members, [&](int rank, Communicator* communicator) {
     std::vector<float> results(8, 1.5f);
     for (int place : wrong) results[place] += rank == 3 ? 1 : 0;
-    EXPECT_TRUE(CompareOutputs(Batch(results.data()), members, communicator,
+    EXPECT_TRUE(CompareOutputs(Batch(results.data()), members, ExchangeBy(communicator),
                                &differences[rank]));
   });
   EXPECT_EQ(differences[3], differences[1]);
@@ -66,7 +73,8 @@ TEST(OutputCheckTest, WhoHasNoResultIsLeftOut) {
     operations[0]->out_of_memory = rank == 0;
     results[0] = rank;
     std::string difference = "none yet";
-    EXPECT_TRUE(CompareOutputs(operations, members, communicator, &difference));
+    EXPECT_TRUE(
+        CompareOutputs(operations, members, ExchangeBy(communicator), &difference));
     EXPECT_EQ(difference, "");
   });
 }

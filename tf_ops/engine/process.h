@@ -6,9 +6,9 @@
 #include <string>
 
 #include "tf_ops/engine/engine.h"
+#include "tf_ops/engine/world.h"
 #include "tf_ops/transport/liveness.h"
 #include "tf_ops/transport/rendezvous.h"
-#include "tf_ops/transport/world.h"
 
 namespace keras_hvd {
 

@@ -19,7 +19,7 @@
 #include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/operation_log.h"
 #include "tf_ops/engine/process_sets.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 

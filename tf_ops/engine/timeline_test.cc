@@ -13,7 +13,7 @@
 
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/engine/timeline_testing.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 namespace {

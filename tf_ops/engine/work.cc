@@ -33,7 +33,7 @@ Work::Work(const EngineOptions& options, const World& world,
   if (!options.autotune.on || job_->size() == 1) return;
   AutotuneOptions autotune = options.autotune;
   autotune.tunes_spin = options.cores >= job_->size();
-  autotune.most_window_bytes = execution_.exchange_bytes();
+  autotune.most_window_bytes = execution_.window_bytes();
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
   coordination_->StartAutotune(autotune, defaults);

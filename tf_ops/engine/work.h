@@ -14,7 +14,7 @@
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/stall_watch.h"
 #include "tf_ops/engine/timeline.h"
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 

@@ -1,6 +1,7 @@
 // See world.h.
-#include "tf_ops/transport/world.h"
+#include "tf_ops/engine/world.h"
 
+#include "tf_ops/engine/shared_memory_backend.h"
 #include "tf_ops/transport/shared_job_state.h"
 #include "tf_ops/transport/shared_memory_channel.h"
 
@@ -8,7 +9,11 @@ namespace keras_hvd {
 
 World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
   return {std::make_shared<SharedJobState>(segment, rank),
-          std::make_shared<SharedMemoryChannels>(segment, rank), segment};
+          std::make_shared<SharedMemoryChannels>(segment, rank),
+          [segment, rank](Waiter* waiter, StoreChoice* store_choice) {
+            return std::make_unique<SharedMemoryBackend>(segment, rank, waiter,
+                                                         store_choice);
+          }};
 }
 
 }  // namespace keras_hvd

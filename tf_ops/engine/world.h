@@ -1,9 +1,13 @@
 // What connects a rank to the others of its job.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_WORLD_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_WORLD_H_
+#ifndef KERAS_HVD_TF_OPS_ENGINE_WORLD_H_
+#define KERAS_HVD_TF_OPS_ENGINE_WORLD_H_
 
+#include <functional>
 #include <memory>
 
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/store_choice.h"
+#include "tf_ops/engine/collective_backend.h"
 #include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
@@ -13,8 +17,11 @@ namespace keras_hvd {
 struct World {
   std::shared_ptr<JobState> job;
   std::shared_ptr<Channels> channels;
-  // What collectives in host memory pass tensors through.
-  std::shared_ptr<Segment> segment;
+  // Makes what moves tensors in host memory. `waiter` passes the time until a peer is
+  // ready; `store_choice` is the coordinator's, or null.
+  std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter,
+                                                   StoreChoice* store_choice)>
+      make_backend;
 };
 
 // That of ranks that share a segment.
@@ -22,4 +29,4 @@ World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_WORLD_H_
+#endif  // KERAS_HVD_TF_OPS_ENGINE_WORLD_H_
