@@ -102,10 +102,8 @@ inline Ask Meet(const std::string& name) {
 // One rank: its engine, and all that it was asked for.
 class Rank {
  public:
-  Rank(const EngineOptions& options, std::shared_ptr<Segment> segment) {
-    engine_ = std::make_unique<Engine>(
-        options, SharedMemoryWorld(std::move(segment), options.rank));
-  }
+  Rank(const EngineOptions& options, const World& world)
+      : engine_(std::make_unique<Engine>(options, world)) {}
   ~Rank() { Leave(); }
 
   // Returns the request's number.
@@ -302,7 +300,7 @@ class Job {
     EngineOptions options = options_;
     options.rank = rank;
     change(&options);
-    ranks_[rank] = std::make_unique<Rank>(options, segment_);
+    ranks_[rank] = std::make_unique<Rank>(options, SharedMemoryWorld(segment_, rank));
   }
 
   int size() const { return static_cast<int>(ranks_.size()); }
