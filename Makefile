@@ -120,6 +120,7 @@ wheel: | $(BIN)/python
 lint: install
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 
 # Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64

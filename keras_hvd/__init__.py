@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from keras_hvd import tfx as tfx
     from keras_hvd.basics import cross_rank as cross_rank
     from keras_hvd.basics import cross_size as cross_size
-    from keras_hvd.basics import init as init
     from keras_hvd.basics import is_initialized as is_initialized
     from keras_hvd.basics import local_rank as local_rank
     from keras_hvd.basics import local_size as local_size
@@ -40,15 +39,15 @@ if TYPE_CHECKING:
     from keras_hvd.capabilities import rocm_built as rocm_built
     from keras_hvd.collectives.allgather import allgather as allgather
     from keras_hvd.collectives.allgather import grouped_allgather as grouped_allgather
-    from keras_hvd.collectives.allreduce import Adasum as Adasum
-    from keras_hvd.collectives.allreduce import Average as Average
-    from keras_hvd.collectives.allreduce import Max as Max
-    from keras_hvd.collectives.allreduce import Min as Min
-    from keras_hvd.collectives.allreduce import Product as Product
-    from keras_hvd.collectives.allreduce import ReduceOp as ReduceOp
-    from keras_hvd.collectives.allreduce import Sum as Sum
     from keras_hvd.collectives.allreduce import allreduce as allreduce
     from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
+    from keras_hvd.collectives.allreduce_op import Adasum as Adasum
+    from keras_hvd.collectives.allreduce_op import Average as Average
+    from keras_hvd.collectives.allreduce_op import Max as Max
+    from keras_hvd.collectives.allreduce_op import Min as Min
+    from keras_hvd.collectives.allreduce_op import Product as Product
+    from keras_hvd.collectives.allreduce_op import ReduceOp as ReduceOp
+    from keras_hvd.collectives.allreduce_op import Sum as Sum
     from keras_hvd.collectives.alltoall import alltoall as alltoall
     from keras_hvd.collectives.barrier import barrier as barrier
     from keras_hvd.collectives.broadcast import broadcast as broadcast
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from keras_hvd.gradient_tape import (
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
+    from keras_hvd.initialization import init as init
     from keras_hvd.interactive import run as run
     from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
@@ -119,7 +119,7 @@ _SUBMODULES = (
 _DEFINED_IN = {
     "cross_rank": "basics",
     "cross_size": "basics",
-    "init": "basics",
+    "init": "initialization",
     "is_initialized": "basics",
     "local_rank": "basics",
     "local_size": "basics",
@@ -139,13 +139,13 @@ _DEFINED_IN = {
     "rocm_built": "capabilities",
     "allgather": "collectives.allgather",
     "grouped_allgather": "collectives.allgather",
-    "Adasum": "collectives.allreduce",
-    "Average": "collectives.allreduce",
-    "Max": "collectives.allreduce",
-    "Min": "collectives.allreduce",
-    "Product": "collectives.allreduce",
-    "ReduceOp": "collectives.allreduce",
-    "Sum": "collectives.allreduce",
+    "Adasum": "collectives.allreduce_op",
+    "Average": "collectives.allreduce_op",
+    "Max": "collectives.allreduce_op",
+    "Min": "collectives.allreduce_op",
+    "Product": "collectives.allreduce_op",
+    "ReduceOp": "collectives.allreduce_op",
+    "Sum": "collectives.allreduce_op",
     "allreduce": "collectives.allreduce",
     "grouped_allreduce": "collectives.allreduce",
     "alltoall": "collectives.alltoall",

@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import guarded_saving
-from keras_hvd.collectives.allreduce import Max, grouped_allreduce
+from keras_hvd.collectives.allreduce import grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Max
 from keras_hvd.gradient_accumulation import accumulate, only_accumulated
 from keras_hvd.gradient_reduction import (
     GradientReduction,

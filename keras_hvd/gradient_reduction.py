@@ -18,13 +18,8 @@ import tensorflow as tf
 
 from keras_hvd import basics
 from keras_hvd.collectives import gradients, submission
-from keras_hvd.collectives.allreduce import (
-    Average,
-    ReduceOp,
-    Sum,
-    allreduce,
-    grouped_allreduce,
-)
+from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.repeated_rows import add_up, add_up_all

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import guarded_saving
-from keras_hvd.collectives.allreduce import Average, ReduceOp
+from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
 from keras_hvd.local_variables import LocalVariables, local_layers_of

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from keras_tuner import errors
 from keras_tuner.src.engine.tuner_utils import SaveBestEpoch
 
-from keras_hvd import basics, meeting
+from keras_hvd import basics, current_strategy, meeting
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
@@ -29,7 +29,6 @@ from keras_hvd.callbacks.coordination import (
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.metrics import means_over_ranks
 from keras_hvd.objects import allgather_object, broadcast_object
-from keras_hvd.strategy import current
 
 # From what may be tried again to what ends the search.
 _SEVERITIES = (RuntimeError, errors.FailedTrialError, errors.FatalRuntimeError)
@@ -288,7 +287,7 @@ def _require_reduced(model: keras.Model) -> None:
     """Raises what ends the search: no other trial would be any better."""
     # Whether steps of one's own reduce is seen when they run.
     own_steps = type(model).train_step is not keras.Model.train_step
-    if own_steps or current.of_model(model) is not None:
+    if own_steps or current_strategy.of_model(model) is not None:
         return
     try:
         require_distributed(model)

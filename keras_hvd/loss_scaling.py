@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_hvd.collectives.allreduce import Min, allreduce
+from keras_hvd.collectives.allreduce import allreduce
+from keras_hvd.collectives.allreduce_op import Min
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import GradientReduction, name_in_graph
 

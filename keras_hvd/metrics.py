@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd.collectives.allreduce import Sum, grouped_allreduce
+from keras_hvd.collectives.allreduce import grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.objects import allgather_object
 from keras_hvd.process_sets import ProcessSet, global_process_set

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives.allreduce import Average, ReduceOp
+from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.distributed_class import Settings, distribute, require_no_strategy
 from keras_hvd.gradient_reduction import GradientReduction

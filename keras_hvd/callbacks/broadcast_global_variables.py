@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd import basics, log
+from keras_hvd import basics, current_strategy, log
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
     layers_of,
@@ -23,7 +23,6 @@ from keras_hvd.distributed_class import (
 from keras_hvd.gradient_reduction import identity
 from keras_hvd.local_variables import LocalVariables
 from keras_hvd.objects import allgather_object
-from keras_hvd.strategy import current
 from keras_hvd.variables import broadcast_variables
 
 
@@ -138,7 +137,7 @@ class BroadcastGlobalVariables(DistributedCallback):
     def _broadcast_when_created(self):
         model = self.model
         # Under a strategy of ours they are made with equal values.
-        self._waits = not _is_built(model) and current.of_model(model) is None
+        self._waits = not _is_built(model) and current_strategy.of_model(model) is None
         self._has_stepped = False
         if model.run_eagerly:
             return

@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics, gradient_tape, guarded_saving, log
-from keras_hvd.collectives.allreduce import Average, Sum, allreduce, grouped_allreduce
+from keras_hvd import basics, current_strategy, gradient_tape, guarded_saving, log
+from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import (
@@ -27,7 +28,6 @@ from keras_hvd.distributed_class import (
 from keras_hvd.meeting import meet
 from keras_hvd.nested_optimizers import leaf_optimizers
 from keras_hvd.objects import allgather_object
-from keras_hvd.strategy import current
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that write files, or to a server.
@@ -120,7 +120,7 @@ class _BeforeOthers(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._tapes_before = None
         # Under a strategy of ours, that reduces.
-        if current.of_model(self.model) is None:
+        if current_strategy.of_model(self.model) is None:
             self._look_for_reductions()
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
@@ -565,7 +565,7 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def _warn_of_unsynchronized(model: keras.Model) -> None:
-    if current.of_model(model) is not None:
+    if current_strategy.of_model(model) is not None:
         return
     names = [
         layer.name

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd import basics, native
-from keras_hvd.collectives import allreduce, submission
+from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -125,7 +125,7 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     # A branch that is never taken is differentiated on ranks outside of the set too.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
     smooth = submission.smooth_gradients(gathered, gradients[:-1])
-    averages = allreduce.average_of_gradients(
+    averages = allreduce_op.average_of_gradients(
         list(smooth.values()), submission.name_of_gradient(op), process_set
     )
     by_index = {}

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import basics, native
+from keras_hvd import basics
 from keras_hvd.collectives import allgather, submission
+from keras_hvd.collectives.allreduce_op import (
+    Adasum,
+    Average,
+    ReduceOp,
+    Sum,
+    submit,
+)
 from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
-
-
-class ReduceOp(enum.IntEnum):
-    """How an allreduce combines the ranks' elements.
-
-    Example:
-
-    >>> ReduceOp.Sum.name, ReduceOp(0) is Average
-    ('Sum', True)
-    """
-
-    Average = 0
-    Sum = 1
-    Min = 2
-    Max = 3
-    Product = 4
-    Adasum = 5
-
-
-Average = ReduceOp.Average
-Sum = ReduceOp.Sum
-Min = ReduceOp.Min
-Max = ReduceOp.Max
-Product = ReduceOp.Product
-Adasum = ReduceOp.Adasum
 
 
 def allreduce(
@@ -303,27 +284,6 @@ def _truncated(integers: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.saturate_cast(tf.cast(integers, tf.float64) * factor, integers.dtype)
 
 
-def submit(
-    tensors: list[tf.Tensor],
-    name: submission.Name,
-    reduce_op: ReduceOp,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    return submission.run_reduction(
-        "allreduce",
-        native.ops().keras_hvd_allreduce,
-        name,
-        tensors,
-        reduce_op,
-        prescale,
-        postscale,
-        process_set,
-    )
-
-
 def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> ReduceOp:
     # A ReduceOp is a number, and Average is 0: taken for a bool it would mean Sum.
     if average is not None and not isinstance(average, (bool, np.bool_)):
@@ -364,41 +324,3 @@ def _require_supported(
                 f"{kind}: Adasum takes tensors of floating types; got "
                 f"{tensor.dtype.name} of shape {tensor.shape}"
             )
-
-
-def average_of_gradients(
-    gradients: list[tf.Tensor], name: submission.Name, process_set: int
-) -> list[tf.Tensor]:
-    """Averages over the ranks, of complex numbers too."""
-    given = [
-        submission.as_pairs(each) if each.dtype.is_complex else each
-        for each in gradients
-    ]
-    averages = submit(given, name, Average, process_set=process_set)
-    return [
-        submission.from_pairs(average) if each.dtype.is_complex else average
-        for each, average in zip(gradients, averages, strict=True)
-    ]
-
-
-@tf.RegisterGradient("KerasHvdAllreduce")
-def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """The same reduction of the gradients, of those outputs that have one."""
-    reduce_op = ReduceOp(op.get_attr("reduce_op"))
-    if reduce_op not in (Sum, Average):
-        raise LookupError(
-            f"allreduce {tf.compat.as_str(op.get_attr('tensor_name'))!r} with op="
-            f"{reduce_op.name} has no gradient: only Sum and Average can be "
-            "differentiated. Put tf.stop_gradient around it if none is wanted."
-        )
-    smooth = submission.smooth_gradients(op.outputs, gradients)
-    reduced = submit(
-        list(smooth.values()),
-        submission.name_of_gradient(op),
-        reduce_op,
-        float(op.get_attr("prescale")),
-        float(op.get_attr("postscale")),
-        op.get_attr("process_set"),
-    )
-    by_index = dict(zip(smooth, reduced, strict=True))
-    return [by_index.get(i) for i in range(len(op.outputs))]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd import basics, native
-from keras_hvd.collectives import allreduce, submission
+from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -75,7 +75,7 @@ def submit(
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     """The gradients' average on the root, which all values came from; else zeros."""
-    [average] = allreduce.average_of_gradients(
+    [average] = allreduce_op.average_of_gradients(
         [tf.convert_to_tensor(gradient)],
         submission.name_of_gradient(op),
         op.get_attr("process_set"),

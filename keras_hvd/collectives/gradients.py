@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_hvd import native
-from keras_hvd.collectives import allreduce, submission
-from keras_hvd.collectives.allreduce import ReduceOp
+from keras_hvd.collectives import allreduce_op, submission
+from keras_hvd.collectives.allreduce_op import ReduceOp
 
 
 def submit(
@@ -166,7 +166,7 @@ def _reduced(
     """As the gradient of an allreduce of the name: for each of its tensors, or None."""
     if not gradients:
         return [None] * size
-    reduced = allreduce.submit(
+    reduced = allreduce_op.submit(
         list(gradients.values()),
         submission.name_of_gradient(op, name),
         ReduceOp(op.get_attr("reduce_op")),

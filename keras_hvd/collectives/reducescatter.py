@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_hvd import basics, native
 from keras_hvd.collectives import allgather, submission
-from keras_hvd.collectives.allreduce import Average, ReduceOp, Sum
+from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
 

@@ -364,7 +364,7 @@ def run_reduction(
         op: a function of `native.ops()`.
         name: the op's names.
         tensors: one tensor, or a group.
-        reduce_op: an `allreduce.ReduceOp`.
+        reduce_op: an `allreduce_op.ReduceOp`.
         prescale: multiplies each rank's elements before the reduction.
         postscale: multiplies the result.
         process_set: the ranks that take part.

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
 from keras_hvd import basics, log
-from keras_hvd.collectives import allreduce, submission
+from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.objects import allgather_object
@@ -409,8 +409,8 @@ def _if_all_have_one(
     has = optional.has_value()
     name = submission.name_of("allreduce", name_in_graph("Strategy/next element"))
     with submission.on_cpu():
-        [first_without] = allreduce.submit(
-            [tf.where(has, size, rank)], name, allreduce.Min, process_set=number
+        [first_without] = allreduce_op.submit(
+            [tf.where(has, size, rank)], name, allreduce_op.Min, process_set=number
         )
         all_have_one = tf.equal(first_without, size)
 

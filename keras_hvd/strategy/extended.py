@@ -13,12 +13,13 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
+from keras_hvd import current_strategy
 from keras_hvd.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
 
 
-class Extended(distribute_lib.StrategyExtendedV1):
+class Extended(current_strategy.Extended):
     """The `extended` of a `keras_hvd.Strategy`.
 
     Args:

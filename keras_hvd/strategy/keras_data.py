@@ -22,9 +22,9 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.eager import context
 
-from keras_hvd import log
+from keras_hvd import current_strategy, log
 from keras_hvd.objects import allgather_object, broadcast_object
-from keras_hvd.strategy import current, keras_hooks
+from keras_hvd.strategy import keras_hooks
 
 
 def install() -> None:
@@ -96,7 +96,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
     def __init__(self, distribute_strategy: Any, **arguments: Any):
         EpochIterator.__init__(self, **arguments)
         self._distribute_strategy = distribute_strategy
-        self._several = current.several_ranks(distribute_strategy)
+        self._several = current_strategy.several_ranks(distribute_strategy)
         # Of these, and not of this object, the dataset's functions know: it would have
         # to wait for the garbage to be collected. TensorFlow takes up to a minute to
         # free an iterator that was kept for long.
@@ -261,7 +261,7 @@ class _Order:
 
 
 def _epoch_iterator(plain, distribute_strategy=None, **arguments):
-    if not current.is_ours(distribute_strategy):
+    if not current_strategy.is_ours(distribute_strategy):
         return plain(distribute_strategy=distribute_strategy, **arguments)
     return StrategyEpochIterator(distribute_strategy, **arguments)
 

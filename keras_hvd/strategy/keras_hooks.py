@@ -13,34 +13,6 @@ from typing import Any
 import keras
 
 
-@functools.cache
-def install() -> None:
-    """Replaces what Keras does otherwise under a strategy of ours.
-
-    Raises:
-        RuntimeError: this Keras lacks one of the places.
-    """
-    # They derive from Keras' classes, and replace what the others import.
-    from keras_hvd.strategy import (
-        keras_data,
-        keras_layers,
-        keras_losses,
-        keras_metrics,
-        keras_optimizer,
-        keras_trainer,
-    )
-
-    for module in (
-        keras_optimizer,
-        keras_losses,
-        keras_metrics,
-        keras_layers,
-        keras_data,
-        keras_trainer,
-    ):
-        module.install()
-
-
 def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
     """Replaces a function of a module, or a method where a class gets it from.
 

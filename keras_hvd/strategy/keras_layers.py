@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.strategy import current, keras_hooks
+from keras_hvd import current_strategy
+from keras_hvd.strategy import keras_hooks
 
 _here = threading.local()
 
@@ -29,7 +30,7 @@ def install() -> None:
 def _call(plain, layer, *args, **kwargs):
     if not isinstance(layer, keras.Model) or _has_rows() is not None:
         return plain(layer, *args, **kwargs)
-    strategy = current.several_ranks(current.of_replica())
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
     batch = next(filter(_is_batch, tf.nest.flatten([args, kwargs])), None)
     if strategy is None or batch is None or batch.shape[0]:
         return plain(layer, *args, **kwargs)
@@ -106,7 +107,7 @@ def _moments(plain, layer, inputs, mask):
 
 
 def _call_rnn(plain, layer, sequences, *args, **kwargs):
-    strategy = current.several_ranks(current.of_replica())
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is not None and layer.stateful and layer.states is not None:
         expected = keras.tree.flatten(layer.states)[0].shape[0]
         rows, ranks = sequences.shape[0], strategy.num_replicas_in_sync
@@ -132,7 +133,7 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
 def _make_seeds(plain, generator, *args, **kwargs):
     plain(generator, *args, **kwargs)
     strategy = tf.distribute.get_strategy()
-    if not current.is_ours(strategy) or not tf.executing_eagerly():
+    if not current_strategy.is_ours(strategy) or not tf.executing_eagerly():
         return
     # Its seed is the first rank's; ranks shall draw different numbers.
     rank = tf.constant([strategy.extended.process_set.rank(), 0])

@@ -17,11 +17,12 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
-from keras_hvd import log
-from keras_hvd.collectives.allreduce import Sum, allreduce
+from keras_hvd import current_strategy, log
+from keras_hvd.collectives.allreduce import allreduce
+from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import name_in_graph
-from keras_hvd.strategy import current, keras_hooks
+from keras_hvd.strategy import keras_hooks
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -108,7 +109,7 @@ class _Batch:
 
 def _compute_loss(plain, model, x=None, y=None, y_pred=None, *others, **named):
     arguments = functools.partial(plain, model, x, y, y_pred, *others, **named)
-    strategy = current.several_ranks(current.of_replica())
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is None or _batch() is not None:
         return arguments()
     batch = _Batch(strategy, [x, y_pred, y])
@@ -164,7 +165,7 @@ def _scale(plain, value):
     if batch is not None:
         return value * tf.cast(batch.share, value.dtype)
     strategy = tf.distribute.get_strategy()
-    if not current.is_ours(strategy):
+    if not current_strategy.is_ours(strategy):
         return plain(value)
     # Keras rounds a rank's share to a float32, whatever the type of the loss.
     return value / strategy.num_replicas_in_sync

@@ -15,10 +15,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives.allreduce import Average, Sum, grouped_allreduce
+from keras_hvd import current_strategy
+from keras_hvd.collectives.allreduce import grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.gradient_reduction import name_in_graph
-from keras_hvd.strategy import current, keras_hooks
+from keras_hvd.strategy import keras_hooks
 
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
@@ -75,8 +77,8 @@ def means_over_ranks(logs: Any, strategy: Any) -> Any:
 
 
 def _get_metrics_result(plain, model):
-    strategy = getattr(_here, "strategy", None) or current.of_replica()
-    if current.several_ranks(strategy) is None:
+    strategy = getattr(_here, "strategy", None) or current_strategy.of_replica()
+    if current_strategy.several_ranks(strategy) is None:
         return plain(model)
     results = _of_sums(lambda: plain(model), model.metrics, strategy)
     for each in keras.tree.flatten(results):
@@ -86,7 +88,7 @@ def _get_metrics_result(plain, model):
 
 
 def _make_function(plain, model, step_function):
-    strategy = current.several_ranks(current.of_model(model))
+    strategy = current_strategy.several_ranks(current_strategy.of_model(model))
     if strategy is None:
         return plain(model, step_function)
 
@@ -146,7 +148,9 @@ def _of_sums(
 
 
 def _get_metrics_result_or_logs(plain, model, logs):
-    with _over_ranks_of(current.several_ranks(current.of_model(model))):
+    with _over_ranks_of(
+        current_strategy.several_ranks(current_strategy.of_model(model))
+    ):
         return plain(model, logs)
 
 

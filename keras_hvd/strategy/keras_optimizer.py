@@ -11,7 +11,9 @@ from typing import Any
 
 import keras
 
-from keras_hvd.collectives.allreduce import Min, Sum, allreduce
+from keras_hvd import current_strategy
+from keras_hvd.collectives.allreduce import allreduce
+from keras_hvd.collectives.allreduce_op import Min, Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import is_overwritten, reduce_overwriting
 from keras_hvd.gradient_accumulation import only_accumulated
@@ -22,7 +24,7 @@ from keras_hvd.gradient_reduction import (
 )
 from keras_hvd.nested_optimizers import inner_optimizers
 from keras_hvd.repeated_rows import add_up_all
-from keras_hvd.strategy import current, keras_hooks, variables
+from keras_hvd.strategy import keras_hooks, variables
 
 # Attributes of an optimizer, past Keras' tracking: the update that is under way, and
 # how many there were.
@@ -109,7 +111,7 @@ class _Update:
 
 
 def _apply_gradients(plain, optimizer, grads_and_vars):
-    strategy = current.several_ranks(current.of_replica())
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is None or inner_optimizers(optimizer) is not None:
         return plain(optimizer, grads_and_vars)
     state = vars(optimizer)
@@ -121,13 +123,13 @@ def _apply_gradients(plain, optimizer, grads_and_vars):
 
 
 def _apply(plain, optimizer, grads, trainable_variables=None):
-    strategy = current.of_replica()
+    strategy = current_strategy.of_replica()
     if strategy is None:
         return plain(optimizer, grads, trainable_variables)
     require_made_under(strategy, optimizer)
     # Gradients are sums by the time that variables are assigned, and so are equal.
     with variables.equal_values():
-        if current.several_ranks(strategy) is None:
+        if current_strategy.several_ranks(strategy) is None:
             return plain(optimizer, grads, trainable_variables)
         return _apply_sums(plain, optimizer, strategy, grads, trainable_variables)
 
@@ -173,7 +175,7 @@ def _clip_gradients(plain, optimizer, grads):
     # Where it is not known what they belong to, _all_reduce_sum_gradients knows.
     if update and not update.reduced and len(update.variables) == len(grads):
         grads = update.reduce(optimizer, grads, update.variables)
-    elif update is None and current.of_replica() is not None:
+    elif update is None and current_strategy.of_replica() is not None:
         grads = add_up_all(list(grads))
     return plain(optimizer, grads)
 
@@ -196,7 +198,7 @@ def _all_reduce_sum_gradients(plain, optimizer, grads_and_vars):
 
 def _check_finite(plain, optimizer, grads):
     finite = plain(optimizer, grads)
-    strategy = current.several_ranks(current.of_replica())
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is None:
         return finite
     name = name_in_graph(f"{optimizer.name}/{optimizer.inner_optimizer.name}/finite")

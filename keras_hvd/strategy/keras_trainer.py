@@ -13,12 +13,13 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
 
+from keras_hvd import current_strategy
 from keras_hvd.callbacks.coordination import average_statistics
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.distributed_class import is_distributed
 from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.process_sets import global_process_set
-from keras_hvd.strategy import current, keras_hooks, reduction
+from keras_hvd.strategy import keras_hooks, reduction
 from keras_hvd.strategy.keras_callback import coordinated
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
@@ -59,11 +60,11 @@ def install() -> None:
 
 
 def _compile(plain, model, *args, **kwargs):
-    strategy = current.of_model(model)
+    strategy = current_strategy.of_model(model)
     if strategy is None:
         return plain(model, *args, **kwargs)
     _require_made_inside(model, "compile")
-    if current.several_ranks(strategy) is not None:
+    if current_strategy.several_ranks(strategy) is not None:
         arguments = _arguments(plain, model, args, kwargs)
         described = {name: _kinds(arguments.get(name)) for name in _COMPARED_OF_COMPILE}
         require_same("compile", described, strategy, remedy=_SAME_ARGUMENTS)
@@ -148,7 +149,7 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
 
 
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
-    strategy = current.of_model(model)
+    strategy = current_strategy.of_model(model)
     if strategy is None:
         return plain(model, iterator=iterator, data_batch=data_batch)
     build = functools.partial(_build, plain, model, strategy, iterator, data_batch)
@@ -231,9 +232,9 @@ def _is_missing(spec: Any) -> bool:
 
 
 def _reduce_per_replica(plain, values, strategy, reduction):
-    if not current.is_ours(strategy):
+    if not current_strategy.is_ours(strategy):
         return plain(values, strategy, reduction)
-    if current.several_ranks(strategy) is None:
+    if current_strategy.several_ranks(strategy) is None:
         return values
     if reduction == "concat":
         return _of_all_ranks(values, strategy)
@@ -296,11 +297,11 @@ def _strategy_of(model: Any, method: str) -> Any:
         RuntimeError: the model was made elsewhere.
         NotImplementedError: the strategy has only some of the job's ranks.
     """
-    strategy = current.of_model(model)
+    strategy = current_strategy.of_model(model)
     if strategy is None:
         return None
     _require_made_inside(model, method)
-    if current.several_ranks(strategy) is None:
+    if current_strategy.several_ranks(strategy) is None:
         return None
     if strategy.extended.process_set.size() != global_process_set.size():
         raise NotImplementedError(

@@ -13,7 +13,16 @@ from tensorflow.python.distribute import distribute_lib
 
 from keras_hvd import basics, guarded_saving
 from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
-from keras_hvd.strategy import extended, keras_hooks, reduction
+from keras_hvd.strategy import (
+    extended,
+    keras_data,
+    keras_layers,
+    keras_losses,
+    keras_metrics,
+    keras_optimizer,
+    keras_trainer,
+    reduction,
+)
 
 
 class _OneForAPlace(type):
@@ -85,7 +94,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
             )
         place = _default_device() if device is None else _known_device(device)
         super().__init__(extended.Extended(self, process_set, place))
-        keras_hooks.install()
+        _install_hooks()
         guarded_saving.install()
 
     @tf.autograph.experimental.do_not_convert
@@ -166,6 +175,20 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
 
 # By what they are made of.
 _there_are: weakref.WeakValueDictionary[Any, Strategy] = weakref.WeakValueDictionary()
+
+
+@functools.cache
+def _install_hooks() -> None:
+    """Replaces what Keras does otherwise under a strategy of ours; see keras_hooks."""
+    for module in (
+        keras_optimizer,
+        keras_losses,
+        keras_metrics,
+        keras_layers,
+        keras_data,
+        keras_trainer,
+    ):
+        module.install()
 
 
 def _refuse(process_set: Any, device: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from keras_hvd import basics, gradient_tape, keras_tuner, native
+from keras_hvd import basics, current_strategy, gradient_tape, keras_tuner, native
 from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
-from keras_hvd.strategy import current, keras_hooks
+from keras_hvd.strategy import keras_hooks
 
 
 def require_in_fit() -> None:
@@ -62,7 +62,7 @@ def _train(
     plain: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
 ) -> Any:
     _require_joined()
-    if current.of_model(model) is not None:
+    if current_strategy.of_model(model) is not None:
         return plain(model, *args, **kwargs)
     by_tape = may_use_tape(model)
     if not by_tape:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_hvd import basics, native
+from keras_hvd import basics, initialization, native
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.launch.diagnosis import probes
 
@@ -30,7 +30,7 @@ def main() -> None:
     """Measures, with the largest size as the only argument, and prints the figures."""
     largest = int(sys.argv[1])
     try:
-        basics.init()
+        initialization.init()
         print(json.dumps({"rank": basics.rank(), **_measure(largest)}))
     except (KerasHvdError, ValueError) as error:
         print(json.dumps({"error": str(error)}))

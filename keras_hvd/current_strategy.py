@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
 
-from keras_hvd.strategy.extended import Extended
+
+class Extended(distribute_lib.StrategyExtendedV1):
+    """What tells the strategies of `keras_hvd.Strategy` from all others."""
 
 
 def is_ours(strategy: Any) -> bool:
