@@ -231,14 +231,15 @@ sanitize: install
 
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
-# (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; then all
+# (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
+# jobs in one process; then all
 # parallel tests on three and four ranks, those too that `make test` runs on others only.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
 		--seed $(SEED) --faults $(CURDIR)/$(FAULTS) \
 		tests/launch/test_faults.py tests/launch/test_kill_time.py \
-		tests/launch/test_failure.py
+		tests/launch/test_failure.py tests/launch/test_rejoin.py
 	for ranks in 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x --all-tests \
 			tests/parallel; \
@@ -261,7 +262,8 @@ gpu-engine: $(if $(shell command -v bazel),install,$(VENV)/engine/libkeras_hvd.s
 # As Bazel does it (bazel/cc.bzl, tf_ops/BUILD): the engine needs nothing but the system.
 NOT_IN_ENGINE = _test $(addprefix _,$(filter-out $(MACHINE),x86_64 aarch64))
 ENGINE_SOURCES = $(filter-out $(addprefix %,$(NOT_IN_ENGINE:=.cc)),$(wildcard \
-	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl engine)))
+	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl operation coordination timeline \
+	backend gpu engine)))
 $(VENV)/engine/libkeras_hvd.so: $(ENGINE_SOURCES) $(wildcard tf_ops/*/*.h)
 	mkdir -p $(@D)
 	printf '%s\n' $(ENGINE_SOURCES) | xargs -P "$$(nproc)" -I {} sh -c \

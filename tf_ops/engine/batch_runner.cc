@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "tf_ops/engine/inline_tensors.h"
-#include "tf_ops/engine/log.h"
 #include "tf_ops/engine/output_check.h"
+#include "tf_ops/operation/inline_tensors.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 namespace {
@@ -78,7 +78,8 @@ BatchRunner::BatchRunner(const EngineOptions& options, const World& world,
       ranges_(OpenRanges(options)),
       timeline_(*timeline),
       backend_(world.make_backend(waiter, store_choice)),
-      gpu_(options, job_, std::move(gpu), waiter, timeline) {}
+      gpu_(options.stall_warning_seconds, options.stall_abort_seconds, job_,
+           std::move(gpu), waiter, timeline) {}
 
 bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
                       uint64_t number, const BatchSettings& settings,
@@ -131,8 +132,8 @@ bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& member
   });
   if (!fit || !results.empty()) {
     job_->Fail(Code::kInternal,
-               job_->Describe(0) + " has sent rank " + std::to_string(rank_) +
-                   " something else than the result of " +
+               job_->Describe(JobState::kCoordinator) + " has sent rank " +
+                   std::to_string(rank_) + " something else than the result of " +
                    Title(*batch.front()->description) + ". This is a bug in keras_hvd");
     return false;
   }

@@ -8,14 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "tf_ops/backend/collective_backend.h"
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/cuda/profiler_ranges.h"
-#include "tf_ops/engine/collective_backend.h"
 #include "tf_ops/engine/engine_options.h"
-#include "tf_ops/engine/gpu_runner.h"
-#include "tf_ops/engine/operation.h"
-#include "tf_ops/engine/timeline.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/gpu/gpu_runner.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "tf_ops/engine/autotune_log.h"
-#include "tf_ops/engine/log.h"
+#include "tf_ops/coordination/autotune_log.h"
 #include "tf_ops/engine/process.h"
 #include "tf_ops/engine/request.h"
+#include "tf_ops/operation/log.h"
 #include "tf_ops/transport/version.h"
 
 namespace {

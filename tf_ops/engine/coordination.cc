@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <utility>
 
-#include "tf_ops/engine/autotune_log.h"
-#include "tf_ops/engine/log.h"
+#include "tf_ops/coordination/autotune_log.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 namespace {

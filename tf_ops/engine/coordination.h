@@ -9,12 +9,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/store_choice.h"
-#include "tf_ops/engine/autotune.h"
-#include "tf_ops/engine/coordinator.h"
-#include "tf_ops/engine/messages.h"
-#include "tf_ops/engine/timeline.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/coordination/autotune.h"
+#include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/coordination/messages.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 

@@ -32,8 +32,7 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 Driver::Driver(const EngineOptions& options, const World& world,
                std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
                EngineCounters* counters)
-    : rank_(options.rank),
-      has_cores_(options.cores >= world.job->size()),
+    : has_cores_(options.cores >= world.job->size()),
       job_(world.job),
       bell_(job_->bell()),
       requests_(*requests),
@@ -88,10 +87,12 @@ void Driver::GiveWay(std::unique_lock<std::mutex>* driving) {
 // ---- Callers
 
 void Driver::Ring() {
-  job_->RingCoordinator(rank_ == 0 ? Doorbell::kEverything : Doorbell::kSubmission);
+  job_->RingCoordinator(job_->is_coordinator() ? Doorbell::kEverything
+                                               : Doorbell::kSubmission);
   // Its own engine is woken where it will have something to do at once, and where
   // nobody decides any more or watches whether somebody does.
-  if (rank_ != 0 && (promptness_.prompt() || resting_.load() || job_->HasShutDown(0))) {
+  if (!job_->is_coordinator() && (promptness_.prompt() || resting_.load() ||
+                                  job_->HasShutDown(JobState::kCoordinator))) {
     bell_.Ring();
   }
 }
@@ -113,7 +114,7 @@ void Driver::DriveSoon(const std::atomic<bool>& ended) {
 void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
                          const std::atomic<bool>& ended, bool has_other_work) {
   if (!driving->owns_lock()) return Ring();
-  if (rank_ != 0) job_->RingCoordinator(Doorbell::kSubmission);
+  if (!job_->is_coordinator()) job_->RingCoordinator(Doorbell::kSubmission);
   Drive(ended, has_other_work);
   driving->unlock();
 }

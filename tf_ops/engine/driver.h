@@ -13,14 +13,14 @@
 #include <mutex>
 #include <thread>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
-#include "tf_ops/engine/timeline.h"
 #include "tf_ops/engine/work.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 
@@ -72,7 +72,6 @@ class Driver : private Waiter {
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;
   void CheckForLostWake(uint32_t listening, bool has_news);
 
-  const int rank_;
   const bool has_cores_;  // for all ranks
   const std::shared_ptr<JobState> job_;
   Doorbell& bell_;

@@ -20,7 +20,7 @@ constexpr char kJoin[] = "keras_hvd.join";
 }  // namespace
 
 Engine::Engine(EngineOptions options, const World& world)
-    : rank_(options.rank),
+    : is_coordinator_(world.job->is_coordinator()),
       size_(world.job->size()),
       timeline_(world.job),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
@@ -35,7 +35,7 @@ void Engine::Stop() {
 }
 
 Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
-  return rank_ == 0 ? timeline_.Start(path, mark_cycles) : Status::Ok();
+  return is_coordinator_ ? timeline_.Start(path, mark_cycles) : Status::Ok();
 }
 
 void Engine::StopTimeline() { timeline_.Stop(); }

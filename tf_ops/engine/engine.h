@@ -20,14 +20,14 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/engine/description.h"
+#include "tf_ops/backend/world.h"
 #include "tf_ops/engine/driver.h"
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/engine_options.h"
-#include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/requests.h"
-#include "tf_ops/engine/timeline.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/operation/description.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 
@@ -71,7 +71,7 @@ class Engine {
  private:
   Status Agree(Description description, int32_t* answer);
 
-  const int rank_;
+  const bool is_coordinator_;
   const int size_;
   EngineCounters counters_;
   Timeline timeline_;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/engine/autotune_log.h"
+#include "tf_ops/coordination/autotune_log.h"
 #include "tf_ops/engine/engine_testing.h"
 
 namespace keras_hvd {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tf_ops/engine/engine_gpu_testing.h"
-#include "tf_ops/engine/log.h"
 #include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 namespace {

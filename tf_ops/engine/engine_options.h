@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "tf_ops/engine/autotune.h"
-#include "tf_ops/engine/gpu_access.h"
+#include "tf_ops/coordination/autotune.h"
+#include "tf_ops/gpu/gpu_access.h"
 
 namespace keras_hvd {
 

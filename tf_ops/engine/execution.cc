@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "tf_ops/engine/job_failure.h"
-#include "tf_ops/engine/log.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 namespace {
@@ -74,7 +74,8 @@ void Execution::CarryOutNext() {
   const Status status = decoder_.Decode(message, &decision);
   if (!status.ok()) {
     job_->Fail(status.code,
-               job_->Describe(0) + " has sent rank " + std::to_string(rank_) +
+               job_->Describe(JobState::kCoordinator) + " has sent rank " +
+                   std::to_string(rank_) +
                    " a decision that is malformed: " + status.message +
                    ". This is a bug in keras_hvd, or memory was overwritten");
     return;
@@ -102,7 +103,8 @@ void Execution::CarryOut(const AgreeMessage& agree) {
     if (!gpu().RemoveProcessSet(agree.answer)) return;
     requests_.RemoveProcessSet(agree.answer);
   }
-  decides_for_others_ = rank_ == 0 && requests_.process_sets().HasOneWithoutRankZero();
+  decides_for_others_ =
+      job_->is_coordinator() && requests_.process_sets().HasOneWithoutRankZero();
   std::unique_ptr<Operation> operation = requests_.Take(agree.tensor);
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = agree.answer;

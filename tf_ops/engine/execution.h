@@ -14,16 +14,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/batch_runner.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/engine_counters.h"
-#include "tf_ops/engine/messages.h"
-#include "tf_ops/engine/operation.h"
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
-#include "tf_ops/engine/timeline.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 

@@ -1,6 +1,6 @@
 // Tensors that travel within messages: what the coordinator makes of them, and that
 // their results have the bits that the exchange of larger ones gives.
-#include "tf_ops/engine/inline_tensors.h"
+#include "tf_ops/operation/inline_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/engine/coordinator_testing.h"
+#include "tf_ops/coordination/coordinator_testing.h"
 #include "tf_ops/engine/engine_testing.h"
 
 namespace keras_hvd {

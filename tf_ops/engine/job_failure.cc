@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "tf_ops/engine/log.h"
-#include "tf_ops/engine/operation_log.h"
+#include "tf_ops/operation/log.h"
+#include "tf_ops/operation/operation_log.h"
 
 namespace keras_hvd {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/engine/operation.h"
+#include "tf_ops/operation/operation.h"
 
 namespace keras_hvd {
 

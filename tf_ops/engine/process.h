@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/engine/engine.h"
-#include "tf_ops/engine/world.h"
 #include "tf_ops/transport/liveness.h"
 #include "tf_ops/transport/rendezvous.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tf_ops/engine/c_api.h"
-#include "tf_ops/engine/operation.h"
+#include "tf_ops/operation/operation.h"
 #include "tf_ops/transport/status.h"
 
 namespace keras_hvd {

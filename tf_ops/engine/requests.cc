@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "tf_ops/engine/inline_tensors.h"
-#include "tf_ops/engine/log.h"
+#include "tf_ops/operation/inline_tensors.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 

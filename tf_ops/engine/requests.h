@@ -13,13 +13,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tf_ops/engine/coordinator.h"
+#include "tf_ops/backend/world.h"
+#include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/engine_counters.h"
-#include "tf_ops/engine/messages.h"
-#include "tf_ops/engine/operation.h"
-#include "tf_ops/engine/operation_log.h"
-#include "tf_ops/engine/process_sets.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/operation/operation_log.h"
+#include "tf_ops/operation/process_sets.h"
 
 namespace keras_hvd {
 

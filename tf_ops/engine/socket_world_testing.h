@@ -25,9 +25,9 @@
 #include <utility>
 #include <vector>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/parts.h"
 #include "tf_ops/collectives/reduce.h"
-#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "tf_ops/engine/log.h"
+#include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
 
@@ -37,8 +37,8 @@ void StallWatch::CheckSilentCoordinator() {
   if (oldest == Clock::time_point::max()) return;
   const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
   if (waited < warning_seconds_) return;
-  if (job_->Obstacle(0).empty()) return;
-  CheckPeer(0, oldest);
+  if (job_->Obstacle(JobState::kCoordinator).empty()) return;
+  CheckPeer(JobState::kCoordinator, oldest);
 }
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {

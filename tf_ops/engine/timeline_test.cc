@@ -1,6 +1,6 @@
 // The timeline of engines that are threads over one segment, and of its own calls: what
 // is in the file, and what it costs nobody.
-#include "tf_ops/engine/timeline.h"
+#include "tf_ops/timeline/timeline.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -11,9 +11,9 @@
 #include <future>
 #include <set>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/engine/timeline_testing.h"
-#include "tf_ops/engine/world.h"
 
 namespace keras_hvd {
 namespace {

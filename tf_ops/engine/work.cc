@@ -10,7 +10,7 @@ namespace {
 
 std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
                                              const World& world, Timeline* timeline) {
-  if (options.rank != 0) return nullptr;
+  if (!world.job->is_coordinator()) return nullptr;
   return std::make_unique<Coordination>(world, options.fusion_bytes,
                                         options.cache_capacity, timeline);
 }
@@ -20,8 +20,7 @@ std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
 Work::Work(const EngineOptions& options, const World& world,
            std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
            Promptness* promptness, Timeline* timeline, EngineCounters* counters)
-    : rank_(options.rank),
-      job_(world.job),
+    : job_(world.job),
       requests_(*requests),
       coordination_(CoordinationOf(options, world, timeline)),
       execution_(options, world, std::move(gpu), waiter, requests, promptness, timeline,
@@ -98,13 +97,13 @@ void Work::Leave() {
 
 // Without rank 0 nothing is decided any more. What it decided before is carried out.
 void Work::CheckCoordinatorLeft() {
-  if (rank_ == 0 || execution_.anything_to_do()) return;
+  if (job_->is_coordinator() || execution_.anything_to_do()) return;
   if (job_->has_departed()) return;
-  if (!job_->HasShutDown(0) || execution_.HasNews()) return;
+  if (!job_->HasShutDown(JobState::kCoordinator) || execution_.HasNews()) return;
   if (!requests_.any_pending() || job_->Failed()) return;
   job_->Fail(
       Code::kRankFailed,
-      job_->Describe(0) +
+      job_->Describe(JobState::kCoordinator) +
           " has left the job: its script ended or called shutdown, while others "
           "still had work for it, which decides for process sets without it too");
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/engine_counters.h"
@@ -13,8 +14,7 @@
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/stall_watch.h"
-#include "tf_ops/engine/timeline.h"
-#include "tf_ops/engine/world.h"
+#include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 
@@ -58,7 +58,6 @@ class Work {
   void HandleFailure();
   void CheckCoordinatorLeft();
 
-  const int rank_;
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
   const std::unique_ptr<Coordination> coordination_;  // on rank 0

@@ -35,8 +35,12 @@ class JobState {
   JobState(int rank, int size) : rank_(rank), size_(size) {}
   virtual ~JobState() = default;
 
+  // The rank that decides what runs when.
+  static constexpr int kCoordinator = 0;
+
   // This rank, of 0..size-1.
   int rank() const { return rank_; }
+  bool is_coordinator() const { return rank_ == kCoordinator; }
   int size() const { return size_; }
 
   // ---- Failure

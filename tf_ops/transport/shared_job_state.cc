@@ -109,7 +109,7 @@ OperationHistory& SharedJobState::History(int rank) {
 // ---- Waking
 
 void SharedJobState::RingCoordinator(uint32_t about) {
-  segment_->block(0).bell.Ring(about);
+  segment_->block(kCoordinator).bell.Ring(about);
 }
 
 void SharedJobState::RingAll() {

@@ -100,7 +100,8 @@ std::unique_ptr<MessageSender> SharedMemoryChannels::ToCoordinator() {
 std::unique_ptr<MessageReceiver> SharedMemoryChannels::FromCoordinator() {
   return std::make_unique<SharedMemoryReceiver>(
       segment_->decisions(), Segment::kDecisionBytes, &segment_->header().decisions,
-      &segment_->block(rank_).decisions_read, &segment_->block(0).bell);
+      &segment_->block(rank_).decisions_read,
+      &segment_->block(JobState::kCoordinator).bell);
 }
 
 std::vector<std::unique_ptr<MessageReceiver>> SharedMemoryChannels::FromRanks() {

@@ -1,0 +1,63 @@
+// What moves and reduces tensors in host memory among the members of a batch.
+//
+// All of it is for who drives the engine. Functions that return a bool return false if
+// the job has failed meanwhile, or this rank stops waiting.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
+#define KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/collectives/joint_attempt.h"
+#include "tf_ops/collectives/phase_recorder.h"
+#include "tf_ops/collectives/store_choice.h"
+#include "tf_ops/coordination/autotune.h"
+#include "tf_ops/operation/operation.h"
+
+namespace keras_hvd {
+
+// What the coordinator has decided for all: the same on all members of a batch.
+struct BatchSettings {
+  std::array<Stores, 2> stores{};  // out of and in place
+  Tuning tuning;
+};
+
+class CollectiveBackend {
+ public:
+  virtual ~CollectiveBackend() = default;
+
+  // Begins a collective of `members`: ranks, ascending, this one among them. All of
+  // them count the batches alike, of which this one is number `number`.
+  virtual bool Begin(const std::vector<int>& members, uint64_t number) = 0;
+  // Ends what has begun, and begins another one of the same members.
+  virtual bool BeginAgain() = 0;
+  virtual void End() = 0;
+
+  // ---- Of each that has begun, one of these.
+
+  // Runs the collective of the batch's kind.
+  virtual bool Run(const Batch& batch, const BatchSettings& settings) = 0;
+  // Gives every member all members' numbers, `(*all)[member]` in the order of `own`,
+  // which is as long on every member.
+  virtual bool Exchange(const std::vector<int64_t>& own,
+                        std::vector<std::vector<int64_t>>* all) = 0;
+  // Something that all members try.
+  virtual std::unique_ptr<JointAttempt> Attempt() = 0;
+
+  // Gives every member all members' hashes. May follow Run.
+  virtual bool ExchangeHashes(const std::vector<uint64_t>& own,
+                              std::vector<std::vector<uint64_t>>* all) = 0;
+
+  // ---- Of how it works
+
+  // The largest part of a tensor that it moves at a time.
+  virtual int64_t window_bytes() const = 0;
+  // Has the collectives from now on recorded; null: no longer.
+  virtual void set_recorder(PhaseRecorder* recorder) = 0;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_

@@ -1,0 +1,50 @@
+// Collectives of ranks that share memory; see collectives/.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_
+#define KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/backend/collective_backend.h"
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/collectives/communicator.h"
+
+namespace keras_hvd {
+
+class SharedMemoryBackend final : public CollectiveBackend {
+ public:
+  // `store_choice`: where one learns how long allreduces take, or null.
+  SharedMemoryBackend(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
+                      StoreChoice* store_choice);
+
+  bool Begin(const std::vector<int>& members, uint64_t number) override;
+  bool BeginAgain() override;
+  void End() override;
+
+  bool Run(const Batch& batch, const BatchSettings& settings) override;
+  bool Exchange(const std::vector<int64_t>& own,
+                std::vector<std::vector<int64_t>>* all) override;
+  std::unique_ptr<JointAttempt> Attempt() override;
+  bool ExchangeHashes(const std::vector<uint64_t>& own,
+                      std::vector<std::vector<uint64_t>>* all) override;
+
+  int64_t window_bytes() const override { return communicator_.exchange_bytes(); }
+  void set_recorder(PhaseRecorder* recorder) override;
+
+ private:
+  bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
+  bool RunAdasum(const AllreduceOptions& allreduce);
+  bool RunAllgather(Operation* operation);
+  bool RunAlltoall(Operation* operation);
+  bool RunBroadcast(const Operation& operation);
+  bool RunReducescatter(const Operation& operation);
+
+  Communicator communicator_;
+  StoreChoice* const store_choice_;
+  std::vector<int> members_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_

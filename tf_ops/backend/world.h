@@ -1,0 +1,32 @@
+// What connects a rank to the others of its job.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
+#define KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
+
+#include <functional>
+#include <memory>
+
+#include "tf_ops/backend/collective_backend.h"
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/store_choice.h"
+#include "tf_ops/transport/channel.h"
+#include "tf_ops/transport/job_state.h"
+#include "tf_ops/transport/segment.h"
+
+namespace keras_hvd {
+
+struct World {
+  std::shared_ptr<JobState> job;
+  std::shared_ptr<Channels> channels;
+  // Makes what moves tensors in host memory. `waiter` passes the time until a peer is
+  // ready; `store_choice` is the coordinator's, or null.
+  std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter,
+                                                   StoreChoice* store_choice)>
+      make_backend;
+};
+
+// That of ranks that share a segment.
+World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_WORLD_H_

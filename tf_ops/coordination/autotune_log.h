@@ -1,0 +1,33 @@
+// The file in which rank 0 keeps what autotuning has found, for people, for
+// spreadsheets, and for the next job.
+//
+//   keras_hvd autotune 1: ranks=2 state=result
+//   fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage
+//   67108864,524288,16384,50,,best
+//   67108864,1048576,16384,50,1234567890,warmup
+//   ...
+//
+// The state is `search` until there is a result. The best comes first, then each sample
+// in the order in which they were taken: `warmup`, `search` or `final`.
+#ifndef KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_
+#define KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_
+
+#include <string>
+
+#include "tf_ops/coordination/autotune.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+// Takes into `options` what is known from `options->log` of an earlier job of so many
+// ranks. That there is no such file, or that it is of another number of ranks, leaves
+// them as they are. An error: it is something else, which would be overwritten, or it
+// could not be written.
+Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
+
+// Replaces the file by one that is whole.
+Status WriteAutotuneLog(const std::string& path, int ranks, const Autotune& autotune);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_LOG_H_

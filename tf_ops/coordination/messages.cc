@@ -1,0 +1,448 @@
+// See messages.h.
+//
+// A message is a sequence of fields, each a multiple of 8 bytes: integers, texts with
+// their length in front, lists with their count in front.
+#include "tf_ops/coordination/messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "tf_ops/operation/inline_tensors.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr size_t kMostPooled = 16384;
+constexpr size_t kFieldBytes = sizeof(int64_t);
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAnyInt32 = std::numeric_limits<int32_t>::max();
+
+enum class DecisionType : int64_t { kRun = 0, kFail = 1, kAgree = 2, kTune = 3 };
+
+// What a message of a submission has besides the number of its description.
+constexpr int64_t kDefines = 1;
+constexpr int64_t kDuplicate = 2;
+constexpr int64_t kHasTime = 4;
+constexpr int64_t kHasInput = 8;
+constexpr int64_t kAllFlags = 15;
+
+// ---- Writing
+
+void AddInteger(int64_t value, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+void AddNumber(double value, std::string* to) {
+  to->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+void AddText(std::string_view text, std::string* to) {
+  AddInteger(static_cast<int64_t>(text.size()), to);
+  to->append(text);
+  to->append((kFieldBytes - text.size() % kFieldBytes) % kFieldBytes, '\0');
+}
+
+template <typename List>
+void AddList(const List& integers, std::string* to) {
+  AddInteger(static_cast<int64_t>(integers.size()), to);
+  for (int64_t integer : integers) AddInteger(integer, to);
+}
+
+void AddDescription(const Description& description, std::string* to) {
+  AddInteger(description.process_set, to);
+  AddText(description.name, to);
+  AddInteger(static_cast<int64_t>(description.kind), to);
+  AddInteger(static_cast<int64_t>(description.reduction.op), to);
+  AddNumber(description.reduction.prescale, to);
+  AddNumber(description.reduction.postscale, to);
+  AddInteger(description.root, to);
+  AddInteger(description.on_gpu ? 1 : 0, to);
+  AddInteger(static_cast<int64_t>(description.tensors.size()), to);
+  for (const TensorDescription& tensor : description.tensors) {
+    AddInteger(static_cast<int64_t>(tensor.dtype), to);
+    AddList(tensor.shape, to);
+  }
+  AddList(description.members, to);
+}
+
+// ---- Reading
+
+// Takes the fields of a message off its front. After the first that is wrong, all
+// others are 0 or empty: the error is looked at once, in the end.
+class Fields {
+ public:
+  explicit Fields(std::string_view message) : rest_(message) {}
+
+  const Status& status() const { return status_; }
+  std::string_view rest() const { return rest_; }
+
+  int64_t Integer(const char* what, int64_t least, int64_t most) {
+    int64_t value = 0;
+    if (!Take(what, &value)) return 0;
+    if (value >= least && value <= most) return value;
+    Refuse(std::string(what) + " = " + std::to_string(value) + ", which is not in " +
+           std::to_string(least) + ".." + std::to_string(most));
+    return 0;
+  }
+
+  double Number(const char* what) {
+    double value = 0;
+    Take(what, &value);
+    return value;
+  }
+
+  std::string_view Text(const char* what) {
+    const int64_t length = Integer(what, 0, static_cast<int64_t>(rest_.size()));
+    const size_t padded = (length + kFieldBytes - 1) / kFieldBytes * kFieldBytes;
+    if (padded > rest_.size()) {
+      EndsIn(what);
+      return {};
+    }
+    const std::string_view text = rest_.substr(0, length);
+    rest_.remove_prefix(padded);
+    return text;
+  }
+
+  // How many elements follow, each of so many fields or more.
+  int64_t Count(const char* what, size_t fields = 1) {
+    return Integer(what, 0, rest_.size() / kFieldBytes / fields);
+  }
+
+  // Ascending.
+  std::vector<int> Ranks(const char* what, int size) {
+    std::vector<int> ranks(Count(what));
+    int64_t least = 0;
+    for (int& rank : ranks) {
+      rank = static_cast<int>(Integer(what, least, size - 1));
+      least = rank + 1;
+    }
+    return ranks;
+  }
+
+  Kind ReadKind() {
+    const int64_t kind = Integer("kind", 0, static_cast<int64_t>(Kind::kJoin));
+    if (kind >= kKinds && kind < static_cast<int64_t>(Kind::kAddProcessSet)) {
+      Refuse("kind = " + std::to_string(kind) + ", which does not exist");
+      return Kind::kAllreduce;
+    }
+    return static_cast<Kind>(kind);
+  }
+
+  Description ReadDescription(int size) {
+    Description description;
+    description.process_set = Integer("process set", 0, kAnyInt32);
+    description.name = Text("name");
+    description.kind = ReadKind();
+    description.reduction.op =
+        static_cast<ReduceOp>(Integer("operation", 0, kReduceOps - 1));
+    description.reduction.prescale = Number("prescale factor");
+    description.reduction.postscale = Number("postscale factor");
+    description.root = Integer("root", 0, size - 1);
+    description.on_gpu = Integer("place", 0, 1) == 1;
+    description.tensors.resize(Count("number of tensors", 2));
+    int64_t bytes = 0;
+    for (TensorDescription& tensor : description.tensors) {
+      tensor = ReadTensor(HasOwnRows(description.kind), &bytes);
+    }
+    description.members = Ranks("members", size);
+    return description;
+  }
+
+  // Every message ends so.
+  Status End() {
+    if (status_.ok() && !rest_.empty()) {
+      Refuse(std::to_string(rest_.size()) + " bytes follow its end");
+    }
+    return status_;
+  }
+
+  void Refuse(const std::string& text) {
+    if (status_.ok()) status_ = Status::Internal(text);
+    rest_ = {};
+  }
+
+ private:
+  template <typename Value>
+  bool Take(const char* what, Value* value) {
+    static_assert(sizeof(Value) == kFieldBytes);
+    if (rest_.size() < kFieldBytes) {
+      EndsIn(what);
+      return false;
+    }
+    memcpy(value, rest_.data(), kFieldBytes);
+    rest_.remove_prefix(kFieldBytes);
+    return true;
+  }
+
+  void EndsIn(const char* what) { Refuse(std::string("it ends within ") + what); }
+
+  // `own_rows`: ranks may have other first dimensions, so that this has none. Adds the
+  // tensor's size to `total`, which is refused before it overflows.
+  TensorDescription ReadTensor(bool own_rows, int64_t* total) {
+    TensorDescription tensor;
+    tensor.dtype = static_cast<DataType>(Integer("type", 0, kDataTypes - 1));
+    tensor.shape.resize(Count("number of dimensions"));
+    int64_t bytes = Bytes(tensor.dtype);
+    bool countable = true;
+    bool empty = false;
+    for (size_t i = 0; i < tensor.shape.size(); ++i) {
+      const bool none = own_rows && i == 0;
+      const int64_t dimension =
+          none ? Integer("dimension", -1, -1) : Integer("dimension", 0, kAny);
+      tensor.shape[i] = dimension;
+      empty |= dimension == 0;
+      countable &= !__builtin_mul_overflow(bytes, dimension, &bytes);
+    }
+    // Where ranks have rows of their own, each knows its size alone.
+    if (own_rows || empty) return tensor;
+    countable &= !__builtin_add_overflow(*total, bytes, total);
+    // What is packed may have more for the alignment.
+    if (!countable || *total > kAny / 2) Refuse("the tensors have too many bytes");
+    return tensor;
+  }
+
+  std::string_view rest_;
+  Status status_;
+};
+
+}  // namespace
+
+// ---- From a rank to the coordinator
+
+std::string_view SubmissionEncoder::Encode(const Description& description,
+                                           bool duplicate,
+                                           std::optional<Clock::time_point> submitted,
+                                           const Operation* inlined) {
+  description_.clear();
+  AddDescription(description, &description_);
+  numbers_.Reserve(1);
+  bool is_new;
+  const int64_t number = numbers_.Number(description_, &is_new);
+  message_.clear();
+  AddInteger((is_new ? kDefines : 0) | (duplicate ? kDuplicate : 0) |
+                 (submitted.has_value() ? kHasTime : 0) |
+                 (inlined != nullptr ? kHasInput : 0),
+             &message_);
+  AddInteger(number, &message_);
+  if (is_new) AddText(description_, &message_);
+  if (submitted.has_value()) {
+    const std::chrono::nanoseconds time = submitted->time_since_epoch();
+    AddInteger(time.count(), &message_);
+  }
+  if (inlined != nullptr) AppendInputs(*inlined, &message_);
+  return message_;
+}
+
+Status DescriptionPool::Decode(std::string_view encoded,
+                               std::shared_ptr<const Description>* description) {
+  std::string key(encoded);
+  const auto known = pool_.find(key);
+  if (known != pool_.end()) {
+    *description = known->second;
+    return Status::Ok();
+  }
+  Fields fields(encoded);
+  auto decoded = std::make_shared<Description>(fields.ReadDescription(size_));
+  const Status status = fields.End();
+  if (!status.ok()) return status;
+  if (pool_.size() >= kMostPooled) pool_.clear();
+  pool_.emplace(std::move(key), decoded);
+  *description = std::move(decoded);
+  return status;
+}
+
+Status SubmissionDecoder::Decode(std::string_view message, Submission* submission) {
+  *submission = {};
+  Fields fields(message);
+  const int64_t flags = fields.Integer("flags", 0, kAllFlags);
+  const bool defines = (flags & kDefines) != 0;
+  const int64_t known = static_cast<int64_t>(dictionary_.size());
+  const int64_t number = fields.Integer("description", 0, defines ? known : known - 1);
+  if (!fields.status().ok()) return fields.status();
+  if (defines) {
+    std::shared_ptr<const Description> description;
+    const std::string_view encoded = fields.Text("description");
+    if (!fields.status().ok()) return fields.status();
+    const Status status = pool_.Decode(encoded, &description);
+    if (!status.ok()) return status;
+    if (number == known) dictionary_.emplace_back();
+    dictionary_[number] = std::move(description);
+  }
+  submission->description = dictionary_[number];
+  submission->duplicate = (flags & kDuplicate) != 0;
+  if ((flags & kHasTime) != 0) {
+    submission->submitted.emplace(
+        std::chrono::nanoseconds(fields.Integer("time", 0, kAny)));
+  }
+  if ((flags & kHasInput) == 0) return fields.End();
+  if (!fields.status().ok()) return fields.status();
+  const std::string_view input = fields.rest();
+  if (!FitsInline(*submission->description, input.size())) {
+    return Status::Internal("the tensors of " + Title(*submission->description) +
+                            " do not travel along, or not in " +
+                            std::to_string(input.size()) + " bytes");
+  }
+  submission->input.emplace(input);
+  return Status::Ok();
+}
+
+// ---- From the coordinator to all ranks
+
+void DecisionEncoder::AddTensor(const TensorKey& key) {
+  bool is_new;
+  const int64_t number = numbers_.Number(key, &is_new);
+  AddInteger(number, &message_);
+  AddInteger(is_new ? 1 : 0, &message_);
+  if (!is_new) return;
+  AddInteger(key.process_set, &message_);
+  AddText(key.name, &message_);
+}
+
+std::string_view DecisionEncoder::Encode(const Decision& decision,
+                                         const std::array<Stores, 2>& stores) {
+  message_.clear();
+  numbers_.Reserve(decision.tensors.size());
+  switch (decision.type) {
+    case Decision::Type::kRun:
+      AddInteger(static_cast<int64_t>(DecisionType::kRun), &message_);
+      AddInteger(static_cast<int64_t>(decision.tensors.size()), &message_);
+      for (const TensorKey& key : decision.tensors) AddTensor(key);
+      for (Stores each : stores) AddInteger(static_cast<int64_t>(each), &message_);
+      AddInteger(static_cast<int64_t>(decision.zeros.size()), &message_);
+      for (const Decision::Zeros& zeros : decision.zeros) {
+        AddList(zeros.ranks, &message_);
+        AddDescription(*zeros.description, &message_);
+      }
+      AddInteger(decision.given.empty() ? 0 : 1, &message_);
+      for (const Decision::Given& given : decision.given) {
+        AppendResults(*given.description, given.inputs, &message_);
+      }
+      break;
+    case Decision::Type::kFail:
+      AddInteger(static_cast<int64_t>(DecisionType::kFail), &message_);
+      AddTensor(decision.tensors.front());
+      AddList(decision.ranks, &message_);
+      AddInteger(decision.departed ? 1 : 0, &message_);
+      AddText(decision.text, &message_);
+      break;
+    case Decision::Type::kAgree:
+      AddInteger(static_cast<int64_t>(DecisionType::kAgree), &message_);
+      AddTensor(decision.tensors.front());
+      AddInteger(static_cast<int64_t>(decision.agreed), &message_);
+      AddInteger(decision.answer, &message_);
+      AddList(decision.members, &message_);
+      break;
+  }
+  return message_;
+}
+
+std::string_view DecisionEncoder::Encode(const Tuning& tuning) {
+  message_.clear();
+  AddInteger(static_cast<int64_t>(DecisionType::kTune), &message_);
+  AddInteger(tuning.window_bytes, &message_);
+  AddInteger(tuning.small_bytes, &message_);
+  AddInteger(tuning.spin_microseconds, &message_);
+  return message_;
+}
+
+namespace {
+
+TensorKey ReadTensor(std::vector<TensorKey>* dictionary, Fields* from) {
+  const int64_t known = static_cast<int64_t>(dictionary->size());
+  const int64_t number = from->Integer("tensor", 0, known);
+  const bool is_new = from->Integer("definition", 0, 1) == 1;
+  if (is_new) {
+    TensorKey key;
+    key.process_set = from->Integer("process set", 0, kAnyInt32);
+    key.name = from->Text("name");
+    if (!from->status().ok()) return {};
+    if (number == known) dictionary->emplace_back();
+    (*dictionary)[number] = std::move(key);
+  } else if (number == known) {
+    from->Refuse("tensor " + std::to_string(number) + " has not been defined");
+    return {};
+  }
+  return (*dictionary)[number];
+}
+
+bool Has(const std::vector<TensorKey>& tensors, const Description& description) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorKey& key) {
+    return key.process_set == description.process_set && key.name == description.name;
+  });
+}
+
+RunMessage ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from) {
+  RunMessage run;
+  const int64_t most = from->rest().size() / (2 * kFieldBytes);
+  const int64_t count = from->Integer("number of tensors", 1, most);
+  for (int64_t i = 0; i < count && from->status().ok(); ++i) {
+    run.tensors.push_back(ReadTensor(dictionary, from));
+  }
+  for (Stores& stores : run.stores) {
+    stores = static_cast<Stores>(from->Integer("stores", 0, kStoresKinds - 1));
+  }
+  run.zeros.resize(from->Count("number of zeros"));
+  for (Decision::Zeros& zeros : run.zeros) {
+    zeros.ranks = from->Ranks("ranks of zeros", size);
+    auto description = std::make_shared<Description>(from->ReadDescription(size));
+    if (!TakesZeros(*description) || !Has(run.tensors, *description)) {
+      from->Refuse("zeros are for " + Title(*description));
+    }
+    zeros.description = std::move(description);
+  }
+  if (from->Integer("results", 0, 1) == 1) run.results = from->rest();
+  return run;
+}
+
+}  // namespace
+
+Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decision) {
+  Fields fields(message);
+  switch (static_cast<DecisionType>(fields.Integer("type", 0, 3))) {
+    case DecisionType::kRun: {
+      RunMessage run = ReadRun(size_, &dictionary_, &fields);
+      const bool has_results = run.results.has_value();
+      *decision = std::move(run);
+      return has_results ? fields.status() : fields.End();
+    }
+    case DecisionType::kFail: {
+      FailMessage fail;
+      fail.tensor = ReadTensor(&dictionary_, &fields);
+      fail.ranks = fields.Ranks("ranks", size_);
+      fail.departed = fields.Integer("departure", 0, 1) == 1;
+      fail.text = fields.Text("text");
+      *decision = std::move(fail);
+      break;
+    }
+    case DecisionType::kAgree: {
+      AgreeMessage agree;
+      agree.tensor = ReadTensor(&dictionary_, &fields);
+      agree.kind = fields.ReadKind();
+      if (!IsAgreement(agree.kind)) fields.Refuse("nobody agrees on a collective");
+      // The rank that has joined last, or a process set, of which 0 stays as it is.
+      const bool is_rank = agree.kind == Kind::kJoin;
+      agree.answer = is_rank ? fields.Integer("last rank", 0, size_ - 1)
+                             : fields.Integer("process set", 1, kAnyInt32);
+      agree.members = fields.Ranks("members", size_);
+      if (agree.kind == Kind::kAddProcessSet && agree.members.empty()) {
+        fields.Refuse("the process set has no members");
+      }
+      *decision = std::move(agree);
+      break;
+    }
+    case DecisionType::kTune: {
+      TuneMessage tune;
+      tune.tuning.window_bytes = fields.Integer("window", 1, kAny);
+      tune.tuning.small_bytes = fields.Integer("small size", 0, kAny);
+      tune.tuning.spin_microseconds = fields.Integer("spinning", 0, kAny);
+      if (!IsPossible(tune.tuning)) fields.Refuse(Describe(tune.tuning));
+      *decision = tune;
+      break;
+    }
+  }
+  return fields.End();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,35 @@
+// Rank 0's side of the coordination, where a rank sends it nonsense.
+#include "tf_ops/engine/coordination.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "tf_ops/backend/world.h"
+#include "tf_ops/timeline/timeline.h"
+
+namespace keras_hvd {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
+  std::shared_ptr<Segment> segment;
+  ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
+  const World world = SharedMemoryWorld(segment, 0);
+  Timeline timeline(world.job);
+  Coordination coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  const auto submissions = SharedMemoryWorld(segment, 1).channels->ToCoordinator();
+  const int64_t flags = 99;
+  submissions->Queue({reinterpret_cast<const char*>(&flags), sizeof(flags)});
+  submissions->Flush();
+  coordination.Progress();
+  EXPECT_EQ(world.job->Failure().code, Code::kInternal);
+  EXPECT_THAT(world.job->Failure().message, HasSubstr("rank 1"));
+  EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
+}
+
+}  // namespace
+}  // namespace keras_hvd

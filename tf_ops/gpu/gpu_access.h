@@ -1,0 +1,59 @@
+// The libraries for tensors on GPUs, and this rank's GPU: opened when the first such
+// tensor comes, so that a job without one needs neither.
+#ifndef KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
+#define KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "tf_ops/cuda/gpu.h"
+#include "tf_ops/nccl/library.h"
+
+namespace keras_hvd {
+
+// "" where the system's are meant.
+struct GpuLibraries {
+  std::string cuda;
+  std::string nccl;
+};
+
+// What `libraries` give, for people and programs; see khvd_gpu_support.
+struct GpuSupport {
+  int devices = 0;
+  int nccl_version = 0;
+  std::string text;
+};
+GpuSupport FindGpuSupport(const GpuLibraries& libraries);
+
+// All of it may be called on any thread.
+class GpuAccess {
+ public:
+  // `local_rank`: the number of the device where no stream says it.
+  GpuAccess(GpuLibraries libraries, int local_rank)
+      : libraries_(std::move(libraries)), local_rank_(local_rank) {}
+
+  // The GPU of a caller's stream, which must be the same for all of a rank's tensors.
+  Status OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu);
+  // The one that was opened; or, for a rank without a tensor of its own, its own.
+  Status Open(std::shared_ptr<cuda::Gpu>* gpu);
+  Status OpenNccl(std::shared_ptr<const nccl::Library>* library);
+
+ private:
+  Status OpenDriver();
+  Status OpenDevice(int ordinal);
+
+  const GpuLibraries libraries_;
+  const int local_rank_;
+  std::mutex mutex_;
+  // All below is guarded by mutex_.
+  std::shared_ptr<const cuda::Driver> driver_;
+  std::shared_ptr<cuda::Gpu> gpu_;
+  // Those that are known to be its own: to ask takes as long as a small collective.
+  std::set<cuda::Stream> streams_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_

@@ -1,0 +1,54 @@
+// See gpu_batch.h.
+#include "tf_ops/gpu/gpu_batch.h"
+
+#include <numeric>
+
+namespace keras_hvd {
+
+Status GpuBatch::Exchange(const std::vector<int64_t>& own,
+                          std::vector<std::vector<int64_t>>* all) {
+  CollectiveBackend* const backend = host.Begin();
+  if (backend == nullptr || !backend->Exchange(own, all)) return GivenUp();
+  return Status::Ok();
+}
+
+Status GpuBatch::TakeMemory(cuda::Memory::Place place, size_t bytes, char** memory) {
+  cuda::Memory taken;
+  const Status status = staging_.Take(gpu, place, bytes, &taken);
+  if (!status.ok()) return status;
+  *memory = static_cast<char*>(taken.data());
+  memory_.push_back(std::move(taken));
+  return Status::Ok();
+}
+
+Status GpuBatch::Allocate(Operation* operation, size_t tensor,
+                          const std::vector<int64_t>& rows) {
+  if (AllocateResult(operation, tensor, rows) != nullptr) {
+    // It is free when what is on the caller's stream has passed.
+    std::shared_ptr<const SharedEvent> free;
+    const Status status = RecordOn(gpu, operation->place->stream, &free);
+    return status.ok() ? free->MakeWait(gpu->stream()) : status;
+  }
+  // The other members give their rows all the same.
+  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  if (sum == 0) return Status::Ok();
+  char* instead = nullptr;
+  const int64_t bytes = sum * RowBytes(operation->description->tensors[tensor]);
+  const Status status = TakeMemory(cuda::Memory::Place::kDevice, bytes, &instead);
+  operation->buffers[tensor].output = instead;
+  return status;
+}
+
+Status GpuBatch::AwaitStream() {
+  std::shared_ptr<const SharedEvent> event;
+  Status status = RecordOn(gpu, gpu->stream(), &event);
+  bool passed = false;
+  if (status.ok()) status = event->Query(&passed);
+  for (int64_t polls = 0; status.ok() && !passed; ++polls) {
+    if (!keep_waiting_(polls)) return GivenUp();
+    status = event->Query(&passed);
+  }
+  return status;
+}
+
+}  // namespace keras_hvd

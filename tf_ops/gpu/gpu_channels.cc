@@ -1,0 +1,320 @@
+// See gpu_channels.h.
+#include "tf_ops/gpu/gpu_channels.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "tf_ops/nccl/allreduce.h"
+#include "tf_ops/operation/log.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr int32_t kAllRanks = 0;
+constexpr int64_t kIdWords = sizeof(nccl::UniqueId) / sizeof(int64_t);
+
+// From here on several ranks may share a GPU.
+constexpr int64_t kSharingVersion = 23000;
+
+int32_t ProcessSetOf(const GpuBatch& batch) {
+  return batch.operations.front()->description->process_set;
+}
+
+Status UseOnce(nccl::Communicator* communicator, void* number) {
+  nccl::AllreduceOptions sum;
+  sum.reduction.op = ReduceOp::kSum;
+  sum.tensors = {{DataType::kFloat32, 1, number, number}};
+  return nccl::Allreduce(sum, communicator);
+}
+
+// What the members of a set tell each other.
+struct Member {
+  int64_t version;  // of NCCL; 0: cannot use it
+  int64_t may_share;
+  int64_t compute_capability;
+  cuda::Uuid gpu;
+};
+constexpr int64_t kMemberWords = sizeof(Member) / sizeof(int64_t);
+
+Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
+                     std::vector<Member>* members) {
+  Member own = {};
+  if (library != nullptr) own.version = library->version();
+  const char* const asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  own.may_share = asked != nullptr && strcmp(asked, "1") == 0;
+  own.compute_capability = batch->gpu->compute_capability();
+  own.gpu = batch->gpu->uuid();
+  std::vector<int64_t> words(kMemberWords);
+  memcpy(words.data(), &own, sizeof(own));
+  std::vector<std::vector<int64_t>> all;
+  const Status status = batch->Exchange(words, &all);
+  if (!status.ok()) return status;
+  members->resize(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    memcpy(&(*members)[i], all[i].data(), sizeof(Member));
+  }
+  return status;
+}
+
+nccl::Equipment EquipmentOf(const std::vector<Member>& members) {
+  int64_t version = members.front().version;
+  int64_t capability = members.front().compute_capability;
+  for (const Member& member : members) {
+    version = std::min(version, member.version);
+    capability = std::min(capability, member.compute_capability);
+  }
+  return {static_cast<int>(version), static_cast<int>(capability)};
+}
+
+// The first other member that has the GPU of this one; -1: none.
+int FindSharing(const std::vector<Member>& members, int index) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const bool same =
+        memcmp(&members[i].gpu, &members[index].gpu, sizeof(cuda::Uuid)) == 0;
+    if (same && static_cast<int>(i) != index) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// The first member that cannot use NCCL, or not with those that have its GPU; -1: none.
+int FirstWithout(const std::vector<Member>& members) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
+    const bool can_share = member.version >= kSharingVersion && member.may_share != 0;
+    if (member.version == 0) return static_cast<int>(i);
+    if (!can_share && FindSharing(members, static_cast<int>(i)) >= 0) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+GpuChannels::GpuChannels(std::shared_ptr<JobState> job,
+                         std::shared_ptr<GpuAccess> access,
+                         nccl::KeepWaiting keep_waiting)
+    : rank_(job->rank()),
+      job_(std::move(job)),
+      access_(std::move(access)),
+      keep_waiting_(std::move(keep_waiting)) {}
+
+Status GpuChannels::Open(GpuBatch* batch, const GpuChannel** channel) {
+  const int32_t process_set = ProcessSetOf(*batch);
+  const auto found = channels_.find(process_set);
+  if (found != channels_.end()) {
+    *channel = &found->second;
+    return Status::Ok();
+  }
+  bool all_have_nccl;
+  GpuChannel opened;
+  Status status = Agree(batch, &all_have_nccl, &opened.equipment);
+  if (status.ok() && all_have_nccl) status = Connect(batch, &opened.communicator);
+  if (!status.ok()) return status;
+  *channel = &(channels_[process_set] = std::move(opened));
+  return Status::Ok();
+}
+
+// A member that cannot use NCCL has all of them do without it; so do two that share a
+// GPU, which NCCL allows in newer versions, where it is asked to.
+Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
+                          nccl::Equipment* equipment) {
+  std::string reason;
+  if (!failure_.empty()) {
+    reason = failure_;
+  } else if (library_ == nullptr) {
+    reason = OpenLibrary().message;
+  }
+  std::vector<Member> members;
+  const nccl::Library* const usable = reason.empty() ? library_.get() : nullptr;
+  const Status status = GatherMembers(batch, usable, &members);
+  if (!status.ok()) return status;
+  const Member& own = members[batch->index];
+  const int sharing = FindSharing(members, batch->index);
+  const int first = FirstWithout(members);
+  *all_have_nccl = first < 0;
+  *equipment = EquipmentOf(members);
+  if (first != batch->index) return status;
+  if (own.version == 0) {
+    Warn("this rank cannot use NCCL: " + reason);
+  } else {
+    Warn("this rank has the GPU of rank " + std::to_string(batch->members[sharing]) +
+         ", for which NCCL must be 2.30 or later, and NCCL_MULTI_RANK_GPU_ENABLE=1 be "
+         "set; here it is " +
+         library_->text());
+  }
+  return status;
+}
+
+Status GpuChannels::OpenLibrary() {
+  const char* const blocking = getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && strcmp(blocking, "1") == 0) {
+    return Status::InvalidArgument(
+        "NCCL_COMM_BLOCKING=1 has it wait for ever for a rank that has died; unset it");
+  }
+  return access_->OpenNccl(&library_);
+}
+
+// Said by the first member of the first set that has a reason, for all; what others
+// have met, for who wants to know all.
+void GpuChannels::Warn(const std::string& reason) {
+  if (std::exchange(warned_, true)) return;
+  const bool first = job_->ClaimGpuWarning();
+  Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
+      "collectives of tensors on GPUs go through host memory, which is slow, for " +
+          reason);
+}
+
+// Leaves no communicator where one of the members cannot make it.
+Status GpuChannels::Connect(GpuBatch* batch, Made* communicator) {
+  nccl::UniqueId id = {};
+  bool made;
+  const Status status = ShareId(batch, &id, &made);
+  if (!status.ok() || !made) return status;
+  const auto create = [&](Made* created) {
+    return nccl::Communicator::Create(
+        library_, id, static_cast<int>(batch->members.size()), batch->index,
+        batch->gpu->stream(), [this](int64_t polls) { return KeepWaiting(polls); },
+        created);
+  };
+  return TryTogether(batch, create, communicator, &made);
+}
+
+// The first member makes it for all; `*made`: it could.
+Status GpuChannels::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
+  std::vector<int64_t> words(1 + kIdWords);
+  Status own;
+  if (batch->index == 0) own = nccl::Communicator::NewId(*library_, id);
+  words.front() = own.ok();
+  memcpy(words.data() + 1, id->bytes, sizeof(id->bytes));
+  std::vector<std::vector<int64_t>> all;
+  const Status status = batch->Exchange(words, &all);
+  if (!status.ok()) return status;
+  *made = all.front().front() != 0;
+  memcpy(id->bytes, all.front().data() + 1, sizeof(id->bytes));
+  if (!*made) DoWithoutNccl(own.message, batch->index == 0);
+  return status;
+}
+
+// Has all members make a communicator and use it once, or none: from 2.22 on NCCL
+// connects them only then, and fails then where it may not, say, share memory.
+Status GpuChannels::TryTogether(GpuBatch* batch,
+                                const std::function<Status(Made*)>& make,
+                                Made* communicator, bool* made) {
+  char* number = nullptr;
+  Status status =
+      batch->TakeMemory(cuda::Memory::Place::kDevice, sizeof(float), &number);
+  if (!status.ok()) return status;
+  CollectiveBackend* const backend = batch->host.Begin();
+  if (backend == nullptr) return GivenUp();
+  const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
+  attempt_ = attempt.get();
+  // Aborted once all have told their errors: others would take the abort for one.
+  Made created;
+  status = make(&created);
+  if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
+  attempt_ = nullptr;
+  auto outcome = JointAttempt::Outcome::kSucceeded;
+  if (status.code == Code::kRankFailed) {
+    // For the sake of a member that has failed to, or because the job ends.
+    if (!attempt->HasFailedElsewhere()) return status;
+    outcome = JointAttempt::Outcome::kLeft;
+  } else if (!status.ok()) {
+    outcome = JointAttempt::Outcome::kFailed;
+  }
+  int failed;
+  if (!attempt->Conclude(outcome, &failed)) return GivenUp();
+  *made = failed < 0;
+  if (*made) {
+    *communicator = std::move(created);
+  } else {
+    DoWithoutNccl(status.message, failed == batch->index);
+  }
+  return Status::Ok();
+}
+
+// From now on; what has a communicator keeps it.
+void GpuChannels::DoWithoutNccl(const std::string& reason, bool says_so) {
+  failure_ = "a communicator could not be made before";
+  if (!says_so) return;
+  failure_ = job_->Describe(rank_) +
+             " could not make a communicator with the others: " + reason;
+  Warn(failure_);
+}
+
+bool GpuChannels::KeepWaiting(int64_t polls) const {
+  if (attempt_ != nullptr && attempt_->HasFailedElsewhere()) return false;
+  return keep_waiting_(polls);
+}
+
+Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members,
+                        GpuBatch* all) {
+  const auto whole = channels_.find(kAllRanks);
+  if (whole == channels_.end()) return Status::Ok();
+  if (whole->second.communicator == nullptr) return Status::Ok();
+  GpuChannel part;
+  part.equipment = whole->second.equipment;
+  bool made;
+  const auto split = [&](Made* created) { return Split(members, created); };
+  const Status status = TryTogether(all, split, &part.communicator, &made);
+  if (!status.ok()) return status;
+  if (!made) {
+    // Nothing is under way on any rank: each has awaited that before it tried.
+    for (auto each = channels_.rbegin(); each != channels_.rend(); ++each) {
+      each->second.communicator.reset();
+    }
+    return status;
+  }
+  if (part.communicator != nullptr) channels_[process_set] = std::move(part);
+  return status;
+}
+
+// Null for a rank that is no member.
+Status GpuChannels::Split(const std::vector<int>& members, Made* part) {
+  const auto place = std::lower_bound(members.begin(), members.end(), rank_);
+  const bool included = place != members.end() && *place == rank_;
+  const int index = included ? static_cast<int>(place - members.begin()) : 0;
+  return channels_.at(kAllRanks).communicator->Split(
+      included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
+      part);
+}
+
+Status GpuChannels::Remove(int32_t process_set) {
+  const auto found = channels_.find(process_set);
+  if (found == channels_.end()) return Status::Ok();
+  const GpuChannel channel = std::move(found->second);
+  channels_.erase(found);
+  return channel.communicator == nullptr ? Status::Ok()
+                                         : channel.communicator->Finalize();
+}
+
+Status GpuChannels::AsyncError() const {
+  for (const auto& [process_set, channel] : channels_) {
+    if (channel.communicator == nullptr) continue;
+    const Status status = channel.communicator->AsyncError();
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status GpuChannels::Finalize() {
+  // The parts first: they may use what the whole one has.
+  while (!channels_.empty()) {
+    const Status status = Remove(channels_.rbegin()->first);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+void GpuChannels::Abort() {
+  while (!channels_.empty()) {
+    const auto last = std::prev(channels_.end());
+    if (last->second.communicator != nullptr) last->second.communicator->Abort();
+    channels_.erase(last);
+  }
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,83 @@
+// How the members of each process set move tensors on GPUs: over a communicator of
+// NCCL, or through host memory where one of them cannot use it.
+//
+// A set gets its communicator when its first batch of such tensors runs; one that is
+// added later gets its part of that of all ranks. All members see the same batches and
+// sets in the same order, and so need no more to agree on when.
+//
+// A communicator that cannot be made on one member is made on none, and the set goes
+// through host memory; so do later ones with a member that has seen that. Where it was
+// to be a part of that of all ranks, that one can be used no more, and all sets do.
+#ifndef KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_
+#define KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/collectives/joint_attempt.h"
+#include "tf_ops/gpu/gpu_access.h"
+#include "tf_ops/gpu/gpu_batch.h"
+#include "tf_ops/nccl/communicator.h"
+#include "tf_ops/nccl/reduction.h"
+#include "tf_ops/transport/job_state.h"
+
+namespace keras_hvd {
+
+struct GpuChannel {
+  std::unique_ptr<nccl::Communicator> communicator;  // null: host memory
+  nccl::Equipment equipment;
+};
+
+class GpuChannels {
+ public:
+  GpuChannels(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
+              nccl::KeepWaiting keep_waiting);
+
+  // That of a batch's process set, as long as the set is there.
+  Status Open(GpuBatch* batch, const GpuChannel** channel);
+  // Whether Open has nothing left to agree on.
+  bool IsOpen(int32_t process_set) const { return channels_.count(process_set) != 0; }
+
+  // All ranks add a set, or remove one. `all`: a batch of all ranks, of no operations.
+  Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
+  Status Remove(int32_t process_set);
+
+  // What NCCL has met since.
+  Status AsyncError() const;
+  // Gives the communicators back, as the other members do.
+  Status Finalize();
+  // The same at once, and ends what they do.
+  void Abort();
+
+ private:
+  using Made = std::unique_ptr<nccl::Communicator>;
+
+  Status OpenLibrary();
+  Status Agree(GpuBatch* batch, bool* all_have_nccl, nccl::Equipment* equipment);
+  Status Connect(GpuBatch* batch, Made* communicator);
+  Status ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made);
+  Status Split(const std::vector<int>& members, Made* part);
+  Status TryTogether(GpuBatch* batch, const std::function<Status(Made*)>& make,
+                     Made* communicator, bool* made);
+  void DoWithoutNccl(const std::string& reason, bool says_so);
+  void Warn(const std::string& reason);
+  bool KeepWaiting(int64_t polls) const;
+
+  const int rank_;
+  const std::shared_ptr<JobState> job_;
+  const std::shared_ptr<GpuAccess> access_;
+  const nccl::KeepWaiting keep_waiting_;
+  std::shared_ptr<const nccl::Library> library_;
+  std::map<int32_t, GpuChannel> channels_;
+  const JointAttempt* attempt_ = nullptr;  // to make a communicator, while it goes on
+  std::string failure_;                    // of such an attempt; "": none
+  bool warned_ = false;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_

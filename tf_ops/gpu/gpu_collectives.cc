@@ -1,0 +1,132 @@
+// See gpu_collectives.h.
+#include "tf_ops/gpu/gpu_collectives.h"
+
+#include <algorithm>
+
+#include "tf_ops/nccl/allgather.h"
+#include "tf_ops/nccl/allreduce.h"
+#include "tf_ops/nccl/alltoall.h"
+#include "tf_ops/nccl/broadcast.h"
+#include "tf_ops/nccl/reducescatter.h"
+
+namespace keras_hvd {
+namespace {
+
+Status Allreduce(const std::vector<Operation*>& operations, const GpuBatch& batch,
+                 nccl::Communicator* communicator) {
+  nccl::AllreduceOptions allreduce;
+  allreduce.reduction = operations.front()->description->reduction;
+  for (const Operation* operation : operations) {
+    const std::vector<TensorDescription>& tensors = operation->description->tensors;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      allreduce.tensors.push_back({tensors[i].dtype, Elements(tensors[i]),
+                                   operation->buffers[i].input,
+                                   operation->buffers[i].output});
+    }
+  }
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  return nccl::Allreduce(allreduce, communicator);
+}
+
+Status Allgather(Operation* operation, GpuBatch* batch,
+                 nccl::Communicator* communicator) {
+  std::vector<std::vector<int64_t>> rows;
+  Status status = batch->Exchange(operation->rows, &rows);
+  nccl::AllgatherOptions allgather;
+  for (size_t i = 0; status.ok() && i < operation->buffers.size(); ++i) {
+    nccl::AllgatherTensor& tensor = allgather.tensors.emplace_back();
+    for (const std::vector<int64_t>& of : rows) tensor.rows.push_back(of[i]);
+    status = batch->Allocate(operation, i, tensor.rows);
+    tensor.input = operation->buffers[i].input;
+    tensor.output = operation->buffers[i].output;
+    tensor.row_bytes = RowBytes(operation->description->tensors[i]);
+  }
+  if (!status.ok()) return status;
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
+  return nccl::Allgather(allgather, communicator);
+}
+
+Status Alltoall(Operation* operation, GpuBatch* batch,
+                nccl::Communicator* communicator) {
+  std::vector<std::vector<int64_t>> splits;
+  Status status = batch->Exchange(operation->splits, &splits);
+  if (!status.ok()) return status;
+  nccl::AlltoallOptions alltoall;
+  alltoall.sent = operation->splits;
+  for (const std::vector<int64_t>& of : splits) {
+    alltoall.received.push_back(of[batch->index]);
+  }
+  status = batch->Allocate(operation, 0, alltoall.received);
+  if (!status.ok()) return status;
+  alltoall.input = operation->buffers.front().input;
+  alltoall.output = operation->buffers.front().output;
+  alltoall.row_bytes = RowBytes(operation->description->tensors.front());
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
+  return nccl::Alltoall(alltoall, communicator);
+}
+
+Status Broadcast(const Operation& operation, const GpuBatch& batch,
+                 nccl::Communicator* communicator) {
+  BroadcastOptions broadcast;
+  const auto root = std::lower_bound(batch.members.begin(), batch.members.end(),
+                                     operation.description->root);
+  broadcast.root = static_cast<int>(root - batch.members.begin());
+  broadcast.bytes = operation.description->bytes();
+  broadcast.input = operation.buffers.front().input;
+  broadcast.output = operation.buffers.front().output;
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  return nccl::Broadcast(broadcast, communicator);
+}
+
+Status Reducescatter(const Operation& operation, const GpuBatch& batch,
+                     nccl::Communicator* communicator) {
+  ReducescatterOptions reducescatter;
+  reducescatter.reduction = operation.description->reduction;
+  for (size_t i = 0; i < operation.buffers.size(); ++i) {
+    const TensorDescription& tensor = operation.description->tensors[i];
+    reducescatter.tensors.push_back(
+        {tensor.dtype, tensor.shape.front(), RowBytes(tensor) / Bytes(tensor.dtype),
+         operation.buffers[i].input, operation.buffers[i].output});
+  }
+  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  return nccl::Reducescatter(reducescatter, communicator);
+}
+
+}  // namespace
+
+bool CanRunByNccl(const Operation& operation, int members,
+                  const nccl::Equipment& equipment) {
+  const Description& description = *operation.description;
+  if (!Reduces(description.kind)) return true;
+  return std::all_of(
+      description.tensors.begin(), description.tensors.end(), [&](const auto& tensor) {
+        // Of an empty one there is nothing to reduce, whatever its type is.
+        return Elements(tensor) == 0 ||
+               nccl::CanReduce(description.reduction, tensor.dtype, members, equipment);
+      });
+}
+
+Status RunByNccl(const std::vector<Operation*>& operations, GpuBatch* batch,
+                 nccl::Communicator* communicator) {
+  Operation* const first = operations.front();
+  switch (first->description->kind) {
+    case Kind::kAllreduce:
+      return Allreduce(operations, *batch, communicator);
+    case Kind::kAllgather:
+      return Allgather(first, batch, communicator);
+    case Kind::kAlltoall:
+      return Alltoall(first, batch, communicator);
+    case Kind::kBroadcast:
+      return Broadcast(*first, *batch, communicator);
+    case Kind::kReducescatter:
+      return Reducescatter(*first, *batch, communicator);
+    case Kind::kBarrier:
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+    case Kind::kJoin:
+      break;  // have no tensors
+  }
+  return Status::Internal(Title(*first->description) + " has no tensors on a GPU");
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,337 @@
+// See gpu_runner.h.
+#include "tf_ops/gpu/gpu_runner.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tf_ops/collectives/allreduce.h"
+#include "tf_ops/gpu/gpu_collectives.h"
+#include "tf_ops/gpu/host_detour.h"
+#include "tf_ops/operation/log.h"
+
+namespace keras_hvd {
+namespace {
+
+// How often what is under way is looked at.
+constexpr std::chrono::milliseconds kInterval(100);
+
+// How long a stream may take to run out after an abort.
+constexpr std::chrono::seconds kAbortPatience(1);
+
+}  // namespace
+
+GpuRunner::GpuRunner(double warning_seconds, double abort_seconds,
+                     std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
+                     Waiter* waiter, Timeline* timeline)
+    : rank_(job->rank()),
+      warning_seconds_(warning_seconds),
+      abort_seconds_(abort_seconds),
+      job_(std::move(job)),
+      access_(std::move(access)),
+      waiter_(*waiter),
+      timeline_(*timeline),
+      channels_(job_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
+
+GpuRunner::~GpuRunner() { Abort(); }
+
+// ---- Batches
+
+bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
+                    HostCollectives* host, bool recorded) {
+  if (gpu_ == nullptr && !Succeeded(access_->Open(&gpu_))) return false;
+  const cuda::Gpu::Current current(*gpu_);
+  GpuBatch on_gpu = BatchOf(batch, members, host);
+  waits_for_ = Title(*batch.front()->description);
+  waits_for_members_ = members;
+  // NCCL would take whatever GPU it finds.
+  if (!Succeeded(current.status())) return false;
+  if (recorded) {
+    on_gpu.times =
+        std::make_unique<GpuTimes>(&timeline_, batch, gpu_, clock_.Reference(gpu_));
+  }
+  if (Succeeded(Enqueue(&on_gpu))) return true;
+  GiveUp(&on_gpu);
+  return false;
+}
+
+GpuBatch GpuRunner::BatchOf(const Batch& batch, const std::vector<int>& members,
+                            HostCollectives* host) {
+  const int index = static_cast<int>(
+      std::lower_bound(members.begin(), members.end(), rank_) - members.begin());
+  return GpuBatch(batch, members, index, gpu_, host, &staging_,
+                  [this](int64_t polls) { return KeepWaiting(polls); });
+}
+
+Status GpuRunner::Enqueue(GpuBatch* batch) {
+  Status status = AwaitInputs(batch);
+  if (status.ok()) status = Move(batch);
+  if (status.ok()) status = End(batch);
+  if (!status.ok() || !batch->host.compares()) return status;
+  status = CompareThroughHost(batch);
+  if (!status.ok()) return status;
+  for (cuda::Memory& memory : batch->GiveMemory()) {
+    staging_.GiveBack(std::move(memory));
+  }
+  return status;
+}
+
+// Nothing that is enqueued from now on runs before the inputs are there.
+Status GpuRunner::AwaitInputs(GpuBatch* batch) {
+  const GpuSpan span(batch->times.get(), GpuPhase::kWaitForInputs);
+  for (const auto& operation : batch->operations) {
+    const Status status = operation->place == nullptr
+                              ? GiveZeros(operation.get(), batch)
+                              : operation->place->ready->MakeWait(gpu_->stream());
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+// This rank has joined, and takes part with zeros, which the results replace.
+Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
+  for (const TensorDescription& tensor : operation->description->tensors) {
+    const int64_t bytes = Elements(tensor) * Bytes(tensor.dtype);
+    char* zeros = nullptr;
+    Status status = batch->TakeMemory(cuda::Memory::Place::kDevice, bytes, &zeros);
+    if (status.ok() && bytes > 0) status = gpu_->SetZero(zeros, bytes);
+    if (!status.ok()) return status;
+    operation->buffers.push_back({zeros, zeros});
+  }
+  return Status::Ok();
+}
+
+Status GpuRunner::Move(GpuBatch* batch) {
+  const GpuChannel* channel = nullptr;
+  Status status = channels_.Open(batch, &channel);
+  if (!status.ok()) return status;
+  nccl::Communicator* const communicator = channel->communicator.get();
+  const int members = static_cast<int>(batch->members.size());
+  std::vector<Operation*> by_nccl, through_host;
+  for (const auto& operation : batch->operations) {
+    const bool can = communicator != nullptr &&
+                     CanRunByNccl(*operation, members, channel->equipment);
+    (can ? by_nccl : through_host).push_back(operation.get());
+  }
+  if (!by_nccl.empty()) status = RunByNccl(by_nccl, batch, communicator);
+  if (!status.ok() || through_host.empty()) return status;
+  return RunThroughHost(through_host, batch);
+}
+
+Status GpuRunner::End(GpuBatch* batch) {
+  std::shared_ptr<const SharedEvent> end;
+  const Status recorded = RecordOn(gpu_, gpu_->stream(), &end);
+  if (!recorded.ok()) return recorded;
+  for (const auto& operation : batch->operations) {
+    const StreamPlace* const place = operation->place.get();
+    if (place == nullptr) continue;
+    // One that fails has nobody ask for its mark, and its input is given all the same.
+    if (place->end != nullptr && !operation->out_of_memory) {
+      *place->end = new EndMark{end};
+      continue;
+    }
+    const Status waits = end->MakeWait(place->stream);
+    if (!waits.ok()) return waits;
+  }
+  under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
+                        Clock::now(), batch->GiveMemory(), std::move(batch->times)});
+  return Status::Ok();
+}
+
+// Its requests end, and their callers use the buffers for other things: that comes
+// behind what has been enqueued with them.
+void GpuRunner::GiveUp(GpuBatch* batch) {
+  // The streams would wait for a member that has died.
+  channels_.Abort();
+  std::shared_ptr<const SharedEvent> end;
+  const bool recorded = RecordOn(gpu_, gpu_->stream(), &end).ok();
+  for (const auto& operation : batch->operations) {
+    const StreamPlace* const place = operation->place.get();
+    if (place == nullptr) continue;
+    if (place->end != nullptr) {
+      delete static_cast<EndMark*>(std::exchange(*place->end, nullptr));
+    }
+    // A stream that cannot be told so runs nothing any more.
+    if (recorded) static_cast<void>(end->MakeWait(place->stream));
+  }
+  // Memory is given back by who knows whether the GPU still uses it: to free it waits
+  // for the GPU. Where nobody will know, the end of the process does it.
+  std::vector<cuda::Memory> memory = batch->GiveMemory();
+  if (recorded) {
+    under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
+                          Clock::now(), std::move(memory), nullptr});
+  } else {
+    for (cuda::Memory& each : memory) each.Abandon();
+  }
+  Abort();
+}
+
+// ---- Process sets
+
+bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
+                              const std::vector<int>& all, HostCollectives* host) {
+  // All ranks have a communicator, or none.
+  if (gpu_ == nullptr || !channels_.IsOpen(0)) return true;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the communicator of process set " + std::to_string(id);
+  // A split is for all ranks.
+  waits_for_members_ = all;
+  if (!Succeeded(current.status())) return false;
+  // NCCL splits only what has nothing under way.
+  if (!AwaitUnderWay()) return false;
+  const Batch nothing;
+  GpuBatch batch = BatchOf(nothing, all, host);
+  Status status = channels_.Add(id, members, &batch);
+  if (status.ok()) status = End(&batch);
+  if (Succeeded(status)) return true;
+  GiveUp(&batch);
+  return false;
+}
+
+bool GpuRunner::RemoveProcessSet(int32_t id) {
+  if (gpu_ == nullptr) return true;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the end of process set " + std::to_string(id);
+  waits_for_members_.clear();
+  return Succeeded(current.status()) && Succeeded(channels_.Remove(id));
+}
+
+// ---- What is under way
+
+void GpuRunner::Check() {
+  if (under_way_.empty() || Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kInterval;
+  const cuda::Gpu::Current current(*gpu_);
+  CheckUnderWay();
+}
+
+void GpuRunner::CheckUnderWay() {
+  while (!under_way_.empty()) {
+    bool passed = false;
+    const UnderWay& first = under_way_.front();
+    if (!Succeeded(first.end->Query(&passed), first.title)) return;
+    if (!passed) break;
+    if (first.times != nullptr) {
+      first.times->Write();
+      clock_.Renew(gpu_);
+    }
+    for (cuda::Memory& memory : under_way_.front().memory) {
+      staging_.GiveBack(std::move(memory));
+    }
+    under_way_.pop_front();
+  }
+  const std::string& oldest =
+      under_way_.empty() ? waits_for_ : under_way_.front().title;
+  if (!Succeeded(channels_.AsyncError(), oldest) || under_way_.empty()) return;
+  const UnderWay& first = under_way_.front();
+  if (!CheckMembers(first.members, first.decision, first.title)) return;
+  CheckAge(first.title, first.since);
+}
+
+// The number of the one that is carried out: the same on all ranks.
+uint64_t GpuRunner::CurrentDecision() const { return job_->CarriedOut(rank_) + 1; }
+
+// One that leaves does not carry out what is decided meanwhile, for which the others
+// would wait on their GPUs for ever. Returns whether all came to it, or still may.
+bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
+                             const std::string& title) {
+  for (const int member : members) {
+    if (!job_->HasShutDown(member) || job_->CarriedOut(member) >= decision) continue;
+    job_->Fail(Code::kRankFailed,
+               job_->Describe(member) + " left the job in the middle of " + title);
+    return false;
+  }
+  return true;
+}
+
+void GpuRunner::CheckAge(const std::string& title, Clock::time_point since) {
+  const double age = std::chrono::duration<double>(Clock::now() - since).count();
+  const bool aborts = abort_seconds_ > 0 && age >= abort_seconds_;
+  if (!aborts && (warning_seconds_ < 0 || age < warning_seconds_)) return;
+  const std::string text =
+      title + " has not ended on the GPU of " + job_->Describe(rank_) + " for " +
+      std::to_string(static_cast<int>(age)) + " s. NCCL_DEBUG=INFO says what NCCL does";
+  if (aborts) {
+    job_->Fail(Code::kRankFailed,
+               text + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+    return;
+  }
+  if (std::exchange(warned_of_, title) != title) {
+    Log(rank_, LogLevel::kWarning, text);
+  }
+}
+
+void GpuRunner::Leave() {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  waits_for_ = "the end of the GPU's collectives";
+  waits_for_members_.clear();
+  if (!AwaitUnderWay() || !channels_.Finalize().ok()) Abort();
+  staging_.Clear();
+  clock_.Clear();
+}
+
+// Where this is given up, the other members would wait for this rank for ever.
+bool GpuRunner::AwaitUnderWay() {
+  bool goes_on = true;
+  for (int64_t polls = 0; goes_on && !under_way_.empty(); ++polls) {
+    goes_on = KeepWaiting(polls);
+    if (goes_on) CheckUnderWay();
+  }
+  return goes_on || Succeeded(GivenUp(), under_way_.front().title);
+}
+
+void GpuRunner::Abort() {
+  if (gpu_ == nullptr) return;
+  const cuda::Gpu::Current current(*gpu_);
+  channels_.Abort();
+  // What is under way may still use its memory.
+  const Clock::time_point deadline = Clock::now() + kAbortPatience;
+  bool uses_memory = !under_way_.empty();
+  while (uses_memory && Clock::now() < deadline) {
+    bool passed = false;
+    // After an error nothing runs any more.
+    const bool ok = under_way_.back().end->Query(&passed).ok();
+    uses_memory = ok && !passed;
+    sched_yield();
+  }
+  if (uses_memory) {
+    // To free memory waits for the GPU, which may hang: the end of the process does it.
+    for (UnderWay& each : under_way_) {
+      for (cuda::Memory& memory : each.memory) memory.Abandon();
+    }
+    staging_.Abandon();
+  }
+  under_way_.clear();
+  staging_.Clear();
+  clock_.Clear();
+}
+
+// ---- Both
+
+bool GpuRunner::KeepWaiting(int64_t polls) {
+  if (polls == 0) waiting_since_ = Clock::now();
+  if (!CheckMembers(waits_for_members_, CurrentDecision(), waits_for_)) return false;
+  CheckAge(waits_for_, waiting_since_);
+  return waiter_.Pause(polls);
+}
+
+// Whether it is OK; if not, the job has failed.
+bool GpuRunner::Succeeded(const Status& status, const std::string& title) {
+  if (status.ok()) return true;
+  if (job_->Failed()) return false;
+  const std::string rank = job_->Describe(rank_);
+  if (status.code == Code::kRankFailed) {
+    // It shuts down, and has waited for long enough.
+    job_->Fail(Code::kRankFailed, rank + " left the job in the middle of " + title);
+    return false;
+  }
+  std::string text = rank + ": " + status.message;
+  if (!title.empty()) text = title + " failed on " + text;
+  job_->Fail(Code::kInternal, text);
+  return false;
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,112 @@
+// Runs batches of tensors on GPUs: enqueues them behind what their callers have put on
+// their streams, and has nobody wait for the GPU.
+//
+// NCCL moves and reduces the tensors; what it does not reduce as the CPU would goes
+// through host memory, and all of it does where a member cannot use NCCL.
+//
+// What was enqueued is looked after until it has passed: it may meet an error, or wait
+// for a peer that has died. Then the communicators are aborted, which lets the streams
+// run on; their results are worth nothing, and the job has failed on all ranks.
+#ifndef KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
+#define KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/gpu/gpu_access.h"
+#include "tf_ops/gpu/gpu_batch.h"
+#include "tf_ops/gpu/gpu_channels.h"
+#include "tf_ops/gpu/gpu_clock.h"
+#include "tf_ops/gpu/gpu_times.h"
+#include "tf_ops/gpu/staging.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/timeline/timeline.h"
+#include "tf_ops/transport/job_state.h"
+
+namespace keras_hvd {
+
+// All of it is for who drives the engine.
+class GpuRunner {
+ public:
+  // `warning_seconds`, `abort_seconds`: of stalls, as in EngineOptions. `waiter` passes
+  // the time.
+  GpuRunner(double warning_seconds, double abort_seconds, std::shared_ptr<JobState> job,
+            std::shared_ptr<GpuAccess> access, Waiter* waiter, Timeline* timeline);
+  ~GpuRunner();
+  GpuRunner(const GpuRunner&) = delete;
+  GpuRunner& operator=(const GpuRunner&) = delete;
+
+  // Enqueues a batch, whose tensors are on GPUs on all `members`. Returns false if the
+  // job has failed or this rank stops waiting. `recorded`: the timeline has begun it.
+  bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
+           bool recorded);
+
+  // `all` ranks add a process set, or remove one. False: the job has failed.
+  bool AddProcessSet(int32_t id, const std::vector<int>& members,
+                     const std::vector<int>& all, HostCollectives* host);
+  bool RemoveProcessSet(int32_t id);
+
+  // Whether something that was enqueued may not have passed.
+  bool anything_under_way() const { return !under_way_.empty(); }
+  // Looks at it, if it is time to.
+  void Check();
+  // Waits for it, and leaves the other members; the end of this rank's part in the job.
+  void Leave();
+  // Ends it: the job has failed.
+  void Abort();
+
+ private:
+  struct UnderWay {
+    std::shared_ptr<const SharedEvent> end;
+    std::string title;
+    std::vector<int> members;
+    uint64_t decision;  // its number
+    Clock::time_point since;
+    std::vector<cuda::Memory> memory;
+    std::unique_ptr<GpuTimes> times;  // null: it is not recorded
+  };
+
+  GpuBatch BatchOf(const Batch& batch, const std::vector<int>& members,
+                   HostCollectives* host);
+  Status Enqueue(GpuBatch* batch);
+  Status AwaitInputs(GpuBatch* batch);
+  Status GiveZeros(Operation* operation, GpuBatch* batch);
+  Status Move(GpuBatch* batch);
+  Status End(GpuBatch* batch);
+  void GiveUp(GpuBatch* batch);
+  bool AwaitUnderWay();
+  void CheckUnderWay();
+  uint64_t CurrentDecision() const;
+  bool CheckMembers(const std::vector<int>& members, uint64_t decision,
+                    const std::string& title);
+  void CheckAge(const std::string& title, Clock::time_point since);
+  bool KeepWaiting(int64_t polls);
+  bool Succeeded(const Status& status) { return Succeeded(status, waits_for_); }
+  bool Succeeded(const Status& status, const std::string& title);
+
+  const int rank_;
+  const double warning_seconds_;  // negative: never
+  const double abort_seconds_;    // 0: never
+  const std::shared_ptr<JobState> job_;
+  const std::shared_ptr<GpuAccess> access_;
+  Waiter& waiter_;
+  Timeline& timeline_;
+  std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
+  GpuChannels channels_;
+  Staging staging_;
+  GpuClock clock_;
+  std::deque<UnderWay> under_way_;
+  Clock::time_point next_check_;
+  std::string waits_for_;  // what KeepWaiting is called about
+  std::vector<int> waits_for_members_;
+  Clock::time_point waiting_since_;  // and since when
+  std::string warned_of_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_

@@ -1,0 +1,75 @@
+// When the phases of one batch of tensors on a GPU were, for the timeline: by timed
+// events on the collectives' stream, which are read when the batch is known to have
+// passed. A batch that the timeline does not record has none of this.
+#ifndef KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
+#define KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/gpu/gpu_clock.h"
+#include "tf_ops/operation/operation.h"
+#include "tf_ops/timeline/timeline.h"
+
+namespace keras_hvd {
+
+class GpuTimes {
+ public:
+  // Of the batch that the timeline has begun. `reference` may be null: then nothing is
+  // timed, and the timeline says so.
+  GpuTimes(Timeline* timeline, const Batch& batch, std::shared_ptr<cuda::Gpu> gpu,
+           std::shared_ptr<const GpuReference> reference);
+  ~GpuTimes();
+  GpuTimes(const GpuTimes&) = delete;
+  GpuTimes& operator=(const GpuTimes&) = delete;
+
+  // The phase is what is put on the collectives' stream from Begin to End; or what the
+  // host does, if it is the host's.
+  void Begin(GpuPhase phase);
+  void End();
+
+  // Hands the phases to the timeline: all of the batch has passed.
+  void Write();
+
+ private:
+  struct Span {
+    GpuPhase phase = GpuPhase::kNccl;
+    std::shared_ptr<const SharedEvent> from, to;
+    int64_t begin = 0, end = 0;
+  };
+
+  static bool IsOnHost(const Span& span) {
+    return span.phase == GpuPhase::kHostCollective;
+  }
+  std::shared_ptr<const SharedEvent> Record();
+  bool Place(const SharedEvent& event, int64_t* time) const;
+  bool Place(Span* span) const;
+
+  Timeline& timeline_;
+  TimelineRecord record_;  // what all of the batch have in common
+  const std::shared_ptr<cuda::Gpu> gpu_;
+  const std::shared_ptr<const GpuReference> reference_;
+  std::vector<Span> spans_;
+  bool failed_ = false;  // something cannot be timed
+};
+
+// A phase as long as it lives; none where `times` is null.
+class GpuSpan {
+ public:
+  GpuSpan(GpuTimes* times, GpuPhase phase) : times_(times) {
+    if (times_ != nullptr) times_->Begin(phase);
+  }
+  ~GpuSpan() {
+    if (times_ != nullptr) times_->End();
+  }
+  GpuSpan(const GpuSpan&) = delete;
+  GpuSpan& operator=(const GpuSpan&) = delete;
+
+ private:
+  GpuTimes* const times_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_

@@ -1,0 +1,73 @@
+// See process_sets.h.
+#include "tf_ops/operation/process_sets.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+namespace keras_hvd {
+namespace {
+
+std::string ThereIsNone(int32_t id) {
+  return "there is no process set " + std::to_string(id) +
+         ": it was not added, or has been removed";
+}
+
+bool Contains(const std::vector<int>& members, int rank) {
+  return std::binary_search(members.begin(), members.end(), rank);
+}
+
+}  // namespace
+
+ProcessSets::ProcessSets(int rank, int size) : rank_(rank) {
+  std::vector<int>& all = sets_[0];
+  all.resize(size);
+  std::iota(all.begin(), all.end(), 0);
+}
+
+void ProcessSets::Add(int32_t id, std::vector<int> members) {
+  sets_[id] = std::move(members);
+}
+
+void ProcessSets::Remove(int32_t id) { sets_.erase(id); }
+
+const std::vector<int>& ProcessSets::MembersOf(int32_t id) const {
+  static const std::vector<int> kNone;
+  const auto set = sets_.find(id);
+  return set == sets_.end() ? kNone : set->second;
+}
+
+Status ProcessSets::Find(int32_t id, std::vector<int>* members) const {
+  const auto set = sets_.find(id);
+  if (set == sets_.end()) return Status::InvalidArgument(ThereIsNone(id));
+  *members = set->second;
+  return Status::Ok();
+}
+
+bool ProcessSets::HasOneWithoutRankZero() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& set) { return set.second.front() != 0; });
+}
+
+Status ProcessSets::Check(const Description& description) const {
+  const int32_t id = description.process_set;
+  const auto set = sets_.find(id);
+  const std::string rank = std::to_string(rank_);
+  if (set == sets_.end()) {
+    return Status::InvalidArgument(Title(description) + " failed on rank " + rank +
+                                   ": " + ThereIsNone(id));
+  }
+  const std::vector<int>& members = set->second;
+  const bool is_member = Contains(members, rank_);
+  const bool has_root =
+      description.kind != Kind::kBroadcast || Contains(members, description.root);
+  if (is_member && has_root) return Status::Ok();
+  const std::string who = is_member ? " failed on rank " + rank + ": root_rank " +
+                                          std::to_string(description.root)
+                                    : " failed: rank " + rank;
+  return Status::InvalidArgument(Title(description) + who + " is not in process set " +
+                                 std::to_string(id) + " (" + RankList(members) + ")");
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,37 @@
+// The process sets that this rank knows of, and which requests they rule out.
+#ifndef KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
+#define KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "tf_ops/operation/description.h"
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+class ProcessSets {
+ public:
+  // To begin with there is set 0, of all ranks.
+  ProcessSets(int rank, int size);
+
+  void Add(int32_t id, std::vector<int> members);
+  void Remove(int32_t id);
+
+  // Ascending; empty where there is no such set.
+  const std::vector<int>& MembersOf(int32_t id) const;
+  Status Find(int32_t id, std::vector<int>* members) const;
+  // Whether there is one that rank 0 is not in.
+  bool HasOneWithoutRankZero() const;
+  // What the peers must never wait for is an error.
+  Status Check(const Description& description) const;
+
+ private:
+  const int rank_;
+  std::map<int32_t, std::vector<int>> sets_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_

@@ -1,0 +1,74 @@
+// Where a request on a GPU stands in the order of its caller's stream: behind what the
+// caller has put there before, and in front of what follows.
+#ifndef KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_
+#define KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_
+
+#include <sched.h>
+
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "tf_ops/cuda/gpu.h"
+
+namespace keras_hvd {
+
+// An event that is given back with the last reference to it.
+class SharedEvent {
+ public:
+  SharedEvent(std::shared_ptr<cuda::Gpu> gpu, cuda::Event event,
+              cuda::Timing timing = cuda::Timing::kOff)
+      : gpu_(std::move(gpu)), event_(event), timing_(timing) {}
+  ~SharedEvent() { gpu_->Release(event_, timing_); }
+  SharedEvent(const SharedEvent&) = delete;
+  SharedEvent& operator=(const SharedEvent&) = delete;
+
+  cuda::Gpu& gpu() const { return *gpu_; }
+  Status MakeWait(cuda::Stream stream) const { return gpu_->MakeWait(stream, event_); }
+  Status Query(bool* passed) const { return gpu_->Query(event_, passed); }
+  // The time since an earlier one; see cuda::Gpu::Elapsed.
+  Status Since(const SharedEvent& earlier, std::chrono::nanoseconds* elapsed) const {
+    return gpu_->Elapsed(earlier.event_, event_, elapsed);
+  }
+
+ private:
+  const std::shared_ptr<cuda::Gpu> gpu_;
+  const cuda::Event event_;
+  const cuda::Timing timing_;
+};
+
+// Records what is on `stream` now.
+inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream stream,
+                       std::shared_ptr<const SharedEvent>* recorded,
+                       cuda::Timing timing = cuda::Timing::kOff) {
+  cuda::Event event = nullptr;
+  const Status status = gpu->Record(stream, &event, timing);
+  if (status.ok()) *recorded = std::make_shared<SharedEvent>(gpu, event, timing);
+  return status;
+}
+
+// What khvd_await_end takes back.
+struct EndMark {
+  // Has what is put on the stream from now on run behind the collective. Where the
+  // stream cannot be told so, this waits itself, as long as anything runs on the GPU:
+  // the buffers are the collective's until then.
+  Status Await(cuda::Stream stream) const {
+    const Status status = event->MakeWait(stream);
+    bool passed = status.ok();
+    while (!passed && event->Query(&passed).ok()) sched_yield();
+    return status;
+  }
+
+  std::shared_ptr<const SharedEvent> event;
+};
+
+struct StreamPlace {
+  std::shared_ptr<cuda::Gpu> gpu;
+  cuda::Stream stream = nullptr;
+  std::shared_ptr<const SharedEvent> ready;  // the inputs are there
+  void** end = nullptr;  // null: the stream waits for the results by itself
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_

@@ -1,0 +1,335 @@
+// See timeline.h.
+#include "tf_ops/timeline/timeline.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "tf_ops/operation/log.h"
+
+namespace keras_hvd {
+namespace {
+
+// Less than 1 MiB: what some ten steps of a training note.
+constexpr size_t kRingRecords = 8192;
+// Kept free for the phases of batches that are decided already.
+constexpr size_t kRoomForPhases = 1024;
+// How often the thread writes, and what it may compute then: half a percent.
+constexpr std::chrono::milliseconds kPeriod(100);
+constexpr int64_t kComputingNanoseconds = 500'000;
+constexpr int kLeastPriority = 19;
+// Records between two looks at the time that was computed.
+constexpr int kBetweenLooks = 64;
+// A request that waits for longer is written down before it has been decided.
+constexpr double kLongWait = 1;
+// How long a stop waits for what has begun on the GPU, which is looked at each 100 ms.
+constexpr std::chrono::milliseconds kPatienceForGpu(500);
+constexpr std::chrono::milliseconds kBetweenRings(20);
+
+int64_t Nanoseconds(clockid_t clock) {
+  timespec time;
+  clock_gettime(clock, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+int64_t FromSeconds(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+
+}  // namespace
+
+Timeline::Timeline(std::shared_ptr<JobState> job) : job_(std::move(job)) {}
+
+Timeline::~Timeline() { Stop(); }
+
+// ---- Start and stop
+
+Status Timeline::Start(const std::string& path, bool mark_cycles) {
+  std::lock_guard<std::mutex> lock(control_);
+  if (on()) {
+    return Status::InvalidArgument("a timeline is being written to '" + path_ +
+                                   "' already: call stop_timeline() before '" + path +
+                                   "'");
+  }
+  auto file = std::make_unique<TimelineFile>();
+  const Status status = file->Open(path);
+  if (!status.ok()) return status;
+  if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
+  path_ = path;
+  file_ = std::move(file);
+  started_.store(TimelineNow());
+  writer_ = std::make_unique<TimelineWriter>(file_.get(), job_->size(), started_);
+  written_session_ = ++sessions_;
+  noted_requests_ = skipped_requests_.load();
+  noted_phases_ = skipped_phases_.load();
+  said_failure_ = false;
+  stop_ = false;
+  mark_cycles_.store(mark_cycles);
+  session_.store(sessions_, std::memory_order_release);
+  job_->set_timeline_on(true);
+  thread_ = std::thread([this] { WriteUntilStopped(); });
+  pthread_setname_np(thread_.native_handle(), "keras_hvd_trace");
+  return Status::Ok();
+}
+
+void Timeline::Stop() {
+  std::lock_guard<std::mutex> lock(control_);
+  if (!on()) return;
+  job_->set_timeline_on(false);
+  session_.store(0);
+  AwaitGpu();
+  {
+    std::lock_guard<std::mutex> stop_lock(stop_mutex_);
+    stop_ = true;
+  }
+  stop_changed_.notify_one();
+  thread_.join();
+  writer_.reset();
+  file_.reset();
+}
+
+// Nothing begins any more that is recorded. Who drives the engine looks at the GPU, and
+// has to be awake for it.
+void Timeline::AwaitGpu() {
+  const Clock::time_point deadline = Clock::now() + kPatienceForGpu;
+  std::unique_lock<std::mutex> lock(on_gpu_mutex_);
+  while (on_gpu_ > 0 && Clock::now() < deadline) {
+    job_->RingCoordinator();
+    on_gpu_changed_.wait_for(lock, kBetweenRings);
+  }
+}
+
+// ---- Notes of the driving thread
+
+// Whether records may be added. If not, none are until there is plenty of room again:
+// rather one long gap than many short ones.
+bool Timeline::HasRoom(size_t records) {
+  const uint32_t session = session_.load(std::memory_order_relaxed);
+  if (session != driven_session_) {
+    driven_session_ = session;
+    recorded_from_ = started_.load();
+    to_begin_.clear();
+    reported_stalls_.clear();
+  }
+  const bool was_paused = std::exchange(paused_, false);
+  const size_t needed = records + kRoomForPhases;
+  paused_ =
+      ring_->room() < (was_paused ? std::max(needed, ring_->capacity() / 2) : needed);
+  if (paused_ == was_paused) return !paused_;
+  if (was_paused) recorded_from_ = TimelineNow();
+  job_->set_timeline_paused(paused_);
+  return !paused_;
+}
+
+TimelineRecord& Timeline::Add(TimelineRecord::Type type, uint64_t batch) {
+  TimelineRecord& record = ring_->Add();
+  record.type = type;
+  record.session = driven_session_;
+  record.batch = batch;
+  return record;
+}
+
+void Timeline::AddDecision(uint64_t batch, const Decision& decision, bool runs_here) {
+  const std::vector<Decision::Request>& requests = decision.requests;
+  if (!on()) return;
+  if (requests.size() < decision.tensors.size()) {
+    // It paused, or was not on yet, when they were matched.
+    if (paused_) skipped_requests_ += static_cast<int64_t>(decision.tensors.size());
+    return;
+  }
+  size_t records = 1;
+  double first = 1e300;
+  for (const Decision::Request& request : requests) {
+    records += 2 + request.since.size() / TimelineRecord::kTimes;
+    for (const auto& [rank, since] : request.since) first = std::min(first, since);
+  }
+  const bool has_room = HasRoom(records);
+  const int64_t from = FromSeconds(first);
+  // Submitted before it was on.
+  if (from < started_.load()) return;
+  if (!has_room || from < recorded_from_) {
+    skipped_requests_ += static_cast<int64_t>(requests.size());
+    return;
+  }
+  TimelineRecord& record = Add(TimelineRecord::Type::kDecision, batch);
+  record.number = runs_here ? 1 : 0;
+  record.times[0] = TimelineNow();
+  for (const Decision::Request& request : requests) AddRequest(batch, request);
+  ring_->Publish();
+  if (runs_here) to_begin_.push_back(batch);
+}
+
+void Timeline::AddRequest(uint64_t batch, const Decision::Request& request) {
+  const std::vector<std::pair<int, double>>& since = request.since;
+  for (size_t begin = 0; begin < since.size(); begin += TimelineRecord::kTimes) {
+    TimelineRecord& record = Add(TimelineRecord::Type::kArrivals, batch);
+    record.number = static_cast<int32_t>(
+        std::min<size_t>(since.size() - begin, TimelineRecord::kTimes));
+    for (int i = 0; i < record.number; ++i) {
+      record.ranks[i] = since[begin + i].first;
+      record.times[i] = FromSeconds(since[begin + i].second);
+    }
+  }
+  Add(TimelineRecord::Type::kRequest, batch).description = request.description;
+}
+
+void Timeline::AddCycle() {
+  if (!on() || !mark_cycles_.load(std::memory_order_relaxed) || !HasRoom(1)) return;
+  Add(TimelineRecord::Type::kCycle, 0).times[0] = TimelineNow();
+  ring_->Publish();
+}
+
+void Timeline::AddStalls(const std::vector<Stall>& stalls, double now) {
+  if (!on()) return;
+  if (stalls.empty()) reported_stalls_.clear();
+  for (const Stall& stall : stalls) {
+    if (now - stall.since < kLongWait || !HasRoom(stall.missing.size())) continue;
+    const auto [known, is_new] = reported_stalls_.try_emplace(stall.key, stall.since);
+    if (!is_new && known->second == stall.since) continue;
+    known->second = stall.since;
+    const auto description = std::make_shared<Description>();
+    description->process_set = stall.key.process_set;
+    description->name = stall.key.name;
+    for (const int rank : stall.missing) {
+      TimelineRecord& record = Add(TimelineRecord::Type::kMissing, 0);
+      record.number = rank;
+      record.times[0] = FromSeconds(stall.since);
+      record.times[1] = FromSeconds(now);
+      record.description = description;
+    }
+    ring_->Publish();
+  }
+}
+
+PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
+  if (!on() || session_.load() != driven_session_) return nullptr;
+  while (!to_begin_.empty() && to_begin_.front() < batch) to_begin_.pop_front();
+  if (to_begin_.empty() || to_begin_.front() != batch) return nullptr;
+  to_begin_.pop_front();
+  // With its end there are two records.
+  if (ring_->room() < 2) {
+    skipped_requests_ += 1;
+    return nullptr;
+  }
+  running_ = batch;
+  running_since_ = TimelineNow();
+  phase_ = CollectivePhase::kNone;
+  phase_begin_ = 0;
+  phase_end_ = INT64_MAX;
+  Add(TimelineRecord::Type::kBegin, batch).times[0] = running_since_;
+  ring_->Publish();
+  return this;
+}
+
+void Timeline::Enter(CollectivePhase phase, int64_t begin, int64_t end) {
+  const int64_t now = TimelineNow();
+  EndPhase(now);
+  phase_ = phase;
+  // Behind the beginning of the batch, so that viewers see what is inside of what.
+  phase_since_ = std::max(now, running_since_ + 1);
+  if (phase == CollectivePhase::kWait) return;
+  phase_begin_ = begin;
+  phase_end_ = end;
+}
+
+void Timeline::EndPhase(int64_t now) {
+  if (phase_ == CollectivePhase::kNone) return;
+  if (ring_->room() < 2) {
+    skipped_phases_ += 1;
+    return;
+  }
+  TimelineRecord& record = Add(TimelineRecord::Type::kPhase, running_);
+  record.number = static_cast<int32_t>(phase_);
+  record.times[0] = phase_since_;
+  record.times[1] = std::max(now, phase_since_);
+  record.times[2] = phase_begin_;
+  record.times[3] = phase_end_;
+  ring_->Publish();
+}
+
+void Timeline::EndBatch(bool ok) {
+  const int64_t now = std::max(TimelineNow(), running_since_ + 1);
+  EndPhase(now);
+  phase_ = CollectivePhase::kNone;
+  TimelineRecord& record = Add(TimelineRecord::Type::kEnd, running_);
+  record.number = ok ? 1 : 0;
+  record.times[0] = now;
+  ring_->Publish();
+}
+
+TimelineRecord Timeline::BeginOnGpu() {
+  TimelineRecord record;
+  record.type = TimelineRecord::Type::kGpuPhase;
+  record.session = driven_session_;
+  record.batch = running_;
+  std::lock_guard<std::mutex> lock(on_gpu_mutex_);
+  on_gpu_ += 1;
+  return record;
+}
+
+void Timeline::EndOnGpu() {
+  std::lock_guard<std::mutex> lock(on_gpu_mutex_);
+  on_gpu_ -= 1;
+  if (on_gpu_ == 0) on_gpu_changed_.notify_all();
+}
+
+// There is room left for the end of a batch that runs.
+void Timeline::AddOnGpu(const TimelineRecord& phase) {
+  if (ring_->room() < 2) return SkipOnGpu(phase);
+  ring_->Add() = phase;
+  ring_->Publish();
+}
+
+void Timeline::SkipOnGpu(const TimelineRecord& phase) {
+  if (phase.session == driven_session_) skipped_phases_ += 1;
+}
+
+// ---- The writing thread
+
+void Timeline::WriteUntilStopped() {
+  // Whatever else the cores have to do comes first.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kLeastPriority);
+  std::unique_lock<std::mutex> lock(stop_mutex_);
+  while (!stop_) {
+    stop_changed_.wait_for(lock, kPeriod, [this] { return stop_; });
+    lock.unlock();
+    Drain(false);
+    lock.lock();
+  }
+  lock.unlock();
+  Drain(true);
+  file_->Close();
+}
+
+void Timeline::Drain(bool all) {
+  const int64_t until = Nanoseconds(CLOCK_THREAD_CPUTIME_ID) + kComputingNanoseconds;
+  int records = 0;
+  while (TimelineRecord* record = ring_->Front()) {
+    // What a batch notes that ends after the stop is nobody's.
+    if (record->session == written_session_) writer_->Add(*record);
+    record->description.reset();
+    ring_->Remove();
+    const bool look = ++records % kBetweenLooks == 0;
+    if (look && !all && Nanoseconds(CLOCK_THREAD_CPUTIME_ID) > until) break;
+  }
+  AddSkipped();
+  file_->Flush();
+  if (file_->failure().ok() || std::exchange(said_failure_, true)) return;
+  Log(0, LogLevel::kWarning, file_->failure().message);
+}
+
+void Timeline::AddSkipped() {
+  const int64_t requests = skipped_requests_.load();
+  const int64_t phases = skipped_phases_.load();
+  if (requests == noted_requests_ && phases == noted_phases_) return;
+  writer_->AddSkipped(TimelineNow(), requests - noted_requests_,
+                      phases - noted_phases_);
+  noted_requests_ = requests;
+  noted_phases_ = phases;
+}
+
+}  // namespace keras_hvd

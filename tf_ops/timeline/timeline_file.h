@@ -1,0 +1,56 @@
+// A file of trace events that is whole at every moment: JSON in the array format of
+// Chrome's tracing, which need not end with a bracket.
+//
+// A process can be killed in the middle of a write, which the kernel then cuts at the
+// end of a page. So no write here goes over the end of a page of the file: what no
+// longer fits begins on the next one, behind spaces.
+#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
+#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tf_ops/transport/status.h"
+
+namespace keras_hvd {
+
+class TimelineFile {
+ public:
+  static constexpr size_t kPageBytes = 4096;
+  static constexpr size_t kLongestEvent = kPageBytes - 2;
+
+  TimelineFile() = default;
+  ~TimelineFile();
+  TimelineFile(const TimelineFile&) = delete;
+  TimelineFile& operator=(const TimelineFile&) = delete;
+
+  // Begins an empty file in place of what was there.
+  Status Open(const std::string& path);
+  // Adds an event: a JSON object in one line, of at most kLongestEvent bytes.
+  void Add(std::string_view event);
+  // Hands what was added to the system, where it outlives this process.
+  void Flush();
+  // Ends the array and closes the file.
+  void Close();
+
+  // Why the file ends early, or OK. Nothing is written any more then.
+  const Status& failure() const { return failure_; }
+
+ private:
+  void Append(std::string_view text);
+
+  std::string path_;
+  int descriptor_ = -1;
+  bool is_empty_ = true;
+  int64_t whole_ = 0;   // bytes of the file that are whole events
+  size_t used_ = 0;     // bytes of page_
+  size_t written_ = 0;  // of these, in the file
+  alignas(kPageBytes) char page_[kPageBytes];
+  Status failure_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_

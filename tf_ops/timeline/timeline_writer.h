@@ -1,0 +1,90 @@
+// Makes trace events of the timeline's records: a row for each tensor, with the phases
+// that its collectives went through.
+//
+// An event says when it began and how long it took, and is written when it has ended.
+// Events of one row lie inside of or behind each other, as viewers demand: a request
+// that is submitted while one of the same name is under way gets a row of its own. What
+// runs on the GPU has one row, as it has one stream there.
+#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
+#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/timeline/timeline_file.h"
+#include "tf_ops/timeline/timeline_record.h"
+
+namespace keras_hvd {
+
+class TimelineWriter {
+ public:
+  // Times are written as microseconds from `start` (nanoseconds) on.
+  TimelineWriter(TimelineFile* file, int size, int64_t start);
+
+  void Add(const TimelineRecord& record);
+  // So many requests, and phases of others, found no room since the last time.
+  void AddSkipped(int64_t time, int64_t requests, int64_t phases);
+
+ private:
+  // Rows are of one of these, which viewers show as processes.
+  static constexpr int kHost = 0;
+  static constexpr int kGpu = 1;
+
+  struct Row {
+    bool is_taken = false;
+    int64_t taken_until = 0;
+  };
+  // A request, from its decision to its end.
+  struct Request {
+    int row = 0;
+    Kind kind = Kind::kAllreduce;
+    int64_t begin = 0, end = 0;  // of what travels: see PhaseRecorder
+  };
+  struct Batch {
+    int64_t decided = 0;
+    int64_t began = 0;
+    bool runs_here = true;
+    int64_t bytes = 0;
+    bool on_gpu = false;
+    std::vector<Request> requests;
+  };
+
+  void AddArrivals(const TimelineRecord& record);
+  void WriteNegotiation(const TimelineRecord& record);
+  void WriteQueue(const TimelineRecord& record);
+  void WritePhase(const TimelineRecord& record);
+  void WriteCollective(const TimelineRecord& record);
+  void WriteMissing(const TimelineRecord& record);
+  void WriteGpuPhase(const TimelineRecord& record);
+  void NewGpuRow();
+  void Release(const Batch& batch, int64_t time);
+  int FindRow(const Description& description, int64_t from);
+  int NewRow(const Description& description, size_t same_name);
+
+  // The parts of a line.
+  void BeginLine(std::string_view name, const char* type, int process = kHost);
+  void BeginSpan(std::string_view name, int row, int64_t begin, int64_t end,
+                 int process = kHost);
+  void AddTime(std::string_view field, int64_t time);
+  void BeginArguments(uint64_t batch);
+  void EndLine(std::string_view end);
+
+  TimelineFile& file_;
+  const int64_t start_;
+  std::map<uint64_t, Batch> batches_;              // decided and not ended
+  std::vector<std::pair<int64_t, int>> arrivals_;  // times and ranks, of a request
+  std::vector<Row> rows_;
+  std::unordered_map<TensorKey, std::vector<int>, TensorKeyHash> rows_of_;
+  int gpu_row_ = -1;  // -1: nothing has run on a GPU
+  std::string line_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
