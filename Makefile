@@ -232,8 +232,8 @@ sanitize: install
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
-# jobs in one process; then all
-# parallel tests on three and four ranks, those too that `make test` runs on others only.
+# jobs in one process; then all parallel tests on three and four ranks, those too that
+# `make test` runs on others only.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
@@ -265,6 +265,7 @@ ENGINE_SOURCES = $(filter-out $(addprefix %,$(NOT_IN_ENGINE:=.cc)),$(wildcard \
 	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl operation coordination timeline \
 	backend gpu engine)))
 $(VENV)/engine/libkeras_hvd.so: $(ENGINE_SOURCES) $(wildcard tf_ops/*/*.h)
+	rm -rf $(@D)
 	mkdir -p $(@D)
 	printf '%s\n' $(ENGINE_SOURCES) | xargs -P "$$(nproc)" -I {} sh -c \
 		'$(CXX) -std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -DNDEBUG \

@@ -287,6 +287,7 @@ def note_job(launched: str) -> None:
     >>> import keras_hvd
     >>> keras_hvd.init()
     >>> before = job()
+    >>> keras_hvd.shutdown()
     >>> note_job("another")
     >>> job() != before
     True

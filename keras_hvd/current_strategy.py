@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 
-class Extended(distribute_lib.StrategyExtendedV1):
+class OwnExtended(distribute_lib.StrategyExtendedV1):
     """What tells the strategies of `keras_hvd.Strategy` from all others."""
 
 
@@ -26,7 +26,7 @@ def is_ours(strategy: Any) -> bool:
     >>> is_ours(tf.distribute.get_strategy())
     False
     """
-    return isinstance(getattr(strategy, "extended", None), Extended)
+    return isinstance(getattr(strategy, "extended", None), OwnExtended)
 
 
 def of_model(model: Any) -> Any:

@@ -19,7 +19,7 @@ from keras_hvd.strategy import distributed_dataset, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
 
 
-class Extended(current_strategy.Extended):
+class Extended(current_strategy.OwnExtended):
     """The `extended` of a `keras_hvd.Strategy`.
 
     Args:

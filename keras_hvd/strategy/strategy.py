@@ -179,7 +179,11 @@ _there_are: weakref.WeakValueDictionary[Any, Strategy] = weakref.WeakValueDictio
 
 @functools.cache
 def _install_hooks() -> None:
-    """Replaces what Keras does otherwise under a strategy of ours; see keras_hooks."""
+    """Replaces what Keras does otherwise under a strategy of ours.
+
+    Raises:
+        RuntimeError: this Keras lacks one of the places.
+    """
     for module in (
         keras_optimizer,
         keras_losses,

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "ranks" / "rejoin.py"
 @pytest.mark.timeout(600)
 def test_many_jobs_take_no_more_than_one(khvdrun, is_soak):
     jobs = 1000 if is_soak else 100
-    ended = khvdrun.run("-np", 2, sys.executable, SCRIPT, jobs)
+    ended = khvdrun.run("-np", 2, sys.executable, SCRIPT, jobs, timeout=500)
     assert ended.returncode == 0, ended.stderr
     [line] = [line for line in ended.stdout.splitlines() if line.startswith("[0] [{")]
     first, last = json.loads(line.removeprefix("[0] "))

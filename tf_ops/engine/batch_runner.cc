@@ -13,12 +13,13 @@
 namespace keras_hvd {
 namespace {
 
-std::unique_ptr<const cuda::ProfilerRanges> OpenRanges(const EngineOptions& options) {
+std::unique_ptr<const cuda::ProfilerRanges> OpenRanges(const EngineOptions& options,
+                                                       int rank) {
   std::unique_ptr<cuda::ProfilerRanges> ranges;
   if (!options.ranges || !cuda::ProfilerRanges::AreWanted()) return ranges;
   const Status status = cuda::ProfilerRanges::Open(options.nvtx_library, &ranges);
-  if (!status.ok() && options.rank == 0) {
-    Log(options.rank, LogLevel::kWarning,
+  if (!status.ok() && rank == JobState::kCoordinator) {
+    Log(rank, LogLevel::kWarning,
         "the profiler gets no NVTX ranges: " + status.message);
   }
   return ranges;
@@ -74,8 +75,8 @@ BatchRunner::BatchRunner(const EngineOptions& options, const World& world,
                          std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
                          Timeline* timeline, StoreChoice* store_choice)
     : job_(world.job),
-      rank_(options.rank),
-      ranges_(OpenRanges(options)),
+      rank_(job_->rank()),
+      ranges_(OpenRanges(options, rank_)),
       timeline_(*timeline),
       backend_(world.make_backend(waiter, store_choice)),
       gpu_(options.stall_warning_seconds, options.stall_abort_seconds, job_,

@@ -60,7 +60,12 @@ bool Coordination::Progress() {
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
   if (decided) timeline_.AddCycle();
-  if (!decisions_->Flush()) return progressed;
+  progressed |= Send();
+  return progressed;
+}
+
+bool Coordination::Send() {
+  if (!decisions_->Flush()) return false;
   job_->RingAll();
   return true;
 }
@@ -108,7 +113,7 @@ bool Coordination::NoteDepartures() {
 void Coordination::WriteDecision(const Decision& decision) {
   std::array<Stores, 2> stores{};
   if (decision.type == Decision::Type::kRun) {
-    const bool runs_here = decision.ranks.front() == 0;
+    const bool runs_here = decision.ranks.front() == JobState::kCoordinator;
     timeline_.AddDecision(++batches_, decision, runs_here);
     if (decision.given.empty()) {
       stores = {store_choice_.Choose(decision.bytes, /*in_place=*/false),
@@ -132,10 +137,15 @@ void Coordination::StartAutotune(const AutotuneOptions& options,
 void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
   const Tuning before = autotune_->tuning();
   if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
-  if (autotune_->tuning() != before) WriteTuning();
+  if (autotune_->tuning() != before) {
+    WriteTuning();
+    // At once: who drives may stop here, and does not look at what is queued.
+    Send();
+  }
   WriteAutotuneLog();
   if (autotune_->done() && LogEnabled(LogLevel::kInfo)) {
-    Log(0, LogLevel::kInfo, "autotune ends with " + Describe(autotune_->best()));
+    Log(job_->rank(), LogLevel::kInfo,
+        "autotune ends with " + Describe(autotune_->best()));
   }
 }
 
@@ -154,7 +164,7 @@ void Coordination::WriteAutotuneLog() {
       keras_hvd::WriteAutotuneLog(autotune_log_, job_->size(), *autotune_);
   if (status.ok()) return;
   autotune_log_.clear();
-  Log(0, LogLevel::kWarning, status.message);
+  Log(job_->rank(), LogLevel::kWarning, status.message);
 }
 
 // ---- Stalls
@@ -193,7 +203,7 @@ void Coordination::CheckStalls(double warning, double abort) {
     const auto [it, unseen] = warned_.try_emplace(stall.key, stall.since);
     if (!unseen && it->second == stall.since) continue;
     it->second = stall.since;
-    Log(0, LogLevel::kWarning, StallText(stall, seconds));
+    Log(job_->rank(), LogLevel::kWarning, StallText(stall, seconds));
   }
 }
 

@@ -1,5 +1,5 @@
-// Rank 0's side of the coordination: feeds the coordinator with what the ranks submit,
-// and hands its decisions to them.
+// The coordinator's side of the coordination: feeds the coordinator with what the ranks
+// submit, and hands its decisions to them.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
 #define KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
 
@@ -55,6 +55,8 @@ class Coordination {
   void HandleSubmissions(int rank);
   void HandleSubmission(int rank, std::string_view message);
   bool NoteDepartures();
+  // Sends what is queued for the ranks. Returns true if there was anything.
+  bool Send();
   void WriteDecision(const Decision& decision);
   void WriteTuning();
   void WriteAutotuneLog();

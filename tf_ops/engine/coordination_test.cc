@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 
 #include "tf_ops/backend/world.h"
 #include "tf_ops/timeline/timeline.h"

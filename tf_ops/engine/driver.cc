@@ -184,7 +184,7 @@ void Driver::SleepInCollective(const Ready& ready, bool stopping) {
   if (due() || stopping_.load() != stopping) return bell_.Cancel();
   counters_.sleeps += 1;
   if (bell_.Sleep(Clock::now() + StallWatch::kInterval)) return;
-  CheckForLostWake(Doorbell::kEverything, due());
+  CheckForLostWake(Doorbell::kEverything, due);
   bell_.Cancel();
 }
 
@@ -247,7 +247,7 @@ void Driver::Rest(std::unique_lock<std::mutex>* driving) {
   if (!alone) driving->lock();
   was_idle_ = !rung;
   if (rung || !alone) return;
-  CheckForLostWake(listening, work_.HasNews(work_.Listening()));
+  CheckForLostWake(listening, [this] { return work_.HasNews(work_.Listening()); });
   bell_.Cancel();
 }
 
@@ -276,10 +276,12 @@ bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
 
 // After a sleep that no ring has ended. Who published the news may have been held up
 // before it could ring; but ring it must.
-void Driver::CheckForLostWake(uint32_t listening, bool has_news) {
-  if (!has_news || bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) {
-    return;
-  }
+void Driver::CheckForLostWake(uint32_t listening, const Ready& has_news) {
+  if (!has_news()) return;
+  if (bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) return;
+  // A submission that finds no room is news for a moment before it is announced, and
+  // nobody rings for that.
+  if (!has_news()) return;
   counters_.lost_wakes += 1;
 }
 

@@ -70,7 +70,7 @@ class Driver : private Waiter {
   void Rest(std::unique_lock<std::mutex>* driving);
 
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;
-  void CheckForLostWake(uint32_t listening, bool has_news);
+  void CheckForLostWake(uint32_t listening, const Ready& has_news);
 
   const bool has_cores_;  // for all ranks
   const std::shared_ptr<JobState> job_;

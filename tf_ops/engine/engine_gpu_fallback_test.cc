@@ -358,8 +358,8 @@ TEST(GpuFallbackSetsTest, OneWarningIsForAllSets) {
   SetLog(LogLevel::kInfo, false);
   CapturedErrors errors;
   {
-    GpuJob job(libraries, 4, 9, [](EngineOptions* options) {
-      if (options->rank % 2 == 1) options->gpu_libraries.nccl = "/no/libnccl.so.2";
+    GpuJob job(libraries, 4, 9, [](EngineOptions* options, int rank) {
+      if (rank % 2 == 1) options->gpu_libraries.nccl = "/no/libnccl.so.2";
     });
     AddSets(&job, {{0, 1}, {2, 3}});
     job.ForEach([](GpuRank& self, int rank) {

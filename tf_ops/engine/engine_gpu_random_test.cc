@@ -391,9 +391,9 @@ int RunScenario(const StandIn& libraries, const Scenario& scenario) {
   if (getenv(kSeeds) != nullptr) fprintf(stderr, "%s\n", text.c_str());
   GpuJob job(
       libraries, scenario.size, scenario.seed,
-      [&](EngineOptions* options) {
+      [&](EngineOptions* options, int rank) {
         options->check = scenario.checks;
-        if (options->rank != scenario.without_nccl) return;
+        if (rank != scenario.without_nccl) return;
         options->gpu_libraries.nccl = "/no/libnccl.so.2";
       },
       scenario.devices);

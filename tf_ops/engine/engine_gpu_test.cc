@@ -222,8 +222,8 @@ TEST(GpuTest, WithoutNcclOnOneRankAllGoThroughHostMemory) {
     }
     CapturedErrors errors;
     {
-      GpuJob job(libraries, 2, seed, [](EngineOptions* options) {
-        if (options->rank == 1) options->gpu_libraries.nccl = "/no/libnccl.so.2";
+      GpuJob job(libraries, 2, seed, [](EngineOptions* options, int rank) {
+        if (rank == 1) options->gpu_libraries.nccl = "/no/libnccl.so.2";
       });
       job.ForEach([&](GpuRank& self, int rank) {
         for (const Plan& plan : plans) {
@@ -295,7 +295,7 @@ TEST(GpuTest, RanksThatShareAGpuUseNcclWhereItAllowsThat) {
   for (const bool allowed : {false, true}) {
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed ? "1" : "0", 1);
     CapturedErrors errors;
-    GpuJob job(libraries, 3, 1, [](EngineOptions*) {}, 2);
+    GpuJob job(libraries, 3, 1, [](EngineOptions*, int) {}, 2);
     libraries->SetNcclVersion(23003);
     job.ForEach([](GpuRank& self, int) {
       Buffer output;
@@ -331,7 +331,8 @@ TEST(GpuTest, AnEmptyTensorOfAnotherTypeKeepsNoGroupFromNccl) {
 
 TEST(GpuTest, ResultsAreComparedWhereThisIsAsked) {
   const StandIn libraries;
-  GpuJob job(libraries, 3, 2, [](EngineOptions* options) { options->check = true; });
+  GpuJob job(libraries, 3, 2,
+             [](EngineOptions* options, int) { options->check = true; });
   job.ForEach([](GpuRank& self, int rank) {
     for (int step = 0; step < 5; ++step) {
       Buffer output;

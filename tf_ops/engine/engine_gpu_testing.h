@@ -378,7 +378,8 @@ class GpuJob {
  public:
   explicit GpuJob(
       const stand_in::StandIn& libraries, int size, uint64_t seed,
-      const std::function<void(EngineOptions*)>& change = [](EngineOptions*) {},
+      const std::function<void(EngineOptions*, int rank)>& change = [](EngineOptions*,
+                                                                       int) {},
       int devices = 0)
       : libraries_(libraries), job_(size, {}, false) {
     if (devices == 0) devices = size;
@@ -387,7 +388,7 @@ class GpuJob {
       job_.Start(rank, [&](EngineOptions* options) {
         options->local_rank = rank % devices;
         options->gpu_libraries = {stand_in::kCudaLibrary, stand_in::kNcclLibrary};
-        change(options);
+        change(options, rank);
       });
       ranks_.push_back(
           std::make_unique<GpuRank>(libraries_, &job_[rank], rank, rank % devices));

@@ -12,7 +12,6 @@
 namespace keras_hvd {
 
 struct EngineOptions {
-  int rank = 0;
   int64_t fusion_bytes = 64 << 20;
   double stall_warning_seconds = 60;  // negative: never
   double stall_abort_seconds = 0;     // 0: never

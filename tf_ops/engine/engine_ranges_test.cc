@@ -95,7 +95,7 @@ TEST_F(RangesTest, AreAroundWhatIsEnqueuedOnAGpuAndEndWhereThatFails) {
   const stand_in::StandIn libraries;
   std::atomic<int> enqueued{0};
   {
-    GpuJob job(libraries, 2, 1, [](EngineOptions* options) {
+    GpuJob job(libraries, 2, 1, [](EngineOptions* options, int) {
       options->nvtx_library = stand_in::kNvtxLibrary;
     });
     job.Connect();

@@ -1,4 +1,4 @@
-// Streams between the ranks that overflow, and dictionaries that start again.
+// Channels between the ranks that overflow, and dictionaries that start again.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,7 +14,7 @@ std::string LongName(int number) {
 }
 
 TEST(OverflowTest, SubmissionsThatDoNotFitWaitAndResume) {
-  constexpr int kRequests = 1000;  // 2 MB of names; the stream has 256 KiB
+  constexpr int kRequests = 1000;  // 2 MB of names; the channel has 256 KiB
   Job job(3, {}, /*start=*/false);
   for (int rank : {1, 2}) {
     job.Start(rank);

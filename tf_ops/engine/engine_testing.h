@@ -298,7 +298,6 @@ class Job {
       int rank,
       const std::function<void(EngineOptions*)>& change = [](EngineOptions*) {}) {
     EngineOptions options = options_;
-    options.rank = rank;
     change(&options);
     ranks_[rank] = std::make_unique<Rank>(options, SharedMemoryWorld(segment_, rank));
   }

@@ -47,7 +47,7 @@ Execution::Execution(const EngineOptions& options, const World& world,
                      Promptness* promptness, Timeline* timeline,
                      Coordination* coordination, EngineCounters* counters)
     : job_(world.job),
-      rank_(options.rank),
+      rank_(job_->rank()),
       requests_(*requests),
       promptness_(*promptness),
       coordination_(coordination),

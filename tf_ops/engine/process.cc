@@ -75,7 +75,6 @@ bool IsForked() { return g_forked.load(); }
 
 Process::Process(const ProcessOptions& options)
     : options_(options), rendezvous_(options.rendezvous) {
-  options_.engine.rank = options.rendezvous.rank;
   options_.engine.local_rank = options.local_rank;
 }
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -45,7 +47,6 @@ class SocketJobs {
  private:
   static void Start(const SocketEnds& ends, int rank, const Body& body,
                     EngineOptions options) {
-    options.rank = rank;
     Rank self(options, SocketWorld(ends, rank));
     body(self, rank);
   }
@@ -110,7 +111,14 @@ TEST_P(SocketWorldTest, WhatRanksDisagreeAboutIsAnErrorOnAll) {
 TEST_P(SocketWorldTest, ADeathEndsWhatWaits) {
   const Body body = [](Rank& self, int rank) {
     EXPECT_TRUE(self.Run(Meet("all are there")).ok());
-    if (rank == 1) raise(SIGKILL);
+    // It dies once the others are through.
+    Ask ask = Sum("all are through", {1.0f});
+    if (rank != 1) {
+      self.Submit(std::move(ask));
+    } else {
+      EXPECT_TRUE(self.Run(std::move(ask)).ok());
+      raise(SIGKILL);
+    }
     const Status end = self.Run(Meet("without rank 1"));
     EXPECT_EQ(end.code, Code::kRankFailed);
     EXPECT_TRUE(Contains(end.message, "rank 1 behind a socket has gone"))

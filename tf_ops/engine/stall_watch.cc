@@ -11,8 +11,7 @@ namespace keras_hvd {
 StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
                        Requests* requests, Coordination* coordination,
                        const Execution* execution)
-    : rank_(options.rank),
-      warning_seconds_(options.stall_warning_seconds),
+    : warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
       job_(std::move(job)),
       requests_(*requests),
@@ -62,7 +61,7 @@ void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
   if (!job_->ClaimStallReport(stalled)) return;
-  Log(rank_, LogLevel::kWarning, text());
+  Log(job_->rank(), LogLevel::kWarning, text());
 }
 
 }  // namespace keras_hvd

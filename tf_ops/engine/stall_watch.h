@@ -38,7 +38,6 @@ class StallWatch {
   void CheckAt(Clock::time_point now);
   void CheckSilentCoordinator();
 
-  const int rank_;
   const double warning_seconds_;  // negative: never
   const double abort_seconds_;    // 0: never
   const std::shared_ptr<JobState> job_;

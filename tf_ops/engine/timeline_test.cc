@@ -26,7 +26,6 @@ class Job {
     EXPECT_TRUE(Segment::CreateLocal(size, exchange_bytes, &segment_).ok());
     for (int rank = 0; rank < size; ++rank) {
       EngineOptions options;
-      options.rank = rank;
       options.cores = 1;
       engines_.push_back(
           std::make_unique<Engine>(options, SharedMemoryWorld(segment_, rank)));

@@ -16,7 +16,7 @@ class MessageSender {
  public:
   virtual ~MessageSender() = default;
 
-  // Adds a message to what Flush sends.
+  // Adds a message to what Flush sends; CanFlush says nothing of it before that.
   virtual void Queue(std::string_view message) = 0;
   // Sends what there is room for. Returns true if it has sent anything, of which it
   // does not tell the receivers: they are to be rung for.
@@ -24,6 +24,7 @@ class MessageSender {
   // Any thread: whether messages have found no room, and there may be some by now.
   virtual bool CanFlush() const = 0;
   // A receiver has left and takes nothing any more: it must not hold up the others.
+  // What is sent when none is left goes nowhere.
   virtual void Drop(int receiver) = 0;
 };
 

@@ -24,7 +24,8 @@ struct alignas(64) Progress {
 // How far the sender of a channel is; see shared_memory_channel.h.
 struct RingState {
   Progress written;
-  // The sender waits for room: who makes some takes this down and rings for it.
+  // The sender waits for room: who makes some takes this down and rings for it. All of
+  // them write it.
   alignas(64) std::atomic<uint32_t> sender_waits;
 };
 
@@ -36,7 +37,8 @@ enum class Departure : uint32_t {
 };
 
 // What a rank tells the others. Each word has one writer, the rank itself, but for the
-// doorbell, `life` (the kernel writes the owner's death into it) and `decisions_read`.
+// doorbell, `life` (the kernel writes the owner's death into it), and of the
+// submissions what their reader writes.
 struct RankBlock {
   Doorbell bell;
 

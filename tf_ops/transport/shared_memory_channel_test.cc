@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
