@@ -1,4 +1,4 @@
-// Rank 0's side of the coordination, where a rank sends it nonsense.
+// The coordinator's side of the coordination: nonsense from a rank, and tunings.
 #include "tf_ops/engine/coordination.h"
 
 #include <gmock/gmock.h>
@@ -28,6 +28,29 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   EXPECT_EQ(world.job->Failure().code, Code::kInternal);
   EXPECT_THAT(world.job->Failure().message, HasSubstr("rank 1"));
   EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
+}
+
+// Whoever drives may stop after the batch that ends a sample.
+TEST(TuningTest, LeavesWithTheBatchThatItFollowsFrom) {
+  std::shared_ptr<Segment> segment;
+  ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
+  const World world = SharedMemoryWorld(segment, 0);
+  Timeline timeline(world.job);
+  Coordination coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  AutotuneOptions options;
+  options.on = true;
+  options.steps_per_sample = 1;
+  options.least_seconds = 0;
+  options.most_window_bytes = 1 << 20;
+  coordination.StartAutotune(options, Tuning());
+  coordination.Progress();
+  const auto receiver = SharedMemoryWorld(segment, 1).channels->FromCoordinator();
+  ASSERT_TRUE(receiver->Receive());
+  coordination.NoteTuned();
+  for (int run = 0; run < 10000 && !receiver->HasNews(); ++run) {
+    coordination.NoteRun({{0, "gradient"}}, 1 << 20);
+  }
+  EXPECT_TRUE(receiver->HasNews());
 }
 
 }  // namespace
