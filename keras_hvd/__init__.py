@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from keras_hvd import exceptions as exceptions
     from keras_hvd import keras_tuner as keras_tuner
     from keras_hvd import tfx as tfx
-    from keras_hvd.basics import cross_rank as cross_rank
-    from keras_hvd.basics import cross_size as cross_size
-    from keras_hvd.basics import is_initialized as is_initialized
-    from keras_hvd.basics import local_rank as local_rank
-    from keras_hvd.basics import local_size as local_size
-    from keras_hvd.basics import rank as rank
-    from keras_hvd.basics import shutdown as shutdown
-    from keras_hvd.basics import size as size
     from keras_hvd.capabilities import ccl_built as ccl_built
     from keras_hvd.capabilities import cuda_built as cuda_built
     from keras_hvd.capabilities import ddl_built as ddl_built
@@ -71,31 +63,43 @@ if TYPE_CHECKING:
     from keras_hvd.global_variables import (
         broadcast_global_variables as broadcast_global_variables,
     )
-    from keras_hvd.gradient_tape import (
-        DistributedGradientTape as DistributedGradientTape,
-    )
-    from keras_hvd.gradient_tape import (
-        PartialDistributedGradientTape as PartialDistributedGradientTape,
-    )
     from keras_hvd.initialization import init as init
     from keras_hvd.interactive import run as run
-    from keras_hvd.loading import load_model as load_model
     from keras_hvd.objects import allgather_object as allgather_object
     from keras_hvd.objects import broadcast_object as broadcast_object
     from keras_hvd.objects import broadcast_object_fn as broadcast_object_fn
-    from keras_hvd.optimizer import DistributedOptimizer as DistributedOptimizer
-    from keras_hvd.optimizer import (
+    from keras_hvd.optimizer.distributed_optimizer import (
+        DistributedOptimizer as DistributedOptimizer,
+    )
+    from keras_hvd.optimizer.distributed_optimizer import (
         PartialDistributedOptimizer as PartialDistributedOptimizer,
     )
-    from keras_hvd.place import local_rank_op as local_rank_op
-    from keras_hvd.place import local_size_op as local_size_op
-    from keras_hvd.place import process_set_included_op as process_set_included_op
-    from keras_hvd.place import rank_op as rank_op
-    from keras_hvd.place import size_op as size_op
-    from keras_hvd.process_sets import ProcessSet as ProcessSet
-    from keras_hvd.process_sets import add_process_set as add_process_set
-    from keras_hvd.process_sets import global_process_set as global_process_set
-    from keras_hvd.process_sets import remove_process_set as remove_process_set
+    from keras_hvd.optimizer.gradient_tape import (
+        DistributedGradientTape as DistributedGradientTape,
+    )
+    from keras_hvd.optimizer.gradient_tape import (
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
+    )
+    from keras_hvd.optimizer.loading import load_model as load_model
+    from keras_hvd.runtime.basics import cross_rank as cross_rank
+    from keras_hvd.runtime.basics import cross_size as cross_size
+    from keras_hvd.runtime.basics import is_initialized as is_initialized
+    from keras_hvd.runtime.basics import local_rank as local_rank
+    from keras_hvd.runtime.basics import local_size as local_size
+    from keras_hvd.runtime.basics import rank as rank
+    from keras_hvd.runtime.basics import shutdown as shutdown
+    from keras_hvd.runtime.basics import size as size
+    from keras_hvd.runtime.process_sets import ProcessSet as ProcessSet
+    from keras_hvd.runtime.process_sets import add_process_set as add_process_set
+    from keras_hvd.runtime.process_sets import global_process_set as global_process_set
+    from keras_hvd.runtime.process_sets import remove_process_set as remove_process_set
+    from keras_hvd.runtime.rank_ops import local_rank_op as local_rank_op
+    from keras_hvd.runtime.rank_ops import local_size_op as local_size_op
+    from keras_hvd.runtime.rank_ops import (
+        process_set_included_op as process_set_included_op,
+    )
+    from keras_hvd.runtime.rank_ops import rank_op as rank_op
+    from keras_hvd.runtime.rank_ops import size_op as size_op
     from keras_hvd.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.strategy.strategy import Strategy as Strategy
     from keras_hvd.sync_batch_normalization import (
@@ -117,15 +121,15 @@ _SUBMODULES = (
 
 # name: the module under keras_hvd that defines it
 _DEFINED_IN = {
-    "cross_rank": "basics",
-    "cross_size": "basics",
+    "cross_rank": "runtime.basics",
+    "cross_size": "runtime.basics",
     "init": "initialization",
-    "is_initialized": "basics",
-    "local_rank": "basics",
-    "local_size": "basics",
-    "rank": "basics",
-    "shutdown": "basics",
-    "size": "basics",
+    "is_initialized": "runtime.basics",
+    "local_rank": "runtime.basics",
+    "local_size": "runtime.basics",
+    "rank": "runtime.basics",
+    "shutdown": "runtime.basics",
+    "size": "runtime.basics",
     "ccl_built": "capabilities",
     "cuda_built": "capabilities",
     "ddl_built": "capabilities",
@@ -166,23 +170,23 @@ _DEFINED_IN = {
     "run": "interactive",
     "BroadcastGlobalVariablesHook": "global_variables",
     "broadcast_global_variables": "global_variables",
-    "DistributedGradientTape": "gradient_tape",
-    "PartialDistributedGradientTape": "gradient_tape",
-    "load_model": "loading",
+    "DistributedGradientTape": "optimizer.gradient_tape",
+    "PartialDistributedGradientTape": "optimizer.gradient_tape",
+    "load_model": "optimizer.loading",
     "allgather_object": "objects",
     "broadcast_object": "objects",
     "broadcast_object_fn": "objects",
-    "DistributedOptimizer": "optimizer",
-    "PartialDistributedOptimizer": "optimizer",
-    "local_rank_op": "place",
-    "local_size_op": "place",
-    "process_set_included_op": "place",
-    "rank_op": "place",
-    "size_op": "place",
-    "ProcessSet": "process_sets",
-    "add_process_set": "process_sets",
-    "global_process_set": "process_sets",
-    "remove_process_set": "process_sets",
+    "DistributedOptimizer": "optimizer.distributed_optimizer",
+    "PartialDistributedOptimizer": "optimizer.distributed_optimizer",
+    "local_rank_op": "runtime.rank_ops",
+    "local_size_op": "runtime.rank_ops",
+    "process_set_included_op": "runtime.rank_ops",
+    "rank_op": "runtime.rank_ops",
+    "size_op": "runtime.rank_ops",
+    "ProcessSet": "runtime.process_sets",
+    "add_process_set": "runtime.process_sets",
+    "global_process_set": "runtime.process_sets",
+    "remove_process_set": "runtime.process_sets",
     "warmup_schedule": "schedules",
     "Strategy": "strategy.strategy",
     "SyncBatchNormalization": "sync_batch_normalization",

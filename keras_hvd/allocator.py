@@ -15,7 +15,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-from keras_hvd import gpu_pinning, log, settings
+from keras_hvd.gpu import gpu_pinning
+from keras_hvd.runtime import log, settings
 
 _USE_POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"

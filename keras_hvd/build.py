@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keras_hvd import native
 from keras_hvd.exceptions import LibraryError
+from keras_hvd.runtime import native
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ def main() -> int:
         return 1
     # In a process of its own: this one has read what there was before.
     opening = (
-        "import tensorflow as tf; from keras_hvd import native; native.ops(); "
+        "import tensorflow as tf; from keras_hvd.runtime import native; native.ops(); "
         "print(native.ops_library(tf.__version__), 'is built and opens')"
     )
     return subprocess.run([sys.executable, "-c", opening]).returncode

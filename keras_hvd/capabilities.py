@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keras_hvd import basics, gpu_libraries
+from keras_hvd.gpu import gpu_libraries
+from keras_hvd.runtime import basics
 
 
 def mpi_enabled() -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_hvd import basics
 from keras_hvd.callbacks.metric_average import MetricAverage
+from keras_hvd.runtime import basics
 
 
 def evaluate(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_hvd import basics, exceptions
+from keras_hvd import exceptions
 from keras_hvd.collectives import submission
 from keras_hvd.collectives.broadcast import broadcast
+from keras_hvd.runtime import basics
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

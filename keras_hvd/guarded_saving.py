@@ -19,7 +19,8 @@ import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
-from keras_hvd import exceptions, native
+from keras_hvd import exceptions
+from keras_hvd.runtime import native
 
 # Where all ways of saving come through: a model's own methods, Keras' functions and
 # callbacks, and TensorFlow's checkpoints.

@@ -13,19 +13,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from keras_hvd import (
-    allocator,
-    basics,
-    environment,
-    exceptions,
-    gpu_libraries,
-    gpu_pinning,
-    installed,
-    log,
-    native,
-    settings,
-)
-from keras_hvd.process_sets import ProcessSet, add_process_set, check_for_init
+from keras_hvd import allocator, environment, exceptions
+from keras_hvd.gpu import gpu_libraries, gpu_pinning
+from keras_hvd.runtime import basics, installed, log, native, settings
+from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
 # Held while a thread joins, so that a second one finds it done.
 _joining = threading.RLock()

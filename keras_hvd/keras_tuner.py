@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from keras_tuner import errors
 from keras_tuner.src.engine.tuner_utils import SaveBestEpoch
 
-from keras_hvd import basics, current_strategy, meeting
+from keras_hvd import current_strategy, meeting
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
@@ -29,6 +29,7 @@ from keras_hvd.callbacks.coordination import (
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.metrics import means_over_ranks
 from keras_hvd.objects import allgather_object, broadcast_object
+from keras_hvd.runtime import basics
 
 # From what may be tried again to what ends the search.
 _SEVERITIES = (RuntimeError, errors.FailedTrialError, errors.FatalRuntimeError)

@@ -16,7 +16,7 @@ from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 Results = dict[str, Any]
 

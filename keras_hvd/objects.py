@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_hvd import basics, native
 from keras_hvd.collectives import unnamed
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, native
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
 _DTYPES = {np.dtype(np.uint8): 0, np.dtype(np.int64): 3}

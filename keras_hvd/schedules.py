@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from keras_hvd import basics
+from keras_hvd.runtime import basics
 
 
 def warmup_schedule(

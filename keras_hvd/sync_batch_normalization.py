@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics
 from keras_hvd.collectives.allgather import allgather
-from keras_hvd.gradient_reduction import name_in_graph
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
 @keras.saving.register_keras_serializable(package="keras_hvd")

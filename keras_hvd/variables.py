@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd import basics
 from keras_hvd.collectives import submission, unnamed
 from keras_hvd.collectives.broadcast import broadcast
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
 def broadcast_variables(

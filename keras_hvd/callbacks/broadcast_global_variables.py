@@ -9,20 +9,21 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd import basics, current_strategy, log
+from keras_hvd import current_strategy
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
     layers_of,
     model_optimizers,
 )
-from keras_hvd.distributed_class import (
+from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer.distributed_class import (
     before_first_update,
     is_distributed,
     shared_settings,
 )
-from keras_hvd.gradient_reduction import identity
-from keras_hvd.local_variables import LocalVariables
-from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer.gradient_reduction import identity
+from keras_hvd.optimizer.local_variables import LocalVariables
+from keras_hvd.runtime import basics, log
 from keras_hvd.variables import broadcast_variables
 
 

@@ -15,19 +15,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics, current_strategy, gradient_tape, guarded_saving, log
+from keras_hvd import current_strategy, guarded_saving
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.distributed_class import (
+from keras_hvd.meeting import meet
+from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer import gradient_tape
+from keras_hvd.optimizer.distributed_class import (
     is_distributed,
     local_variables,
     reduces_with,
 )
-from keras_hvd.meeting import meet
-from keras_hvd.nested_optimizers import leaf_optimizers
-from keras_hvd.objects import allgather_object
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers
+from keras_hvd.runtime import basics, log
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that write files, or to a server.

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_hvd.callbacks.coordination import DistributedCallback
-from keras_hvd.nested_optimizers import inner_optimizers
+from keras_hvd.optimizer.nested_optimizers import inner_optimizers
 
 
 class LearningRateSchedule(DistributedCallback):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_hvd import basics
 from keras_hvd.callbacks.learning_rate_schedule import LearningRateSchedule
+from keras_hvd.runtime import basics
 
 
 class LearningRateWarmup(LearningRateSchedule):

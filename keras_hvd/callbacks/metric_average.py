@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keras
 
-from keras_hvd import basics, log
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # Callbacks of Keras that read an epoch's logs.
 _READERS = tuple(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import basics
 from keras_hvd.collectives import allgather, submission
 from keras_hvd.collectives.allreduce_op import (
     Adasum,
@@ -18,7 +17,8 @@ from keras_hvd.collectives.allreduce_op import (
     submit,
 )
 from keras_hvd.compression import Compression, require_compressor
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
 def allreduce(

@@ -6,8 +6,8 @@ import enum
 
 import tensorflow as tf
 
-from keras_hvd import native
 from keras_hvd.collectives import submission
+from keras_hvd.runtime import native
 
 
 class ReduceOp(enum.IntEnum):

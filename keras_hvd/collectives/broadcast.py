@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd import basics, native
 from keras_hvd.collectives import allreduce_op, submission
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, native
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
 def broadcast(

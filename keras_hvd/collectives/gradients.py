@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_hvd import native
 from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.collectives.allreduce_op import ReduceOp
+from keras_hvd.runtime import native
 
 
 def submit(

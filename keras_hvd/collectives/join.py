@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from keras_hvd import basics, native
+from keras_hvd.runtime import basics, native
 
 
 def join() -> int:

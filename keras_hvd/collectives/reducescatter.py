@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd import basics, native
 from keras_hvd.collectives import allgather, submission
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, native
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
 def reducescatter(

@@ -14,8 +14,8 @@ from tensorflow.python.autograph.core import config as autograph
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
-from keras_hvd import native
 from keras_hvd.collectives import compiled_calls, unnamed
+from keras_hvd.runtime import native
 
 _UNNAMED = "unnamed_"
 
@@ -299,7 +299,7 @@ def run(op: Callable, name: Name, **attributes: Any) -> Any:
     Example:
 
     >>> import keras_hvd
-    >>> from keras_hvd import native
+    >>> from keras_hvd.runtime import native
     >>> keras_hvd.init()
     >>> run(native.ops().keras_hvd_barrier, name_of("barrier", None), process_set=0)
     """
@@ -328,7 +328,7 @@ def run_in_any_order(kind: str, op: Callable, name: Name, **attributes: Any) -> 
     Example:
 
     >>> import keras_hvd
-    >>> from keras_hvd import native
+    >>> from keras_hvd.runtime import native
     >>> keras_hvd.init()
     >>> run_in_any_order(
     ...     "broadcast",
@@ -379,7 +379,7 @@ def run_reduction(
     Example:
 
     >>> import keras_hvd
-    >>> from keras_hvd import native
+    >>> from keras_hvd.runtime import native
     >>> keras_hvd.init()
     >>> [tripled] = run_reduction(
     ...     "allreduce",

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import basics, log
 from keras_hvd.data.graph import DatasetGraph
 from keras_hvd.data.shard import check_dataset, place_in
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 MODES = ("drop", "repeat", "pad")
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import basics, log
 from keras_hvd.data import plan as plans
 from keras_hvd.data import readers, shuffling
 from keras_hvd.data.position import Position
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object, broadcast_object
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # Samples after which is written down where they came from.
 _RECORDED = 256

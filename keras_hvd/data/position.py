@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import basics, log
 from keras_hvd.data import plan as plans
 from keras_hvd.data import shuffling
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet
 
 _VERSION = 1
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_hvd import basics, log
 from keras_hvd.data.graph import DatasetGraph, InnerDataset
 from keras_hvd.data.plan import FROM_FILES
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 POLICIES = ("auto", "file", "data", "off")
 

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd import basics
 from keras_hvd.data.shard import place_in
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 MODES = ("split", "drop", "repeat")
 

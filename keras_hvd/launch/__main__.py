@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from keras_hvd import settings
 from keras_hvd.launch import command_line, guardian
+from keras_hvd.runtime import settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

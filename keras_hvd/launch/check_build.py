@@ -11,8 +11,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_hvd import gpu_libraries, installed, native
 from keras_hvd.exceptions import LibraryError
+from keras_hvd.gpu import gpu_libraries
+from keras_hvd.runtime import installed, native
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def _ops() -> str:
     # In a process of its own: TensorFlow logs as it likes, and aborts if it must.
     program = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); "
-        "from keras_hvd import native; native.ops(); import tensorflow as tf; "
+        "from keras_hvd.runtime import native; native.ops(); import tensorflow as tf; "
         "print(json.dumps(native.ops_info(tf.__version__)))"
     )
     opened = subprocess.run(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from keras_hvd import settings
 from keras_hvd.launch import config_file, cores, horovod_options
 from keras_hvd.launch.usage import UsageError
+from keras_hvd.runtime import settings
 from keras_hvd.version import __version__
 
 # More say little more about the machine, and take long.

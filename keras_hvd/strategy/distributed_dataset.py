@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
-from keras_hvd import basics, log
 from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.gradient_reduction import name_in_graph
 from keras_hvd.objects import allgather_object
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet
 
 _INFINITE = -1
 _UNKNOWN = -2

@@ -14,7 +14,7 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
 from keras_hvd import current_strategy
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
 

@@ -19,7 +19,7 @@ from keras_hvd import current_strategy
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.gradient_reduction import name_in_graph
+from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.strategy import keras_hooks
 
 # Set on a result that is over all ranks.

@@ -15,15 +15,15 @@ from keras_hvd import current_strategy
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Min, Sum
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.distributed_class import is_overwritten, reduce_overwriting
-from keras_hvd.gradient_accumulation import only_accumulated
-from keras_hvd.gradient_reduction import (
+from keras_hvd.optimizer.distributed_class import is_overwritten, reduce_overwriting
+from keras_hvd.optimizer.gradient_accumulation import only_accumulated
+from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
     name_in_graph,
     require_not_reduced,
 )
-from keras_hvd.nested_optimizers import inner_optimizers
-from keras_hvd.repeated_rows import add_up_all
+from keras_hvd.optimizer.nested_optimizers import inner_optimizers
+from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.strategy import keras_hooks, variables
 
 # Attributes of an optimizer, past Keras' tracking: the update that is under way, and

@@ -16,9 +16,9 @@ from keras.src.backend.tensorflow import trainer as trainer_module
 from keras_hvd import current_strategy
 from keras_hvd.callbacks.coordination import average_statistics
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.distributed_class import is_distributed
-from keras_hvd.gradient_reduction import name_in_graph
-from keras_hvd.process_sets import global_process_set
+from keras_hvd.optimizer.distributed_class import is_distributed
+from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.runtime.process_sets import global_process_set
 from keras_hvd.strategy import keras_hooks, reduction
 from keras_hvd.strategy.keras_callback import coordinated
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank

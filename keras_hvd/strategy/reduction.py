@@ -11,7 +11,7 @@ from keras_hvd.collectives import submission
 from keras_hvd.collectives.allgather import grouped_allgather
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.runtime.process_sets import ProcessSet
 
 # Types that the engine lacks, and one that holds all their values, or adds them up
 # modulo the same power of two.

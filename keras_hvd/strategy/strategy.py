@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from keras_hvd import basics, guarded_saving
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd import guarded_saving
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.strategy import (
     extended,
     keras_data,

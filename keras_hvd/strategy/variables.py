@@ -20,8 +20,8 @@ from tensorflow.python.trackable import base as trackable
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.collectives.broadcast import broadcast
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.gradient_reduction import name_in_graph
-from keras_hvd.process_sets import ProcessSet
+from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import reduction
 
 _NONE = tf.VariableAggregation.NONE

@@ -12,7 +12,7 @@ from tfx_bsl.tfxio import dataset_options
 
 from keras_hvd.data.even import even
 from keras_hvd.data.shard import place_in, shard
-from keras_hvd.process_sets import global_process_set
+from keras_hvd.runtime.process_sets import global_process_set
 
 
 def tf_dataset(

@@ -8,8 +8,10 @@ from typing import Any
 
 import keras
 
-from keras_hvd import basics, current_strategy, gradient_tape, keras_tuner, native
+from keras_hvd import current_strategy, keras_tuner
 from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
+from keras_hvd.optimizer import gradient_tape
+from keras_hvd.runtime import basics, native
 from keras_hvd.strategy import keras_hooks
 
 

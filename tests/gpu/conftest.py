@@ -23,7 +23,8 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
-from keras_hvd import gpu_libraries, native, settings  # noqa: E402
+from keras_hvd.gpu import gpu_libraries  # noqa: E402
+from keras_hvd.runtime import native, settings  # noqa: E402
 
 RANKS = Path(__file__).parent / "ranks"
 

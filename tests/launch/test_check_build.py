@@ -9,7 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
+from keras_hvd.runtime import native
 from keras_hvd.version import __version__
 
 PACKAGE = Path(keras_hvd.__file__).parent

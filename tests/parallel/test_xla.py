@@ -14,7 +14,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_hvd
 from keras_hvd.collectives import gradients
-from keras_hvd.gradient_reduction import _mark_of
+from keras_hvd.optimizer.gradient_reduction import _mark_of
 
 pytestmark = pytest.mark.needs_xla
 

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from keras_hvd import allocator, settings
+from keras_hvd import allocator
+from keras_hvd.runtime import settings
 
 POOL = {"TF_CPU_ALLOCATOR_USE_BFC": "true"}
 GIB = 1 << 30

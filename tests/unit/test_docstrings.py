@@ -41,7 +41,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.memory",
     "keras_hvd.launch.rank",
     "keras_hvd.launch.usage",
-    "keras_hvd.loss_scaling",
+    "keras_hvd.optimizer.loss_scaling",
     "keras_hvd.strategy.keras_layers",
     "keras_hvd.strategy.keras_losses",
     "keras_hvd.strategy.keras_trainer",

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import basics, exceptions
+from keras_hvd import exceptions
+from keras_hvd.runtime import basics
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_hvd import gpu_pinning
 from keras_hvd.environment import World
-from keras_hvd.gpu_pinning import Choice, Gpu
+from keras_hvd.gpu import gpu_pinning
+from keras_hvd.gpu.gpu_pinning import Choice, Gpu
 
 BY_KHVDRUN = {"KERAS_HVD_RANK": "0"}
 FREE, HIDDEN = Gpu(), Gpu(is_visible=False)

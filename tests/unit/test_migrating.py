@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import settings
 from keras_hvd.launch import command_line, usage
+from keras_hvd.runtime import settings
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 ROWS = dict(re.findall(r"^\| `([^`]+)` \| ([^|`]+) \| .*\|$", PAGE, re.M))

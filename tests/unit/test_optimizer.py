@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.callbacks.coordination import require_distributed
-from keras_hvd.distributed_class import is_distributed
-from keras_hvd.nested_optimizers import inner_optimizers
+from keras_hvd.optimizer.distributed_class import is_distributed
+from keras_hvd.optimizer.nested_optimizers import inner_optimizers
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = X[:, :2]

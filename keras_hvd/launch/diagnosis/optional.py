@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 
-from keras_hvd import gpu_libraries, gpu_pinning, installed
+from keras_hvd.gpu import gpu_libraries, gpu_pinning
 from keras_hvd.launch.diagnosis.findings import Finding, warning
+from keras_hvd.runtime import installed
 
 _PATIENCE_SECONDS = 10
 _FAMILIES = ("Open MPI", "MPICH", "Intel")

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from keras_hvd import basics, initialization, native
+from keras_hvd import initialization
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.launch.diagnosis import probes
+from keras_hvd.runtime import basics, native
 
 # khvd_kind, khvd_dtype and khvd_reduce_op of tf_ops/engine/c_api.h
 _ALLREDUCE = 0

@@ -2,9 +2,9 @@
 
 import sys
 
-from keras_hvd import installed, native
 from keras_hvd.exceptions import LibraryError
 from keras_hvd.launch.diagnosis.findings import Finding, failure, warning
+from keras_hvd.runtime import installed, native
 
 
 def engine() -> Finding:

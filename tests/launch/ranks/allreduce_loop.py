@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import keras_hvd
-from keras_hvd import exceptions, native
+from keras_hvd import exceptions
+from keras_hvd.runtime import native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
 

@@ -23,7 +23,8 @@ import ml_dtypes
 import numpy as np
 
 import keras_hvd
-from keras_hvd import exceptions, native
+from keras_hvd import exceptions
+from keras_hvd.runtime import native
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, REDUCESCATTER, ALLTOALL = range(6)
 GROUPED = (ALLREDUCE, REDUCESCATTER)

@@ -101,7 +101,7 @@ def test_gradients_that_start_and_end_apart(
     starts,
     monkeypatch,
 ):
-    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 1)
+    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 1)
     keras.utils.set_random_seed(5)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model = make_linear(optimizer, run_eagerly=run_eagerly)
@@ -151,7 +151,9 @@ def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
         calls.append(arguments)
         return reduce(*arguments, **named)
 
-    monkeypatch.setattr("keras_hvd.gradient_reduction.grouped_allreduce", counting)
+    monkeypatch.setattr(
+        "keras_hvd.optimizer.gradient_reduction.grouped_allreduce", counting
+    )
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -414,7 +416,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
     if on_gpu:
         request.getfixturevalue("starts")
-    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
@@ -441,7 +443,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
 
     Else those ranks would wait for it that have submitted all at once.
     """
-    monkeypatch.setattr("keras_hvd.gradient_reduction._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]
     variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import gradient_reduction
+from keras_hvd.optimizer import gradient_reduction
 
 TOKENS, STEPS = 7, 4
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import native
 from keras_hvd.collectives import submission
+from keras_hvd.runtime import native
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
-from keras_hvd.gradient_reduction import GradientReduction, mark_reduced
-from keras_hvd.local_variables import LocalVariables, local_layers_of
-from keras_hvd.process_sets import ProcessSet, global_process_set
-from keras_hvd.repeated_rows import add_up_all
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, mark_reduced
+from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
+from keras_hvd.optimizer.repeated_rows import add_up_all
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 _times_reduced = 0
 

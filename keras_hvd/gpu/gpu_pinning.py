@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from keras_hvd import log
 from keras_hvd.environment import World
+from keras_hvd.runtime import log
 
 # Where a driver is loaded there is one of these: of Linux, and of Linux on Windows.
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")

@@ -6,7 +6,8 @@ import ctypes
 import operator
 from typing import Any
 
-from keras_hvd import exceptions, native
+from keras_hvd import exceptions
+from keras_hvd.runtime import native
 
 _jobs_joined = 0
 _job = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from keras_hvd import native, settings
+from keras_hvd.runtime import native, settings
 
 
 def write(level: str, text: str) -> None:

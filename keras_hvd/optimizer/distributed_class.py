@@ -20,19 +20,19 @@ import tensorflow as tf
 from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Max
-from keras_hvd.gradient_accumulation import accumulate, only_accumulated
-from keras_hvd.gradient_reduction import (
+from keras_hvd.optimizer.gradient_accumulation import accumulate, only_accumulated
+from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
     name_in_graph,
     path,
     require_not_reduced,
     shown,
 )
-from keras_hvd.local_variables import LocalVariables
-from keras_hvd.loss_scaling import agree_on_finite_gradients
-from keras_hvd.nested_optimizers import inner_optimizers, leaf_optimizers
-from keras_hvd.process_sets import ProcessSet, global_process_set
-from keras_hvd.repeated_rows import add_up_all
+from keras_hvd.optimizer.local_variables import LocalVariables
+from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
+from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
+from keras_hvd.optimizer.repeated_rows import add_up_all
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 
-from keras_hvd import native, settings
+from keras_hvd.runtime import native, settings
 
 
 @dataclass(frozen=True)

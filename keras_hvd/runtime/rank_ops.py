@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_hvd import basics, native
+from keras_hvd.runtime import basics, native
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:

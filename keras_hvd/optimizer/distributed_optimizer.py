@@ -15,10 +15,14 @@ import tensorflow as tf
 
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
-from keras_hvd.distributed_class import Settings, distribute, require_no_strategy
-from keras_hvd.gradient_reduction import GradientReduction
-from keras_hvd.local_variables import local_layers_of
-from keras_hvd.process_sets import ProcessSet, global_process_set
+from keras_hvd.optimizer.distributed_class import (
+    Settings,
+    distribute,
+    require_no_strategy,
+)
+from keras_hvd.optimizer.gradient_reduction import GradientReduction
+from keras_hvd.optimizer.local_variables import local_layers_of
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(

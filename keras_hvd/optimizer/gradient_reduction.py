@@ -16,13 +16,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import basics
 from keras_hvd.collectives import gradients, submission
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
-from keras_hvd.process_sets import ProcessSet, global_process_set, number_of
-from keras_hvd.repeated_rows import add_up, add_up_all
+from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # Gradients leave in groups of about this size: large enough to be worth a collective,
 # small enough that the last layers' travel while backprop works on the first.

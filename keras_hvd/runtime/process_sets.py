@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_hvd import basics, native
+from keras_hvd.runtime import basics, native
 
 # The engine's ranks have 32 bits.
 _MOST = 2**31 - 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from keras_hvd.version import __version__
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Missing(Exception):

@@ -11,7 +11,7 @@ import keras
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Min
 from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.gradient_reduction import GradientReduction, name_in_graph
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, name_in_graph
 
 
 def agree_on_finite_gradients(

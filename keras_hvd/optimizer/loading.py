@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_hvd.compression import Compression, Compressor
-from keras_hvd.optimizer import DistributedOptimizer
+from keras_hvd.optimizer.distributed_optimizer import DistributedOptimizer
 
 
 def load_model(

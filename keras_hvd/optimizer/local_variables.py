@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.gradient_reduction import identity, path
+from keras_hvd.optimizer.gradient_reduction import identity, path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,10 +19,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from keras_hvd import exceptions, installed
+from keras_hvd import exceptions
+from keras_hvd.runtime import installed
 from keras_hvd.version import __version__
 
-_FOLDER = pathlib.Path(__file__).resolve().parent / "_native"
+_FOLDER = pathlib.Path(__file__).resolve().parents[1] / "_native"
 _ENGINE = "libkeras_hvd.so"
 _OPS = "libkeras_hvd_ops_{minor}.so"
 _ALL_OPS = "libkeras_hvd_ops*.so"

@@ -1,0 +1,1 @@
+"""GPUs: which one a rank has, and the libraries that they need."""

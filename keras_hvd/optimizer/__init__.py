@@ -1,0 +1,1 @@
+"""The distributed optimizer and tape: gradients that are reduced over all ranks."""
