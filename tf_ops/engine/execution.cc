@@ -45,15 +45,13 @@ void AllocateZeros(Operation* operation) {
 Execution::Execution(const EngineOptions& options, const World& world,
                      std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
                      Promptness* promptness, Timeline* timeline,
-                     Coordination* coordination, EngineCounters* counters)
+                     StoreChoice* store_choice, EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),
       requests_(*requests),
       promptness_(*promptness),
-      coordination_(coordination),
       counters_(*counters),
-      runner_(options, world, std::move(gpu), waiter, timeline,
-              coordination == nullptr ? nullptr : coordination->store_choice()),
+      runner_(options, world, std::move(gpu), waiter, timeline, store_choice),
       decisions_(world.channels->FromCoordinator()),
       decoder_(job_->size()) {}
 
@@ -67,7 +65,8 @@ bool Execution::Read() {
   return true;
 }
 
-void Execution::CarryOutNext() {
+CarriedOut Execution::CarryOutNext() {
+  carried_out_ = {};
   const std::string message = std::move(to_do_.front());
   to_do_.pop_front();
   DecisionMessage decision;
@@ -78,10 +77,11 @@ void Execution::CarryOutNext() {
                    std::to_string(rank_) +
                    " a decision that is malformed: " + status.message +
                    ". This is a bug in keras_hvd, or memory was overwritten");
-    return;
+    return {};
   }
-  std::visit([this](const auto& each) { CarryOut(each); }, decision);
+  std::visit([this](auto& each) { CarryOut(std::move(each)); }, decision);
   job_->NoteCarriedOut();
+  return std::move(carried_out_);
 }
 
 void Execution::CarryOut(const FailMessage& fail) {
@@ -126,13 +126,13 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
 void Execution::CarryOut(const TuneMessage& tune) {
   settings_.tuning = tune.tuning;
   counters_.tunings += 1;
-  if (coordination_ != nullptr) coordination_->NoteTuned();
+  carried_out_.tuning = true;
 }
 
 // ---- Batches
 
 // All ranks count all batches, so that the numbers agree on those that share one.
-void Execution::CarryOut(const RunMessage& run) {
+void Execution::CarryOut(RunMessage&& run) {
   sequence_ += 1;
   settings_.stores = run.stores;
   for (const Decision::Zeros& zeros : run.zeros) {
@@ -149,7 +149,10 @@ void Execution::CarryOut(const RunMessage& run) {
   requests_.NoteRunning(batch);
   const bool ok = runner_.Run(batch, members, sequence_, settings_, run.results);
   running_.clear();
-  if (ok) NoteRun(batch, run.tensors);
+  if (ok && batch.front()->description->kind == Kind::kAllreduce) {
+    carried_out_.tensors = std::move(run.tensors);
+    carried_out_.bytes = InputBytes(batch);
+  }
   EndBatch(std::move(batch), ok);
 }
 
@@ -186,14 +189,6 @@ std::unique_ptr<Operation> Execution::Take(const TensorKey& key) {
   std::unique_ptr<Operation> operation = std::move(zeros->second);
   zeros_.erase(zeros);
   return operation;
-}
-
-// For who tunes the engine. Only allreduces change with the settings, but for spinning.
-void Execution::NoteRun(const Batch& batch, const std::vector<TensorKey>& keys) {
-  if (coordination_ == nullptr || !coordination_->tunes()) return;
-  if (batch.front()->description->kind != Kind::kAllreduce) return;
-  const int64_t bytes = InputBytes(batch);
-  if (bytes > 0) coordination_->NoteRun(keys, bytes);
 }
 
 void Execution::EndBatch(Batch batch, bool ok) {

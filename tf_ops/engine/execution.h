@@ -16,9 +16,9 @@
 
 #include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/batch_runner.h"
-#include "tf_ops/engine/coordination.h"
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
@@ -27,14 +27,22 @@
 
 namespace keras_hvd {
 
+// What has been carried out that a tuning follows from: a change of settings, or a
+// batch of allreduces that has run. Nothing else changes with them, but for spinning.
+struct CarriedOut {
+  bool tuning = false;
+  std::vector<TensorKey> tensors;
+  int64_t bytes = 0;  // of this rank's tensors
+};
+
 // All of it is for who drives the engine.
 class Execution {
  public:
-  // `waiter` passes the time inside of collectives; `coordination` is rank 0's, or
-  // null.
+  // `waiter` passes the time inside of collectives; `store_choice` is the
+  // coordinator's, or null.
   Execution(const EngineOptions& options, const World& world,
             std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-            Promptness* promptness, Timeline* timeline, Coordination* coordination,
+            Promptness* promptness, Timeline* timeline, StoreChoice* store_choice,
             EngineCounters* counters);
 
   // Whether there are decisions to read.
@@ -45,7 +53,7 @@ class Execution {
   // Whether there are decisions that are read and not carried out.
   bool anything_to_do() const { return !to_do_.empty(); }
   // Carries out the next one, which may wait for peers.
-  void CarryOutNext();
+  CarriedOut CarryOutNext();
 
   // How often a batch, or a new process set, was decided for any of the ranks, so far
   // as they are carried out.
@@ -61,7 +69,7 @@ class Execution {
   bool decides_for_others() const { return decides_for_others_; }
 
  private:
-  void CarryOut(const RunMessage& run);
+  void CarryOut(RunMessage&& run);
   void CarryOut(const FailMessage& fail);
   void CarryOut(const AgreeMessage& agree);
   void CarryOut(const TuneMessage& tune);
@@ -70,7 +78,6 @@ class Execution {
 
   bool TakeBatch(const std::vector<TensorKey>& keys, Batch* batch);
   std::unique_ptr<Operation> Take(const TensorKey& key);
-  void NoteRun(const Batch& batch, const std::vector<TensorKey>& keys);
   void EndBatch(Batch batch, bool ok);
   Status OutcomeOf(const Operation& operation, bool ok) const;
 
@@ -78,7 +85,6 @@ class Execution {
   const int rank_;
   Requests& requests_;
   Promptness& promptness_;
-  Coordination* const coordination_;
   EngineCounters& counters_;
   BatchRunner runner_;
   const std::unique_ptr<MessageReceiver> decisions_;
@@ -87,6 +93,7 @@ class Execution {
   // For the next batch: zeros for what this rank has joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   BatchSettings settings_;
+  CarriedOut carried_out_;
   uint64_t sequence_ = 0;
   std::string running_;
   bool decides_for_others_ = false;

@@ -24,7 +24,8 @@ Work::Work(const EngineOptions& options, const World& world,
       requests_(*requests),
       coordination_(CoordinationOf(options, world, timeline)),
       execution_(options, world, std::move(gpu), waiter, requests, promptness, timeline,
-                 coordination_.get(), counters),
+                 coordination_ == nullptr ? nullptr : coordination_->store_choice(),
+                 counters),
       stall_watch_(options, job_, requests, coordination_.get(), &execution_) {
   if (coordination_ == nullptr) return;
   // Before the first decision, which is what the others read first.
@@ -56,8 +57,16 @@ bool Work::RunNext() {
     return true;
   }
   if (!execution_.anything_to_do()) return false;
-  execution_.CarryOutNext();
+  NoteForAutotune(execution_.CarryOutNext());
   return true;
+}
+
+void Work::NoteForAutotune(const CarriedOut& carried_out) {
+  if (coordination_ == nullptr) return;
+  if (carried_out.tuning) coordination_->NoteTuned();
+  if (carried_out.bytes > 0 && coordination_->tunes()) {
+    coordination_->NoteRun(carried_out.tensors, carried_out.bytes);
+  }
 }
 
 // Nothing can be decided without rank 0's own submission, so it sleeps through those of

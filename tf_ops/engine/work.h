@@ -55,6 +55,7 @@ class Work {
   const Execution& execution() const { return execution_; }
 
  private:
+  void NoteForAutotune(const CarriedOut& carried_out);
   void HandleFailure();
   void CheckCoordinatorLeft();
 
