@@ -8,7 +8,8 @@
 namespace keras_hvd {
 
 World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
-  return {std::make_shared<SharedJobState>(segment, rank),
+  return {Topology::OneHost(rank, segment->size()),
+          std::make_shared<SharedJobState>(segment, rank),
           std::make_shared<SharedMemoryChannels>(segment, rank),
           [segment, rank](Waiter* waiter, StoreChoice* store_choice) {
             return std::make_unique<SharedMemoryBackend>(segment, rank, waiter,

@@ -11,10 +11,12 @@
 #include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
 
 struct World {
+  Topology topology;
   std::shared_ptr<JobState> job;
   std::shared_ptr<Channels> channels;
   // Makes what moves tensors in host memory. `waiter` passes the time until a peer is

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tf_ops/coordination/autotune_log.h"
+#include "tf_ops/engine/job_member.h"
 #include "tf_ops/engine/process.h"
 #include "tf_ops/engine/request.h"
 #include "tf_ops/operation/log.h"
@@ -22,9 +23,9 @@ namespace {
 using keras_hvd::AutotuneOptions;
 using keras_hvd::Code;
 using keras_hvd::Engine;
+using keras_hvd::JobMember;
 using keras_hvd::LogLevel;
 using keras_hvd::Operation;
-using keras_hvd::Process;
 using keras_hvd::Status;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
@@ -40,9 +41,9 @@ constexpr int64_t kDefaultCacheCapacity = 16384;
 std::mutex g_mutex;
 // Guarded by g_mutex. Allocated for good: threads may still call in while the process
 // ends and static objects are destroyed.
-std::shared_ptr<Process>& Current() {
-  static auto* process = new std::shared_ptr<Process>();
-  return *process;
+std::shared_ptr<JobMember>& Current() {
+  static auto* member = new std::shared_ptr<JobMember>();
+  return *member;
 }
 bool g_was_initialized = false;
 // Of the job that this process has left.
@@ -69,11 +70,11 @@ Status Forked() {
       "keras_hvd.init()"};
 }
 
-Status GetProcess(std::shared_ptr<Process>* process) {
+Status GetMember(std::shared_ptr<JobMember>* member) {
   if (keras_hvd::IsForked()) return Forked();
   std::lock_guard<std::mutex> lock(g_mutex);
-  *process = Current();
-  if (*process != nullptr) return Status::Ok();
+  *member = Current();
+  if (*member != nullptr) return Status::Ok();
   if (g_was_initialized) {
     return {Code::kShutDown,
             "keras_hvd was shut down; call keras_hvd.init() to start again"};
@@ -82,40 +83,40 @@ Status GetProcess(std::shared_ptr<Process>* process) {
 }
 
 template <typename Get>
-int ProcessValue(Get get) {
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
+int MemberValue(Get get) {
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
   if (!status.ok()) {
     Report(status);
     return -1;
   }
-  return get(process->options());
+  return get(member->options());
 }
 
 bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
-  std::shared_ptr<Process> process;
-  Status status = GetProcess(&process);
-  if (status.ok()) status = process->engine().MembersOf(process_set, ranks);
+  std::shared_ptr<JobMember> member;
+  Status status = GetMember(&member);
+  if (status.ok()) status = member->engine().MembersOf(process_set, ranks);
   return Report(status) == KHVD_OK;
 }
 
 // ---- Requests
 
-Status Prepare(const khvd_request& request, std::shared_ptr<Process>* process,
+Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
                std::unique_ptr<Operation>* operation) {
-  const Status status = GetProcess(process);
+  const Status status = GetMember(member);
   if (!status.ok()) return status;
-  const keras_hvd::RendezvousOptions& job = (*process)->options().rendezvous;
+  const keras_hvd::RendezvousOptions& job = (*member)->options().rendezvous;
   std::vector<int> ranks;
   // Asked for only where it counts: small allreduces take microseconds.
   if (keras_hvd::DependsOnMembers(request) &&
-      !(*process)->engine().MembersOf(request.process_set, &ranks).ok()) {
+      !(*member)->engine().MembersOf(request.process_set, &ranks).ok()) {
     ranks.clear();
   }
   const Status made = keras_hvd::MakeOperation(
       request, job.size, keras_hvd::MembershipIn(ranks, job.rank), operation);
   if (!made.ok() || !(*operation)->description->on_gpu) return made;
-  const Status placed = (*process)->engine().PlaceOnGpu(
+  const Status placed = (*member)->engine().PlaceOnGpu(
       static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,
       operation->get());
   if (placed.ok()) return placed;
@@ -128,23 +129,23 @@ Status Submit(const khvd_request& request,
               Status (Engine::*submit)(std::unique_ptr<Operation>)) {
   if (request.done == nullptr)
     return keras_hvd::WrongRequest(request, "khvd_submit needs `done`");
-  std::shared_ptr<Process> process;
+  std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  const Status status = Prepare(request, &process, &operation);
+  const Status status = Prepare(request, &member, &operation);
   if (!status.ok()) return status;
   operation->done = [done = request.done,
                      context = request.context](const Status& status) {
     done(context, static_cast<int>(status.code), status.message.c_str());
   };
-  return (process->engine().*submit)(std::move(operation));
+  return (member->engine().*submit)(std::move(operation));
 }
 
 Status Run(const khvd_request& request) {
-  std::shared_ptr<Process> process;
+  std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  const Status status = Prepare(request, &process, &operation);
+  const Status status = Prepare(request, &member, &operation);
   if (!status.ok()) return status;
-  return process->engine().Run(std::move(operation));
+  return member->engine().Run(std::move(operation));
 }
 
 Status CheckOptions(const khvd_options& options) {
@@ -222,12 +223,12 @@ LogLevel LeastLogLevel(const khvd_options& options) {
   return static_cast<LogLevel>(options.log_level);
 }
 
-void LogMembership(const Process& process, const std::string& what) {
+void LogMembership(const JobMember& member, const std::string& what) {
   if (!keras_hvd::LogEnabled(LogLevel::kInfo)) return;
-  const keras_hvd::RendezvousOptions& place = process.options().rendezvous;
-  keras_hvd::Log(place.rank, LogLevel::kInfo,
-                 what + " job '" + place.job + "' of " + std::to_string(place.size) +
-                     (place.size == 1 ? " rank" : " ranks"));
+  const keras_hvd::RendezvousOptions& job = member.options().rendezvous;
+  keras_hvd::Log(job.rank, LogLevel::kInfo,
+                 what + " job '" + job.job + "' of " + std::to_string(job.size) +
+                     (job.size == 1 ? " rank" : " ranks"));
 }
 
 keras_hvd::GpuLibraries GpuLibrariesOf(const char* cuda, const char* nccl) {
@@ -241,35 +242,35 @@ Status Init(const khvd_options& options) {
   std::lock_guard<std::mutex> lock(g_mutex);
   if (Current() != nullptr) return Status::Ok();
   keras_hvd::SetLog(LeastLogLevel(options), options.log_timestamp != 0);
-  keras_hvd::ProcessOptions process;
-  process.rendezvous.rank = options.rank;
-  process.rendezvous.size = options.size;
-  process.rendezvous.job = options.job == nullptr ? "" : options.job;
-  process.rendezvous.exchange_bytes =
+  keras_hvd::JobMemberOptions joining;
+  joining.rendezvous.rank = options.rank;
+  joining.rendezvous.size = options.size;
+  joining.rendezvous.job = options.job == nullptr ? "" : options.job;
+  joining.rendezvous.exchange_bytes =
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
-  process.rendezvous.timeout_seconds =
+  joining.rendezvous.timeout_seconds =
       options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
-  process.engine.fusion_bytes =
+  joining.engine.fusion_bytes =
       options.fusion_bytes > 0 ? options.fusion_bytes : kDefaultFusionBytes;
-  process.engine.stall_warning_seconds =
+  joining.engine.stall_warning_seconds =
       options.stall_warning != 0 ? options.stall_warning : kDefaultTimeoutSeconds;
-  process.engine.stall_abort_seconds = options.stall_abort;
-  process.engine.cores = options.cores;
-  process.engine.check = options.check != 0;
-  process.engine.cache_capacity = CacheCapacity(options);
-  process.engine.gpu_libraries =
+  joining.engine.stall_abort_seconds = options.stall_abort;
+  joining.engine.cores = options.cores;
+  joining.engine.check = options.check != 0;
+  joining.engine.cache_capacity = CacheCapacity(options);
+  joining.engine.gpu_libraries =
       GpuLibrariesOf(options.cuda_library, options.nccl_library);
   if (options.nvtx_library != nullptr) {
-    process.engine.nvtx_library = options.nvtx_library;
+    joining.engine.nvtx_library = options.nvtx_library;
   }
-  process.engine.ranges = options.disable_ranges == 0;
-  status = MakeAutotuneOptions(options, &process.engine.autotune);
+  joining.engine.ranges = options.disable_ranges == 0;
+  status = MakeAutotuneOptions(options, &joining.engine.autotune);
   if (!status.ok()) return status;
-  process.local_rank = options.local_rank;
-  process.local_size = options.local_size;
-  process.cross_rank = options.cross_rank;
-  process.cross_size = options.cross_size;
-  status = Process::Join(process, &Current());
+  joining.local_rank = options.local_rank;
+  joining.local_size = options.local_size;
+  joining.cross_rank = options.cross_rank;
+  joining.cross_size = options.cross_size;
+  status = JobMember::Join(joining, &Current());
   if (status.ok()) {
     g_was_initialized = true;
     PastFailure().clear();
@@ -277,7 +278,7 @@ Status Init(const khvd_options& options) {
     return status;
   }
   status.message = "rank " + std::to_string(options.rank) + " could not join job '" +
-                   process.rendezvous.job + "': " + status.message;
+                   joining.rendezvous.job + "': " + status.message;
   return status;
 }
 
@@ -287,18 +288,18 @@ int khvd_init(const khvd_options* options) { return Report(Init(*options)); }
 
 int khvd_shutdown(void) {
   if (keras_hvd::IsForked()) return KHVD_OK;
-  std::shared_ptr<Process> process;
+  std::shared_ptr<JobMember> member;
   {
     std::lock_guard<std::mutex> lock(g_mutex);
-    process.swap(Current());
+    member.swap(Current());
   }
   // Here, not with the last reference: another thread may hold one while it waits for
   // the end of its request.
-  if (process == nullptr) return KHVD_OK;
-  process->engine().Stop();
-  LogMembership(*process, "left");
+  if (member == nullptr) return KHVD_OK;
+  member->engine().Stop();
+  LogMembership(*member, "left");
   std::lock_guard<std::mutex> lock(g_mutex);
-  PastFailure() = process->failure().message;
+  PastFailure() = member->failure().message;
   return KHVD_OK;
 }
 
@@ -309,36 +310,36 @@ int khvd_is_initialized(void) {
 }
 
 int khvd_rank(void) {
-  return ProcessValue([](const auto& options) { return options.rendezvous.rank; });
+  return MemberValue([](const auto& options) { return options.rendezvous.rank; });
 }
 int khvd_size(void) {
-  return ProcessValue([](const auto& options) { return options.rendezvous.size; });
+  return MemberValue([](const auto& options) { return options.rendezvous.size; });
 }
 int khvd_local_rank(void) {
-  return ProcessValue([](const auto& options) { return options.local_rank; });
+  return MemberValue([](const auto& options) { return options.local_rank; });
 }
 int khvd_local_size(void) {
-  return ProcessValue([](const auto& options) { return options.local_size; });
+  return MemberValue([](const auto& options) { return options.local_size; });
 }
 int khvd_cross_rank(void) {
-  return ProcessValue([](const auto& options) { return options.cross_rank; });
+  return MemberValue([](const auto& options) { return options.cross_rank; });
 }
 int khvd_cross_size(void) {
-  return ProcessValue([](const auto& options) { return options.cross_size; });
+  return MemberValue([](const auto& options) { return options.cross_size; });
 }
 
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
   if (!status.ok()) return Report(status);
-  return Report(process->engine().AddProcessSet({ranks, ranks + count}, id));
+  return Report(member->engine().AddProcessSet({ranks, ranks + count}, id));
 }
 
 int khvd_remove_process_set(int32_t id) {
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
   if (!status.ok()) return Report(status);
-  return Report(process->engine().RemoveProcessSet(id));
+  return Report(member->engine().RemoveProcessSet(id));
 }
 
 int khvd_process_set_size(int32_t id) {
@@ -354,10 +355,10 @@ int khvd_process_set_rank(int32_t id) {
 }
 
 int khvd_join(int32_t* last) {
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
   if (!status.ok()) return Report(status);
-  return Report(process->engine().Join(last));
+  return Report(member->engine().Join(last));
 }
 
 int khvd_submit(const khvd_request* request) {
@@ -381,9 +382,9 @@ int khvd_await_end(void* end, void* stream) {
   const std::unique_ptr<keras_hvd::EndMark> mark(static_cast<keras_hvd::EndMark*>(end));
   const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));
   if (!waits.ok()) return Report(waits);
-  std::shared_ptr<Process> process;
-  if (!GetProcess(&process).ok()) return KHVD_OK;
-  return Report(process->failure());
+  std::shared_ptr<JobMember> member;
+  if (!GetMember(&member).ok()) return KHVD_OK;
+  return Report(member->failure());
 }
 
 int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
@@ -406,9 +407,9 @@ const char* khvd_last_error(void) { return LastError().c_str(); }
 const char* khvd_failure(void) {
   if (keras_hvd::IsForked()) return "";
   thread_local std::string text;
-  std::shared_ptr<Process> process;
-  if (GetProcess(&process).ok()) {
-    text = process->failure().message;
+  std::shared_ptr<JobMember> member;
+  if (GetMember(&member).ok()) {
+    text = member->failure().message;
   } else {
     std::lock_guard<std::mutex> lock(g_mutex);
     text = PastFailure();
@@ -417,19 +418,19 @@ const char* khvd_failure(void) {
 }
 
 int khvd_start_timeline(const char* path, int32_t mark_cycles) {
-  std::shared_ptr<Process> process;
-  Status status = GetProcess(&process);
+  std::shared_ptr<JobMember> member;
+  Status status = GetMember(&member);
   if (status.ok() && (path == nullptr || path[0] == '\0')) {
     status = Status::InvalidArgument("a timeline needs the name of a file");
   }
-  if (status.ok()) status = process->engine().StartTimeline(path, mark_cycles != 0);
+  if (status.ok()) status = member->engine().StartTimeline(path, mark_cycles != 0);
   return Report(status);
 }
 
 int khvd_stop_timeline(void) {
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
-  if (status.ok()) process->engine().StopTimeline();
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
+  if (status.ok()) member->engine().StopTimeline();
   return Report(status);
 }
 
@@ -438,10 +439,10 @@ int khvd_get_counters(khvd_counters* counters) {
     return Report(Status::InvalidArgument(
         "the caller of khvd_get_counters was built for another version of keras_hvd"));
   }
-  std::shared_ptr<Process> process;
-  const Status status = GetProcess(&process);
+  std::shared_ptr<JobMember> member;
+  const Status status = GetMember(&member);
   if (!status.ok()) return Report(status);
-  const keras_hvd::EngineCounters& engine = process->engine().counters();
+  const keras_hvd::EngineCounters& engine = member->engine().counters();
   counters->batches = engine.batches;
   counters->tensors = engine.tensors;
   counters->bytes = engine.bytes;
@@ -452,9 +453,9 @@ int khvd_get_counters(khvd_counters* counters) {
 
 void khvd_log(int level, const char* text) {
   if (level < KHVD_LOG_TRACE || level > KHVD_LOG_FATAL) level = KHVD_LOG_FATAL;
-  std::shared_ptr<Process> process;
-  const bool joined = GetProcess(&process).ok();
-  const int rank = joined ? process->options().rendezvous.rank : -1;
+  std::shared_ptr<JobMember> member;
+  const bool joined = GetMember(&member).ok();
+  const int rank = joined ? member->options().rendezvous.rank : -1;
   keras_hvd::Log(rank, static_cast<LogLevel>(level), text);
 }
 

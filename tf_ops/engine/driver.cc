@@ -32,7 +32,7 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 Driver::Driver(const EngineOptions& options, const World& world,
                std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
                EngineCounters* counters)
-    : has_cores_(options.cores >= world.job->size()),
+    : has_cores_(options.cores >= world.topology.local_size()),
       job_(world.job),
       bell_(job_->bell()),
       requests_(*requests),

@@ -72,7 +72,7 @@ class Driver : private Waiter {
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;
   void CheckForLostWake(uint32_t listening, const Ready& has_news);
 
-  const bool has_cores_;  // for all ranks
+  const bool has_cores_;  // for all ranks of this host
   const std::shared_ptr<JobState> job_;
   Doorbell& bell_;
   Requests& requests_;

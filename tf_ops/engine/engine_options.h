@@ -15,7 +15,7 @@ struct EngineOptions {
   int64_t fusion_bytes = 64 << 20;
   double stall_warning_seconds = 60;  // negative: never
   double stall_abort_seconds = 0;     // 0: never
-  int cores = 1;                      // that all ranks of this host share
+  int cores = 1;                      // that the ranks of this host share
   bool check = false;                 // compare all outputs; rank 0's word counts
   size_t cache_capacity = 16384;      // names that travel as numbers
   AutotuneOptions autotune;           // rank 0's count

@@ -7,16 +7,15 @@
 
 #include <atomic>
 #include <mutex>
-#include <utility>
 
-#include "tf_ops/transport/cores.h"
+#include "tf_ops/transport/liveness.h"
 
 namespace keras_hvd {
 namespace {
 
 constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What the signal handler and the fork handler use.
+// What the handlers use, in whatever thread they run.
 std::atomic<RankBlock*> g_block{nullptr};
 std::atomic<bool> g_forked{false};
 struct sigaction g_previous[NSIG];
@@ -73,49 +72,17 @@ void InstallHandlers() {
 
 bool IsForked() { return g_forked.load(); }
 
-Process::Process(const ProcessOptions& options)
-    : options_(options), rendezvous_(options.rendezvous) {
-  options_.engine.local_rank = options.local_rank;
-}
-
-Status Process::Join(const ProcessOptions& options, std::shared_ptr<Process>* process) {
-  std::shared_ptr<Process> joining(new Process(options));
-  Status status = joining->Start();
-  if (status.ok()) *process = std::move(joining);
-  return status;
-}
-
-Status Process::Start() {
-  std::shared_ptr<Segment> segment;
-  Status status = rendezvous_.Connect(&segment);
-  if (!status.ok()) return status;
-  const int rank = options_.rendezvous.rank;
-  world_ = SharedMemoryWorld(segment, rank);
-  RankBlock& block = segment->block(rank);
-  block.pid.store(getpid());
-  gethostname(block.host, sizeof(block.host) - 1);
-  PublishCores(&block);
-  liveness_ = std::make_unique<Liveness>(segment, rank);
-  status = rendezvous_.AwaitAll();
-  if (!status.ok()) return status;
-
+void EnterWorld(RankBlock* block, const std::vector<int>& connections) {
   InstallHandlers();
-  const std::vector<int>& connections = rendezvous_.connections();
   for (size_t i = 0; i < connections.size() && i < kMostConnections; ++i) {
     g_connections[i].store(connections[i]);
   }
-  g_block.store(&block);
-  liveness_->Watch(connections);
-  if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment.get());
-  engine_ = std::make_unique<Engine>(options_.engine, world_);
-  return Status::Ok();
+  g_block.store(block);
 }
 
-Process::~Process() {
-  engine_.reset();
+void LeaveWorld() {
   g_block.store(nullptr);
   for (std::atomic<int>& connection : g_connections) connection.store(-1);
-  liveness_.reset();
 }
 
 }  // namespace keras_hvd

@@ -613,7 +613,10 @@ class SocketBackend final : public CollectiveBackend {
 
 inline World SocketWorld(const SocketEnds& ends, int rank) {
   auto job = std::make_shared<SocketJob>(rank, ends.messages);
-  return {job, std::make_shared<SocketChannels>(job),
+  // Each has a host to itself.
+  std::vector<int> hosts(job->size());
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return {Topology(rank, hosts), job, std::make_shared<SocketChannels>(job),
           [ends, rank](Waiter* waiter, StoreChoice*) {
             return std::make_unique<SocketBackend>(rank, ends.tensors, waiter);
           }};

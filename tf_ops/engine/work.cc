@@ -32,7 +32,7 @@ Work::Work(const EngineOptions& options, const World& world,
   job_->set_compares_outputs(options.check);
   if (!options.autotune.on || job_->size() == 1) return;
   AutotuneOptions autotune = options.autotune;
-  autotune.tunes_spin = options.cores >= job_->size();
+  autotune.tunes_spin = options.cores >= world.topology.local_size();
   autotune.most_window_bytes = execution_.window_bytes();
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
