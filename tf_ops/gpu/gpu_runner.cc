@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <initializer_list>
 #include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
-#include "tf_ops/gpu/gpu_collectives.h"
-#include "tf_ops/gpu/host_detour.h"
 #include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
@@ -33,7 +32,8 @@ GpuRunner::GpuRunner(double warning_seconds, double abort_seconds,
       access_(std::move(access)),
       waiter_(*waiter),
       timeline_(*timeline),
-      channels_(job_, access_, [this](int64_t polls) { return KeepWaiting(polls); }) {}
+      communicators_(job_, access_,
+                     [this](int64_t polls) { return KeepWaiting(polls); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
 
@@ -103,21 +103,25 @@ Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
   return Status::Ok();
 }
 
+// Each operation goes to the first of these that can run it:
+//   NCCL          where all members can use it, and it reduces as the CPU would
+//   host staging  everything else
 Status GpuRunner::Move(GpuBatch* batch) {
-  const GpuChannel* channel = nullptr;
-  Status status = channels_.Open(batch, &channel);
-  if (!status.ok()) return status;
-  nccl::Communicator* const communicator = channel->communicator.get();
-  const int members = static_cast<int>(batch->members.size());
-  std::vector<Operation*> by_nccl, through_host;
-  for (const auto& operation : batch->operations) {
-    const bool can = communicator != nullptr &&
-                     CanRunByNccl(*operation, members, channel->equipment);
-    (can ? by_nccl : through_host).push_back(operation.get());
+  NcclBackend* nccl = nullptr;
+  Status status = communicators_.Open(batch, &nccl);
+  std::vector<Operation*> left;
+  for (const auto& operation : batch->operations) left.push_back(operation.get());
+  for (GpuBackend* const backend :
+       std::initializer_list<GpuBackend*>{nccl, &host_staging_}) {
+    if (!status.ok()) break;
+    if (backend == nullptr) continue;
+    const auto taken = std::stable_partition(
+        left.begin(), left.end(),
+        [&](const Operation* operation) { return !backend->CanRun(*operation); });
+    if (taken != left.end()) status = backend->Run({taken, left.end()}, batch);
+    left.erase(taken, left.end());
   }
-  if (!by_nccl.empty()) status = RunByNccl(by_nccl, batch, communicator);
-  if (!status.ok() || through_host.empty()) return status;
-  return RunThroughHost(through_host, batch);
+  return status;
 }
 
 Status GpuRunner::End(GpuBatch* batch) {
@@ -144,7 +148,7 @@ Status GpuRunner::End(GpuBatch* batch) {
 // behind what has been enqueued with them.
 void GpuRunner::GiveUp(GpuBatch* batch) {
   // The streams would wait for a member that has died.
-  channels_.Abort();
+  communicators_.Abort();
   std::shared_ptr<const SharedEvent> end;
   const bool recorded = RecordOn(gpu_, gpu_->stream(), &end).ok();
   for (const auto& operation : batch->operations) {
@@ -173,7 +177,7 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
 bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
                               const std::vector<int>& all, HostCollectives* host) {
   // All ranks have a communicator, or none.
-  if (gpu_ == nullptr || !channels_.IsOpen(0)) return true;
+  if (gpu_ == nullptr || !communicators_.IsOpen(0)) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
   // A split is for all ranks.
@@ -183,7 +187,7 @@ bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
   if (!AwaitUnderWay()) return false;
   const Batch nothing;
   GpuBatch batch = BatchOf(nothing, all, host);
-  Status status = channels_.Add(id, members, &batch);
+  Status status = communicators_.Add(id, members, &batch);
   if (status.ok()) status = End(&batch);
   if (Succeeded(status)) return true;
   GiveUp(&batch);
@@ -195,7 +199,7 @@ bool GpuRunner::RemoveProcessSet(int32_t id) {
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of process set " + std::to_string(id);
   waits_for_members_.clear();
-  return Succeeded(current.status()) && Succeeded(channels_.Remove(id));
+  return Succeeded(current.status()) && Succeeded(communicators_.Remove(id));
 }
 
 // ---- What is under way
@@ -224,7 +228,7 @@ void GpuRunner::CheckUnderWay() {
   }
   const std::string& oldest =
       under_way_.empty() ? waits_for_ : under_way_.front().title;
-  if (!Succeeded(channels_.AsyncError(), oldest) || under_way_.empty()) return;
+  if (!Succeeded(communicators_.AsyncError(), oldest) || under_way_.empty()) return;
   const UnderWay& first = under_way_.front();
   if (!CheckMembers(first.members, first.decision, first.title)) return;
   CheckAge(first.title, first.since);
@@ -268,7 +272,7 @@ void GpuRunner::Leave() {
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the end of the GPU's collectives";
   waits_for_members_.clear();
-  if (!AwaitUnderWay() || !channels_.Finalize().ok()) Abort();
+  if (!AwaitUnderWay() || !communicators_.Finalize().ok()) Abort();
   staging_.Clear();
   clock_.Clear();
 }
@@ -286,7 +290,7 @@ bool GpuRunner::AwaitUnderWay() {
 void GpuRunner::Abort() {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
-  channels_.Abort();
+  communicators_.Abort();
   // What is under way may still use its memory.
   const Clock::time_point deadline = Clock::now() + kAbortPatience;
   bool uses_memory = !under_way_.empty();

@@ -19,9 +19,10 @@
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/gpu/gpu_access.h"
 #include "tf_ops/gpu/gpu_batch.h"
-#include "tf_ops/gpu/gpu_channels.h"
 #include "tf_ops/gpu/gpu_clock.h"
 #include "tf_ops/gpu/gpu_times.h"
+#include "tf_ops/gpu/host_staging.h"
+#include "tf_ops/gpu/nccl_communicators.h"
 #include "tf_ops/gpu/staging.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"
@@ -96,7 +97,8 @@ class GpuRunner {
   Waiter& waiter_;
   Timeline& timeline_;
   std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
-  GpuChannels channels_;
+  NcclCommunicators communicators_;
+  HostStagingBackend host_staging_;
   Staging staging_;
   GpuClock clock_;
   std::deque<UnderWay> under_way_;

@@ -169,9 +169,9 @@ Type TypeOf(DataType dtype) {
 }
 
 bool CanReduce(const Reduction& reduction, DataType dtype, int count,
-               const Equipment& equipment) {
-  if (IsFloat8(dtype) && (equipment.version < kFloat8Version ||
-                          equipment.compute_capability < kFloat8Capability)) {
+               const Capabilities& capabilities) {
+  if (IsFloat8(dtype) && (capabilities.version < kFloat8Version ||
+                          capabilities.compute_capability < kFloat8Capability)) {
     return false;
   }
   return HasReduction(reduction, dtype, count);

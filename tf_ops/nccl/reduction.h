@@ -14,7 +14,7 @@ namespace keras_hvd::nccl {
 Type TypeOf(DataType dtype);
 
 // What all members of a communicator have: the least of what each one has.
-struct Equipment {
+struct Capabilities {
   int version = kOldestVersion;  // of NCCL
   int compute_capability = 0;    // of the GPUs; 90 for 9.0
 };
@@ -26,7 +26,7 @@ struct Equipment {
 // Adasum. Its own average, which it has of every type, rounds 1/count to the type: a
 // little of 16-bit floats, too much of 8-bit ones.
 bool CanReduce(const Reduction& reduction, DataType dtype, int count,
-               const Equipment& equipment);
+               const Capabilities& capabilities);
 
 // An op for one call within a group of the communicator; it lives until the group has
 // been enqueued.

@@ -56,9 +56,9 @@ TEST(ReductionTest, OnlySumsHaveScales) {
 }
 
 // What we say that NCCL takes, the library takes, and the other way round.
-void ExpectSums(const Equipment& equipment, Rank* rank) {
+void ExpectSums(const Capabilities& capabilities, Rank* rank) {
   Communicator* const communicator = rank->communicator.get();
-  EXPECT_EQ(rank->gpu->compute_capability(), equipment.compute_capability);
+  EXPECT_EQ(rank->gpu->compute_capability(), capabilities.compute_capability);
   for (DataType dtype : AllTypes()) {
     // NCCL adds truth values as bytes, which is no sum of theirs.
     if (dtype == DataType::kBool) continue;
@@ -69,7 +69,7 @@ void ExpectSums(const Equipment& equipment, Rank* rank) {
                                                  communicator->comm(), rank->caller);
     };
     const auto check = [&] { return communicator->Check(sum(), "ncclAllReduce"); };
-    if (CanReduce({ReduceOp::kSum}, dtype, 1, equipment)) {
+    if (CanReduce({ReduceOp::kSum}, dtype, 1, capabilities)) {
       EXPECT_EQ(communicator->Group(check).message, "") << Name(dtype);
     } else {
       EXPECT_TRUE(IsFloat8(dtype)) << Name(dtype);
@@ -81,20 +81,21 @@ void ExpectSums(const Equipment& equipment, Rank* rank) {
 }
 
 TEST(ReductionTest, Float8DependsOnTheVersionAndTheGpu) {
-  for (const Equipment& equipment :
-       {Equipment{kOldestVersion, 120}, Equipment{22399, 90}, Equipment{22400, 89},
-        Equipment{22400, 90}, Equipment{23004, 120}}) {
-    const bool has = equipment.version >= 22400 && equipment.compute_capability >= 90;
+  for (const Capabilities& capabilities :
+       {Capabilities{kOldestVersion, 120}, Capabilities{22399, 90},
+        Capabilities{22400, 89}, Capabilities{22400, 90}, Capabilities{23004, 120}}) {
+    const bool has =
+        capabilities.version >= 22400 && capabilities.compute_capability >= 90;
     for (DataType dtype : {DataType::kFloat8E5m2, DataType::kFloat8E4m3fn}) {
-      EXPECT_EQ(CanReduce({ReduceOp::kSum}, dtype, 3, equipment), has);
-      EXPECT_EQ(CanReduce({ReduceOp::kProduct}, dtype, 3, equipment), has);
+      EXPECT_EQ(CanReduce({ReduceOp::kSum}, dtype, 3, capabilities), has);
+      EXPECT_EQ(CanReduce({ReduceOp::kProduct}, dtype, 3, capabilities), has);
     }
     Libraries libraries(1);
-    libraries.control()->SetNcclVersion(equipment.version);
-    libraries.control()->SetComputeCapability(0, equipment.compute_capability);
+    libraries.control()->SetNcclVersion(capabilities.version);
+    libraries.control()->SetComputeCapability(0, capabilities.compute_capability);
     RunRanks(libraries, 1, [&](Rank* rank) {
       const cuda::Gpu::Current current(*rank->gpu);
-      ExpectSums(equipment, rank);
+      ExpectSums(capabilities, rank);
     });
   }
 }

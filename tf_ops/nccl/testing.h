@@ -35,7 +35,7 @@ inline bool KeepWaitingForEver(int64_t) {
 inline constexpr int kDevices = 8;
 
 // What the libraries have, for all types.
-inline constexpr Equipment kAllTypes = {kFloat8Version, kFloat8Capability};
+inline constexpr Capabilities kAllTypes = {kFloat8Version, kFloat8Capability};
 
 // The libraries, as new; at the end nothing may be left of what was made of them.
 class Libraries {

@@ -1,5 +1,5 @@
-// See gpu_channels.h.
-#include "tf_ops/gpu/gpu_channels.h"
+// See nccl_communicators.h.
+#include "tf_ops/gpu/nccl_communicators.h"
 
 #include <stdlib.h>
 
@@ -59,7 +59,7 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
   return status;
 }
 
-nccl::Equipment EquipmentOf(const std::vector<Member>& members) {
+nccl::Capabilities CapabilitiesOf(const std::vector<Member>& members) {
   int64_t version = members.front().version;
   int64_t capability = members.front().compute_capability;
   for (const Member& member : members) {
@@ -94,34 +94,40 @@ int FirstWithout(const std::vector<Member>& members) {
 
 }  // namespace
 
-GpuChannels::GpuChannels(std::shared_ptr<JobState> job,
-                         std::shared_ptr<GpuAccess> access,
-                         nccl::KeepWaiting keep_waiting)
+NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
+                                     std::shared_ptr<GpuAccess> access,
+                                     nccl::KeepWaiting keep_waiting)
     : rank_(job->rank()),
       job_(std::move(job)),
       access_(std::move(access)),
       keep_waiting_(std::move(keep_waiting)) {}
 
-Status GpuChannels::Open(GpuBatch* batch, const GpuChannel** channel) {
+Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   const int32_t process_set = ProcessSetOf(*batch);
-  const auto found = channels_.find(process_set);
-  if (found != channels_.end()) {
-    *channel = &found->second;
+  const auto found = backends_.find(process_set);
+  if (found != backends_.end()) {
+    *backend = found->second.get();
     return Status::Ok();
   }
   bool all_have_nccl;
-  GpuChannel opened;
-  Status status = Agree(batch, &all_have_nccl, &opened.equipment);
-  if (status.ok() && all_have_nccl) status = Connect(batch, &opened.communicator);
+  nccl::Capabilities capabilities;
+  Made communicator;
+  Status status = Agree(batch, &all_have_nccl, &capabilities);
+  if (status.ok() && all_have_nccl) status = Connect(batch, &communicator);
   if (!status.ok()) return status;
-  *channel = &(channels_[process_set] = std::move(opened));
+  std::unique_ptr<NcclBackend>& opened = backends_[process_set];
+  if (communicator != nullptr) {
+    opened = std::make_unique<NcclBackend>(
+        std::move(communicator), static_cast<int>(batch->members.size()), capabilities);
+  }
+  *backend = opened.get();
   return Status::Ok();
 }
 
 // A member that cannot use NCCL has all of them do without it; so do two that share a
 // GPU, which NCCL allows in newer versions, where it is asked to.
-Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
-                          nccl::Equipment* equipment) {
+Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
+                                nccl::Capabilities* capabilities) {
   std::string reason;
   if (!failure_.empty()) {
     reason = failure_;
@@ -136,7 +142,7 @@ Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
   const int sharing = FindSharing(members, batch->index);
   const int first = FirstWithout(members);
   *all_have_nccl = first < 0;
-  *equipment = EquipmentOf(members);
+  *capabilities = CapabilitiesOf(members);
   if (first != batch->index) return status;
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
@@ -149,7 +155,7 @@ Status GpuChannels::Agree(GpuBatch* batch, bool* all_have_nccl,
   return status;
 }
 
-Status GpuChannels::OpenLibrary() {
+Status NcclCommunicators::OpenLibrary() {
   const char* const blocking = getenv("NCCL_COMM_BLOCKING");
   if (blocking != nullptr && strcmp(blocking, "1") == 0) {
     return Status::InvalidArgument(
@@ -160,7 +166,7 @@ Status GpuChannels::OpenLibrary() {
 
 // Said by the first member of the first set that has a reason, for all; what others
 // have met, for who wants to know all.
-void GpuChannels::Warn(const std::string& reason) {
+void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = job_->ClaimGpuWarning();
   Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
@@ -169,7 +175,7 @@ void GpuChannels::Warn(const std::string& reason) {
 }
 
 // Leaves no communicator where one of the members cannot make it.
-Status GpuChannels::Connect(GpuBatch* batch, Made* communicator) {
+Status NcclCommunicators::Connect(GpuBatch* batch, Made* communicator) {
   nccl::UniqueId id = {};
   bool made;
   const Status status = ShareId(batch, &id, &made);
@@ -184,7 +190,7 @@ Status GpuChannels::Connect(GpuBatch* batch, Made* communicator) {
 }
 
 // The first member makes it for all; `*made`: it could.
-Status GpuChannels::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
+Status NcclCommunicators::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
   std::vector<int64_t> words(1 + kIdWords);
   Status own;
   if (batch->index == 0) own = nccl::Communicator::NewId(*library_, id);
@@ -201,9 +207,9 @@ Status GpuChannels::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
 
 // Has all members make a communicator and use it once, or none: from 2.22 on NCCL
 // connects them only then, and fails then where it may not, say, share memory.
-Status GpuChannels::TryTogether(GpuBatch* batch,
-                                const std::function<Status(Made*)>& make,
-                                Made* communicator, bool* made) {
+Status NcclCommunicators::TryTogether(GpuBatch* batch,
+                                      const std::function<Status(Made*)>& make,
+                                      Made* communicator, bool* made) {
   char* number = nullptr;
   Status status =
       batch->TakeMemory(cuda::Memory::Place::kDevice, sizeof(float), &number);
@@ -237,7 +243,7 @@ Status GpuChannels::TryTogether(GpuBatch* batch,
 }
 
 // From now on; what has a communicator keeps it.
-void GpuChannels::DoWithoutNccl(const std::string& reason, bool says_so) {
+void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
   if (!says_so) return;
   failure_ = job_->Describe(rank_) +
@@ -245,75 +251,76 @@ void GpuChannels::DoWithoutNccl(const std::string& reason, bool says_so) {
   Warn(failure_);
 }
 
-bool GpuChannels::KeepWaiting(int64_t polls) const {
+bool NcclCommunicators::KeepWaiting(int64_t polls) const {
   if (attempt_ != nullptr && attempt_->HasFailedElsewhere()) return false;
   return keep_waiting_(polls);
 }
 
-Status GpuChannels::Add(int32_t process_set, const std::vector<int>& members,
-                        GpuBatch* all) {
-  const auto whole = channels_.find(kAllRanks);
-  if (whole == channels_.end()) return Status::Ok();
-  if (whole->second.communicator == nullptr) return Status::Ok();
-  GpuChannel part;
-  part.equipment = whole->second.equipment;
+Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& members,
+                              GpuBatch* all) {
+  const auto whole = backends_.find(kAllRanks);
+  if (whole == backends_.end() || whole->second == nullptr) return Status::Ok();
+  Made part;
   bool made;
   const auto split = [&](Made* created) { return Split(members, created); };
-  const Status status = TryTogether(all, split, &part.communicator, &made);
+  const Status status = TryTogether(all, split, &part, &made);
   if (!status.ok()) return status;
   if (!made) {
     // Nothing is under way on any rank: each has awaited that before it tried.
-    for (auto each = channels_.rbegin(); each != channels_.rend(); ++each) {
-      each->second.communicator.reset();
+    for (auto each = backends_.rbegin(); each != backends_.rend(); ++each) {
+      each->second.reset();
     }
     return status;
   }
-  if (part.communicator != nullptr) channels_[process_set] = std::move(part);
+  if (part != nullptr) {
+    backends_[process_set] =
+        std::make_unique<NcclBackend>(std::move(part), static_cast<int>(members.size()),
+                                      whole->second->capabilities());
+  }
   return status;
 }
 
 // Null for a rank that is no member.
-Status GpuChannels::Split(const std::vector<int>& members, Made* part) {
+Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
   const auto place = std::lower_bound(members.begin(), members.end(), rank_);
   const bool included = place != members.end() && *place == rank_;
   const int index = included ? static_cast<int>(place - members.begin()) : 0;
-  return channels_.at(kAllRanks).communicator->Split(
+  return backends_.at(kAllRanks)->communicator().Split(
       included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
       part);
 }
 
-Status GpuChannels::Remove(int32_t process_set) {
-  const auto found = channels_.find(process_set);
-  if (found == channels_.end()) return Status::Ok();
-  const GpuChannel channel = std::move(found->second);
-  channels_.erase(found);
-  return channel.communicator == nullptr ? Status::Ok()
-                                         : channel.communicator->Finalize();
+Status NcclCommunicators::Remove(int32_t process_set) {
+  const auto found = backends_.find(process_set);
+  if (found == backends_.end()) return Status::Ok();
+  const std::unique_ptr<NcclBackend> backend = std::move(found->second);
+  backends_.erase(found);
+  return backend == nullptr ? Status::Ok() : backend->communicator().Finalize();
 }
 
-Status GpuChannels::AsyncError() const {
-  for (const auto& [process_set, channel] : channels_) {
-    if (channel.communicator == nullptr) continue;
-    const Status status = channel.communicator->AsyncError();
+Status NcclCommunicators::AsyncError() const {
+  for (const auto& [process_set, backend] : backends_) {
+    if (backend == nullptr) continue;
+    const Status status = backend->communicator().AsyncError();
     if (!status.ok()) return status;
   }
   return Status::Ok();
 }
 
-Status GpuChannels::Finalize() {
+Status NcclCommunicators::Finalize() {
   // The parts first: they may use what the whole one has.
-  while (!channels_.empty()) {
-    const Status status = Remove(channels_.rbegin()->first);
+  while (!backends_.empty()) {
+    const Status status = Remove(backends_.rbegin()->first);
     if (!status.ok()) return status;
   }
   return Status::Ok();
 }
 
-void GpuChannels::Abort() {
-  while (!channels_.empty()) {
-    const auto last = std::prev(channels_.end());
-    if (last->second.communicator != nullptr) last->second.communicator->Abort();
-    channels_.erase(last);
+void NcclCommunicators::Abort() {
+  while (!backends_.empty()) {
+    const auto last = std::prev(backends_.end());
+    if (last->second != nullptr) last->second->communicator().Abort();
+    backends_.erase(last);
   }
 }
 

@@ -1,7 +1,8 @@
-// See gpu_collectives.h.
-#include "tf_ops/gpu/gpu_collectives.h"
+// See nccl_backend.h.
+#include "tf_ops/gpu/nccl_backend.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tf_ops/nccl/allgather.h"
 #include "tf_ops/nccl/allreduce.h"
@@ -94,20 +95,27 @@ Status Reducescatter(const Operation& operation, const GpuBatch& batch,
 
 }  // namespace
 
-bool CanRunByNccl(const Operation& operation, int members,
-                  const nccl::Equipment& equipment) {
+NcclBackend::NcclBackend(std::unique_ptr<nccl::Communicator> communicator, int members,
+                         const nccl::Capabilities& capabilities)
+    : communicator_(std::move(communicator)),
+      members_(members),
+      capabilities_(capabilities) {}
+
+bool NcclBackend::CanRun(const Operation& operation) const {
   const Description& description = *operation.description;
   if (!Reduces(description.kind)) return true;
-  return std::all_of(
-      description.tensors.begin(), description.tensors.end(), [&](const auto& tensor) {
-        // Of an empty one there is nothing to reduce, whatever its type is.
-        return Elements(tensor) == 0 ||
-               nccl::CanReduce(description.reduction, tensor.dtype, members, equipment);
-      });
+  return std::all_of(description.tensors.begin(), description.tensors.end(),
+                     [&](const auto& tensor) {
+                       // Of an empty one there is nothing to reduce, whatever its type
+                       // is.
+                       return Elements(tensor) == 0 ||
+                              nccl::CanReduce(description.reduction, tensor.dtype,
+                                              members_, capabilities_);
+                     });
 }
 
-Status RunByNccl(const std::vector<Operation*>& operations, GpuBatch* batch,
-                 nccl::Communicator* communicator) {
+Status NcclBackend::Run(const std::vector<Operation*>& operations, GpuBatch* batch) {
+  nccl::Communicator* const communicator = communicator_.get();
   Operation* const first = operations.front();
   switch (first->description->kind) {
     case Kind::kAllreduce:

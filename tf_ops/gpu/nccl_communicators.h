@@ -8,8 +8,8 @@
 // A communicator that cannot be made on one member is made on none, and the set goes
 // through host memory; so do later ones with a member that has seen that. Where it was
 // to be a part of that of all ranks, that one can be used no more, and all sets do.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_
+#ifndef KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
+#define KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
 
 #include <cstdint>
 #include <functional>
@@ -21,26 +21,22 @@
 #include "tf_ops/collectives/joint_attempt.h"
 #include "tf_ops/gpu/gpu_access.h"
 #include "tf_ops/gpu/gpu_batch.h"
+#include "tf_ops/gpu/nccl_backend.h"
 #include "tf_ops/nccl/communicator.h"
-#include "tf_ops/nccl/reduction.h"
 #include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
-struct GpuChannel {
-  std::unique_ptr<nccl::Communicator> communicator;  // null: host memory
-  nccl::Equipment equipment;
-};
-
-class GpuChannels {
+class NcclCommunicators {
  public:
-  GpuChannels(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
-              nccl::KeepWaiting keep_waiting);
+  NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
+                    nccl::KeepWaiting keep_waiting);
 
-  // That of a batch's process set, as long as the set is there.
-  Status Open(GpuBatch* batch, const GpuChannel** channel);
+  // That of a batch's process set, as long as the set is there; null: its tensors go
+  // through host memory.
+  Status Open(GpuBatch* batch, NcclBackend** backend);
   // Whether Open has nothing left to agree on.
-  bool IsOpen(int32_t process_set) const { return channels_.count(process_set) != 0; }
+  bool IsOpen(int32_t process_set) const { return backends_.count(process_set) != 0; }
 
   // All ranks add a set, or remove one. `all`: a batch of all ranks, of no operations.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
@@ -57,7 +53,7 @@ class GpuChannels {
   using Made = std::unique_ptr<nccl::Communicator>;
 
   Status OpenLibrary();
-  Status Agree(GpuBatch* batch, bool* all_have_nccl, nccl::Equipment* equipment);
+  Status Agree(GpuBatch* batch, bool* all_have_nccl, nccl::Capabilities* capabilities);
   Status Connect(GpuBatch* batch, Made* communicator);
   Status ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made);
   Status Split(const std::vector<int>& members, Made* part);
@@ -72,7 +68,7 @@ class GpuChannels {
   const std::shared_ptr<GpuAccess> access_;
   const nccl::KeepWaiting keep_waiting_;
   std::shared_ptr<const nccl::Library> library_;
-  std::map<int32_t, GpuChannel> channels_;
+  std::map<int32_t, std::unique_ptr<NcclBackend>> backends_;
   const JointAttempt* attempt_ = nullptr;  // to make a communicator, while it goes on
   std::string failure_;                    // of such an attempt; "": none
   bool warned_ = false;
@@ -80,4 +76,4 @@ class GpuChannels {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_CHANNELS_H_
+#endif  // KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_

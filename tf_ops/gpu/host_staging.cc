@@ -1,5 +1,5 @@
-// See host_detour.h.
-#include "tf_ops/gpu/host_detour.h"
+// See host_staging.h.
+#include "tf_ops/gpu/host_staging.h"
 
 #include <numeric>
 #include <utility>
@@ -31,9 +31,9 @@ int64_t OutputBytes(const Operation& operation, size_t tensor, const GpuBatch& b
 }
 
 // An operation's stand-in in host memory.
-class Detour {
+class StagedOperation {
  public:
-  Detour(Operation* operation, GpuBatch* batch)
+  StagedOperation(Operation* operation, GpuBatch* batch)
       : operation_(operation), batch_(batch) {}
 
   // Makes the stand-in, and has the inputs copied, which are there when the stream has
@@ -50,7 +50,7 @@ class Detour {
   Status allocation_;
 };
 
-Status Detour::Start(std::unique_ptr<Operation>* made) {
+Status StagedOperation::Start(std::unique_ptr<Operation>* made) {
   auto stand_in = std::make_unique<Operation>();
   stand_in->description = operation_->description;
   stand_in->rows = operation_->rows;
@@ -81,8 +81,8 @@ Status Detour::Start(std::unique_ptr<Operation>* made) {
   return Status::Ok();
 }
 
-void* Detour::Allocate(size_t tensor, const std::vector<int64_t>& rows,
-                       Operation* stand_in) {
+void* StagedOperation::Allocate(size_t tensor, const std::vector<int64_t>& rows,
+                                Operation* stand_in) {
   if (!allocation_.ok()) return nullptr;
   allocation_ = batch_->Allocate(operation_, tensor, rows);
   const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
@@ -94,7 +94,7 @@ void* Detour::Allocate(size_t tensor, const std::vector<int64_t>& rows,
   return memory;
 }
 
-Status Detour::Finish(const Operation& stand_in) {
+Status StagedOperation::Finish(const Operation& stand_in) {
   if (!allocation_.ok()) return allocation_;
   const bool late = HasOwnRows(operation_->description->kind);
   for (size_t i = 0; i < operation_->buffers.size(); ++i) {
@@ -109,11 +109,11 @@ Status Detour::Finish(const Operation& stand_in) {
 }
 
 Status StartAll(const std::vector<Operation*>& operations, GpuBatch* batch,
-                std::vector<Detour>* detours, Batch* stand_ins) {
+                std::vector<StagedOperation>* staged, Batch* stand_ins) {
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyToHost);
   for (Operation* operation : operations) {
-    detours->emplace_back(operation, batch);
-    const Status status = detours->back().Start(&stand_ins->emplace_back());
+    staged->emplace_back(operation, batch);
+    const Status status = staged->back().Start(&stand_ins->emplace_back());
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -126,18 +126,21 @@ bool RunOnHost(const Batch& stand_ins, GpuBatch* batch) {
 
 }  // namespace
 
-Status RunThroughHost(const std::vector<Operation*>& operations, GpuBatch* batch) {
-  std::vector<Detour> detours;
+bool HostStagingBackend::CanRun(const Operation&) const { return true; }
+
+Status HostStagingBackend::Run(const std::vector<Operation*>& operations,
+                               GpuBatch* batch) {
+  std::vector<StagedOperation> staged;
   Batch stand_ins;
-  detours.reserve(operations.size());
-  const Status started = StartAll(operations, batch, &detours, &stand_ins);
+  staged.reserve(operations.size());
+  const Status started = StartAll(operations, batch, &staged, &stand_ins);
   if (!started.ok()) return started;
   const Status copied = batch->AwaitStream();
   if (!copied.ok()) return copied;
   if (!RunOnHost(stand_ins, batch)) return GivenUp();
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyToGpu);
-  for (size_t i = 0; i < detours.size(); ++i) {
-    const Status status = detours[i].Finish(*stand_ins[i]);
+  for (size_t i = 0; i < staged.size(); ++i) {
+    const Status status = staged[i].Finish(*stand_ins[i]);
     if (!status.ok()) return status;
   }
   return Status::Ok();

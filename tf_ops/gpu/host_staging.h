@@ -1,0 +1,24 @@
+// Collectives of tensors on a GPU through host memory: for what NCCL does not reduce as
+// the CPU would, and for ranks that cannot use NCCL.
+#ifndef KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
+#define KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
+
+#include <vector>
+
+#include "tf_ops/gpu/gpu_backend.h"
+
+namespace keras_hvd {
+
+class HostStagingBackend final : public GpuBackend {
+ public:
+  bool CanRun(const Operation& operation) const override;
+  // Waits for the inputs.
+  Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
+};
+
+// Compares the results of a batch that is on the collectives' stream.
+Status CompareThroughHost(GpuBatch* batch);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_

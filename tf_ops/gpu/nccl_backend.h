@@ -1,0 +1,34 @@
+// Collectives of tensors on GPUs by NCCL.
+#ifndef KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
+#define KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
+
+#include <memory>
+#include <vector>
+
+#include "tf_ops/gpu/gpu_backend.h"
+#include "tf_ops/nccl/communicator.h"
+#include "tf_ops/nccl/reduction.h"
+
+namespace keras_hvd {
+
+class NcclBackend final : public GpuBackend {
+ public:
+  // `capabilities`: what all of so many members have.
+  NcclBackend(std::unique_ptr<nccl::Communicator> communicator, int members,
+              const nccl::Capabilities& capabilities);
+
+  bool CanRun(const Operation& operation) const override;
+  Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
+
+  nccl::Communicator& communicator() { return *communicator_; }
+  const nccl::Capabilities& capabilities() const { return capabilities_; }
+
+ private:
+  const std::unique_ptr<nccl::Communicator> communicator_;
+  const int members_;
+  const nccl::Capabilities capabilities_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
