@@ -130,9 +130,9 @@ def _place(
 ) -> tf.Tensor:
     basics.require_initialized(function)
     number = basics.whole_number(function, "process_set_id", process_set)
-    return native.ops().keras_hvd_place(
+    return native.ops().keras_hvd_job_value(
         quantity=quantity, process_set=number, name=name or function
     )
 
 
-tf.no_gradient("KerasHvdPlace")
+tf.no_gradient("KerasHvdJobValue")

@@ -41,14 +41,14 @@ class CollectiveBackend {
   virtual bool Run(const Batch& batch, const BatchSettings& settings) = 0;
   // Gives every member all members' numbers, `(*all)[member]` in the order of `own`,
   // which is as long on every member.
-  virtual bool Exchange(const std::vector<int64_t>& own,
-                        std::vector<std::vector<int64_t>>* all) = 0;
+  virtual bool AllgatherValues(const std::vector<int64_t>& own,
+                               std::vector<std::vector<int64_t>>* all) = 0;
   // Something that all members try.
   virtual std::unique_ptr<JointAttempt> Attempt() = 0;
 
   // Gives every member all members' hashes. May follow Run.
-  virtual bool ExchangeHashes(const std::vector<uint64_t>& own,
-                              std::vector<std::vector<uint64_t>>* all) = 0;
+  virtual bool AllgatherHashes(const std::vector<uint64_t>& own,
+                               std::vector<std::vector<uint64_t>>* all) = 0;
 
   // ---- Of how it works
 

@@ -7,10 +7,10 @@
 
 #include "tf_ops/collectives/adasum.h"
 #include "tf_ops/collectives/allgather.h"
+#include "tf_ops/collectives/allgather_values.h"
 #include "tf_ops/collectives/alltoall.h"
 #include "tf_ops/collectives/barrier.h"
 #include "tf_ops/collectives/broadcast.h"
-#include "tf_ops/collectives/exchange.h"
 #include "tf_ops/collectives/hashes.h"
 #include "tf_ops/collectives/reducescatter.h"
 
@@ -50,18 +50,18 @@ bool SharedMemoryBackend::BeginAgain() { return communicator_.BeginAgain(); }
 
 void SharedMemoryBackend::End() { communicator_.End(); }
 
-bool SharedMemoryBackend::Exchange(const std::vector<int64_t>& own,
-                                   std::vector<std::vector<int64_t>>* all) {
-  return keras_hvd::Exchange(own, &communicator_, all);
+bool SharedMemoryBackend::AllgatherValues(const std::vector<int64_t>& own,
+                                          std::vector<std::vector<int64_t>>* all) {
+  return keras_hvd::AllgatherValues(own, &communicator_, all);
 }
 
 std::unique_ptr<JointAttempt> SharedMemoryBackend::Attempt() {
   return std::make_unique<CommunicatorAttempt>(&communicator_);
 }
 
-bool SharedMemoryBackend::ExchangeHashes(const std::vector<uint64_t>& own,
-                                         std::vector<std::vector<uint64_t>>* all) {
-  return keras_hvd::ExchangeHashes(own, &communicator_, all);
+bool SharedMemoryBackend::AllgatherHashes(const std::vector<uint64_t>& own,
+                                          std::vector<std::vector<uint64_t>>* all) {
+  return keras_hvd::AllgatherHashes(own, &communicator_, all);
 }
 
 void SharedMemoryBackend::set_recorder(PhaseRecorder* recorder) {

@@ -23,13 +23,13 @@ class SharedMemoryBackend final : public CollectiveBackend {
   void End() override;
 
   bool Run(const Batch& batch, const BatchSettings& settings) override;
-  bool Exchange(const std::vector<int64_t>& own,
-                std::vector<std::vector<int64_t>>* all) override;
+  bool AllgatherValues(const std::vector<int64_t>& own,
+                       std::vector<std::vector<int64_t>>* all) override;
   std::unique_ptr<JointAttempt> Attempt() override;
-  bool ExchangeHashes(const std::vector<uint64_t>& own,
-                      std::vector<std::vector<uint64_t>>* all) override;
+  bool AllgatherHashes(const std::vector<uint64_t>& own,
+                       std::vector<std::vector<uint64_t>>* all) override;
 
-  int64_t window_bytes() const override { return communicator_.exchange_bytes(); }
+  int64_t window_bytes() const override { return communicator_.window_bytes(); }
   void set_recorder(PhaseRecorder* recorder) override;
 
  private:

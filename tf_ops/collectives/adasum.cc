@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include "tf_ops/collectives/exchange.h"
+#include "tf_ops/collectives/allgather_values.h"
 #include "tf_ops/collectives/number.h"
 #include "tf_ops/collectives/parts.h"
 
@@ -167,15 +167,16 @@ bool CombineLevel(int distance, Communicator* communicator,
     }
   }
   std::vector<std::vector<double>> all;
-  if (!communicator->NextRound() || !Exchange(own, communicator, &all)) return false;
-  size_t place = 0;
+  if (!communicator->NextRound() || !AllgatherValues(own, communicator, &all))
+    return false;
+  size_t next = 0;
   for (Slice& slice : *slices) {
-    for (int a = 0; a < members; a += 2 * distance, place += kProducts) {
+    for (int a = 0; a < members; a += 2 * distance, next += kProducts) {
       Products products;
       for (const std::vector<double>& of_member : all) {
-        products.ab += of_member[place];
-        products.aa += of_member[place + 1];
-        products.bb += of_member[place + 2];
+        products.ab += of_member[next];
+        products.aa += of_member[next + 1];
+        products.bb += of_member[next + 2];
       }
       slice.CombineVectors(a, a + distance, products);
     }

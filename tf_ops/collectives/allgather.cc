@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "tf_ops/collectives/exchange.h"
+#include "tf_ops/collectives/allgather_values.h"
 #include "tf_ops/collectives/parts.h"
 
 namespace keras_hvd {
@@ -14,7 +14,7 @@ bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
   std::vector<int64_t> own_rows;
   for (const AllgatherTensor& tensor : options.tensors) own_rows.push_back(tensor.rows);
   std::vector<std::vector<int64_t>> all_rows;
-  if (!Exchange(own_rows, communicator, &all_rows)) return false;
+  if (!AllgatherValues(own_rows, communicator, &all_rows)) return false;
 
   std::vector<std::vector<int64_t>> starts;
   std::vector<const void*> inputs;

@@ -85,7 +85,7 @@ class Reducer {
       : options_(options),
         communicator_(*communicator),
         line_(options.tensors),
-        window_bytes_(std::min(options.window_bytes, communicator->exchange_bytes())),
+        window_bytes_(std::min(options.window_bytes, communicator->window_bytes())),
         inputs_(communicator->count()),
         copy_to_output_(options.stores == Stores::kOrdinary ? CopyOrdinary
                                                             : CopyStreaming),
@@ -97,8 +97,7 @@ class Reducer {
       ReduceAlone();
       return true;
     }
-    if (line_.bytes() <=
-        std::min(options_.small_bytes, communicator_.exchange_bytes())) {
+    if (line_.bytes() <= std::min(options_.small_bytes, communicator_.window_bytes())) {
       return ReduceSmall();
     }
     const bool ok = ReduceWindows();
@@ -188,7 +187,7 @@ class Reducer {
   }
 
   void CopyIn(const Window& window, const Window& part) {
-    char* to = communicator_.Exchange(communicator_.index()) - window.begin;
+    char* to = communicator_.ExchangeMemory(communicator_.index()) - window.begin;
     line_.ForEach(part.begin, part.end,
                   [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                       int64_t bytes) {
@@ -197,7 +196,7 @@ class Reducer {
   }
 
   void CopyOut(const Window& window, const Window& part, int member, int ago) {
-    const char* from = communicator_.Exchange(member, ago) - window.begin;
+    const char* from = communicator_.ExchangeMemory(member, ago) - window.begin;
     line_.ForEach(part.begin, part.end,
                   [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                       int64_t bytes) {
@@ -206,58 +205,59 @@ class Reducer {
   }
 
   void ReduceOwnSlice(const Window& window, const Window& part) {
-    char* exchange = communicator_.Exchange(communicator_.index());
-    line_.ForEach(part.begin, part.end,
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    const int64_t place = position - window.begin;
-                    own_input_ = Input(tensor, offset);
-                    if (ReduceInOnePass(tensor, place, bytes, exchange + place,
-                                        Output(tensor, offset))) {
-                      return;
-                    }
-                    for (int64_t done = 0; done < bytes; done += kPieceBytes) {
-                      const int64_t piece = std::min(kPieceBytes, bytes - done);
-                      own_input_ = Input(tensor, offset + done);
-                      ReducePiece(tensor, place + done, piece, exchange + place + done,
-                                  Output(tensor, offset + done));
-                    }
-                  });
+    char* exchange = communicator_.ExchangeMemory(communicator_.index());
+    line_.ForEach(
+        part.begin, part.end,
+        [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+            int64_t bytes) {
+          const int64_t window_offset = position - window.begin;
+          own_input_ = Input(tensor, offset);
+          if (ReduceInOnePass(tensor, window_offset, bytes, exchange + window_offset,
+                              Output(tensor, offset))) {
+            return;
+          }
+          for (int64_t done = 0; done < bytes; done += kPieceBytes) {
+            const int64_t piece = std::min(kPieceBytes, bytes - done);
+            own_input_ = Input(tensor, offset + done);
+            ReducePiece(tensor, window_offset + done, piece,
+                        exchange + window_offset + done, Output(tensor, offset + done));
+          }
+        });
     own_input_ = nullptr;
   }
 
-  bool ReduceInOnePass(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
-                       char* exchange, char* output) {
-    FindInputs(place);
+  bool ReduceInOnePass(const AllreduceTensor& tensor, int64_t window_offset,
+                       int64_t bytes, char* exchange, char* output) {
+    FindInputs(window_offset);
     return ReduceToBoth(options_.reduction, tensor.dtype, inputs_.data(),
                         communicator_.count(), bytes / Bytes(tensor.dtype),
                         options_.stores, exchange, output);
   }
 
-  void ReducePiece(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
+  void ReducePiece(const AllreduceTensor& tensor, int64_t window_offset, int64_t bytes,
                    char* exchange, char* output) {
     if (options_.stores != Stores::kStreaming) {
-      ReduceStretch(tensor, place, bytes, exchange);
+      ReduceStretch(tensor, window_offset, bytes, exchange);
       return copy_to_output_(output, exchange, bytes);
     }
     alignas(kCacheLine) char reduced[kPieceBytes];
-    ReduceStretch(tensor, place, bytes, reduced);
+    ReduceStretch(tensor, window_offset, bytes, reduced);
     CopyStreaming(exchange, reduced, bytes);
     CopyStreaming(output, reduced, bytes);
   }
 
-  // What lies at `place` of the members' exchange memories; this rank's own part is
-  // there as well, or at `own_input_`.
-  void FindInputs(int64_t place) {
+  // What lies at `window_offset` of the members' exchange memories; this rank's own
+  // part is there as well, or at `own_input_`.
+  void FindInputs(int64_t window_offset) {
     for (int member = 0; member < communicator_.count(); ++member) {
-      inputs_[member] = communicator_.Exchange(member) + place;
+      inputs_[member] = communicator_.ExchangeMemory(member) + window_offset;
     }
     if (own_input_ != nullptr) inputs_[communicator_.index()] = own_input_;
   }
 
-  void ReduceStretch(const AllreduceTensor& tensor, int64_t place, int64_t bytes,
-                     char* result) {
-    FindInputs(place);
+  void ReduceStretch(const AllreduceTensor& tensor, int64_t window_offset,
+                     int64_t bytes, char* result) {
+    FindInputs(window_offset);
     Reduce(options_.reduction, tensor.dtype, inputs_.data(), communicator_.count(),
            bytes / Bytes(tensor.dtype), result);
   }

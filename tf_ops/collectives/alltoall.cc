@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/collectives/allgather_values.h"
 #include "tf_ops/collectives/copy.h"
-#include "tf_ops/collectives/exchange.h"
 
 namespace keras_hvd {
 namespace {
@@ -26,7 +26,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
   const int self = communicator->index();
   // What everybody sends tells how many rounds there are, the same for all.
   std::vector<std::vector<int64_t>> splits;
-  if (!Exchange(options.splits, communicator, &splits)) return false;
+  if (!AllgatherValues(options.splits, communicator, &splits)) return false;
   std::vector<int64_t> received;
   int64_t longest = 0;
   for (int member = 0; member < members; ++member) {
@@ -45,7 +45,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
                  received[self] * options.row_bytes);
   }
 
-  const int64_t window = communicator->exchange_bytes() / members;
+  const int64_t window = communicator->window_bytes() / members;
   for (int64_t begin = 0; begin < longest; begin += window) {
     if (!communicator->NextRound()) return false;
     const auto part = [&](int64_t rows) {
@@ -56,7 +56,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
       const int member = (self + step) % members;
       const int64_t bytes = part(options.splits[member]);
       if (bytes == 0) continue;
-      CopyOrdinary(communicator->Exchange(self) + member * window,
+      CopyOrdinary(communicator->ExchangeMemory(self) + member * window,
                    input + from[member] + begin, bytes);
     }
     communicator->Publish();
@@ -67,7 +67,7 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
       const int64_t bytes = part(received[member]);
       if (result == nullptr || bytes == 0) continue;
       CopyOrdinary(result + to[member] + begin,
-                   communicator->Exchange(member) + self * window, bytes);
+                   communicator->ExchangeMemory(member) + self * window, bytes);
     }
   }
   return true;

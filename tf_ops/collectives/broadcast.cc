@@ -13,7 +13,7 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
   }
   if (communicator->count() == 1) return true;
 
-  const int64_t window = communicator->exchange_bytes();
+  const int64_t window = communicator->window_bytes();
   for (int64_t begin = 0; begin < options.bytes; begin += window) {
     if (begin > 0 && !communicator->NextRound()) return false;
     const int64_t part = std::min(window, options.bytes - begin);
@@ -21,13 +21,13 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
       // Two windows are on their way: this one goes where the last but one was.
       if (begin >= 2 * window && !communicator->AwaitAllPublished(2)) return false;
       communicator->Enter(CollectivePhase::kCopyIn);
-      memcpy(communicator->Exchange(options.root),
+      memcpy(communicator->ExchangeMemory(options.root),
              static_cast<const char*>(options.input) + begin, part);
     } else {
       if (!communicator->AwaitPublished(options.root)) return false;
       communicator->Enter(CollectivePhase::kCopyOut);
       memcpy(static_cast<char*>(options.output) + begin,
-             communicator->Exchange(options.root), part);
+             communicator->ExchangeMemory(options.root), part);
     }
     communicator->Publish();
   }

@@ -7,7 +7,7 @@
 namespace keras_hvd {
 
 struct BroadcastOptions {
-  int root = 0;  // the root's place among the members
+  int root = 0;  // the root's index among the members
   int64_t bytes = 0;
   const void* input = nullptr;  // read on the root only
   void* output = nullptr;       // may be `input`

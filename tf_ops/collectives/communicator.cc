@@ -51,7 +51,7 @@ bool Communicator::AwaitReaders() {
 
 void Communicator::End() {
   const uint64_t end = round_ + 1;
-  Announce(&RankBlock::finished, end);
+  Advance(&RankBlock::finished, end);
   const int last = Half();
   readers_[last] = {members_, end};
   const bool used_both = round_ != first_round_;
@@ -61,13 +61,13 @@ void Communicator::End() {
 // Which half comes first follows from what all members know, the collective's number.
 int Communicator::Half(int ago) const { return (sequence_ + round_ + ago) & 1; }
 
-char* Communicator::Exchange(int member, int ago) const {
-  return segment_->exchange(members_[member]) + Half(ago) * exchange_bytes();
+char* Communicator::ExchangeMemory(int member, int ago) const {
+  return segment_->exchange(members_[member]) + Half(ago) * window_bytes();
 }
 
-void Communicator::Publish() { Announce(&RankBlock::published, round_ + 1); }
+void Communicator::Publish() { Advance(&RankBlock::published, round_ + 1); }
 
-void Communicator::PublishReduced() { Announce(&RankBlock::reduced, round_ + 1); }
+void Communicator::PublishReduced() { Advance(&RankBlock::reduced, round_ + 1); }
 
 bool Communicator::AwaitPublished(int member, int ago) {
   return Await(&RankBlock::published, members_[member], round_ + 1 - ago);
@@ -81,7 +81,7 @@ bool Communicator::AwaitAllPublished(int ago) {
 }
 
 bool Communicator::HasPublished(int member) const {
-  const Progress& published = segment_->block(members_[member]).published;
+  const SharedCounter& published = segment_->block(members_[member]).published;
   return published.value.load(std::memory_order_acquire) >= round_ + 1;
 }
 
@@ -92,7 +92,7 @@ bool Communicator::AwaitAllReduced() {
   return true;
 }
 
-bool Communicator::Await(Progress RankBlock::* word, int rank, uint64_t value) {
+bool Communicator::Await(SharedCounter RankBlock::* word, int rank, uint64_t value) {
   const std::atomic<uint64_t>& progress = (segment_->block(rank).*word).value;
   const auto ready = [&] { return progress.load(std::memory_order_acquire) >= value; };
   if (ready()) return true;
@@ -102,7 +102,7 @@ bool Communicator::Await(Progress RankBlock::* word, int rank, uint64_t value) {
   return ok;
 }
 
-void Communicator::Announce(Progress RankBlock::* word, uint64_t value) {
+void Communicator::Advance(SharedCounter RankBlock::* word, uint64_t value) {
   BeforeStore();
   (segment_->block(rank_).*word).value.store(value, std::memory_order_release);
   for (int rank : members_) {

@@ -41,14 +41,14 @@ class Communicator {
   bool BeginAgain();
 
   int count() const { return static_cast<int>(members_.size()); }
-  // This rank's place among the members.
+  // This rank's index among the members.
   int index() const { return index_; }
 
   // The half of a member's exchange memory that belongs to the current round, or to the
   // one `ago` before. Halves alternate, from one collective to the next as well, so
   // that a rank may write a round while the one before is still read.
-  char* Exchange(int member, int ago = 0) const;
-  int64_t exchange_bytes() const { return segment_->exchange_bytes() / 2; }
+  char* ExchangeMemory(int member, int ago = 0) const;
+  int64_t window_bytes() const { return segment_->exchange_bytes() / 2; }
 
   // False if the job has failed.
   bool NextRound();
@@ -80,8 +80,8 @@ class Communicator {
 
   int Half(int ago = 0) const;
   bool AwaitReaders();
-  bool Await(Progress RankBlock::* word, int rank, uint64_t value);
-  void Announce(Progress RankBlock::* word, uint64_t value);
+  bool Await(SharedCounter RankBlock::* word, int rank, uint64_t value);
+  void Advance(SharedCounter RankBlock::* word, uint64_t value);
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;

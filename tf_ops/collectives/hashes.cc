@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "tf_ops/collectives/exchange.h"
+#include "tf_ops/collectives/allgather_values.h"
 
 namespace keras_hvd {
 namespace {
@@ -33,13 +33,13 @@ uint64_t Hash(const void* data, int64_t bytes) {
   return hash == kNoResult ? 1 : hash;
 }
 
-bool ExchangeHashes(const std::vector<uint64_t>& own, Communicator* communicator,
-                    std::vector<std::vector<uint64_t>>* hashes) {
+bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
+                     std::vector<std::vector<uint64_t>>* hashes) {
   // An empty round first: who has published it no longer reads the collective's rounds.
   if (!communicator->NextRound()) return false;
   communicator->Publish();
   if (!communicator->AwaitAllPublished()) return false;
-  return communicator->NextRound() && Exchange(own, communicator, hashes);
+  return communicator->NextRound() && AllgatherValues(own, communicator, hashes);
 }
 
 }  // namespace keras_hvd

@@ -20,8 +20,8 @@ uint64_t Hash(const void* data, int64_t bytes);
 // Gives every member all members' hashes, `hashes[member]` as long and in the order of
 // `own`, which is as long on every member. Goes between the end of a collective and
 // Communicator::End. Returns false if the job failed meanwhile.
-bool ExchangeHashes(const std::vector<uint64_t>& own, Communicator* communicator,
-                    std::vector<std::vector<uint64_t>>* hashes);
+bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
+                     std::vector<std::vector<uint64_t>>* hashes);
 
 }  // namespace keras_hvd
 

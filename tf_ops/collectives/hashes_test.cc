@@ -41,7 +41,7 @@ TEST(ExchangeHashesTest, BehindACollectiveOfAnyLength) {
         std::vector<char> output(bytes);
         ASSERT_TRUE(Broadcast({1, bytes, data.data(), output.data()}, communicator));
         std::vector<std::vector<uint64_t>> hashes;
-        ASSERT_TRUE(ExchangeHashes(expected[rank], communicator, &hashes));
+        ASSERT_TRUE(AllgatherHashes(expected[rank], communicator, &hashes));
         EXPECT_EQ(output, data);
         EXPECT_EQ(hashes, expected);
       });

@@ -14,7 +14,8 @@ bool CommunicatorAttempt::HasFailedElsewhere() const {
 }
 
 bool CommunicatorAttempt::Conclude(Outcome outcome, int* failed) {
-  memcpy(communicator_.Exchange(communicator_.index()), &outcome, sizeof(outcome));
+  memcpy(communicator_.ExchangeMemory(communicator_.index()), &outcome,
+         sizeof(outcome));
   communicator_.Publish();
   if (!communicator_.AwaitAllPublished()) return false;
   *failed = -1;
@@ -26,7 +27,7 @@ bool CommunicatorAttempt::Conclude(Outcome outcome, int* failed) {
 
 JointAttempt::Outcome CommunicatorAttempt::OutcomeOf(int member) const {
   Outcome outcome;
-  memcpy(&outcome, communicator_.Exchange(member), sizeof(outcome));
+  memcpy(&outcome, communicator_.ExchangeMemory(member), sizeof(outcome));
   return outcome;
 }
 

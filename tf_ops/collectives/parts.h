@@ -38,23 +38,23 @@ class Parts {
   // Of the member that has most.
   int64_t longest_line() const { return longest_line_; }
 
-  // Calls visit(tensor, offset within the part, place in the line, bytes) for each
+  // Calls visit(tensor, offset within the part, position in the line, bytes) for each
   // stretch of a member's data in [begin, end) of its line.
   template <typename Visit>
   void ForEach(int member, int64_t begin, int64_t end, const Visit& visit) const {
-    const std::vector<int64_t>& places = places_[member];
+    const std::vector<int64_t>& offsets = offsets_[member];
     size_t tensor =
-        std::upper_bound(places.begin(), places.end(), begin) - places.begin() - 1;
-    for (; tensor < starts_.size() && places[tensor] < end; ++tensor) {
-      const int64_t from = std::max(begin, places[tensor]);
-      const int64_t to = std::min(end, places[tensor] + bytes(tensor, member));
-      if (from < to) visit(tensor, from - places[tensor], from, to - from);
+        std::upper_bound(offsets.begin(), offsets.end(), begin) - offsets.begin() - 1;
+    for (; tensor < starts_.size() && offsets[tensor] < end; ++tensor) {
+      const int64_t from = std::max(begin, offsets[tensor]);
+      const int64_t to = std::min(end, offsets[tensor] + bytes(tensor, member));
+      if (from < to) visit(tensor, from - offsets[tensor], from, to - from);
     }
   }
 
  private:
   const std::vector<std::vector<int64_t>> starts_;
-  std::vector<std::vector<int64_t>> places_;  // by member and tensor, and the end
+  std::vector<std::vector<int64_t>> offsets_;  // by member and tensor, and the end
   int64_t longest_line_ = 0;
 };
 

@@ -59,11 +59,11 @@ Autotune::Autotune(AutotuneOptions options, const Tuning& defaults)
   if (options_.warmup_samples == 0) EndWarmup();
 }
 
-void Autotune::Begin() { progress_ = Progress::kReady; }
+void Autotune::Begin() { state_ = State::kReady; }
 
 bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double now) {
-  if (done() || progress_ == Progress::kSwitching) return false;
-  if (progress_ == Progress::kReady) {
+  if (done() || state_ == State::kSwitching) return false;
+  if (state_ == State::kReady) {
     // The first batch may have waited for anything: the time runs from its end.
     BeginSample(tensors.front(), now);
     return false;
@@ -88,12 +88,12 @@ bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double 
   }
   const Tuning before = tuning_;
   EndSample(static_cast<double>(bytes_) / seconds);
-  progress_ = tuning_ == before ? Progress::kReady : Progress::kSwitching;
+  state_ = tuning_ == before ? State::kReady : State::kSwitching;
   return true;
 }
 
 void Autotune::BeginSample(const TensorKey& marker, double now) {
-  progress_ = Progress::kSampling;
+  state_ = State::kSampling;
   marker_ = marker;
   repeats_.clear();
   steps_ = batches_ = 0;

@@ -124,8 +124,8 @@ class Autotune {
   std::vector<Sample> samples_;
 
   // The sample that is being taken.
-  enum class Progress { kSwitching, kReady, kSampling };
-  Progress progress_ = Progress::kSwitching;
+  enum class State { kSwitching, kReady, kSampling };
+  State state_ = State::kSwitching;
   TensorKey marker_;
   // Until the marker has come again: how often others have.
   std::unordered_map<TensorKey, int, TensorKeyHash> repeats_;

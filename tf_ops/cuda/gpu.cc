@@ -213,10 +213,10 @@ Status Gpu::SetZero(void* memory, size_t bytes) {
                         "cuMemsetD8Async");
 }
 
-Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Place place, size_t bytes,
+Status Memory::Allocate(std::shared_ptr<Gpu> gpu, Space space, size_t bytes,
                         Memory* memory) {
   Memory allocated;
-  allocated.place_ = place;
+  allocated.space_ = space;
   allocated.bytes_ = bytes;
   allocated.gpu_ = std::move(gpu);
   Status status = bytes > 0 ? allocated.Start() : Status::Ok();
@@ -229,7 +229,7 @@ Status Memory::Start() {
   const Gpu::Current current(*gpu_);
   Status status = current.status();
   if (!status.ok()) return status;
-  if (place_ == Place::kHost) {
+  if (space_ == Space::kHost) {
     status = driver.Check(driver->allocate_host(&data_, bytes_, 0), "cuMemHostAlloc");
   } else {
     Pointer address = 0;
@@ -248,7 +248,7 @@ Memory::~Memory() {
   const Driver& driver = gpu_->driver();
   const Gpu::Current current(*gpu_);
   if (!current.status().ok()) return;
-  if (place_ == Place::kHost) {
+  if (space_ == Space::kHost) {
     driver->free_host(data_);
   } else {
     driver->free(Address(data_));
@@ -259,7 +259,7 @@ Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
 
 Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(gpu_, other.gpu_);
-  std::swap(place_, other.place_);
+  std::swap(space_, other.space_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   return *this;

@@ -2,7 +2,7 @@
 // memory that they need.
 //
 // A caller's work and the collectives are on streams of their own, which know of each
-// other through events alone: `Record` marks a place on one stream, `MakeWait` has
+// other through events alone: `Record` marks a point on one stream, `MakeWait` has
 // another not go on before it. Neither keeps the calling thread.
 #ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
 #define KERAS_HVD_TF_OPS_CUDA_GPU_H_
@@ -103,9 +103,9 @@ class Gpu {
 // enqueued with it must have passed when it is given back.
 class Memory {
  public:
-  enum class Place { kDevice, kHost };
+  enum class Space { kDevice, kHost };
   Memory() = default;
-  static Status Allocate(std::shared_ptr<Gpu> gpu, Place place, size_t bytes,
+  static Status Allocate(std::shared_ptr<Gpu> gpu, Space space, size_t bytes,
                          Memory* memory);
   ~Memory();
   Memory(Memory&& other) noexcept;
@@ -115,13 +115,13 @@ class Memory {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  Place place() const { return place_; }
+  Space space() const { return space_; }
 
  private:
   Status Start();
 
   std::shared_ptr<Gpu> gpu_;
-  Place place_ = Place::kDevice;
+  Space space_ = Space::kDevice;
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

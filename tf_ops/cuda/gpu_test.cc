@@ -44,9 +44,9 @@ class GpuTest : public testing::TestWithParam<uint64_t> {
     const Gpu::Current current(*gpu_);
     EXPECT_EQ((*driver_)->destroy_stream(stream), Result::kSuccess);
   }
-  Memory Allocate(Memory::Place place, size_t bytes) {
+  Memory Allocate(Memory::Space space, size_t bytes) {
     Memory memory;
-    EXPECT_EQ(Memory::Allocate(gpu_, place, bytes, &memory).message, "");
+    EXPECT_EQ(Memory::Allocate(gpu_, space, bytes, &memory).message, "");
     return memory;
   }
   int64_t CountCalls(const std::string& function) {
@@ -167,9 +167,9 @@ TEST_P(GpuTest, EventsOfSeveralThreads) {
 TEST_P(GpuTest, CopiesGoInTheOrderOfItsStream) {
   Open();
   constexpr size_t kBytes = 1000;
-  const Memory in = Allocate(Memory::Place::kHost, kBytes);
-  const Memory out = Allocate(Memory::Place::kHost, kBytes);
-  const Memory one = Allocate(Memory::Place::kDevice, kBytes);
+  const Memory in = Allocate(Memory::Space::kHost, kBytes);
+  const Memory out = Allocate(Memory::Space::kHost, kBytes);
+  const Memory one = Allocate(Memory::Space::kDevice, kBytes);
   memset(in.data(), 7, kBytes);
   char* const result = static_cast<char*>(out.data());
   EXPECT_EQ(gpu_->CopyToDevice(one.data(), in.data(), kBytes).message, "");
@@ -182,23 +182,23 @@ TEST_P(GpuTest, CopiesGoInTheOrderOfItsStream) {
 
 TEST_P(GpuTest, MemoryMovesAndIsGivenBackOnce) {
   Open();
-  Memory memory = Allocate(Memory::Place::kDevice, 100);
+  Memory memory = Allocate(Memory::Space::kDevice, 100);
   void* const data = memory.data();
   Memory moved = std::move(memory);
   EXPECT_EQ(moved.data(), data);
   EXPECT_EQ(moved.bytes(), 100u);
   EXPECT_EQ(memory.data(), nullptr);
-  moved = Allocate(Memory::Place::kHost, 50);
+  moved = Allocate(Memory::Space::kHost, 50);
   EXPECT_EQ(moved.bytes(), 50u);
   moved = Memory();
   EXPECT_EQ(CountCalls("cuMemFree"), 1);
   EXPECT_EQ(CountCalls("cuMemFreeHost"), 1);
-  EXPECT_EQ(Allocate(Memory::Place::kDevice, 0).data(), nullptr);
+  EXPECT_EQ(Allocate(Memory::Space::kDevice, 0).data(), nullptr);
 }
 
 TEST_P(GpuTest, MemoryOutlivesWhoMadeTheGpu) {
   Open();
-  const Memory memory = Allocate(Memory::Place::kDevice, 100);
+  const Memory memory = Allocate(Memory::Space::kDevice, 100);
   gpu_.reset();
   EXPECT_EQ(control_->CountLeaks().contexts, 1);
 }
@@ -232,10 +232,10 @@ Status UseAll(const stand_in::StandIn& control,
   bool passed = false;
   status = Gpu::DeviceOf(*driver, gpu->stream(), &ordinal);
   if (status.ok()) {
-    status = Memory::Allocate(gpu, Memory::Place::kHost, 10, &host);
+    status = Memory::Allocate(gpu, Memory::Space::kHost, 10, &host);
   }
   if (status.ok()) {
-    status = Memory::Allocate(gpu, Memory::Place::kDevice, 10, &device);
+    status = Memory::Allocate(gpu, Memory::Space::kDevice, 10, &device);
   }
   if (status.ok()) status = gpu->SetZero(device.data(), 10);
   if (status.ok()) status = gpu->CopyToHost(host.data(), device.data(), 10);
@@ -279,7 +279,7 @@ TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
   ASSERT_EQ(gpu_->Record(stream, &event).message, "");
   ASSERT_EQ(gpu_->Record(stream, &timed, Timing::kOn).message, "");
   ASSERT_EQ(control_->Synchronize(stream), "");
-  Memory memory = Allocate(Memory::Place::kDevice, 8);
+  Memory memory = Allocate(Memory::Space::kDevice, 8);
   Memory taken;
   Stream idle = nullptr;
   std::chrono::nanoseconds elapsed;
@@ -294,7 +294,7 @@ TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
       [&] { return gpu_->CopyToHost(host, memory.data(), 8); },
       [&] { return gpu_->CopyToDevice(memory.data(), host, 8); },
       [&] { return gpu_->SetZero(memory.data(), 8); },
-      [&] { return Memory::Allocate(gpu_, Memory::Place::kHost, 8, &taken); }};
+      [&] { return Memory::Allocate(gpu_, Memory::Space::kHost, 8, &taken); }};
   for (const std::function<Status()>& call : calls) {
     control_->Inject({"cuCtxPushCurrent", 999});
     const size_t before = control_->Calls().size();
@@ -311,7 +311,7 @@ TEST_P(GpuTest, AllocationsThatFailSayHowMuch) {
   Open();
   control_->Inject({"cuMemAlloc", 2});
   Memory memory;
-  EXPECT_EQ(Memory::Allocate(gpu_, Memory::Place::kDevice, 12345, &memory).message,
+  EXPECT_EQ(Memory::Allocate(gpu_, Memory::Space::kDevice, 12345, &memory).message,
             "CUDA failed in cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory (12345 "
             "bytes, GPU 1)");
   EXPECT_EQ(memory.data(), nullptr);

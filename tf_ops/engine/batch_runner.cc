@@ -154,7 +154,7 @@ bool BatchRunner::CheckOutputs(const Batch& batch, const std::vector<int>& membe
   if (TraitsOf(batch.front()->description->kind).gives_parts) return true;
   std::string difference;
   const auto exchange = [this](const auto& own, auto* all) {
-    return backend_->ExchangeHashes(own, all);
+    return backend_->AllgatherHashes(own, all);
   };
   if (!CompareOutputs(batch, members, exchange, &difference)) return false;
   if (difference.empty()) return true;

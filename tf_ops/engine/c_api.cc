@@ -116,7 +116,7 @@ Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
   const Status made = keras_hvd::MakeOperation(
       request, job.size, keras_hvd::MembershipIn(ranks, job.rank), operation);
   if (!made.ok() || !(*operation)->description->on_gpu) return made;
-  const Status placed = (*member)->engine().PlaceOnGpu(
+  const Status placed = (*member)->engine().SetStreamPoint(
       static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,
       operation->get());
   if (placed.ok()) return placed;

@@ -191,7 +191,7 @@ KHVD_EXPORT int khvd_cross_size(void);
 // error to add a set twice, and to remove one whose requests wait for a rank.
 KHVD_EXPORT int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);
 KHVD_EXPORT int khvd_remove_process_set(int32_t id);
-// The number of a set's ranks, and this rank's place among them, from 0. -1 if there is
+// The number of a set's ranks, and this rank's index among them, from 0. -1 if there is
 // no such set, or this rank is not in it.
 KHVD_EXPORT int khvd_process_set_size(int32_t id);
 KHVD_EXPORT int khvd_process_set_rank(int32_t id);

@@ -25,12 +25,12 @@ Engine::Engine(EngineOptions options, const World& world)
       timeline_(world.job),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
       requests_(world, options.cache_capacity, &counters_),
-      driver_(options, world, gpu_, &requests_, &timeline_, &counters_) {}
+      loop_(options, world, gpu_, &requests_, &timeline_, &counters_) {}
 
 Engine::~Engine() { Stop(); }
 
 void Engine::Stop() {
-  driver_.Stop();
+  loop_.Stop();
   timeline_.Stop();
 }
 
@@ -44,19 +44,19 @@ void Engine::StopTimeline() { timeline_.Stop(); }
 
 Status Engine::Submit(std::unique_ptr<Operation> operation) {
   const Status submitted = requests_.Submit(std::move(operation));
-  if (submitted.ok()) driver_.Ring();
+  if (submitted.ok()) loop_.Ring();
   return submitted;
 }
 
-Status Engine::PlaceOnGpu(cuda::Stream stream, void** end, Operation* operation) {
-  auto place = std::make_unique<StreamPlace>();
-  Status status = gpu_->OpenFor(stream, &place->gpu);
-  if (status.ok()) status = RecordOn(place->gpu, stream, &place->ready);
+Status Engine::SetStreamPoint(cuda::Stream stream, void** end, Operation* operation) {
+  auto point = std::make_unique<StreamPoint>();
+  Status status = gpu_->OpenFor(stream, &point->gpu);
+  if (status.ok()) status = RecordOn(point->gpu, stream, &point->ready);
   if (!status.ok()) return status;
-  place->stream = stream;
-  place->end = end;
+  point->stream = stream;
+  point->end = end;
   if (end != nullptr) *end = nullptr;
-  operation->place = std::move(place);
+  operation->stream_point = std::move(point);
   return status;
 }
 
@@ -64,7 +64,7 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   // Where others are under way, what comes next may be one that takes long.
   const bool alone = !requests_.any_pending();
   const bool small = operation->input_bytes() <= kSmallBytes;
-  if (!alone || !small || operation->place != nullptr) {
+  if (!alone || !small || operation->stream_point != nullptr) {
     return Submit(std::move(operation));
   }
   const auto ending = std::make_shared<Ending>();
@@ -72,7 +72,7 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
   const std::function<void(const Status&)> done = operation->done;
   const Status submitted = requests_.Submit(std::move(operation));
   if (!submitted.ok()) return submitted;
-  driver_.DriveIfFree(ending->ended);
+  loop_.DriveIfFree(ending->ended);
   if (ending->claimed.exchange(true)) done(ending->status);
   return Status::Ok();
 }
@@ -93,7 +93,7 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
   };
   const Status submitted = requests_.Submit(std::move(operation));
   if (!submitted.ok()) return submitted;
-  driver_.DriveSoon(result.ended);
+  loop_.DriveSoon(result.ended);
   std::unique_lock<std::mutex> lock(result.mutex);
   result.changed.wait(lock, [&] { return result.ended.load(); });
   return result.status;

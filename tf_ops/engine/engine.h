@@ -5,13 +5,13 @@
 // which never waits for a peer: it drives the engine. Who drives on rank 0 is the
 // coordinator as well, also while it waits in a collective. A request travels so:
 //
-//   Submit -> this rank's submissions -> rank 0: Coordination -> decisions -> every
-//   rank
+//   Submit -> this rank's submissions -> rank 0: CoordinatorService -> decisions ->
+//   every rank
 //
-// Its parts: `Requests` are what was submitted and has not ended; `Driver` is who does
-// the work, and how it waits; `Work` is what there is to do, of which `Coordination`
-// (on rank 0) decides, `Execution` carries out what was decided, and `StallWatch` looks
-// after what takes too long.
+// Its parts: `Requests` are what was submitted and has not ended; `EngineLoop` is who
+// does the work, and how it waits; `Work` is what there is to do, of which
+// `CoordinatorService` (on rank 0) decides, `Execution` carries out what was decided,
+// and `StallWatch` looks after what takes too long.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 
@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "tf_ops/backend/world.h"
-#include "tf_ops/engine/driver.h"
 #include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/engine_loop.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/operation/description.h"
@@ -46,9 +46,9 @@ class Engine {
   // The same, and waits for the end, which it returns; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
 
-  // Gives an operation whose tensors are on a GPU its place on the caller's stream,
+  // Gives an operation whose tensors are on a GPU its point on the caller's stream,
   // now; it is then submitted by Submit or Run. `end`: see khvd_request.
-  Status PlaceOnGpu(cuda::Stream stream, void** end, Operation* operation);
+  Status SetStreamPoint(cuda::Stream stream, void** end, Operation* operation);
 
   // Have all ranks agree on something, and wait for it. `ranks` ascending; `*id` is the
   // new set's number, from 1, and `*last` the rank that joined last. Until all have
@@ -77,7 +77,7 @@ class Engine {
   Timeline timeline_;
   const std::shared_ptr<GpuAccess> gpu_;
   Requests requests_;
-  Driver driver_;  // the last one: its thread uses the others
+  EngineLoop loop_;  // the last one: its thread uses the others
 };
 
 }  // namespace keras_hvd

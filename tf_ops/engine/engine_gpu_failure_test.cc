@@ -333,7 +333,7 @@ TEST(GpuFailureTest, AThreadsOwnDefaultStreamIsRefused) {
   GpuJob job(libraries, 1, 1);
   Operation operation;
   const Status status =
-      job[0].engine().PlaceOnGpu(cuda::kStreamPerThread, nullptr, &operation);
+      job[0].engine().SetStreamPoint(cuda::kStreamPerThread, nullptr, &operation);
   EXPECT_EQ(status.code, Code::kInvalidArgument);
   EXPECT_TRUE(Contains(status.message, "CU_STREAM_PER_THREAD")) << status.message;
 }

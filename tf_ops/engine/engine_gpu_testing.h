@@ -110,7 +110,7 @@ class GpuRank {
     Request* const request = Add(ask, mode);
     auto operation = OperationFor(request);
     const CallerThread caller;
-    Status status = engine().PlaceOnGpu(
+    Status status = engine().SetStreamPoint(
         stream_, mode.deferred ? &request->end : nullptr, operation.get());
     if (status.ok()) status = engine().Submit(std::move(operation));
     if (!status.ok()) End(request, status);

@@ -44,12 +44,12 @@ void AllocateZeros(Operation* operation) {
 
 Execution::Execution(const EngineOptions& options, const World& world,
                      std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-                     Promptness* promptness, Timeline* timeline,
+                     SpinPolicy* spin_policy, Timeline* timeline,
                      StoreChoice* store_choice, EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),
       requests_(*requests),
-      promptness_(*promptness),
+      spin_policy_(*spin_policy),
       counters_(*counters),
       runner_(options, world, std::move(gpu), waiter, timeline, store_choice),
       decisions_(world.channels->FromCoordinator()),
@@ -59,7 +59,7 @@ Execution::Execution(const EngineOptions& options, const World& world,
 
 bool Execution::Read() {
   if (!decisions_->Receive()) return false;
-  promptness_.NoteDecision();
+  spin_policy_.NoteDecision();
   std::string_view message;
   while (decisions_->Next(&message)) to_do_.emplace_back(message);
   return true;

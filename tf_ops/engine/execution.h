@@ -20,8 +20,8 @@
 #include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/batch_runner.h"
 #include "tf_ops/engine/engine_counters.h"
-#include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/spin_policy.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"
 
@@ -42,7 +42,7 @@ class Execution {
   // coordinator's, or null.
   Execution(const EngineOptions& options, const World& world,
             std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-            Promptness* promptness, Timeline* timeline, StoreChoice* store_choice,
+            SpinPolicy* spin_policy, Timeline* timeline, StoreChoice* store_choice,
             EngineCounters* counters);
 
   // Whether there are decisions to read.
@@ -84,7 +84,7 @@ class Execution {
   const std::shared_ptr<JobState> job_;
   const int rank_;
   Requests& requests_;
-  Promptness& promptness_;
+  SpinPolicy& spin_policy_;
   EngineCounters& counters_;
   BatchRunner runner_;
   const std::unique_ptr<MessageReceiver> decisions_;

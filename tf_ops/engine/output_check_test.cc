@@ -28,7 +28,7 @@ Operations Batch(float* results) {
 
 HashExchange ExchangeBy(Communicator* communicator) {
   return [communicator](const auto& own, auto* all) {
-    return ExchangeHashes(own, communicator, all);
+    return AllgatherHashes(own, communicator, all);
   };
 }
 

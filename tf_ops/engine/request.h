@@ -32,7 +32,7 @@ Status WrongRequest(const khvd_request& request, const std::string& text);
 bool DependsOnMembers(const khvd_request& request);
 
 // Checks a request of a job of so many ranks, and makes an operation of it, but for
-// `done` and its place on a stream.
+// `done` and its point on a stream.
 Status MakeOperation(const khvd_request& request, int size,
                      const Membership& membership, std::unique_ptr<Operation>* made);
 

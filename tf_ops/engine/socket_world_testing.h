@@ -448,12 +448,12 @@ class SocketBackend final : public CollectiveBackend {
     }
     return true;
   }
-  bool Exchange(const std::vector<int64_t>& own,
-                std::vector<std::vector<int64_t>>* all) override {
+  bool AllgatherValues(const std::vector<int64_t>& own,
+                       std::vector<std::vector<int64_t>>* all) override {
     return ExchangeNumbers(own, all);
   }
-  bool ExchangeHashes(const std::vector<uint64_t>& own,
-                      std::vector<std::vector<uint64_t>>* all) override {
+  bool AllgatherHashes(const std::vector<uint64_t>& own,
+                       std::vector<std::vector<uint64_t>>* all) override {
     return ExchangeNumbers(own, all);
   }
   // Only GPUs' communicators are tried so.

@@ -9,19 +9,19 @@
 namespace keras_hvd {
 
 StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
-                       Requests* requests, Coordination* coordination,
+                       Requests* requests, CoordinatorService* coordination,
                        const Execution* execution)
     : warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
       job_(std::move(job)),
       requests_(*requests),
-      coordination_(coordination),
+      coordinator_service_(coordination),
       execution_(*execution) {}
 
 void StallWatch::CheckAt(Clock::time_point now) {
   next_check_ = now + kInterval;
-  if (coordination_ != nullptr) {
-    return coordination_->CheckStalls(warning_seconds_, abort_seconds_);
+  if (coordinator_service_ != nullptr) {
+    return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
   }
   // Rank 0 may not have looked, for want of a request of its own, at what waits here.
   if (requests_.any_pending()) job_->RingCoordinator();

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/coordinator_service.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/execution.h"
 #include "tf_ops/engine/requests.h"
@@ -23,7 +23,7 @@ class StallWatch {
 
   // `coordination`: rank 0's, or null.
   StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
-             Requests* requests, Coordination* coordination,
+             Requests* requests, CoordinatorService* coordination,
              const Execution* execution);
 
   // Looks at what waits, if it is time to.
@@ -42,7 +42,7 @@ class StallWatch {
   const double abort_seconds_;    // 0: never
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
-  Coordination* const coordination_;
+  CoordinatorService* const coordinator_service_;
   const Execution& execution_;
   Clock::time_point next_check_;
   uint64_t reported_ = 0;  // sequence of the batch

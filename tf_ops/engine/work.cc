@@ -8,26 +8,29 @@
 namespace keras_hvd {
 namespace {
 
-std::unique_ptr<Coordination> CoordinationOf(const EngineOptions& options,
-                                             const World& world, Timeline* timeline) {
+std::unique_ptr<CoordinatorService> CoordinationOf(const EngineOptions& options,
+                                                   const World& world,
+                                                   Timeline* timeline) {
   if (!world.job->is_coordinator()) return nullptr;
-  return std::make_unique<Coordination>(world, options.fusion_bytes,
-                                        options.cache_capacity, timeline);
+  return std::make_unique<CoordinatorService>(world, options.fusion_bytes,
+                                              options.cache_capacity, timeline);
 }
 
 }  // namespace
 
 Work::Work(const EngineOptions& options, const World& world,
            std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-           Promptness* promptness, Timeline* timeline, EngineCounters* counters)
+           SpinPolicy* spin_policy, Timeline* timeline, EngineCounters* counters)
     : job_(world.job),
       requests_(*requests),
-      coordination_(CoordinationOf(options, world, timeline)),
-      execution_(options, world, std::move(gpu), waiter, requests, promptness, timeline,
-                 coordination_ == nullptr ? nullptr : coordination_->store_choice(),
+      coordinator_service_(CoordinationOf(options, world, timeline)),
+      execution_(options, world, std::move(gpu), waiter, requests, spin_policy,
+                 timeline,
+                 coordinator_service_ == nullptr ? nullptr
+                                                 : coordinator_service_->store_choice(),
                  counters),
-      stall_watch_(options, job_, requests, coordination_.get(), &execution_) {
-  if (coordination_ == nullptr) return;
+      stall_watch_(options, job_, requests, coordinator_service_.get(), &execution_) {
+  if (coordinator_service_ == nullptr) return;
   // Before the first decision, which is what the others read first.
   job_->set_compares_outputs(options.check);
   if (!options.autotune.on || job_->size() == 1) return;
@@ -36,13 +39,13 @@ Work::Work(const EngineOptions& options, const World& world,
   autotune.most_window_bytes = execution_.window_bytes();
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
-  coordination_->StartAutotune(autotune, defaults);
+  coordinator_service_->StartAutotune(autotune, defaults);
 }
 
-bool Work::Progress() {
+bool Work::Poll() {
   if (has_ended_) return false;
   bool progressed = requests_.Flush();
-  if (coordination_ != nullptr) progressed |= coordination_->Progress();
+  if (coordinator_service_ != nullptr) progressed |= coordinator_service_->Poll();
   progressed |= execution_.Read();
   stall_watch_.Check();
   execution_.gpu().Check();
@@ -62,10 +65,10 @@ bool Work::RunNext() {
 }
 
 void Work::NoteForAutotune(const CarriedOut& carried_out) {
-  if (coordination_ == nullptr) return;
-  if (carried_out.tuning) coordination_->NoteTuned();
-  if (carried_out.bytes > 0 && coordination_->tunes()) {
-    coordination_->NoteRun(carried_out.tensors, carried_out.bytes);
+  if (coordinator_service_ == nullptr) return;
+  if (carried_out.tuning) coordinator_service_->NoteTuned();
+  if (carried_out.bytes > 0 && coordinator_service_->tunes()) {
+    coordinator_service_->NoteRun(carried_out.tensors, carried_out.bytes);
   }
 }
 
@@ -79,10 +82,10 @@ uint32_t Work::Listening() const {
 bool Work::HasNews(uint32_t listening) {
   if (has_ended_) return false;
   if (job_->Failed() || execution_.HasNews()) return true;
-  if (coordination_ != nullptr) {
-    if (coordination_->HasNews()) return true;
+  if (coordinator_service_ != nullptr) {
+    if (coordinator_service_->HasNews()) return true;
     const bool listens = (listening & Doorbell::kSubmission) != 0;
-    if (listens && coordination_->HasSubmissions()) return true;
+    if (listens && coordinator_service_->HasSubmissions()) return true;
   }
   return requests_.CanFlush();
 }

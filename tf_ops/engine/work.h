@@ -7,12 +7,12 @@
 
 #include "tf_ops/backend/world.h"
 #include "tf_ops/collectives/communicator.h"
-#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/coordinator_service.h"
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/execution.h"
-#include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/spin_policy.h"
 #include "tf_ops/engine/stall_watch.h"
 #include "tf_ops/timeline/timeline.h"
 
@@ -23,19 +23,19 @@ class Work {
  public:
   // `waiter` passes the time inside of collectives.
   Work(const EngineOptions& options, const World& world, std::shared_ptr<GpuAccess> gpu,
-       Waiter* waiter, Requests* requests, Promptness* promptness, Timeline* timeline,
+       Waiter* waiter, Requests* requests, SpinPolicy* spin_policy, Timeline* timeline,
        EngineCounters* counters);
 
   // Does all that can be done without waiting, which running collectives cannot.
   // Returns true if there was anything.
-  bool Progress();
+  bool Poll();
   // Carries out a decision, or deals with the failure of the job. Returns false if
   // there is neither.
   bool RunNext();
 
   // What wakes an engine outside of a collective: kinds of rings, see doorbell.h.
   uint32_t Listening() const;
-  // Whether there is something that Progress or RunNext would see to, of what has been
+  // Whether there is something that Poll or RunNext would see to, of what has been
   // rung about.
   bool HasNews(uint32_t listening = Doorbell::kEverything);
   // Whether there is a decision that has been read and not been carried out.
@@ -43,7 +43,7 @@ class Work {
   // Whether somebody has to look for stalls from time to time.
   bool AnythingWaits() const {
     return requests_.any_pending() || execution_.gpu().anything_under_way() ||
-           (coordination_ != nullptr && coordination_->anything_waits());
+           (coordinator_service_ != nullptr && coordinator_service_->anything_waits());
   }
   // Whether the job has failed, and nothing will be done any more.
   bool has_ended() const { return has_ended_; }
@@ -61,7 +61,7 @@ class Work {
 
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
-  const std::unique_ptr<Coordination> coordination_;  // on rank 0
+  const std::unique_ptr<CoordinatorService> coordinator_service_;  // on rank 0
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;

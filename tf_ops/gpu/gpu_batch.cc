@@ -5,16 +5,16 @@
 
 namespace keras_hvd {
 
-Status GpuBatch::Exchange(const std::vector<int64_t>& own,
-                          std::vector<std::vector<int64_t>>* all) {
+Status GpuBatch::AllgatherValues(const std::vector<int64_t>& own,
+                                 std::vector<std::vector<int64_t>>* all) {
   CollectiveBackend* const backend = host.Begin();
-  if (backend == nullptr || !backend->Exchange(own, all)) return GivenUp();
+  if (backend == nullptr || !backend->AllgatherValues(own, all)) return GivenUp();
   return Status::Ok();
 }
 
-Status GpuBatch::TakeMemory(cuda::Memory::Place place, size_t bytes, char** memory) {
+Status GpuBatch::TakeMemory(cuda::Memory::Space space, size_t bytes, char** memory) {
   cuda::Memory taken;
-  const Status status = staging_.Take(gpu, place, bytes, &taken);
+  const Status status = staging_.Take(gpu, space, bytes, &taken);
   if (!status.ok()) return status;
   *memory = static_cast<char*>(taken.data());
   memory_.push_back(std::move(taken));
@@ -26,7 +26,7 @@ Status GpuBatch::Allocate(Operation* operation, size_t tensor,
   if (AllocateResult(operation, tensor, rows) != nullptr) {
     // It is free when what is on the caller's stream has passed.
     std::shared_ptr<const SharedEvent> free;
-    const Status status = RecordOn(gpu, operation->place->stream, &free);
+    const Status status = RecordOn(gpu, operation->stream_point->stream, &free);
     return status.ok() ? free->MakeWait(gpu->stream()) : status;
   }
   // The other members give their rows all the same.
@@ -34,7 +34,7 @@ Status GpuBatch::Allocate(Operation* operation, size_t tensor,
   if (sum == 0) return Status::Ok();
   char* instead = nullptr;
   const int64_t bytes = sum * RowBytes(operation->description->tensors[tensor]);
-  const Status status = TakeMemory(cuda::Memory::Place::kDevice, bytes, &instead);
+  const Status status = TakeMemory(cuda::Memory::Space::kDevice, bytes, &instead);
   operation->buffers[tensor].output = instead;
   return status;
 }

@@ -35,7 +35,7 @@ class HostCollectives {
 
 class GpuBatch {
  public:
-  // `index`: this rank's place among the members.
+  // `index`: this rank's index among the members.
   GpuBatch(const Batch& batch, const std::vector<int>& members, int index,
            std::shared_ptr<cuda::Gpu> gpu, HostCollectives* host, Staging* staging,
            nccl::KeepWaiting keep_waiting)
@@ -48,10 +48,10 @@ class GpuBatch {
         keep_waiting_(std::move(keep_waiting)) {}
 
   // Gives every member all members' numbers.
-  Status Exchange(const std::vector<int64_t>& own,
-                  std::vector<std::vector<int64_t>>* all);
+  Status AllgatherValues(const std::vector<int64_t>& own,
+                         std::vector<std::vector<int64_t>>* all);
   // Memory until the batch has passed.
-  Status TakeMemory(cuda::Memory::Place place, size_t bytes, char** memory);
+  Status TakeMemory(cuda::Memory::Space space, size_t bytes, char** memory);
   // Memory for the result of a tensor that gets `rows`, to be used on the collectives'
   // stream from now on.
   Status Allocate(Operation* operation, size_t tensor,

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "tf_ops/operation/stream_place.h"
+#include "tf_ops/operation/stream_point.h"
 #include "tf_ops/timeline/timeline_record.h"
 #include "tf_ops/transport/doorbell.h"
 

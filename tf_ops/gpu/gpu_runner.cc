@@ -82,9 +82,10 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
 Status GpuRunner::AwaitInputs(GpuBatch* batch) {
   const GpuSpan span(batch->times.get(), GpuPhase::kWaitForInputs);
   for (const auto& operation : batch->operations) {
-    const Status status = operation->place == nullptr
-                              ? GiveZeros(operation.get(), batch)
-                              : operation->place->ready->MakeWait(gpu_->stream());
+    const Status status =
+        operation->stream_point == nullptr
+            ? GiveZeros(operation.get(), batch)
+            : operation->stream_point->ready->MakeWait(gpu_->stream());
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -95,7 +96,7 @@ Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
   for (const TensorDescription& tensor : operation->description->tensors) {
     const int64_t bytes = Elements(tensor) * Bytes(tensor.dtype);
     char* zeros = nullptr;
-    Status status = batch->TakeMemory(cuda::Memory::Place::kDevice, bytes, &zeros);
+    Status status = batch->TakeMemory(cuda::Memory::Space::kDevice, bytes, &zeros);
     if (status.ok() && bytes > 0) status = gpu_->SetZero(zeros, bytes);
     if (!status.ok()) return status;
     operation->buffers.push_back({zeros, zeros});
@@ -129,14 +130,14 @@ Status GpuRunner::End(GpuBatch* batch) {
   const Status recorded = RecordOn(gpu_, gpu_->stream(), &end);
   if (!recorded.ok()) return recorded;
   for (const auto& operation : batch->operations) {
-    const StreamPlace* const place = operation->place.get();
-    if (place == nullptr) continue;
+    const StreamPoint* const point = operation->stream_point.get();
+    if (point == nullptr) continue;
     // One that fails has nobody ask for its mark, and its input is given all the same.
-    if (place->end != nullptr && !operation->out_of_memory) {
-      *place->end = new EndMark{end};
+    if (point->end != nullptr && !operation->out_of_memory) {
+      *point->end = new EndMark{end};
       continue;
     }
-    const Status waits = end->MakeWait(place->stream);
+    const Status waits = end->MakeWait(point->stream);
     if (!waits.ok()) return waits;
   }
   under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
@@ -152,13 +153,13 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
   std::shared_ptr<const SharedEvent> end;
   const bool recorded = RecordOn(gpu_, gpu_->stream(), &end).ok();
   for (const auto& operation : batch->operations) {
-    const StreamPlace* const place = operation->place.get();
-    if (place == nullptr) continue;
-    if (place->end != nullptr) {
-      delete static_cast<EndMark*>(std::exchange(*place->end, nullptr));
+    const StreamPoint* const point = operation->stream_point.get();
+    if (point == nullptr) continue;
+    if (point->end != nullptr) {
+      delete static_cast<EndMark*>(std::exchange(*point->end, nullptr));
     }
     // A stream that cannot be told so runs nothing any more.
-    if (recorded) static_cast<void>(end->MakeWait(place->stream));
+    if (recorded) static_cast<void>(end->MakeWait(point->stream));
   }
   // Memory is given back by who knows whether the GPU still uses it: to free it waits
   // for the GPU. Where nobody will know, the end of the process does it.

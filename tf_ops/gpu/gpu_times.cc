@@ -52,9 +52,9 @@ std::shared_ptr<const SharedEvent> GpuTimes::Record() {
 }
 
 void GpuTimes::Write() {
-  bool placed = !failed_;
-  for (Span& span : spans_) placed = placed && Place(&span);
-  if (!placed) return timeline_.SkipOnGpu(record_);
+  bool located = !failed_;
+  for (Span& span : spans_) located = located && Locate(&span);
+  if (!located) return timeline_.SkipOnGpu(record_);
   for (const Span& span : spans_) {
     record_.number = static_cast<int32_t>(span.phase);
     record_.times[0] = span.begin;
@@ -63,12 +63,12 @@ void GpuTimes::Write() {
   }
 }
 
-bool GpuTimes::Place(Span* span) const {
+bool GpuTimes::Locate(Span* span) const {
   if (IsOnHost(*span)) return true;
-  return Place(*span->from, &span->begin) && Place(*span->to, &span->end);
+  return Locate(*span->from, &span->begin) && Locate(*span->to, &span->end);
 }
 
-bool GpuTimes::Place(const SharedEvent& event, int64_t* time) const {
+bool GpuTimes::Locate(const SharedEvent& event, int64_t* time) const {
   std::chrono::nanoseconds since;
   if (!event.Since(*reference_->event, &since).ok()) return false;
   *time = reference_->time + since.count();

@@ -43,8 +43,8 @@ class GpuTimes {
     return span.phase == GpuPhase::kHostCollective;
   }
   std::shared_ptr<const SharedEvent> Record();
-  bool Place(const SharedEvent& event, int64_t* time) const;
-  bool Place(Span* span) const;
+  bool Locate(const SharedEvent& event, int64_t* time) const;
+  bool Locate(Span* span) const;
 
   Timeline& timeline_;
   TimelineRecord record_;  // what all of the batch have in common

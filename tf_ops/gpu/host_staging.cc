@@ -9,7 +9,7 @@
 namespace keras_hvd {
 namespace {
 
-using Place = cuda::Memory::Place;
+using Space = cuda::Memory::Space;
 
 int64_t InputBytes(const Operation& operation, size_t tensor) {
   const TensorDescription& description = operation.description->tensors[tensor];
@@ -60,9 +60,9 @@ Status StagedOperation::Start(std::unique_ptr<Operation>* made) {
     const int64_t bytes = InputBytes(*operation_, i);
     char* input = nullptr;
     char* output = nullptr;
-    Status status = batch_->TakeMemory(Place::kHost, bytes, &input);
+    Status status = batch_->TakeMemory(Space::kHost, bytes, &input);
     if (status.ok() && !late) {
-      status = batch_->TakeMemory(Place::kHost, OutputBytes(*operation_, i, *batch_),
+      status = batch_->TakeMemory(Space::kHost, OutputBytes(*operation_, i, *batch_),
                                   &output);
     }
     // Of a broadcast only the root has to have an input.
@@ -89,7 +89,7 @@ void* StagedOperation::Allocate(size_t tensor, const std::vector<int64_t>& rows,
   const int64_t bytes = sum * RowBytes(stand_in->description->tensors[tensor]);
   char* memory = nullptr;
   if (allocation_.ok()) {
-    allocation_ = batch_->TakeMemory(Place::kHost, bytes, &memory);
+    allocation_ = batch_->TakeMemory(Space::kHost, bytes, &memory);
   }
   return memory;
 }
@@ -159,7 +159,7 @@ Status CompareThroughHost(GpuBatch* batch) {
       const int64_t bytes =
           late ? operation->allocated_bytes[i] : InputBytes(*operation, i);
       char* output = nullptr;
-      Status status = batch->TakeMemory(Place::kHost, bytes, &output);
+      Status status = batch->TakeMemory(Space::kHost, bytes, &output);
       if (status.ok() && bytes > 0) {
         status = batch->gpu->CopyToHost(output, operation->buffers[i].output, bytes);
       }

@@ -32,7 +32,7 @@ Status Allreduce(const std::vector<Operation*>& operations, const GpuBatch& batc
 Status Allgather(Operation* operation, GpuBatch* batch,
                  nccl::Communicator* communicator) {
   std::vector<std::vector<int64_t>> rows;
-  Status status = batch->Exchange(operation->rows, &rows);
+  Status status = batch->AllgatherValues(operation->rows, &rows);
   nccl::AllgatherOptions allgather;
   for (size_t i = 0; status.ok() && i < operation->buffers.size(); ++i) {
     nccl::AllgatherTensor& tensor = allgather.tensors.emplace_back();
@@ -50,7 +50,7 @@ Status Allgather(Operation* operation, GpuBatch* batch,
 Status Alltoall(Operation* operation, GpuBatch* batch,
                 nccl::Communicator* communicator) {
   std::vector<std::vector<int64_t>> splits;
-  Status status = batch->Exchange(operation->splits, &splits);
+  Status status = batch->AllgatherValues(operation->splits, &splits);
   if (!status.ok()) return status;
   nccl::AlltoallOptions alltoall;
   alltoall.sent = operation->splits;

@@ -50,7 +50,7 @@ Status GatherMembers(GpuBatch* batch, const nccl::Library* library,
   std::vector<int64_t> words(kMemberWords);
   memcpy(words.data(), &own, sizeof(own));
   std::vector<std::vector<int64_t>> all;
-  const Status status = batch->Exchange(words, &all);
+  const Status status = batch->AllgatherValues(words, &all);
   if (!status.ok()) return status;
   members->resize(all.size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -197,7 +197,7 @@ Status NcclCommunicators::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* mad
   words.front() = own.ok();
   memcpy(words.data() + 1, id->bytes, sizeof(id->bytes));
   std::vector<std::vector<int64_t>> all;
-  const Status status = batch->Exchange(words, &all);
+  const Status status = batch->AllgatherValues(words, &all);
   if (!status.ok()) return status;
   *made = all.front().front() != 0;
   memcpy(id->bytes, all.front().data() + 1, sizeof(id->bytes));
@@ -212,7 +212,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
                                       Made* communicator, bool* made) {
   char* number = nullptr;
   Status status =
-      batch->TakeMemory(cuda::Memory::Place::kDevice, sizeof(float), &number);
+      batch->TakeMemory(cuda::Memory::Space::kDevice, sizeof(float), &number);
   if (!status.ok()) return status;
   CollectiveBackend* const backend = batch->host.Begin();
   if (backend == nullptr) return GivenUp();
@@ -282,9 +282,9 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
 
 // Null for a rank that is no member.
 Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
-  const auto place = std::lower_bound(members.begin(), members.end(), rank_);
-  const bool included = place != members.end() && *place == rank_;
-  const int index = included ? static_cast<int>(place - members.begin()) : 0;
+  const auto found = std::lower_bound(members.begin(), members.end(), rank_);
+  const bool included = found != members.end() && *found == rank_;
+  const int index = included ? static_cast<int>(found - members.begin()) : 0;
   return backends_.at(kAllRanks)->communicator().Split(
       included ? 0 : nccl::kNoColor, index, static_cast<int>(members.size()), index,
       part);

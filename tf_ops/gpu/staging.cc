@@ -17,17 +17,17 @@ size_t Rounded(size_t bytes) {
 
 }  // namespace
 
-Status Staging::Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Place place,
+Status Staging::Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Space space,
                      size_t bytes, cuda::Memory* memory) {
   const size_t rounded = Rounded(bytes);
   for (cuda::Memory& free : free_) {
-    if (free.bytes() != rounded || free.place() != place) continue;
+    if (free.bytes() != rounded || free.space() != space) continue;
     *memory = std::move(free);
     free = std::move(free_.back());
     free_.pop_back();
     return Status::Ok();
   }
-  return cuda::Memory::Allocate(gpu, place, rounded, memory);
+  return cuda::Memory::Allocate(gpu, space, rounded, memory);
 }
 
 void Staging::GiveBack(cuda::Memory memory) { free_.push_back(std::move(memory)); }

@@ -14,7 +14,7 @@ namespace keras_hvd {
 class Staging {
  public:
   // Memory of at least so many bytes; nothing is enqueued with it any more.
-  Status Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Place place,
+  Status Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Space space,
               size_t bytes, cuda::Memory* memory);
   // Takes back what has been taken; all that was enqueued with it has passed.
   void GiveBack(cuda::Memory memory);

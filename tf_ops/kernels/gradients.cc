@@ -72,14 +72,14 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // Reduces the bucket at `place`, whose first tensor is `first`, then those after it,
+  // Reduces the bucket at `index`, whose first tensor is `first`, then those after it,
   // also after an error: the other ranks may have submitted them all.
-  void ReduceFrom(size_t place, int first, OpKernelContext* ctx, DoneCallback done) {
-    if (place == buckets_.size()) return done();
-    const Bucket& bucket = buckets_[place];
+  void ReduceFrom(size_t index, int first, OpKernelContext* ctx, DoneCallback done) {
+    if (index == buckets_.size()) return done();
+    const Bucket& bucket = buckets_[index];
     const int end = first + static_cast<int>(bucket.size);
     auto submission = std::make_unique<Submission>(
-        ctx, [this, place, end, ctx, done] { ReduceFrom(place + 1, end, ctx, done); });
+        ctx, [this, index, end, ctx, done] { ReduceFrom(index + 1, end, ctx, done); });
     for (int i = first; i < end; ++i) {
       OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(i), done);
     }

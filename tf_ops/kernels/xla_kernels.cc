@@ -31,7 +31,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
-#include "tf_ops/kernels/place.h"
+#include "tf_ops/kernels/job_value.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/xla_calls.h"
 #include "xla/hlo/builder/xla_builder.h"
@@ -251,8 +251,8 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   Aliases aliases;
   std::vector<xla::Shape> shapes = started.results.shapes;
   for (size_t i = 0; i < shapes.size(); ++i) {
-    const auto place = static_cast<int64_t>(i);
-    AddAlias(place, 1 + place, &aliases);
+    const auto index = static_cast<int64_t>(i);
+    AddAlias(index, 1 + index, &aliases);
   }
   if (shapes.empty()) {
     shapes = {started.token_shape};
@@ -539,12 +539,12 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
 
  private:
   Started StartBucket(XlaOpKernelContext* ctx, xla::XlaOp token, const Values& inputs,
-                      int64_t first, int64_t place) const {
-    const Bucket& bucket = buckets_[place];
+                      int64_t first, int64_t index) const {
+    const Bucket& bucket = buckets_[index];
     Request request = NewRequest(KHVD_ALLREDUCE, bucket.name);
     reduction_.AddTo(&request);
     request.mark = bucket.mark;
-    request.slot = static_cast<int32_t>(1 + place);
+    request.slot = static_cast<int32_t>(1 + index);
     Started started;
     started.submitter = request.submitter;
     started.slot = request.slot;
@@ -571,14 +571,14 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
 };
 
 // The job does not change while a compiled program lives.
-class PlaceXlaKernel : public tensorflow::XlaOpKernel {
+class JobValueXlaKernel : public tensorflow::XlaOpKernel {
  public:
-  explicit PlaceXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadPlace(ctx, &place_));
+  explicit JobValueXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadJobValue(ctx, &value_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<int32_t> value = ValueOf(place_);
+    const absl::StatusOr<int32_t> value = ValueOf(value_);
     OP_REQUIRES_OK(ctx, value.status());
     tensorflow::Tensor constant(tensorflow::DT_INT32, tensorflow::TensorShape({}));
     constant.scalar<int32_t>()() = *value;
@@ -586,7 +586,7 @@ class PlaceXlaKernel : public tensorflow::XlaOpKernel {
   }
 
  private:
-  Place place_;
+  JobValue value_;
 };
 
 // Not REGISTER_XLA_OP: it counts only until TensorFlow compiles its first program, and
@@ -602,7 +602,7 @@ KERAS_HVD_REGISTER_XLA("KerasHvdBarrier", BarrierXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdBroadcast", BroadcastXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdDone", DoneXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
-KERAS_HVD_REGISTER_XLA("KerasHvdPlace", PlaceXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdJobValue", JobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdStart", StartXlaKernel);
 

@@ -118,7 +118,7 @@ class Rank {
   }
   cuda::Memory Output(int64_t bytes) const {
     cuda::Memory memory;
-    EXPECT_EQ(cuda::Memory::Allocate(gpu, cuda::Memory::Place::kDevice, bytes, &memory)
+    EXPECT_EQ(cuda::Memory::Allocate(gpu, cuda::Memory::Space::kDevice, bytes, &memory)
                   .message,
               "");
     return memory;

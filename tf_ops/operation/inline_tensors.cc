@@ -69,13 +69,13 @@ void AppendResults(const Description& description,
     if (input.empty()) zeros.resize(bytes);
     given.push_back(input.empty() ? zeros.data() : input.data());
   }
-  std::vector<const void*> places(inputs.size());
+  std::vector<const void*> addresses(inputs.size());
   int64_t offset = 0;
   for (const TensorDescription& tensor : description.tensors) {
-    std::transform(given.begin(), given.end(), places.begin(),
+    std::transform(given.begin(), given.end(), addresses.begin(),
                    [&](const char* input) { return input + offset; });
-    Reduce(description.reduction, tensor.dtype, places.data(),
-           static_cast<int>(places.size()), Elements(tensor),
+    Reduce(description.reduction, tensor.dtype, addresses.data(),
+           static_cast<int>(addresses.size()), Elements(tensor),
            message->data() + start + offset);
     offset += PackedBytes(tensor);
   }

@@ -34,7 +34,7 @@ struct KindTraits {
   bool moves_rows = false;
   // The ranks' first dimensions may differ; results are allocated when all are known.
   bool has_own_rows = false;
-  // What a member gets depends on its place among the members.
+  // What a member gets depends on its index among the members.
   bool gives_parts = false;
 };
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tf_ops/operation/description.h"
-#include "tf_ops/operation/stream_place.h"
+#include "tf_ops/operation/stream_point.h"
 #include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/status.h"
 
@@ -40,8 +40,8 @@ struct Operation {
   std::function<void*(size_t tensor, const std::vector<int64_t>& rows)> allocate;
   std::function<void(const Status&)> done;
 
-  std::unique_ptr<StreamPlace> place;  // of tensors on a GPU
-  int32_t* answer = nullptr;           // of an agreement: set before `done` is called
+  std::unique_ptr<StreamPoint> stream_point;  // of tensors on a GPU
+  int32_t* answer = nullptr;  // of an agreement: set before `done` is called
 
   // The engine's own notes.
   struct alignas(64) Line {

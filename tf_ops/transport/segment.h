@@ -17,13 +17,13 @@
 namespace keras_hvd {
 
 // A counter with one writer, alone in its cache line.
-struct alignas(64) Progress {
+struct alignas(64) SharedCounter {
   std::atomic<uint64_t> value;
 };
 
 // How far the sender of a channel is; see shared_memory_channel.h.
 struct RingState {
-  Progress written;
+  SharedCounter written;
   // The sender waits for room: who makes some takes this down and rings for it. All of
   // them write it.
   alignas(64) std::atomic<uint32_t> sender_waits;
@@ -43,17 +43,17 @@ struct RankBlock {
   Doorbell bell;
 
   // Progress of the collectives; see collectives/communicator.h.
-  Progress published;
-  Progress reduced;
-  Progress finished;
+  SharedCounter published;
+  SharedCounter reduced;
+  SharedCounter finished;
 
   // Submissions: written by the rank, read by the coordinator.
   RingState submissions;
-  Progress submissions_read;
+  SharedCounter submissions_read;
   // How far the rank has read the coordinator's decisions.
-  Progress decisions_read;
+  SharedCounter decisions_read;
   // How many of them it has carried out. One that has left carries out no more.
-  Progress decisions_carried_out;
+  SharedCounter decisions_carried_out;
 
   alignas(64) std::atomic<uint32_t> life;
   std::atomic<uint32_t> departure;

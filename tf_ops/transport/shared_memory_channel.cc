@@ -36,7 +36,7 @@ bool SharedMemorySender::Flush() {
 bool SharedMemorySender::SendWhatFits() {
   const uint64_t position = state_.written.value.load(std::memory_order_relaxed);
   uint64_t slowest = position;
-  for (const Progress* read : read_) {
+  for (const SharedCounter* read : read_) {
     if (read == nullptr) continue;
     slowest = std::min(slowest, read->value.load(std::memory_order_acquire));
   }
@@ -94,7 +94,7 @@ std::unique_ptr<MessageSender> SharedMemoryChannels::ToCoordinator() {
   RankBlock& block = segment_->block(rank_);
   return std::make_unique<SharedMemorySender>(
       segment_->submissions(rank_), Segment::kSubmissionBytes, &block.submissions,
-      std::vector<const Progress*>{&block.submissions_read});
+      std::vector<const SharedCounter*>{&block.submissions_read});
 }
 
 std::unique_ptr<MessageReceiver> SharedMemoryChannels::FromCoordinator() {
@@ -116,7 +116,7 @@ std::vector<std::unique_ptr<MessageReceiver>> SharedMemoryChannels::FromRanks() 
 }
 
 std::unique_ptr<MessageSender> SharedMemoryChannels::ToRanks() {
-  std::vector<const Progress*> read;
+  std::vector<const SharedCounter*> read;
   for (int rank = 0; rank < segment_->size(); ++rank) {
     read.push_back(&segment_->block(rank).decisions_read);
   }

@@ -24,7 +24,7 @@ class SharedMemorySender final : public MessageSender {
  public:
   // `read`: how far each receiver is.
   SharedMemorySender(char* memory, uint64_t capacity, RingState* state,
-                     std::vector<const Progress*> read)
+                     std::vector<const SharedCounter*> read)
       : memory_(memory), capacity_(capacity), state_(*state), read_(std::move(read)) {}
 
   void Queue(std::string_view message) override;
@@ -40,7 +40,7 @@ class SharedMemorySender final : public MessageSender {
   char* const memory_;
   const uint64_t capacity_;
   RingState& state_;
-  std::vector<const Progress*> read_;  // null: dropped
+  std::vector<const SharedCounter*> read_;  // null: dropped
   std::string queued_;
   size_t sent_ = 0;  // bytes of queued_
   std::atomic<bool> has_no_room_{false};
@@ -50,7 +50,7 @@ class SharedMemoryReceiver final : public MessageReceiver {
  public:
   // `sender`: rung when there is room again.
   SharedMemoryReceiver(const char* memory, uint64_t capacity, RingState* state,
-                       Progress* read, Doorbell* sender)
+                       SharedCounter* read, Doorbell* sender)
       : memory_(memory),
         capacity_(capacity),
         state_(*state),
@@ -68,7 +68,7 @@ class SharedMemoryReceiver final : public MessageReceiver {
   const char* const memory_;
   const uint64_t capacity_;
   RingState& state_;
-  Progress& read_;
+  SharedCounter& read_;
   Doorbell& sender_;
   std::string buffer_;
   size_t taken_ = 0;  // bytes of buffer_ that Next has given out

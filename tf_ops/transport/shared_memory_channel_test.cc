@@ -17,7 +17,7 @@ namespace {
 // The memory of a channel to up to three receivers.
 struct Ring {
   explicit Ring(uint64_t capacity, int receivers = 1) : memory(capacity) {
-    std::vector<const Progress*> read;
+    std::vector<const SharedCounter*> read;
     for (int i = 0; i < receivers; ++i) read.push_back(&reads[i]);
     sender = std::make_unique<SharedMemorySender>(memory.data(), memory.size(), &state,
                                                   read);
@@ -30,7 +30,7 @@ struct Ring {
 
   std::vector<char> memory;
   RingState state{};
-  Progress reads[3]{};
+  SharedCounter reads[3]{};
   Doorbell bell{};  // the sender's
   std::unique_ptr<SharedMemorySender> sender;
 };

@@ -14,7 +14,7 @@ IN_HOST_MEMORY = {
     "KerasHvdBroadcast": set(),
     "KerasHvdDone": {"handles"},
     "KerasHvdGradients": set(),
-    "KerasHvdPlace": {"value"},
+    "KerasHvdJobValue": {"value"},
     "KerasHvdReducescatter": set(),
     "KerasHvdStart": {"handle"},
 }

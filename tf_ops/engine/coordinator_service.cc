@@ -1,5 +1,5 @@
-// See coordination.h.
-#include "tf_ops/engine/coordination.h"
+// See coordinator_service.h.
+#include "tf_ops/engine/coordinator_service.h"
 
 #include <algorithm>
 #include <array>
@@ -24,8 +24,8 @@ std::string SecondsText(double seconds) {
 
 }  // namespace
 
-Coordination::Coordination(const World& world, int64_t fusion_bytes,
-                           size_t cache_capacity, Timeline* timeline)
+CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
+                                       size_t cache_capacity, Timeline* timeline)
     : job_(world.job),
       timeline_(*timeline),
       coordinator_(job_->size(), fusion_bytes),
@@ -37,19 +37,19 @@ Coordination::Coordination(const World& world, int64_t fusion_bytes,
   }
 }
 
-bool Coordination::HasSubmissions() const {
+bool CoordinatorService::HasSubmissions() const {
   return std::any_of(submitters_.begin(), submitters_.end(),
                      [](const Submitter& each) { return each.channel->HasNews(); });
 }
 
-bool Coordination::HasNews() {
+bool CoordinatorService::HasNews() {
   for (int rank = 0; rank < job_->size(); ++rank) {
     if (!submitters_[rank].departed && job_->HasShutDown(rank)) return true;
   }
   return decisions_->CanFlush();
 }
 
-bool Coordination::Progress() {
+bool CoordinatorService::Poll() {
   bool progressed = false;
   coordinator_.set_wants_times(timeline_.WantsTimes());
   // In this order: who submits after another rank has left is told so.
@@ -64,18 +64,18 @@ bool Coordination::Progress() {
   return progressed;
 }
 
-bool Coordination::Send() {
+bool CoordinatorService::Send() {
   if (!decisions_->Flush()) return false;
   job_->RingAll();
   return true;
 }
 
-void Coordination::HandleSubmissions(int rank) {
+void CoordinatorService::HandleSubmissions(int rank) {
   std::string_view message;
   while (submitters_[rank].channel->Next(&message)) HandleSubmission(rank, message);
 }
 
-void Coordination::HandleSubmission(int rank, std::string_view message) {
+void CoordinatorService::HandleSubmission(int rank, std::string_view message) {
   Submission submission;
   const Status status = submitters_[rank].decoder.Decode(message, &submission);
   if (!status.ok()) {
@@ -93,7 +93,7 @@ void Coordination::HandleSubmission(int rank, std::string_view message) {
 
 // A rank's submissions are all written before it says that it leaves, so they are read
 // once more after that has been seen.
-bool Coordination::NoteDepartures() {
+bool CoordinatorService::NoteDepartures() {
   bool progressed = false;
   for (int rank = 0; rank < job_->size(); ++rank) {
     Submitter& submitter = submitters_[rank];
@@ -110,7 +110,7 @@ bool Coordination::NoteDepartures() {
   return progressed;
 }
 
-void Coordination::WriteDecision(const Decision& decision) {
+void CoordinatorService::WriteDecision(const Decision& decision) {
   std::array<Stores, 2> stores{};
   if (decision.type == Decision::Type::kRun) {
     const bool runs_here = decision.ranks.front() == JobState::kCoordinator;
@@ -127,14 +127,14 @@ void Coordination::WriteDecision(const Decision& decision) {
 
 // ---- Autotuning
 
-void Coordination::StartAutotune(const AutotuneOptions& options,
-                                 const Tuning& defaults) {
+void CoordinatorService::StartAutotune(const AutotuneOptions& options,
+                                       const Tuning& defaults) {
   autotune_ = std::make_unique<Autotune>(options, defaults);
   autotune_log_ = options.log;
   WriteTuning();
 }
 
-void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
+void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes) {
   const Tuning before = autotune_->tuning();
   if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
   if (autotune_->tuning() != before) {
@@ -151,14 +151,14 @@ void Coordination::NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes)
 
 // What is decided after this is carried out with it, on every rank: the message has its
 // place among the decisions.
-void Coordination::WriteTuning() {
+void CoordinatorService::WriteTuning() {
   const Tuning& tuning = autotune_->tuning();
   coordinator_.set_fusion_bytes(tuning.fusion_bytes);
   decisions_->Queue(encoder_.Encode(tuning));
 }
 
 // A job goes on without the file.
-void Coordination::WriteAutotuneLog() {
+void CoordinatorService::WriteAutotuneLog() {
   if (autotune_log_.empty()) return;
   const Status status =
       keras_hvd::WriteAutotuneLog(autotune_log_, job_->size(), *autotune_);
@@ -169,7 +169,7 @@ void Coordination::WriteAutotuneLog() {
 
 // ---- Stalls
 
-std::string Coordination::StallText(const Stall& stall, double seconds) {
+std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
   const int32_t set = stall.key.process_set;
   std::string text = RankList(stall.waiting) + " waited " + SecondsText(seconds) +
                      " for " + Title(stall.kind, stall.key.name) +
@@ -185,7 +185,7 @@ std::string Coordination::StallText(const Stall& stall, double seconds) {
   return text;
 }
 
-void Coordination::CheckStalls(double warning, double abort) {
+void CoordinatorService::CheckStalls(double warning, double abort) {
   const double now = Seconds(Clock::now());
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();

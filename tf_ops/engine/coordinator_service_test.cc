@@ -1,5 +1,5 @@
 // The coordinator's side of the coordination: nonsense from a rank, and tunings.
-#include "tf_ops/engine/coordination.h"
+#include "tf_ops/engine/coordinator_service.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,12 +19,12 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
   const World world = SharedMemoryWorld(segment, 0);
   Timeline timeline(world.job);
-  Coordination coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  CoordinatorService coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
   const auto submissions = SharedMemoryWorld(segment, 1).channels->ToCoordinator();
   const int64_t flags = 99;
   submissions->Queue({reinterpret_cast<const char*>(&flags), sizeof(flags)});
   submissions->Flush();
-  coordination.Progress();
+  coordination.Poll();
   EXPECT_EQ(world.job->Failure().code, Code::kInternal);
   EXPECT_THAT(world.job->Failure().message, HasSubstr("rank 1"));
   EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
@@ -36,14 +36,14 @@ TEST(TuningTest, LeavesWithTheBatchThatItFollowsFrom) {
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
   const World world = SharedMemoryWorld(segment, 0);
   Timeline timeline(world.job);
-  Coordination coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  CoordinatorService coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
   AutotuneOptions options;
   options.on = true;
   options.steps_per_sample = 1;
   options.least_seconds = 0;
   options.most_window_bytes = 1 << 20;
   coordination.StartAutotune(options, Tuning());
-  coordination.Progress();
+  coordination.Poll();
   const auto receiver = SharedMemoryWorld(segment, 1).channels->FromCoordinator();
   ASSERT_TRUE(receiver->Receive());
   coordination.NoteTuned();

@@ -1,7 +1,7 @@
 // The coordinator's side of the coordination: feeds the coordinator with what the ranks
 // submit, and hands its decisions to them.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
-#define KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
+#ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
+#define KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
 
 #include <memory>
 #include <string>
@@ -18,11 +18,11 @@
 
 namespace keras_hvd {
 
-class Coordination {
+class CoordinatorService {
  public:
   // `cache_capacity`: how many tensors travel as numbers.
-  Coordination(const World& world, int64_t fusion_bytes, size_t cache_capacity,
-               Timeline* timeline);
+  CoordinatorService(const World& world, int64_t fusion_bytes, size_t cache_capacity,
+                     Timeline* timeline);
 
   // To be told how long allreduces took.
   StoreChoice* store_choice() { return &store_choice_; }
@@ -35,8 +35,8 @@ class Coordination {
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
   // Does what there is to do without waiting. Returns true if there was anything.
-  bool Progress();
-  // Whether there is something to do for Progress: submissions to read, or other
+  bool Poll();
+  // Whether there is something to do for Poll: submissions to read, or other
   // things.
   bool HasSubmissions() const;
   bool HasNews();
@@ -79,4 +79,4 @@ class Coordination {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_ENGINE_COORDINATION_H_
+#endif  // KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_

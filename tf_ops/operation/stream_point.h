@@ -1,7 +1,7 @@
 // Where a request on a GPU stands in the order of its caller's stream: behind what the
 // caller has put there before, and in front of what follows.
-#ifndef KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_
-#define KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_
+#ifndef KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
+#define KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
 
 #include <sched.h>
 
@@ -62,7 +62,7 @@ struct EndMark {
   std::shared_ptr<const SharedEvent> event;
 };
 
-struct StreamPlace {
+struct StreamPoint {
   std::shared_ptr<cuda::Gpu> gpu;
   cuda::Stream stream = nullptr;
   std::shared_ptr<const SharedEvent> ready;  // the inputs are there
@@ -71,4 +71,4 @@ struct StreamPlace {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_OPERATION_STREAM_PLACE_H_
+#endif  // KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_

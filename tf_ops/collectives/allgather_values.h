@@ -1,6 +1,6 @@
 // Small lists of numbers that every member gives to all others.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -16,21 +16,21 @@ namespace keras_hvd {
 // `own`, which is as long on every member. The first of them go in the current round,
 // which must not have been used. Returns false if the job failed meanwhile.
 template <typename T>
-bool Exchange(const std::vector<T>& own, Communicator* communicator,
-              std::vector<std::vector<T>>* all) {
+bool AllgatherValues(const std::vector<T>& own, Communicator* communicator,
+                     std::vector<std::vector<T>>* all) {
   static_assert(std::is_arithmetic_v<T>);
   all->assign(communicator->count(), {});
-  const int64_t window = communicator->exchange_bytes() / sizeof(T);
+  const int64_t window = communicator->window_bytes() / sizeof(T);
   const int64_t count = static_cast<int64_t>(own.size());
   for (int64_t begin = 0; begin < count; begin += window) {
     if (begin > 0 && !communicator->NextRound()) return false;
     const int64_t part = std::min(window, count - begin);
-    memcpy(communicator->Exchange(communicator->index()), own.data() + begin,
+    memcpy(communicator->ExchangeMemory(communicator->index()), own.data() + begin,
            part * sizeof(T));
     communicator->Publish();
     if (!communicator->AwaitAllPublished()) return false;
     for (int member = 0; member < communicator->count(); ++member) {
-      const T* from = reinterpret_cast<const T*>(communicator->Exchange(member));
+      const T* from = reinterpret_cast<const T*>(communicator->ExchangeMemory(member));
       (*all)[member].insert((*all)[member].end(), from, from + part);
     }
   }
@@ -39,4 +39,4 @@ bool Exchange(const std::vector<T>& own, Communicator* communicator,
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_EXCHANGE_H_
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_

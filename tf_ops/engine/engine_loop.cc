@@ -1,5 +1,5 @@
-// See driver.h.
-#include "tf_ops/engine/driver.h"
+// See engine_loop.h.
+#include "tf_ops/engine/engine_loop.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -29,23 +29,23 @@ constexpr std::chrono::seconds kShutdownPatience(5);
 
 }  // namespace
 
-Driver::Driver(const EngineOptions& options, const World& world,
-               std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
-               EngineCounters* counters)
+EngineLoop::EngineLoop(const EngineOptions& options, const World& world,
+                       std::shared_ptr<GpuAccess> gpu, Requests* requests,
+                       Timeline* timeline, EngineCounters* counters)
     : has_cores_(options.cores >= world.topology.local_size()),
       job_(world.job),
       bell_(job_->bell()),
       requests_(*requests),
       counters_(*counters),
-      work_(options, world, std::move(gpu), this, requests, &promptness_, timeline,
+      work_(options, world, std::move(gpu), this, requests, &spin_policy_, timeline,
             counters) {
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd");
 }
 
-Driver::~Driver() { Stop(); }
+EngineLoop::~EngineLoop() { Stop(); }
 
-void Driver::Stop() {
+void EngineLoop::Stop() {
   if (!thread_.joinable()) return;
   stopping_.store(true);
   bell_.Ring();
@@ -54,10 +54,10 @@ void Driver::Stop() {
 
 // ---- The engine's thread
 
-void Driver::Loop() {
+void EngineLoop::Loop() {
   std::unique_lock<std::mutex> driving(driving_);
   while (true) {
-    const bool progressed = work_.Progress();
+    const bool progressed = work_.Poll();
     if (work_.RunNext()) continue;
     if (stopping_.load()) break;
     if (callers_.load() > 0) {
@@ -69,7 +69,7 @@ void Driver::Loop() {
   Leave();
 }
 
-void Driver::Leave() {
+void EngineLoop::Leave() {
   work_.Leave();
   requests_.EndAll(Code::kShutDown, kShutDownHere);
   // Decisions that were made are with the peers; now they may know that this rank is
@@ -78,7 +78,7 @@ void Driver::Leave() {
 }
 
 // One takes over, or has its result already, within a moment.
-void Driver::GiveWay(std::unique_lock<std::mutex>* driving) {
+void EngineLoop::GiveWay(std::unique_lock<std::mutex>* driving) {
   driving->unlock();
   SpinUntil([this] { return callers_.load() == 0; }, kSpin);
   driving->lock();
@@ -86,23 +86,23 @@ void Driver::GiveWay(std::unique_lock<std::mutex>* driving) {
 
 // ---- Callers
 
-void Driver::Ring() {
+void EngineLoop::Ring() {
   job_->RingCoordinator(job_->is_coordinator() ? Doorbell::kEverything
                                                : Doorbell::kSubmission);
   // Its own engine is woken where it will have something to do at once, and where
   // nobody decides any more or watches whether somebody does.
-  if (!job_->is_coordinator() && (promptness_.prompt() || resting_.load() ||
+  if (!job_->is_coordinator() && (spin_policy_.prompt() || resting_.load() ||
                                   job_->HasShutDown(JobState::kCoordinator))) {
     bell_.Ring();
   }
 }
 
-void Driver::DriveIfFree(const std::atomic<bool>& ended) {
+void EngineLoop::DriveIfFree(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::try_to_lock);
   DriveOrRing(&driving, ended, true);
 }
 
-void Driver::DriveSoon(const std::atomic<bool>& ended) {
+void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
   // No longer than until the end: who drives may wait for what this thread does next.
@@ -111,8 +111,8 @@ void Driver::DriveSoon(const std::atomic<bool>& ended) {
   DriveOrRing(&driving, ended, false);
 }
 
-void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
-                         const std::atomic<bool>& ended, bool has_other_work) {
+void EngineLoop::DriveOrRing(std::unique_lock<std::mutex>* driving,
+                             const std::atomic<bool>& ended, bool has_other_work) {
   if (!driving->owns_lock()) return Ring();
   if (!job_->is_coordinator()) job_->RingCoordinator(Doorbell::kSubmission);
   Drive(ended, has_other_work);
@@ -121,11 +121,11 @@ void Driver::DriveOrRing(std::unique_lock<std::mutex>* driving,
 
 // Drives while there is something to do, or soon may be, instead of the engine's
 // thread; leaves the rest to it.
-void Driver::Drive(const std::atomic<bool>& ended, bool has_other_work) {
+void EngineLoop::Drive(const std::atomic<bool>& ended, bool has_other_work) {
   // The engine's thread sleeps on: nobody needs to wake it while this one looks.
   bell_.Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
-    const bool progressed = work_.Progress();
+    const bool progressed = work_.Poll();
     // What has been decided by now was pending: if nothing else is, it is the caller's.
     if (has_other_work && requests_.several_pending()) break;
     if (!work_.RunNext() && !progressed && !SpinForNews()) break;
@@ -135,11 +135,11 @@ void Driver::Drive(const std::atomic<bool>& ended, bool has_other_work) {
 
 // What has come meanwhile is taken in here where that is all there is to do; waking the
 // engine's thread would cost more, and this thread may be back at once.
-void Driver::LeaveDriving() {
+void EngineLoop::LeaveDriving() {
   bell_.Announce(work_.Listening());
   if (work_.HasNews(work_.Listening())) {
     bell_.Cancel();
-    work_.Progress();
+    work_.Poll();
     bell_.Announce(work_.Listening());
   }
   // The ring needs the announcement: the engine's thread may sleep since before it.
@@ -151,13 +151,13 @@ void Driver::LeaveDriving() {
 
 // ---- Waiting inside of a collective
 
-bool Driver::Wait(const Ready& ready, int awaited) {
+bool EngineLoop::Wait(const Ready& ready, int awaited) {
   const std::chrono::microseconds spin(work_.execution().tuning().spin_microseconds);
   if (SpinUntil(ready, spin)) return true;
   const Clock::time_point since = Clock::now();
   Clock::time_point stop_at = Clock::time_point::max();
   while (true) {
-    work_.Progress();
+    work_.Poll();
     if (ready()) return true;
     if (job_->Failed()) return false;
     if (job_->HasShutDown(awaited) && !ready()) {
@@ -178,7 +178,7 @@ bool Driver::Wait(const Ready& ready, int awaited) {
 
 // Nobody else may go on with the collective. `stopping` is what the caller has seen,
 // and acted on, of the wish to stop.
-void Driver::SleepInCollective(const Ready& ready, bool stopping) {
+void EngineLoop::SleepInCollective(const Ready& ready, bool stopping) {
   const auto due = [&] { return ready() || work_.HasNews(); };
   bell_.Announce();
   if (due() || stopping_.load() != stopping) return bell_.Cancel();
@@ -188,8 +188,8 @@ void Driver::SleepInCollective(const Ready& ready, bool stopping) {
   bell_.Cancel();
 }
 
-bool Driver::Pause(int64_t times) {
-  work_.Progress();
+bool EngineLoop::Pause(int64_t times) {
+  work_.Poll();
   if (job_->Failed()) return false;
   if (stopping_.load() && stop_at_ == Clock::time_point::max()) {
     stop_at_ = Clock::now() + kShutdownPatience;
@@ -199,7 +199,7 @@ bool Driver::Pause(int64_t times) {
     sched_yield();
     return true;
   }
-  // Woken by what Progress sees to.
+  // Woken by what Poll sees to.
   bell_.Announce();
   if (!work_.HasNews()) bell_.Sleep(Clock::now() + kPause);
   bell_.Cancel();
@@ -209,13 +209,13 @@ bool Driver::Pause(int64_t times) {
 // ---- Waiting outside of a collective
 
 // Where decisions come soon; see promptness.h.
-bool Driver::SpinForNews() {
+bool EngineLoop::SpinForNews() {
   if (!requests_.any_pending()) return false;
-  promptness_.NoteWait();
-  if (!promptness_.prompt()) return false;
+  spin_policy_.NoteWait();
+  if (!spin_policy_.prompt()) return false;
   const auto due = [this] { return work_.HasNews() || callers_.load() > 0; };
-  if (SpinUntil(due, Promptness::kSpin)) return true;
-  promptness_.NoteLate();
+  if (SpinUntil(due, SpinPolicy::kSpin)) return true;
+  spin_policy_.NoteLate();
   return false;
 }
 
@@ -225,7 +225,7 @@ bool Driver::SpinForNews() {
 // that would cost each of them a wake.
 //
 // All that a ring may be about is looked at after the announcement.
-void Driver::Rest(std::unique_lock<std::mutex>* driving) {
+void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
   const uint32_t listening = work_.Listening();
   bell_.Announce(listening);
   resting_.store(was_idle_);
@@ -254,7 +254,7 @@ void Driver::Rest(std::unique_lock<std::mutex>* driving) {
 // ---- Both
 
 // Lets others run instead, where not all ranks have a core.
-bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
+bool EngineLoop::SpinUntil(const Ready& ready, Clock::duration spin) const {
   if (!has_cores_) {
     const Clock::time_point end = Clock::now() + kLongestYields;
     for (int i = 0; i < kYields; ++i) {
@@ -276,7 +276,7 @@ bool Driver::SpinUntil(const Ready& ready, Clock::duration spin) const {
 
 // After a sleep that no ring has ended. Who published the news may have been held up
 // before it could ring; but ring it must.
-void Driver::CheckForLostWake(uint32_t listening, const Ready& has_news) {
+void EngineLoop::CheckForLostWake(uint32_t listening, const Ready& has_news) {
   if (!has_news()) return;
   if (bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) return;
   // A submission that finds no room is news for a moment before it is announced, and

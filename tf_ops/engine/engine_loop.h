@@ -3,8 +3,8 @@
 // One thread at a time drives an engine: its own, or a caller that would only wait
 // otherwise, which saves two changes of thread. Callers come first. Who drives spins
 // for a moment where that is worth it, and sleeps else, until somebody rings.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_
-#define KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_
+#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
+#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
 
 #include <atomic>
 #include <cstdint>
@@ -17,22 +17,22 @@
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/engine_options.h"
-#include "tf_ops/engine/promptness.h"
 #include "tf_ops/engine/requests.h"
+#include "tf_ops/engine/spin_policy.h"
 #include "tf_ops/engine/work.h"
 #include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
 
-class Driver : private Waiter {
+class EngineLoop : private Waiter {
  public:
   // Starts the engine's thread.
-  Driver(const EngineOptions& options, const World& world,
-         std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
-         EngineCounters* counters);
-  ~Driver() override;
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
+  EngineLoop(const EngineOptions& options, const World& world,
+             std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
+             EngineCounters* counters);
+  ~EngineLoop() override;
+  EngineLoop(const EngineLoop&) = delete;
+  EngineLoop& operator=(const EngineLoop&) = delete;
 
   // Ends the engine's thread, and with it this rank's part in the job: what is running
   // is finished, what is waiting ends with kShutDown.
@@ -77,7 +77,7 @@ class Driver : private Waiter {
   Doorbell& bell_;
   Requests& requests_;
   EngineCounters& counters_;
-  Promptness promptness_;
+  SpinPolicy spin_policy_;
 
   // Held by who drives, but not while it rests.
   std::mutex driving_;
@@ -93,4 +93,4 @@ class Driver : private Waiter {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_ENGINE_DRIVER_H_
+#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_

@@ -3,8 +3,8 @@
 // Outside of a collective nobody knows when the peers will be ready. A rank spins for
 // them where it took them no longer the last time: in a loop of collectives, not in a
 // training whose ranks end their steps at different times.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_
+#ifndef KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
+#define KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
 
 #include <atomic>
 #include <chrono>
@@ -14,7 +14,7 @@
 
 namespace keras_hvd {
 
-class Promptness {
+class SpinPolicy {
  public:
   // How long to spin for a peer that is about to come: ranks that do the same work in
   // TensorFlow between two collectives end it about that much apart.
@@ -46,4 +46,4 @@ class Promptness {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_ENGINE_PROMPTNESS_H_
+#endif  // KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
