@@ -89,10 +89,6 @@ def use(rank: int) -> None:
     """Makes TensorFlow use its pool in this process, unless it has devices already.
 
     Rank 0 warns if it is too late.
-
-    Example:
-
-    >>> use(0)
     """
     wanted = variables(os.environ)
     if wanted and _has_devices():

@@ -42,13 +42,7 @@ class Choice:
 
 
 def driver_is_loaded() -> bool:
-    """Whether this machine has an NVIDIA driver, without calling it.
-
-    Example:
-
-    >>> type(driver_is_loaded())
-    <class 'bool'>
-    """
+    """Whether this machine has an NVIDIA driver, without calling it."""
     return any(map(os.path.exists, _DEVICE_FILES))
 
 

@@ -308,7 +308,7 @@ def test_read_var(strategy, make):
 
 
 def test_no_synchronization_is_refused(make):
-    with pytest.raises(ValueError, match="weight.*cannot leave them without"):
+    with pytest.raises(ValueError, match="weight.*the copies need a"):
         make(0.0, synchronization=tf.VariableSynchronization.NONE, name="weight")
 
 
