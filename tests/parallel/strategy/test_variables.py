@@ -318,7 +318,7 @@ def test_colocation(strategy, make):
         with strategy.extended.colocate_vars_with(variable):
             slot = tf.Variable(2.0)
         assert slot.device == variable.device
-        with pytest.raises(ValueError, match="made in the scope"):
+        with pytest.raises(ValueError, match="created in the scope"):
             strategy.extended.colocate_vars_with(tf.constant(1.0))
     assert strategy.extended.value_container(variable) is variable
     assert strategy.experimental_local_results(variable) == (variable,)
