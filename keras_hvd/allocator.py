@@ -1,11 +1,11 @@
-"""Where tensors in host memory come from, which TensorFlow asks its environment.
+"""Chooses where TensorFlow's tensors in host memory come from.
 
-By itself TensorFlow takes each tensor from the C library and gives it back, but on
-processors for whose sake it uses oneDNN. A large one the C library gives back to the
-system, so that the next of its size costs a page fault for each 4 KiB again, which
-takes longer than an allreduce of it. TensorFlow's own pool keeps what was freed for
-later tensors. It is chosen when TensorFlow makes its devices. Nothing here imports
-TensorFlow: `khvdrun` uses this too.
+By default TensorFlow takes each tensor from the C library and gives it back, except on
+processors where it uses oneDNN. The C library gives large ones back to the system, so
+the next tensor of that size costs a page fault for every 4 KiB, which takes longer than
+its allreduce. TensorFlow's own pool keeps freed memory for later tensors. Environment
+variables choose it, when TensorFlow creates its devices. Nothing here imports
+TensorFlow, because `khvdrun` uses this too.
 """
 
 from __future__ import annotations
@@ -20,25 +20,15 @@ from keras_hvd.runtime import log, settings
 
 _USE_POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
-# TensorFlow's own limit, where nothing is said.
+# TensorFlow's default limit.
 _DEFAULT_LIMIT_MIB = 64 << 10
 
-# Who sets one of these has chosen an allocator.
+# Users who set one of these have chosen an allocator.
 _CHOICES = (_USE_POOL, "TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that have TensorFlow use its pool, where it is to.
-
-    Args:
-        environment: The variables of the process: `KERAS_HVD_ALLOCATOR`, and those by
-            which users choose an allocator themselves.
-
-    Returns:
-        What to set; nothing where all is to stay as it is.
-
-    Raises:
-        ValueError: `KERAS_HVD_ALLOCATOR` is malformed.
+    """The variables to set so that TensorFlow uses its pool; {} to change nothing.
 
     Example:
 
@@ -53,7 +43,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     if chosen == "unchanged" or (not chosen and chosen_by(environment)):
         return {}
     found = {_USE_POOL: "true"}
-    # What the machine has is what TensorFlow takes for a limit where it uses oneDNN.
+    # With oneDNN, TensorFlow's limit is the machine's memory too.
     memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE >> 20
     if memory > _DEFAULT_LIMIT_MIB and not environment.get(_LIMIT):
         found[_LIMIT] = str(memory)
@@ -61,13 +51,9 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def uses_pool(environment: Mapping[str, str]) -> bool:
-    """Whether TensorFlow's tensors come from its pool in ranks that khvdrun starts.
+    """Whether khvdrun's ranks will take tensors from TensorFlow's pool.
 
-    Args:
-        environment: The variables that they are given.
-
-    Returns:
-        False also where TensorFlow uses it by itself.
+    False also if TensorFlow would use its pool by itself.
 
     Example:
 
@@ -79,13 +65,7 @@ def uses_pool(environment: Mapping[str, str]) -> bool:
 
 
 def chosen_by(environment: Mapping[str, str]) -> str:
-    """The variable by which the user has chosen an allocator.
-
-    Args:
-        environment: The variables of the process.
-
-    Returns:
-        Its name; "" for none.
+    """The variable with which the user has chosen an allocator; "" for none.
 
     Example:
 
@@ -99,24 +79,16 @@ def chosen_by(environment: Mapping[str, str]) -> str:
             continue
         if name.startswith("MALLOC_"):
             return name
-        # The last two are for other things as well.
+        # The last two have other uses too.
         if name in _CHOICES and (name.startswith("TF_") or "alloc" in value):
             return name
     return ""
 
 
 def use(rank: int) -> None:
-    """Has TensorFlow use its pool in this process, if it has made no devices yet.
+    """Makes TensorFlow use its pool in this process, unless it has devices already.
 
-    Args:
-        rank: Of this process: rank 0 says where that comes too late.
-
-    Raises:
-        ValueError: `KERAS_HVD_ALLOCATOR` is malformed.
-
-    Example:
-
-    >>> use(0)
+    Rank 0 warns if it is too late.
     """
     wanted = variables(os.environ)
     if wanted and _has_devices():
@@ -127,11 +99,11 @@ def use(rank: int) -> None:
 
 
 TOO_LATE = (
-    "TensorFlow was in use before keras_hvd.init(), so that large tensors cost page "
+    "TensorFlow was in use before keras_hvd.init(), so large tensors cost page "
     f"faults: call keras_hvd.init() first, or set {_USE_POOL}=true (khvdrun does; "
-    "KERAS_HVD_ALLOCATOR=unchanged: leave it so)"
+    "KERAS_HVD_ALLOCATOR=unchanged keeps it as it is)"
 )
-"""What rank 0 says where TensorFlow has chosen its allocator before `init`."""
+"""Rank 0's warning if TensorFlow has chosen its allocator before `init`."""
 
 
 def _has_devices() -> bool:
@@ -143,7 +115,7 @@ def _has_devices() -> bool:
 
 
 def _has_pool() -> bool:
-    """Whether TensorFlow's allocator knows what it has, as pools do."""
+    """Whether TensorFlow's allocator reports its memory, as pools do."""
     import tensorflow as tf
 
     try:

@@ -17,11 +17,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Builds the op library for the TensorFlow that this Python imports.
-
-    Returns:
-        0 if it is built and can be opened, else 1; the reason is printed.
-    """
+    """Builds the op library for this Python's TensorFlow. Returns 0 if it opens."""
     argparse.ArgumentParser("python -m keras_hvd.build", usage=__doc__).parse_args()
     try:
         native.engine()
@@ -37,7 +33,7 @@ def main() -> int:
     variables = {**os.environ, "KERAS_HVD_TENSORFLOW": str(tensorflow)}
     if subprocess.run(command, env=variables).returncode != 0:
         return 1
-    # In a process of its own: this one has read what there was before.
+    # In a new process, because this one has cached the old build's information.
     opening = (
         "import tensorflow as tf; from keras_hvd.runtime import native; native.ops(); "
         "print(native.ops_library(tf.__version__), 'is built and opens')"

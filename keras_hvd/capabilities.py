@@ -1,4 +1,4 @@
-"""What this version is built with, under Horovod's names for such questions."""
+"""What this version is built with, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def mpi_enabled() -> bool:
     """Whether MPI coordinates the ranks.
 
     Returns:
-        False: keras_hvd itself coordinates the ranks, also where MPI started them.
+        False: keras_hvd coordinates the ranks itself, even if MPI started them.
 
     Example:
 
@@ -22,10 +22,10 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether collectives may run over MPI.
+    """Whether collectives can use MPI.
 
     Returns:
-        False: no part of this version uses MPI.
+        False: this version does not use MPI.
 
     Example:
 
@@ -40,7 +40,7 @@ def gloo_enabled() -> bool:
     """Whether Gloo coordinates the ranks.
 
     Returns:
-        False: the ranks are coordinated by keras_hvd itself.
+        False: keras_hvd coordinates the ranks itself.
 
     Example:
 
@@ -52,10 +52,10 @@ def gloo_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether collectives may run over Gloo.
+    """Whether collectives can use Gloo.
 
     Returns:
-        False: no part of this version uses Gloo.
+        False: this version does not use Gloo.
 
     Example:
 
@@ -67,10 +67,10 @@ def gloo_built() -> bool:
 
 
 def ddl_built() -> bool:
-    """Whether collectives may run over IBM's DDL.
+    """Whether collectives can use IBM's DDL.
 
     Returns:
-        False: no part of this version uses DDL.
+        False: this version does not use DDL.
 
     Example:
 
@@ -82,10 +82,10 @@ def ddl_built() -> bool:
 
 
 def ccl_built() -> bool:
-    """Whether collectives may run over Intel's oneCCL.
+    """Whether collectives can use Intel's oneCCL.
 
     Returns:
-        False: no part of this version uses oneCCL.
+        False: this version does not use oneCCL.
 
     Example:
 
@@ -97,12 +97,12 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether collectives take tensors in the memory of CUDA GPUs here.
+    """Whether collectives accept tensors in the memory of CUDA GPUs here.
 
-    Every build can; it opens CUDA at run time.
+    Every build supports CUDA and opens it at run time.
 
     Returns:
-        True where the CUDA driver finds a GPU.
+        True if the CUDA driver finds a GPU.
 
     Raises:
         LibraryError: keras_hvd's own library is missing or does not fit.
@@ -117,10 +117,10 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """Whether collectives take tensors in the memory of ROCm GPUs.
+    """Whether collectives accept tensors in the memory of ROCm GPUs.
 
     Returns:
-        False: no part of this version uses ROCm.
+        False: this version does not use ROCm.
 
     Example:
 
@@ -132,13 +132,13 @@ def rocm_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Which NCCL collectives of tensors on GPUs run over here.
+    """The version of NCCL that collectives of tensors on GPUs use here.
 
-    Every build can; it opens NCCL at run time.
+    Every build supports NCCL and opens it at run time.
 
     Returns:
-        NCCL's version as a number, such as 22304 for 2.23.4; 0, which is false, where
-        there is no GPU, or no NCCL that can be used.
+        NCCL's version as a number, such as 22304 for 2.23.4; 0 without a GPU or a
+        usable NCCL.
 
     Raises:
         LibraryError: keras_hvd's own library is missing or does not fit.
@@ -154,10 +154,10 @@ def nccl_built() -> int:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call the MPI that the ranks use.
+    """Whether several threads may call the ranks' MPI.
 
     Returns:
-        False: no part of this version uses MPI.
+        False: this version does not use MPI.
 
     Raises:
         NotInitializedError: `init` was not called.
@@ -174,7 +174,7 @@ def mpi_threads_supported() -> bool:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many ranks.
+    """Whether every host has the same number of ranks.
 
     Returns:
         True: this version runs on one host.

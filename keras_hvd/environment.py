@@ -1,8 +1,8 @@
-"""Which rank this process is, and of how many, from what its launcher left behind.
+"""Finds this process' rank and its job's size in the variables that its launcher set.
 
 `khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun` and Horovod's `horovodrun`
-(with Gloo) each describe a process in environment variables of their own. A process
-that none of them started is a world of size 1.
+(with Gloo) each use their own variables. Without any of them, the process is a world of
+size 1.
 """
 
 import hashlib
@@ -14,8 +14,7 @@ from pathlib import Path
 
 from keras_hvd.exceptions import KerasHvdError
 
-# MPICH gives a job no id in the environment: the processes that serve one job's ranks
-# on this host go by these names.
+# MPICH sets no id of the job. One of these processes serves the job's ranks on a host.
 _HYDRA_PARENTS = (
     "hydra_pmi_proxy",
     "pmi_proxy",
@@ -25,11 +24,11 @@ _HYDRA_PARENTS = (
     "mpirun",
 )
 
-# Slurm numbers the steps of batch scripts and interactive shells, which are not
-# launches of ranks, from the top of 32 bits downwards.
+# Slurm numbers steps that do not launch ranks (batch scripts, interactive shells) from
+# the top of 32 bits downwards.
 _FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 
-# What the engine takes: the name is part of a socket's address.
+# The engine's limit: the name is part of a socket's address.
 _LONGEST_JOB_NAME = 80
 
 # The engine's numbers of ranks have 32 bits.
@@ -37,21 +36,21 @@ _TOO_MANY_RANKS = 2**31
 
 
 class LaunchEnvironmentError(KerasHvdError):
-    """The variables that a launcher set are malformed, contradictory or unsupported."""
+    """The launcher's variables are malformed, contradictory or unsupported."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among the processes of its job.
+    """This process' place in its job.
 
     Args:
-        rank: Which process of the job this is, from 0.
+        rank: Number of this process in the job, from 0.
         size: Number of processes in the job.
-        local_rank: Which process of the job on this host this is, from 0.
+        local_rank: Number of this process among those of the job on this host, from 0.
         local_size: Number of processes of the job on this host.
-        cross_rank: Which host of the job this is, from 0.
+        cross_rank: Number of this host in the job, from 0.
         cross_size: Number of hosts in the job.
-        job: Names the job on this host, and no other that runs at the same time.
+        job: A name that no other running job on this host has.
     """
 
     rank: int
@@ -67,15 +66,15 @@ def world(environment: Mapping[str, str] | None = None) -> World:
     """Returns the rank, size and job that this process was launched with.
 
     Args:
-        environment: The variables to look at; those of this process by default.
+        environment: The variables to read; by default those of this process.
 
     Returns:
-        The `World` that `khvdrun` described, else `mpirun`, else `horovodrun`, else
-        `srun`; a world of size 1 with a new job of its own if none did.
+        The `World` that `khvdrun`, else `mpirun`, else `horovodrun`, else `srun`
+        described. Without any of them, a world of size 1 with a new job of its own.
 
     Raises:
-        LaunchEnvironmentError: A variable is missing, malformed or contradicts another,
-            or the job spans more than one host.
+        LaunchEnvironmentError: A variable is missing, malformed or contradicts another
+            one, or the job spans more than one host.
 
     Example:
         >>> from keras_hvd import environment
@@ -146,7 +145,7 @@ def _from_horovodrun(variables: Mapping[str, str]) -> World:
     hosts = _integer(variables, "HOROVOD_CROSS_SIZE", 1)
     if hosts > 1:
         raise _many_hosts(f"HOROVOD_CROSS_SIZE={hosts}")
-    # Its launcher listens there as long as the job runs.
+    # The launcher listens at this address as long as the job runs.
     address = _text(variables, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = _text(variables, "HOROVOD_GLOO_RENDEZVOUS_PORT")
     return _checked(
@@ -177,7 +176,7 @@ def _from_srun(variables: Mapping[str, str]) -> World:
 
 
 def _inside_srun(variables: Mapping[str, str]) -> bool:
-    """Whether a step runs this process, and not the shell of `sbatch` or `salloc`."""
+    """Whether an srun step runs this process, not the shell of `sbatch` or `salloc`."""
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return False
     return _integer(variables, "SLURM_STEP_ID", 0) < _FIRST_RESERVED_SLURM_STEP
@@ -208,7 +207,7 @@ def _checked(
 
 
 def _short(job: str) -> str:
-    """A job's name, or a digest of one that the engine would refuse as too long."""
+    """The job's name, or a digest of it if it is too long for the engine."""
     if len(job.encode()) <= _LONGEST_JOB_NAME:
         return job
     return hashlib.sha256(job.encode()).hexdigest()
@@ -248,10 +247,10 @@ def _many_hosts(evidence: str) -> LaunchEnvironmentError:
 
 
 def _hydra_job() -> str:
-    """A name that the ranks of one MPICH job have in common on this host."""
+    """A name that all ranks of an MPICH job on this host share."""
     process = os.getppid()
     while process > 1:
-        # The name stands in parentheses and may itself contain some.
+        # The name is in parentheses and may contain parentheses.
         status = Path(f"/proc/{process}/stat").read_text()
         name, _, fields = status.partition("(")[2].rpartition(")")
         parent, started = fields.split()[1], fields.split()[19]

@@ -22,18 +22,18 @@ def evaluate(
 ) -> Any:
     """Evaluates a model on the data of all ranks, each rank on its own part.
 
-    The results are those of one process on all the data, also where the parts differ in
-    size and for metrics that are no means (AUC, precision); all ranks get the same.
-    Every rank must call it.
+    All ranks get the results of one process on all the data, even if the parts differ
+    in size, and also for metrics that are not means (AUC, precision). Every rank must
+    call it.
 
     Args:
         model: a compiled model.
         x: this rank's part of the input, as for `model.evaluate`.
         y: this rank's part of the targets.
-        verbose: as for `model.evaluate`; other ranks than 0 are silent.
+        verbose: as for `model.evaluate`; ranks other than 0 are silent.
         callbacks: as for `model.evaluate`.
         return_dict: whether to return a dict instead of a list.
-        **kwargs: handed to `model.evaluate`.
+        **kwargs: passed to `model.evaluate`.
 
     Returns:
         What `model.evaluate` returns.

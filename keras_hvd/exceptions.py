@@ -1,4 +1,4 @@
-"""What keras_hvd raises.
+"""The exceptions of keras_hvd.
 
 Errors of a collective that runs as a TensorFlow op arrive as `tf.errors.*` with the
 same text; everything else raises these.
@@ -48,14 +48,7 @@ _BY_CODE = {
 
 
 def from_code(code: int, message: str) -> KerasHvdError:
-    """The exception for a result code of the engine.
-
-    Args:
-        code: what a function of the C API returned, other than 0.
-        message: the engine's text.
-
-    Returns:
-        The exception, to be raised.
+    """The exception for a result code of the engine, other than 0.
 
     Example:
 

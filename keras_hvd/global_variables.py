@@ -11,17 +11,17 @@ from keras_hvd.runtime import basics
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """An op that sets the global variables of a `tf.compat.v1` graph to the root's.
+    """An op that sets the global variables of a TensorFlow 1 graph to the root's.
 
     Run it in a session after the variables' initializers. TensorFlow 2 has no global
-    variables: there, `keras_hvd.broadcast_variables` takes the variables to broadcast,
-    and the callback `BroadcastGlobalVariables` finds a model's and its optimizer's.
+    variables: give `keras_hvd.broadcast_variables` the variables instead, or use the
+    callback `BroadcastGlobalVariables` for a model and its optimizer.
 
     Args:
-        root_rank: the rank whose values all get.
+        root_rank: the rank that sends its values.
 
     Returns:
-        The op, in the default graph.
+        The op, in the default `tf.compat.v1` graph.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -62,8 +62,8 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Broadcasts global variables when a monitored `tf.compat.v1` session begins.
 
     Args:
-        root_rank: the rank whose values all get.
-        device: where the variables are assigned; by default wherever they are.
+        root_rank: the rank that sends its values.
+        device: where the variables are assigned; by default on their own devices.
 
     Raises:
         RuntimeError: the graph has no variables (when the session begins).
@@ -89,27 +89,19 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self._broadcast: tf.Operation | None = None
 
     def begin(self) -> None:
-        """Adds the op to the graph; the session calls it before the graph is final."""
+        """Adds the op to the graph, before the graph is final."""
         graph = tf.compat.v1.get_default_graph()
         if self._broadcast is None or self._broadcast.graph is not graph:
             with tf.device(self.device or None):
                 self._broadcast = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session, coord) -> None:
-        """Runs the op, once the variables have their first values.
-
-        Args:
-            session: the new session.
-            coord: its coordinator, which is not needed.
-
-        Raises:
-            RankFailedError: another rank died or left.
-        """
+        """Runs the op after the variables are initialized."""
         try:
             session.run(self._broadcast)
         except tf.errors.AbortedError as error:
-            # Monitored sessions take this error for the loss of a server, and would
-            # begin anew for ever.
+            # Monitored sessions treat this error as the loss of a server, and would
+            # start again for ever.
             raise exceptions.RankFailedError(error.message) from error
 
 

@@ -1,4 +1,4 @@
-"""Jobs from a notebook or a script: a function, called by every rank of a new job."""
+"""Runs a function on every rank of a new job, from a notebook or a script."""
 
 from __future__ import annotations
 
@@ -19,24 +19,19 @@ from keras_hvd.launch import call, command_line, report
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
-# The same copy of keras_hvd as this process', wherever that has it from.
+# Ranks use this process' copy of keras_hvd.
 _IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
 _KHVDRUN = _IMPORT + "from keras_hvd.launch.for_parent import main as run; "
 _RANK = (
     _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
 )
 
-# How long ranks have to end by themselves after an interrupt.
+# Time for ranks to end by themselves after an interrupt.
 _PATIENCE_SECONDS = 5
 
 
 class RankTraceback(Exception):
-    """Where a rank raised what `run` raises: the cause of that.
-
-    Args:
-        rank: The rank.
-        text: Its traceback, as Python prints it.
-    """
+    """The rank and the traceback of the error that `run` raises, as its cause."""
 
     def __init__(self, rank: int, text: str):
         super().__init__(rank, text)
@@ -81,52 +76,52 @@ def run(
     """Calls a function on every rank of a new job, which ends with the call.
 
     The function joins the job itself, with `keras_hvd.init`. It may be defined in a
-    script or in a notebook's cell; what it uses of them goes along. What the ranks
-    write appears as `khvdrun` shows it. When this process dies, so does the job.
+    script or in a notebook's cell; what it uses from there is sent along. The ranks'
+    output appears as with `khvdrun`. If this process dies, so does the job.
 
     Args:
-        func: What to call.
-        args: Its positional arguments.
-        kwargs: Its other arguments.
-        num_proc: Number of ranks.
-        min_num_proc: Of elastic jobs, which this version does not have.
-        max_num_proc: The same.
-        slots: The same.
-        reset_limit: The same.
-        cooldown_range: The same.
-        hosts: As `khvdrun --hosts`: only this machine, for now.
-        hostfile: As `khvdrun --hostfile`: only this machine, for now.
-        host_discovery_script: Of elastic jobs, which this version does not have.
-        start_timeout: Seconds that the ranks wait for each other in `init`.
-        ssh_port: Without effect on one machine.
-        ssh_identity_file: Without effect on one machine.
-        disable_cache: Without effect: nothing is kept.
-        output_filename: Folder to keep every rank's output in as well.
-        verbose: Whether to report each start and end.
-        use_gloo: Without effect: there is one engine.
-        use_mpi: Without effect: there is one engine.
-        mpi_args: Refused: no `mpirun` runs underneath.
-        network_interface: Without effect on one machine.
-        network_interfaces: The same.
-        executable: The Python of the ranks; this one's by default.
-        np: The same as `num_proc`.
-        min_np: The same as `min_num_proc`.
-        max_np: The same as `max_num_proc`.
-        prefix_output_with_timestamp: Whether lines of output start with the time.
-        allocator: As `khvdrun --allocator`: "pool" or "unchanged".
+        func: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks.
+        min_num_proc: for elastic jobs, which this version does not have.
+        max_num_proc: for elastic jobs.
+        slots: for elastic jobs.
+        reset_limit: for elastic jobs.
+        cooldown_range: for elastic jobs.
+        hosts: as `khvdrun --hosts`; only this machine.
+        hostfile: as `khvdrun --hostfile`; only this machine.
+        host_discovery_script: for elastic jobs.
+        start_timeout: seconds that the ranks wait for each other in `init`.
+        ssh_port: without effect on one machine.
+        ssh_identity_file: without effect on one machine.
+        disable_cache: without effect; nothing is kept between jobs.
+        output_filename: folder that also keeps every rank's output.
+        verbose: whether to report each start and end.
+        use_gloo: without effect; there is one engine.
+        use_mpi: without effect; there is one engine.
+        mpi_args: refused, because `mpirun` is not used.
+        network_interface: without effect on one machine.
+        network_interfaces: without effect on one machine.
+        executable: the Python of the ranks; by default this process' Python.
+        np: the same as `num_proc`.
+        min_np: the same as `min_num_proc`.
+        max_np: the same as `max_num_proc`.
+        prefix_output_with_timestamp: whether lines of output start with the time.
+        allocator: as `khvdrun --allocator`: "pool" or "unchanged".
 
     Returns:
-        What the function returned on each rank, in the order of the ranks.
+        The function's result on each rank, in the order of ranks.
 
     Raises:
-        Exception: What the function raised on a rank, on the first one if it did on
-            several; its cause says which rank, and where. Where it cannot be pickled,
-            or not be unpickled here, a RuntimeError that says what it was.
-        RankFailedError: A rank ended before the function had returned.
-        TypeError: `func` is no function; or it, what it uses or an argument cannot be
-            pickled.
-        ValueError: An argument is wrong, or asks for what this version does not have.
-        KeyboardInterrupt: Of this process; all ranks have ended then.
+        Exception: what the function raised, from the rank that failed first. Its cause
+            has the rank and its traceback. An error that cannot be pickled, or not
+            unpickled here, becomes a RuntimeError that describes it.
+        RankFailedError: a rank ended before the function had returned.
+        TypeError: `func` is not a function; or it, what it uses or an argument cannot
+            be pickled.
+        ValueError: an argument is wrong, or needs what this version does not have.
+        KeyboardInterrupt: this process was interrupted; all ranks have ended.
 
     Example:
 
@@ -167,7 +162,7 @@ def run(
     if not callable(func):
         raise TypeError(f"run: func must be a function to call, got {func!r}")
     command = [executable or sys.executable, "-c", _RANK]
-    # Wrong ones are refused here, and not by a process whose words get lost.
+    # Checked here, because the child process' error message would get lost.
     ranks = command_line.read([*arguments, *command]).ranks
     with contextlib.ExitStack() as files:
         made = files.enter_context(_memory_file("call"))
@@ -196,7 +191,7 @@ def _one_of(
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """The command line that options with their values make."""
+    """The command line for options and their values."""
     made = []
     for option, value in options.items():
         if value is None or value is False:
@@ -215,16 +210,12 @@ def _memory_file(name: str) -> BinaryIO:
 
 
 def _path(file: BinaryIO) -> str:
-    """Where processes of the same user find a memory file of this one."""
+    """The path of this process' memory file for other processes of the same user."""
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _khvdrun(arguments: Sequence[str]) -> int:
-    """Runs `khvdrun`, its output shown where this process shows its own.
-
-    Returns:
-        What it exited with.
-    """
+    """Runs `khvdrun`, shows its output as this process', and returns the exit code."""
     program = f"{_KHVDRUN}sys.exit(run(sys.argv[1:]))"
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
@@ -240,7 +231,7 @@ def _khvdrun(arguments: Sequence[str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        # So that an interrupt from the terminal reaches it once, by way of here.
+        # An interrupt from the terminal reaches it only through this process.
         start_new_session=True,
     )
     try:
@@ -256,15 +247,15 @@ def _khvdrun(arguments: Sequence[str]) -> int:
 
 
 def _output_to(stream: TextIO | None, from_start: TextIO | None) -> int | None:
-    """Where output goes that this process would write to a stream, for `Popen`."""
+    """Popen's argument for output that this process would write to `stream`."""
     if stream is from_start:
         return None
-    # In a notebook it is no file, but what its cells show.
+    # A notebook's stream is not a file.
     return subprocess.DEVNULL if stream is None else subprocess.PIPE
 
 
 def _relay(streams: Sequence[tuple[IO[bytes] | None, TextIO]]) -> None:
-    """Shows what comes out of pipes, until their ends."""
+    """Shows the output of pipes until they end."""
     with selectors.DefaultSelector() as selector:
         for pipe, shown in streams:
             if pipe is not None:
@@ -281,13 +272,12 @@ def _relay(streams: Sequence[tuple[IO[bytes] | None, TextIO]]) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends `khvdrun`, and all of its job: as Ctrl-C does, then as a second one."""
-    # It waits for readers of what it has to say.
+    """Ends `khvdrun` and its job, as two presses of Ctrl-C do."""
+    # Otherwise it waits for a reader of its output.
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
-    # What this process has ignored from the start, as in the background of a shell, it
-    # ignores as well.
+    # khvdrun inherits signals that this process ignores, as in a shell's background.
     is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
         for _ in range(2):
@@ -296,27 +286,27 @@ def _end(process: subprocess.Popen) -> None:
                 process.wait(_PATIENCE_SECONDS)
                 return
     finally:
-        # It hears nothing, or the user has not waited for it to end.
+        # It does not react, or the user did not wait.
         process.kill()
         process.wait()
 
 
 def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
-    """What came of the call on a rank; None if it ended before it could say so."""
+    """A rank's outcome; None if the rank ended without one."""
     if os.fstat(file.fileno()).st_size == 0:
         return None
     try:
         return pickle.load(file)
     except Exception as error:
         if code != 0:
-            # It was ended while it wrote.
+            # The rank was ended while it wrote.
             return None
         text = f"what rank {rank} returned cannot be unpickled here: {error}"
         raise KerasHvdError(text) from error
 
 
 def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
-    """What the ranks returned; raises if not all have."""
+    """What the ranks returned; raises unless all have returned."""
     failed = [
         (report.blames_a_peer(outcome.traceback.splitlines()), outcome.when, rank)
         for rank, outcome in enumerate(outcomes)
@@ -331,8 +321,8 @@ def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
         names = ", ".join(map(str, missing))
         who = f"rank {names}" if len(missing) == 1 else f"ranks {names}"
         raise RankFailedError(
-            f"{who} ended before the function had returned; khvdrun {_ended(code)}, "
-            "and said why in its last lines"
+            f"{who} ended before the function had returned; khvdrun {_ended(code)}; "
+            "its last lines say why"
         )
     return [outcome.value for outcome in outcomes]
 

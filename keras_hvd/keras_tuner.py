@@ -31,30 +31,30 @@ from keras_hvd.metrics import means_over_ranks
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import basics
 
-# From what may be tried again to what ends the search.
+# From errors that may be tried again to errors that end the search.
 _SEVERITIES = (RuntimeError, errors.FailedTrialError, errors.FatalRuntimeError)
 
 
 def distribute(tuner_class: type) -> type:
     """A tuner whose trials train on all ranks.
 
-    All ranks create it, and call its methods, alike; the data may differ. Rank 0's
-    oracle decides, and all ranks get the same trial. Rank 0 alone prints, and writes to
-    the project's folder, from which the other ranks read. What `fit` is given begins
-    with `BroadcastGlobalVariables` and `MetricAverage`, unless they are among its
-    callbacks; what a `run_trial` of your own returns is averaged over ranks. An error
-    of one rank is one of all: they fail the trial, or end the search, together.
+    All ranks create it and call its methods in the same way; only the data may differ.
+    Rank 0's oracle decides, and all ranks get the same trial. Only rank 0 prints and
+    writes to the project's folder; the other ranks read it. The tuner adds
+    `BroadcastGlobalVariables` and `MetricAverage` to the callbacks of `fit` unless they
+    are there. Results of a `run_trial` of your own are averaged over ranks. If one rank
+    fails, all ranks fail the trial, or end the search, together.
 
     Args:
-        tuner_class: `keras_tuner.RandomSearch`, another one, or one of your own.
+        tuner_class: `keras_tuner.RandomSearch`, another tuner class, or your own.
 
     Returns:
-        A subclass, which takes the same arguments.
+        A subclass with the same arguments.
 
     Raises:
         TypeError: it is not a class of a tuner.
         NotInitializedError: `keras_hvd.init` was not called (when it is created).
-        RuntimeError: KerasTuner's own parallel search is asked for as well (when it is
+        RuntimeError: KerasTuner's own parallel search is requested too (when it is
             created).
         ValueError: ranks search with different arguments (when the search begins).
         keras_tuner.errors.FatalRuntimeError: a model's optimizer is not distributed
@@ -88,13 +88,13 @@ def distribute(tuner_class: type) -> type:
 
 
 def is_distributed(tuner: Any) -> bool:
-    """Whether a tuner's trials train on all ranks.
+    """Whether a tuner's trials train on all ranks: its class comes from `distribute`.
 
     Args:
-        tuner: anything.
+        tuner: any object.
 
     Returns:
-        True for what a class of `distribute` has made.
+        True for a tuner of a class from `distribute`.
 
     Example:
 
@@ -105,23 +105,23 @@ def is_distributed(tuner: Any) -> bool:
 
 
 class _Distributed:
-    """What a tuner does otherwise on several ranks."""
+    """The changes to a tuner for several ranks."""
 
     _is_starting = False
 
     def __init__(self, *args: Any, **kwargs: Any):
         basics.require_initialized("keras_tuner.distribute")
         self._is_starting = True
-        # Only rank 0 may clear the folder, or see what is in it.
+        # Only rank 0 may clear the folder, or see its content.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             self._empty_dir = folder
             super().__init__(*args, **kwargs)
         self._is_starting = False
         if not isinstance(self.oracle, _Shared):
             raise RuntimeError(
-                "KerasTuner would search in parallel by itself, and several ranks "
-                "train each trial here: unset KERASTUNER_ORACLE_IP, "
-                "KERASTUNER_ORACLE_PORT and KERASTUNER_TUNER_ID"
+                "KerasTuner's own parallel search is on, but here several ranks train "
+                "each trial: unset KERASTUNER_ORACLE_IP, KERASTUNER_ORACLE_PORT and "
+                "KERASTUNER_TUNER_ID"
             )
 
     @property
@@ -136,7 +136,7 @@ class _Distributed:
         super().reload()
 
     def _populate_initial_space(self):
-        # Where other ranks than 0 always come to, as their folder is empty.
+        # Ranks other than 0 always come here, because their folder is empty.
         if self._is_starting and self._start(reloads=False):
             super().reload()
             return
@@ -154,7 +154,7 @@ class _Distributed:
             super().search(*fit_args, **fit_kwargs)
 
     def _require_same_search(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raises, on every rank, where ranks would train other trials, or otherwise."""
+        """Raises, on every rank, if ranks would train differently."""
         mine = {
             "project": super().project_dir,
             "tuner": type(self).__name__,
@@ -183,7 +183,7 @@ class _Distributed:
             super()._run_and_update_trial(trial, *args, **kwargs)
 
     def _configure_tensorboard_dir(self, *args: Any, **kwargs: Any) -> None:
-        # It adds a callback that writes.
+        # The method adds a callback that writes files.
         if basics.rank() == 0:
             super()._configure_tensorboard_dir(*args, **kwargs)
 
@@ -201,8 +201,10 @@ class _Distributed:
 
 
 class _Shared:
-    """What an oracle does otherwise on several ranks: rank 0's changes, the others'
-    follow, so that to ask one takes no other rank."""
+    """The changes to an oracle for several ranks.
+
+    Rank 0's oracle changes and the others follow, so reading one needs no other rank.
+    """
 
     _is_changing = False
 
@@ -233,7 +235,7 @@ class _Shared:
         if self._is_changing:
             return method(*args, **kwargs)
         result, error = None, None
-        # One that ends is among them before, one that begins after.
+        # A trial that ends is ongoing before the call, one that begins is after it.
         changed = list(self.ongoing_trials.values())
         if basics.rank() == 0:
             self._is_changing = True
@@ -260,14 +262,14 @@ class _Shared:
         self.hyperparameters = space
         for each in trials:
             known = self.trials.setdefault(each.trial_id, each)
-            # What has a trial shall see what becomes of it.
+            # Updated in place, for whoever holds the trial.
             vars(known).update(vars(each))
         is_trial = isinstance(result, keras_tuner.engine.trial.Trial)
         return self.trials.get(result.trial_id, result) if is_trial else result
 
 
 class _InTrial(DistributedCallback):
-    """Has a model train on all ranks or not at all, and rank 0 alone save it."""
+    """Makes a model train on all ranks or on none, and only rank 0 save it."""
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -285,8 +287,8 @@ def _save_nothing() -> None:
 
 
 def _require_reduced(model: keras.Model) -> None:
-    """Raises what ends the search: no other trial would be any better."""
-    # Whether steps of one's own reduce is seen when they run.
+    """Raises an error that ends the search: other trials would fail too."""
+    # Whether custom steps reduce is only known when they run.
     own_steps = type(model).train_step is not keras.Model.train_step
     if own_steps or current_strategy.of_model(model) is not None:
         return
@@ -319,7 +321,7 @@ def _severity(error: Exception) -> int:
 
 
 def _extended(by: type, plain: type) -> type:
-    """A class that looks like the plain one."""
+    """A subclass with the names of the plain class."""
     names = ("__doc__", "__module__", "__qualname__")
     return type(
         plain.__name__, (by, plain), {name: getattr(plain, name) for name in names}

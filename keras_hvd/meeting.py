@@ -1,8 +1,8 @@
-"""Where all ranks hear of an error of one, wherever in the training it was.
+"""All ranks learn of one rank's error, wherever in the training it happened.
 
-A rank that fails gives zeros to what the others reduce, as one whose data is over. So
-they come to the next thing that needs it, which raises, or to the end of their epoch;
-there all meet.
+A rank that fails contributes zeros to the others' reductions, like a rank without more
+data. So the others reach the next operation that needs it, which raises, or the end of
+their epoch; there all ranks meet.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from keras_hvd.collectives.join import join
 from keras_hvd.objects import allgather_object
 
-# A rank's last words before a stall may be this name.
+# Users see this name if a rank stalls here.
 _NAME = "keras_hvd/steps of the epoch"
 
-# The engine's words to ranks that waited for one that had failed. No reason of theirs.
+# Part of the engine's error on ranks that waited for a failed rank.
 _FROM_ANOTHER = "joined, and gives zeros from then on"
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a rank brings that goes no further."""
+    """What a failed rank brings to a meeting."""
 
     severity: int
     text: str
@@ -42,17 +42,10 @@ class RanksFailedError(RuntimeError):
 
 
 def meet(brought: Any) -> list[Any]:
-    """Waits for all ranks, and gives what each has brought.
+    """Waits for all ranks, and returns what each has brought (pickled), in their order.
 
-    Args:
-        brought: anything that can be pickled.
-
-    Returns:
-        What the ranks brought, in their order.
-
-    Raises:
-        RanksFailedError: a rank brought a `Failure`.
-        MismatchError: a rank failed, and is about to bring a `Failure`.
+    Raises RanksFailedError if a rank brought a `Failure`, and MismatchError if a rank
+    has failed and is about to bring one.
 
     Example:
 
@@ -71,18 +64,11 @@ def meet(brought: Any) -> list[Any]:
 def all_or_none(
     severity: Callable[[Exception], int], error_of: Callable[[int, str], Exception]
 ) -> Iterator[None]:
-    """Has all ranks get through a block, or all raise.
+    """All ranks get through this block, or all raise.
 
-    Args:
-        severity: how bad an error is, from 0 on. The worst counts, of the lowest rank.
-        error_of: makes what is raised on ranks that have no error as bad of their own,
-            of its severity and a text.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        Exception: this rank's error, or what `error_of` makes of another rank's.
+    The error with the highest `severity` (from 0) counts, of the lowest rank. Ranks
+    without an error of that severity raise what `error_of` makes of the severity and a
+    text.
 
     Example:
 

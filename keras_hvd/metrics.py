@@ -1,7 +1,7 @@
 """Metrics over the data of all ranks.
 
-A metric's variables (sums, counts, histograms) add up over ranks, its results (means,
-ratios, areas) do not. So variables are summed, and results computed from the sums.
+A metric's variables (sums, counts, histograms) add up over ranks; its results (means,
+ratios, areas) do not. So the variables are summed, and results computed from the sums.
 """
 
 from __future__ import annotations
@@ -24,14 +24,9 @@ Results = dict[str, Any]
 def results_over_ranks(
     model: keras.Model, process_set: ProcessSet = global_process_set
 ) -> Results:
-    """What the model's metrics would show had one process seen all ranks' data.
+    """The metrics of a compiled model over all ranks' data: a result for each name.
 
-    Args:
-        model: a compiled model; its metrics' variables are left as they are.
-        process_set: the ranks whose data count.
-
-    Returns:
-        A result for each metric's name, the same on all ranks.
+    The metrics' variables keep this rank's values.
 
     Example:
 
@@ -57,14 +52,9 @@ def results_over_ranks(
 def means_over_ranks(
     logs: Results, process_set: ProcessSet = global_process_set
 ) -> Results:
-    """Plain means of what is no metric, such as the logs of a custom `train_step`.
+    """Each log's mean over the ranks that have it, if it is a number there.
 
-    Args:
-        logs: values by name.
-        process_set: the ranks whose logs count.
-
-    Returns:
-        For each name the mean over those ranks that have it as a number.
+    For logs that are not metrics, such as those of a custom `train_step`.
 
     Example:
 
@@ -77,7 +67,7 @@ def means_over_ranks(
     means = {}
     for name in logs:
         values = [each[name] for each in of_ranks if name in each]
-        # NumPy's scalars among them, but not arrays.
+        # Includes NumPy's scalars, but not arrays.
         if all(isinstance(value, numbers.Real) for value in values):
             means[name] = float(np.mean(values))
     return means

@@ -1,7 +1,7 @@
-"""Python objects between ranks, pickled, over the engine's C API.
+"""Sends pickled Python objects between ranks, over the engine's C API.
 
-No TensorFlow op takes part, so these work anywhere: eagerly, while a graph is traced,
-and before TensorFlow is imported.
+It uses no TensorFlow op, so it works anywhere: eagerly, while a graph is traced, and
+before TensorFlow is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BROADCAST = 2
 
 _turns = unnamed.Turns()
 
-# Who asks the engine: a second thread's call must not stand in line behind the first.
+# Every call is its own submitter, so a thread's call does not queue behind another's.
 _callers = itertools.count(1)
 
 
@@ -41,10 +41,10 @@ def broadcast_object(
     """Gives every rank the root's Python object.
 
     Args:
-        obj: anything that can be pickled; only the root's counts.
-        root_rank: the rank whose object it is, counted in the whole job.
-        session: None, for TensorFlow 2 has no sessions.
-        name: matches the call to the other ranks'; needed only where several threads
+        obj: any object that can be pickled; only the root's matters.
+        root_rank: the rank that sends its object, counted in the whole job.
+        session: None; TensorFlow 2 has no sessions.
+        name: matches the call to the other ranks' calls; needed only if several threads
             of a rank call it at once.
         process_set: the ranks that take part; by default all of them.
 
@@ -53,13 +53,13 @@ def broadcast_object(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given, `root_rank` is no whole number, or `name` no
-            string.
+        TypeError: `session` is given, `root_rank` is not a whole number, or `name` is
+            not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        Exception: the root's object cannot be pickled: there, what pickle raised.
-        MismatchError: the root's object cannot be pickled, elsewhere; the ranks name
-            different roots, or there is no such rank; or another thread of this rank
-            calls it without a name as well.
+        Exception: on the root, its object cannot be pickled: what pickle raised.
+        MismatchError: the root's object cannot be pickled (on other ranks); the ranks
+            name different roots, or the root does not exist; or another thread of this
+            rank also calls it without a name.
         RankFailedError: another rank died or left.
 
     Example:
@@ -92,21 +92,21 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A `broadcast_object` with all arguments given but the object.
+    """A `broadcast_object` with all arguments except the object.
 
     Args:
-        root_rank: the rank whose object it is, counted in the whole job.
-        session: None, for TensorFlow 2 has no sessions.
+        root_rank: the rank that sends its object, counted in the whole job.
+        session: None; TensorFlow 2 has no sessions.
         name: as for `broadcast_object`.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        A function that takes this rank's object and returns the root's.
+        A function from this rank's object to the root's.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given, `root_rank` is no whole number, or `name` no
-            string.
+        TypeError: `session` is given, `root_rank` is not a whole number, or `name` is
+            not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
 
     Example:
@@ -135,22 +135,22 @@ def allgather_object(
     """Collects one Python object from each rank.
 
     Args:
-        obj: anything that can be pickled.
-        session: None, for TensorFlow 2 has no sessions.
-        name: matches the call to the other ranks'; needed only where several threads
+        obj: any object that can be pickled.
+        session: None; TensorFlow 2 has no sessions.
+        name: matches the call to the other ranks' calls; needed only if several threads
             of a rank call it at once.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The objects in the order of the ranks, the same on all of them.
+        The objects in the order of ranks, the same list on all of them.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `session` is given, or `name` is no string.
+        TypeError: `session` is given, or `name` is not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
         Exception: this rank's object cannot be pickled: what pickle raised.
         MismatchError: another rank's object cannot be pickled; or another thread of
-            this rank calls it without a name as well.
+            this rank also calls it without a name.
         RankFailedError: another rank died or left.
 
     Example:
@@ -179,7 +179,7 @@ def allgather_object(
 
 @contextlib.contextmanager
 def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator[str]:
-    """The name of a call; without one, two threads may not call it at once."""
+    """The name of a call. Without a name, two threads may not call at once."""
     if name is not None:
         unnamed.require_name(function, name)
         yield name
@@ -192,13 +192,13 @@ def _name_or_turn(function: str, name: str | None, process_set: int) -> Iterator
 def _refuse_session(function: str, session: Any) -> None:
     if session is not None:
         raise TypeError(
-            f"{function}: session must be None, for TensorFlow 2 has no sessions; got "
-            f"{session!r}"
+            f"{function}: session must be None, because TensorFlow 2 has no sessions; "
+            f"got {session!r}"
         )
 
 
 def _pickled(obj: Any) -> tuple[np.ndarray, Exception | None]:
-    """An object's pickle; or nothing, as no pickle is, and the reason."""
+    """An object's pickle; or no bytes, which is never a pickle, and the reason."""
     try:
         data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -207,7 +207,7 @@ def _pickled(obj: Any) -> tuple[np.ndarray, Exception | None]:
 
 
 def _not_pickled(function: str, rank: int) -> MismatchError:
-    """What is raised where others wait for an object that does not come."""
+    """The error on ranks that wait for an object that does not come."""
     return MismatchError(
         f"{function}: what rank {rank} gave cannot be pickled; the error that it "
         "raised says why"
@@ -215,7 +215,7 @@ def _not_pickled(function: str, rank: int) -> MismatchError:
 
 
 def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -> None:
-    """Fills `array` with the root's elements; the root's is only read."""
+    """Fills `array` with the root's elements; on the root it is only read."""
     tensor = _tensor(array)
     tensor.output = array.ctypes.data
     _run(_BROADCAST, name, tensor, root=root_rank, process_set=process_set)
@@ -224,7 +224,7 @@ def _broadcast(array: np.ndarray, root_rank: int, name: str, process_set: int) -
 def _allgather(
     array: np.ndarray, name: str, process_set: int
 ) -> tuple[np.ndarray, list[int]]:
-    """All ranks' elements, and how many each gave."""
+    """All ranks' elements, and the number that each rank gave."""
     gathered = np.empty(0, array.dtype)
     lengths: list[int] = []
 

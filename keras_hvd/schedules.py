@@ -1,4 +1,4 @@
-"""Learning rates as Keras schedules, for optimizers that are given one."""
+"""Learning rates as Keras schedules."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from keras_hvd.runtime import basics
 def warmup_schedule(
     learning_rate: float, warmup_steps: int, name: str = "warmup"
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The rates of `LearningRateWarmup` as a schedule of Keras.
+    """The learning rates of `LearningRateWarmup` as a Keras schedule.
 
-    It is one of Keras' own (`PolynomialDecay`, upwards), so that a saved model needs no
-    keras_hvd to load.
+    It is Keras' own `PolynomialDecay`, upwards, so a saved model loads without
+    keras_hvd.
 
     Args:
         learning_rate: the rate after the warmup, usually one process' times `size()`.
-        warmup_steps: number of steps until then.
+        warmup_steps: number of steps of the warmup.
         name: the schedule's name.
 
     Returns:
-        A schedule from `learning_rate / size()` to `learning_rate`, which then stays.
+        A schedule that rises from `learning_rate / size()` to `learning_rate` and
+        stays.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization: batch normalization by the statistics of all ranks' data."""
+"""SyncBatchNormalization: batch normalization with statistics of all ranks' data."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, numbe
 
 @keras.saving.register_keras_serializable(package="keras_hvd")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalization whose mean and variance are those of all ranks' batches.
+    """Batch normalization with the mean and variance of all ranks' batches.
 
-    Exactly as if one process had them all, forward and backward, also where the ranks'
-    batches are of different sizes or have masks. Costs one collective of three numbers
-    for each channel forward, and one backward. Every rank must run it in each training
-    step; what runs without training (`evaluate`, `predict`) needs no other rank.
+    Forward and backward passes are those of one process with all the batches, even if
+    they differ in size or have masks. Each pass costs one collective of three numbers
+    per channel. Every rank must run it in each training step; without training
+    (`evaluate`, `predict`) it needs no other rank.
 
     Args:
-        fused: must be False or left out, as in Horovod.
+        fused: must be False or omitted, as in Horovod.
         process_set: the ranks whose batches count; by default all of them. It is not
             saved with the layer.
         **arguments: those of `keras.layers.BatchNormalization`.
 
     Raises:
-        ValueError: `fused`, `renorm` or `synchronized` is asked for, or the process set
-            is not part of the job.
+        ValueError: `fused`, `renorm` or `synchronized` is set, or the process set is
+            not part of the job.
 
     Example:
 
@@ -77,9 +77,9 @@ def _moments_over_ranks(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of each channel over the rows of all ranks.
 
-    Each rank contributes the number of its elements, their mean, and the sum of their
-    squared deviations from it; these add up without cancelling each other, unlike sums
-    of squares.
+    Each rank contributes its number of elements, their mean, and the sum of their
+    squared deviations from it. Unlike sums of squares, these add up without
+    cancellation.
     """
     if mask is not None:
         mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
@@ -99,7 +99,7 @@ def _moments_over_ranks(
 
 
 def _with_gradient_times(factor: int, values: tf.Tensor) -> tf.Tensor:
-    """The values; an allgather averages gradients, where statistics need their sum."""
+    """Scales gradients: an allgather averages them, but statistics need their sum."""
 
     @tf.custom_gradient
     def identity(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -109,7 +109,7 @@ def _with_gradient_times(factor: int, values: tf.Tensor) -> tf.Tensor:
 
 
 def _count(inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]) -> tf.Tensor:
-    """How many elements each channel has."""
+    """The number of elements of each channel."""
     if mask is not None:
         return tf.reduce_sum(tf.cast(mask, inputs.dtype), axes)
     [channels] = [n for axis, n in enumerate(inputs.shape) if axis not in axes]

@@ -1,4 +1,4 @@
-"""Equal variables on all ranks."""
+"""Makes variables equal on all ranks."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Sets every rank's variables to the root's values.
 
-    All are under way at once, so many small ones cost little more than one. Works
-    eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`.
+    All broadcasts run at the same time, so many small variables cost little more than
+    one. Works eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`.
 
     Args:
         variables: `tf.Variable`s, Keras variables, or anything with an `assign` that
-            converts to a tensor; on every rank as many, of the same shapes and types
-            in the same order.
-        root_rank: the rank whose values they take, counted in the whole job.
+            converts to a tensor. Every rank gives the same number, with the same shapes
+            and types in the same order.
+        root_rank: the rank that sends its values, counted in the whole job.
         process_set: the ranks that take part; by default all of them.
-        inplace: accepted for scripts that give it; it changes nothing.
+        inplace: accepted for compatibility; without effect.
 
     Returns:
-        In a graph of `tf.compat.v1` the op that does so, for a session to run.
+        In a graph of `tf.compat.v1`, the op for a session to run; otherwise None.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         ValueError: the process set is not part of the job.
-        TypeError: something cannot be assigned, or its element type not be sent; or
-            `root_rank` is no whole number.
+        TypeError: something cannot be assigned, an element type cannot be sent, or
+            `root_rank` is not a whole number.
         tf.errors.FailedPreconditionError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
 
@@ -65,25 +65,25 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sets every rank's variables to the root's values, and gives these.
+    """Sets every rank's variables to the root's values, and returns the values.
 
-    Works eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`, where it sets
-    them when one of the values is evaluated.
+    Works eagerly, in a `tf.function`, and in a graph of `tf.compat.v1`, where
+    evaluating one of the values sets the variables.
 
     Args:
         variables: a variable, or several, as for `broadcast_variables`.
-        root_rank: the rank whose values they take, counted in the whole job.
-        name: matches the call to the other ranks'; by default the op's name in its
-            `tf.function`.
+        root_rank: the rank that sends its values, counted in the whole job.
+        name: matches the call to the other ranks' calls; by default the op's name in
+            its `tf.function`.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The root's value of the variable, or the list of them.
+        The root's value of the variable, or a list of values.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: something cannot be assigned, or its element type not be sent; or
-            `root_rank` is no whole number.
+        TypeError: something cannot be assigned, an element type cannot be sent, or
+            `root_rank` is not a whole number.
         ValueError: the process set is not part of the job.
         tf.errors.FailedPreconditionError: the ranks' variables or roots differ.
         tf.errors.AbortedError: another rank died or left.
@@ -109,7 +109,7 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """What the ranks agreed on first, and the root's values, once they are assigned."""
+    """A tensor that ranks agree on first, and the root's values after assignment."""
     number_of(process_set, function)
     if name is not None:
         unnamed.require_name(function, name)
@@ -129,7 +129,7 @@ def _broadcast(
     def eager() -> list[tf.Tensor]:
         return _assign(function, variables, root_rank, name, process_set)
 
-    # Called as a function it would count as one that is traced again and again.
+    # Called directly, it would raise TensorFlow's warning about repeated tracing.
     return eager.get_concrete_function()()
 
 
@@ -145,8 +145,8 @@ def _assign(
         return broadcast(tensor, root_rank, of_part, process_set=process_set)
 
     with tf.name_scope(function):
-        # A rank with more variables than the others would wait for ever for these. The
-        # shape of this tensor is their number, so that the engine's error names it.
+        # A rank with more variables than the others would wait for ever. This tensor's
+        # shape is their number, so the engine's error contains it.
         count = "one_element_per_variable"
         if name is None:
             count = submission.name_of(count, None).tensor
@@ -157,7 +157,7 @@ def _assign(
                 send(variable, name and str(place))
                 for place, variable in enumerate(variables)
             ]
-    # What `assign` returns may be a mere value: each kind of variable has its own.
+    # Not every kind of variable returns an op from `assign`.
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     for variable, value in zip(variables, values, strict=True):

@@ -1,4 +1,4 @@
-"""BackupAndRestore: training goes on where it was, the place in the data included."""
+"""BackupAndRestore: training continues where it was, also in the middle of the data."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ _STATE = "training.json"
 
 
 class BackupAndRestore(DistributedCallback):
-    """Saves the training as it goes on, and begins from what was saved, if there is.
+    r"""Saves the training, and continues from the saved state if there is one.
 
-    As `keras.callbacks.BackupAndRestore`, but within an epoch too: with a `Position`,
-    training goes on behind the last step that was saved, on any number of ranks, so
-    that each sample is trained on exactly once in that epoch. Weights and place are
-    saved as one: a job that is killed meanwhile leaves the backup before. The model
-    must have its variables before `fit`; on several ranks rank 0 alone reads and writes
-    files, and `BroadcastGlobalVariables(0)` gives all ranks what it read.
+    It is like `keras.callbacks.BackupAndRestore`, but also works within an epoch: with
+    a `Position`, training continues after the last saved step, on any number of ranks,
+    and trains on each sample exactly once in that epoch. Weights and position are saved
+    together; a job that is killed meanwhile leaves the previous backup. The model must
+    have its variables before `fit`. Only rank 0 reads and writes files, and on several
+    ranks `BroadcastGlobalVariables(0)` gives all ranks what it has read.
 
     `fit` must see the end of each epoch: no `steps_per_epoch`, no `dataset.repeat()`.
-    Epochs are `fit`'s: the position follows their numbers. Samples that are left at an
-    epoch's end, by `even(mode="drop")`, are not caught up on.
+    The position follows `fit`'s epochs. Samples that `even(mode="drop")` leaves at the
+    end of an epoch are skipped.
 
     Args:
-        backup_dir: a folder for nothing else.
-        position: that of the data; None to save and restore at ends of epochs alone.
-        batch_size: how many samples this rank takes in a step; needed with a position.
-        save_freq: "epoch", or a number of steps; then at the ends of epochs as well.
-        delete_checkpoint: whether the backup is deleted when training has come to its
-            end.
+        backup_dir: a folder for the backup only.
+        position: that of the data; None to save and restore only at the end of epochs.
+        batch_size: number of samples that this rank takes in a step; needed with a
+            position.
+        save_freq: "epoch", or a number of steps; the end of each epoch is saved too.
+        delete_checkpoint: whether to delete the backup at the end of training.
 
     Raises:
-        TypeError: `position` is no Position, or `batch_size` or `save_freq` no number.
+        TypeError: `position` is not a Position, or `batch_size` or `save_freq` is not a
+            number.
         ValueError: a number is not positive, or given without `position`.
 
     Example:
@@ -49,7 +50,7 @@ class BackupAndRestore(DistributedCallback):
     >>> import keras, keras_hvd, pathlib, tempfile, tensorflow as tf
     >>> keras_hvd.init()
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "numbers.txt").write_text("1\\n2\\n3\\n4\\n")
+    >>> _ = (folder / "numbers.txt").write_text("1\n2\n3\n4\n")
     >>> position = keras_hvd.data.Position()
     >>> numbers = keras_hvd.data.from_files(
     ...     str(folder / "*.txt"), "text", position=position)
@@ -103,7 +104,7 @@ class BackupAndRestore(DistributedCallback):
                 return
         raise ValueError(
             "BackupAndRestore needs BroadcastGlobalVariables(0) among the callbacks, "
-            "for rank 0 alone restores the model"
+            "because only rank 0 restores the model"
         )
 
     def on_train_begin(self, logs=None):
@@ -132,7 +133,7 @@ class BackupAndRestore(DistributedCallback):
         self._iterations = 0 if position is None else position.iterations
 
     def on_train_batch_end(self, batch, logs=None):
-        # Which is the last step's, with steps_per_execution.
+        # With steps_per_execution, `batch` is the last step's.
         steps = batch + 1 - self._steps
         self._steps = batch + 1
         if self.position is None:
@@ -190,7 +191,7 @@ class BackupAndRestore(DistributedCallback):
         if basics.rank() != 0:
             return
         tf.io.gfile.makedirs(self.backup_dir)
-        # The backup before stays whole until the state names the new weights.
+        # The previous backup stays whole until the state names the new weights.
         weights = "b" if self._written.startswith("a") else "a"
         weights = f"{weights}.weights.h5"
         self.model.save_weights(self._path(weights), overwrite=True)
@@ -201,7 +202,7 @@ class BackupAndRestore(DistributedCallback):
         self._written = weights
 
     def _restore_model(self) -> dict[str, Any] | Exception | None:
-        """Rank 0: loads what was saved, and returns its state; or an error for all."""
+        """Rank 0 loads the backup and returns its state, or an error for all ranks."""
         if not tf.io.gfile.exists(self._path(_STATE)):
             return None
         try:
@@ -228,10 +229,10 @@ def _positive(argument: str, value: Any) -> int:
 
 
 def _forget_number_of_steps() -> None:
-    """Has `fit` find out anew how many steps an epoch has.
+    """Makes `fit` count the steps of an epoch again.
 
-    It takes the first epoch's number for that of all, and the rest of an epoch has
-    fewer. Nothing public tells it otherwise.
+    It uses the first epoch's number for all, but the rest of an epoch has fewer steps.
+    Keras has no public way to change that.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -242,7 +243,7 @@ def _forget_number_of_steps() -> None:
             return
         frame = frame.f_back
     raise RuntimeError(
-        "BackupAndRestore: this version of Keras would take the steps of the rest of "
-        "an epoch for those of whole epochs. Train the rest with a fit() of its own, "
-        "with epochs=position.epoch + 1, and go on with another"
+        "BackupAndRestore: this version of Keras would use the number of steps in the "
+        "rest of an epoch for whole epochs. Train the rest with a fit() of its own, "
+        "with epochs=position.epoch + 1, and continue with another"
     )

@@ -8,29 +8,29 @@ import keras
 
 from keras_hvd.callbacks.coordination import DistributedCallback
 
-# Keras asks for a file name at once, and checks how it ends.
+# Keras needs a file name in the constructor, and checks its suffix.
 _NOT_GIVEN = "not given.keras"
 
 
 class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever it is better than ever before; rank 0 does.
+    """Saves the model on rank 0 whenever it is better than before.
 
-    It is `keras.callbacks.ModelCheckpoint` with `save_best_only=True`. Where it saves
-    to is its `filepath`, an argument here and an attribute that may be set until
-    training begins. Put `MetricAverage` before it, or it goes by rank 0's data alone.
+    It is `keras.callbacks.ModelCheckpoint` with `save_best_only=True`. Its `filepath`
+    is an argument, or an attribute to set before training begins. Put `MetricAverage`
+    before it; otherwise it decides by rank 0's data alone.
 
     Args:
-        monitor: the name in the logs that tells which model is better.
+        monitor: the name of the log that decides.
         verbose: 1: a line whenever the model is saved or not.
-        save_weights_only: whether the file, which then ends with `.weights.h5`, has the
-            weights alone.
+        save_weights_only: whether to save only the weights; the file then ends with
+            `.weights.h5`.
         mode: `"min"`, `"max"`, or `"auto"`: by the name.
         save_freq: `"epoch"`, or a number of batches.
-        filepath: the file, which else ends with `.keras`.
+        filepath: the file; it ends with `.keras` unless `save_weights_only`.
 
     Raises:
-        ValueError: there is no `filepath` (when training begins), it ends otherwise, or
-            `save_freq` is something else.
+        ValueError: there is no `filepath` (when training begins), it has another
+            suffix, or `save_freq` is invalid.
 
     Example:
 

@@ -30,32 +30,32 @@ from keras_hvd.variables import broadcast_variables
 class BroadcastGlobalVariables(DistributedCallback):
     """Gives all ranks one rank's weights and optimizer state before the first step.
 
-    That happens after every callback's `on_train_begin`, so that what
-    `BackupAndRestore` restored on that rank, its epoch included, reaches all. What does
-    not exist then (a model without input shape) is broadcast when it is created, before
-    the first step runs; or, eagerly and where a plain optimizer takes a tape's
-    gradients, after that step, with a warning. Dropout and other random layers continue
-    with that rank's seed plus their own rank, so that ranks draw different numbers and
-    runs can be repeated.
+    It runs after every callback's `on_train_begin`, so what `BackupAndRestore` restored
+    on that rank, including its epoch, reaches all ranks. Variables that do not exist
+    yet (a model without input shape) are broadcast when they are created, before the
+    first step. In eager mode, and if a plain optimizer takes a tape's gradients, they
+    are broadcast after that step, with a warning. Dropout and other random layers
+    continue with that rank's seed plus their own rank, so ranks draw different numbers
+    and runs can be repeated.
 
-    Like every callback of keras_hvd, on more than one rank it also: checks that the
-    model's optimizer is distributed, and that all ranks make the same number of steps
-    in each epoch; has rank 0 alone print progress bars and write files
-    (`ModelCheckpoint`, `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...; a callback
-    with an attribute `every_rank = True` is left alone); averages the moving statistics
-    of BatchNormalization after each epoch, before validation; stops all ranks when
-    `stop_training` is set on one.
+    On more than one rank, every callback of keras_hvd also: checks that the model's
+    optimizer is distributed, and that all ranks make the same number of steps in each
+    epoch; lets only rank 0 print progress bars and write files (`ModelCheckpoint`,
+    `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...), except in callbacks with an
+    attribute `every_rank = True`; averages the moving statistics of BatchNormalization
+    after each epoch, before validation; stops all ranks when `stop_training` is set on
+    one.
 
     Args:
-        root_rank: the rank whose state all get.
-        device: without meaning; as in Horovod.
-        local_variables: variables that each rank keeps its own of, with the optimizer's
-            state of theirs; they may be of other shapes on each rank.
-            `register_local_var` takes more of them.
+        root_rank: the rank that sends its state.
+        device: without effect; as in Horovod.
+        local_variables: variables that stay different on each rank, with the
+            optimizer's state for them. Their shapes may differ between ranks.
+            `register_local_var` adds more.
 
     Raises:
         TypeError: something in `local_variables` is not a variable.
-        ValueError: `root_rank` is no rank of the job, or differs between ranks (when
+        ValueError: the job has no rank `root_rank`, or it differs between ranks (when
             training begins).
         RuntimeError: the optimizer is not distributed, or the ranks' models,
             vocabularies, bins or optimizers differ (when training begins).
@@ -83,12 +83,12 @@ class BroadcastGlobalVariables(DistributedCallback):
         for variable in local_variables or ():
             self.register_local_var(variable)
         self._sent: set[int] = set()
-        # Whether the model may make variables yet.
+        # Whether the model may still create variables.
         self._waits = False
         self._has_stepped = False
 
     def register_local_var(self, var: Any) -> None:
-        """Has each rank keep its own values of a variable.
+        """Lets each rank keep its own values of a variable.
 
         Args:
             var: a Keras variable or a `tf.Variable`.
@@ -111,7 +111,7 @@ class BroadcastGlobalVariables(DistributedCallback):
         _continue_seeds(model, root["seeds"])
         optimizers = model_optimizers(model)
         for i, optimizer in enumerate(optimizers):
-            # A checkpoint that only some ranks have also builds only their optimizers.
+            # A checkpoint on only some ranks builds only their optimizers.
             if any(state["optimizers"][i]["built"] for state in states):
                 _build(optimizer, model)
         self._broadcast()
@@ -125,38 +125,38 @@ class BroadcastGlobalVariables(DistributedCallback):
             )
 
     def on_train_batch_end(self, batch, logs=None):
-        # In a tf.function, only the first step makes variables.
+        # In a tf.function, only the first step creates variables.
         if self._waits and (self.model.run_eagerly or not self._has_stepped):
             self._broadcast_late()
         self._has_stepped = True
 
     def on_epoch_end(self, epoch, logs=None):
         if self._waits:
-            # Validation may have made some.
+            # Validation may have created some.
             self._broadcast_late()
 
     def _broadcast_when_created(self):
         model = self.model
-        # Under a strategy of ours they are made with equal values.
+        # Under a keras_hvd.Strategy they are created with equal values.
         self._waits = not _is_built(model) and current_strategy.of_model(model) is None
         self._has_stepped = False
         if model.run_eagerly:
             return
-        # Nothing tells when the step of a plain one, with a tape, creates them.
+        # A plain optimizer with a tape does not tell when it creates them.
         for optimizer in filter(is_distributed, model_optimizers(model)):
             if not optimizer.built:
                 before_first_update(optimizer, self._broadcast)
 
     def _broadcast_late(self) -> None:
-        """Broadcasts what steps have made, and says that they were not shared."""
+        """Broadcasts what steps have created, and warns that they were not shared."""
         weights = self._shared(self.model.weights)
         new = [each.path for each in weights if id(each) not in self._sent]
         if new and self._broadcast() and basics.rank() == 0:
             log.warn(
-                f"model {self.model.name!r} made {_some(new)} while it ran, with other "
-                f"values on each rank, so that its first step was not shared; all have "
-                f"rank {self.root_rank}'s values now. To share that step, build the "
-                "model before fit(): call it, or each model inside of it, on a batch",
+                f"model {self.model.name!r} made {_some(new)} while it ran, with "
+                "different values on each rank, so its first step was not shared; all "
+                f"have rank {self.root_rank}'s values now. To share that step, build "
+                "the model before fit(): call it, or each model inside it, on a batch",
                 stacklevel=2,
             )
         self._waits = not _is_built(self.model)
@@ -168,14 +168,15 @@ class BroadcastGlobalVariables(DistributedCallback):
     def _shared_state(
         self, optimizer: keras.optimizers.Optimizer
     ) -> list[keras.Variable]:
-        """An optimizer's variables, without its state of local ones."""
+        """An optimizer's variables, without its state of local variables."""
         weights = self.model.trainable_weights
         shared = set(map(identity, self._shared(weights)))
         if len(shared) == len(weights):
             return list(optimizer.variables)
         found = []
         for each in optimizer.variables:
-            # The longest: "dense_kernel_" is also how "dense_kernel_scale_" begins.
+            # The longest match: "dense_kernel_" is also a prefix of
+            # "dense_kernel_scale_".
             of = [w for w in weights if each.name.startswith(_slot_prefix(w))]
             of.sort(key=lambda weight: len(weight.path))
             if not of or identity(of[-1]) in shared:
@@ -183,7 +184,7 @@ class BroadcastGlobalVariables(DistributedCallback):
         return found
 
     def _broadcast(self) -> bool:
-        """Broadcasts what was not broadcast before, once all of it has its values."""
+        """Broadcasts new variables, once all of them are initialized."""
         variables = self._shared(self.model.weights)
         for optimizer in model_optimizers(self.model):
             variables.extend(self._shared_state(optimizer))
@@ -198,9 +199,9 @@ class BroadcastGlobalVariables(DistributedCallback):
 
 
 def _take_statistics(model: keras.Model) -> None:
-    """Has layers that are adapted to data compute with what their variables have now.
+    """Makes layers that were adapted to data use their variables' present values.
 
-    What they compute with are constants of their own.
+    They compute with constants that are copies of these variables.
     """
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.Normalization):
@@ -208,17 +209,17 @@ def _take_statistics(model: keras.Model) -> None:
 
 
 def _slot_prefix(variable: keras.Variable) -> str:
-    """What Keras begins the names of an optimizer's state of a variable with."""
+    """The prefix of Keras' names for an optimizer's state of a variable."""
     return variable.path.replace("/", "_") + "_"
 
 
 def _is_initialized(variable: keras.Variable) -> bool:
-    """Whether it has its value: not in the trace of the `tf.function` that made it."""
+    """False in the trace of the `tf.function` that creates the variable."""
     return bool(variable.value.is_initialized())
 
 
 def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
-    """What has to be known of a rank before variables can be broadcast."""
+    """A rank's state, to compare before variables are broadcast."""
     return {
         "built": _is_built(model),
         "variables": [_describe(each) for each in shared],
@@ -237,7 +238,7 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
 
 
 def _adapted(model: keras.Model) -> list[tuple[str, int]]:
-    """Layers that data were given numbers for, with a checksum of which have which."""
+    """Layers that number values of data, with a checksum of their numbers."""
     found = []
     for layer in layers_of(model):
         if hasattr(layer, "get_vocabulary"):
@@ -260,7 +261,7 @@ def _is_built(model: keras.Model) -> bool:
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:
-    """Raises, on every rank, where the ranks' models differ: they would hang later."""
+    """Raises, on every rank, if the ranks' models differ: they would hang later."""
     first = states[0]
     for rank, other in enumerate(states):
         if other["root_rank"] != first["root_rank"]:
@@ -301,7 +302,7 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
 def _require_same_settings(
     rank: int, first: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """Raises where an optimizer of rank 0 is distributed otherwise than on `rank`."""
+    """Raises if an optimizer's settings differ between rank 0 and `rank`."""
     here, there = first["settings"], other["settings"]
     differing = [name for name in here if name in there and here[name] != there[name]]
     if not differing:

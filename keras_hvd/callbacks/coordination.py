@@ -1,9 +1,9 @@
 """What every keras_hvd callback does besides its own work.
 
-The first of them that `fit` meets puts two companions around the callbacks of its list:
-`_BeforeOthers` at the front and `_AfterOthers` at the end. So what must be seen by all
-callbacks (moving statistics, verbosity) and what must see what all of them did
-(restored state, `stop_training`) does not depend on the order that the user chose.
+The first of them puts two companions around the callbacks of `fit`'s list:
+`_BeforeOthers` at the front and `_AfterOthers` at the end. One does what all callbacks
+must find done (moving statistics, verbosity), the other what depends on all of them
+(restored state, `stop_training`), whatever order the user chose.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ _BATCH_HOOKS = (
 )
 
 
-# A rank's last words before a stall may be this name.
+# Users see this name if a rank stalls here.
 _BEGINNING = "keras_hvd/beginning of fit"
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Base of keras_hvd's callbacks. At size 1 it does nothing."""
+    """Base class of keras_hvd's callbacks. At size 1 it does nothing."""
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -121,7 +121,7 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._tapes_before = None
-        # Under a strategy of ours, that reduces.
+        # A keras_hvd.Strategy reduces by itself.
         if current_strategy.of_model(self.model) is None:
             self._look_for_reductions()
         for place, callback in enumerate(self._others):
@@ -137,7 +137,7 @@ class _BeforeOthers(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps.count(self.model)
-        # Which is when the step has been traced, or run.
+        # By now the step has been traced, or has run.
         if self._tapes_before is None:
             return
         if gradient_tape.times_reduced() == self._tapes_before:
@@ -163,9 +163,10 @@ class _BeforeOthers(keras.callbacks.Callback):
                 callback.on_epoch_over()
 
     def _meet(self):
-        """Waits, once an epoch, for the ranks that are in a step yet.
+        """Waits, once an epoch, for ranks that are still in a step.
 
-        Where data ran out on this rank, those would wait for its gradients for ever.
+        If data ran out on this rank, they would otherwise wait for its gradients for
+        ever.
         """
         if not self._meets:
             return
@@ -182,15 +183,15 @@ class _BeforeOthers(keras.callbacks.Callback):
 
 
 class _Steps:
-    """How many steps this rank has made in an epoch.
+    """The number of steps that this rank has made in an epoch.
 
-    With `steps_per_execution` Keras does not say how many of an execution there were
-    data for; what the optimizer has counted does.
+    With `steps_per_execution` Keras does not say how many steps of an execution had
+    data, but the optimizer counts them.
     """
 
     def __init__(self) -> None:
         self.made = 0
-        # Whether data ran out in the middle of an execution.
+        # Whether the data ended within an execution.
         self.over = False
         self._iterations = 0
 
@@ -204,7 +205,7 @@ class _Steps:
             self.made += 1
             return
         before, self._iterations = self._iterations, _iterations(model)
-        # Not counted at all by a step that updates without an optimizer.
+        # A step that updates without an optimizer is not counted.
         steps = self._iterations - before or at_most
         self.made += steps
         self.over = steps < at_most
@@ -216,7 +217,7 @@ def _iterations(model: keras.Model) -> int:
 
 
 class _AfterOthers(keras.callbacks.Callback):
-    """At the end of the list: what must see what the other callbacks did."""
+    """At the end of the list: what depends on all other callbacks."""
 
     def __init__(self, callback_list: keras.callbacks.CallbackList, steps: _Steps):
         super().__init__()
@@ -239,7 +240,7 @@ class _AfterOthers(keras.callbacks.Callback):
                 callback.on_ranks_ready()
 
     def on_train_batch_end(self, batch, logs=None):
-        # Where data has run out, other ranks may be in a step, and wait for this one.
+        # If data has run out here, other ranks may be in a step and wait for this rank.
         if self._agrees_in_batches and not self._steps.over:
             self._agree_on_stopping()
 
@@ -248,7 +249,7 @@ class _AfterOthers(keras.callbacks.Callback):
         self._agree_on_stopping()
 
     def _agree_on_stopping(self):
-        # A rank that stopped alone would leave the others waiting for its gradients.
+        # If one rank stopped alone, the others would wait for its gradients.
         self.model.stop_training = _any_rank(self.model.stop_training, "stop_training")
 
 
@@ -258,12 +259,12 @@ def _trained_with(model: keras.Model) -> list[list[int]]:
         leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)
     ]
     sets = [reduces_with(leaf).ranks for leaf in leaves if is_distributed(leaf)]
-    # Those of a tape are not known: all ranks, most likely.
+    # A tape's set is unknown, but most likely has all ranks.
     return sets or [[*range(basics.size())]]
 
 
 def _require_same_epochs(epochs: list[int | None]) -> None:
-    """Raises, on every rank, where some would be through before others."""
+    """Raises, on every rank, if the ranks have different numbers of epochs."""
     if len({*epochs}) > 1:
         raise RuntimeError(
             f"fit has epochs={_by_rank(epochs)}: the ranks with more would wait for "
@@ -274,12 +275,9 @@ def _require_same_epochs(epochs: list[int | None]) -> None:
 def _require_same_steps(
     ranks: list[tuple[int | None, list[list[int]]]], what: str
 ) -> None:
-    """Raises, on every rank, where those that train together make other steps.
+    """Raises, on every rank, if ranks that train together make different steps.
 
-    Args:
-        ranks: for each rank its steps, None if it does not know them, and the sets of
-            ranks that it trains with.
-        what: what the steps are, for the message.
+    `ranks` has each rank's number of steps, None if unknown, and its sets of ranks.
     """
     steps = [each[0] for each in ranks]
     for _, sets in ranks:
@@ -304,11 +302,7 @@ def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:
 
 
 def average_statistics(model: keras.Model) -> None:
-    """Gives BatchNormalization the mean of the ranks' moving statistics.
-
-    Args:
-        model: the same on all ranks.
-    """
+    """Gives BatchNormalization the mean of the ranks' moving statistics."""
     variables = _moving_statistics(model)
     if not variables:
         return
@@ -320,21 +314,14 @@ def average_statistics(model: keras.Model) -> None:
 
 
 def require_distributed(model: keras.Model) -> None:
-    """Raises unless the model's optimizers reduce their gradients over all ranks.
-
-    Args:
-        model: a compiled model.
-
-    Raises:
-        RuntimeError: an optimizer is not distributed, or there is none.
-    """
+    """Raises RuntimeError unless the model's optimizers reduce their gradients."""
     if vars(model).get("_keras_hvd_uses_tape", False):
         return
     optimizers = model_optimizers(model)
     plain = [each for each in optimizers if not is_distributed(each)]
     if optimizers and not plain:
         return
-    # compile() makes up an optimizer that a train_step with its own never uses.
+    # compile() creates an optimizer that a train_step with its own never uses.
     custom = type(model).train_step is not keras.Model.train_step
     if custom and plain == [model.optimizer] and len(optimizers) > 1:
         return
@@ -351,16 +338,10 @@ def require_distributed(model: keras.Model) -> None:
 
 
 def may_use_tape(model: keras.Model) -> bool:
-    """Whether a plain optimizer may get its gradients from a `DistributedGradientTape`.
+    """Whether a plain optimizer may get gradients from a `DistributedGradientTape`.
 
-    Only a `train_step` of the user's can do that, and whether it does is seen when it
-    is first traced.
-
-    Args:
-        model: a compiled model.
-
-    Returns:
-        False also where it is known that it does.
+    Only a custom `train_step` can do that, and it is known when the step is first
+    traced. False also if the model is already known to use one.
     """
     if type(model).train_step is keras.Model.train_step:
         return False
@@ -372,7 +353,7 @@ def may_use_tape(model: keras.Model) -> bool:
 def _require_same_decisions(
     model: keras.Model, callbacks: list[keras.callbacks.Callback]
 ) -> None:
-    """Raises, on every rank, where callbacks took what only this rank logged for all's.
+    """Raises, on every rank, if callbacks decided by the logs of one rank only.
 
     Otherwise the ranks' weights would drift apart silently.
     """
@@ -404,15 +385,7 @@ def _require_same_decisions(
 
 
 def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The optimizer a model was compiled with, and others in its attributes.
-
-    Lists and dicts that are attributes are looked into.
-
-    Args:
-        model: a Keras model.
-
-    Returns:
-        Each once.
+    """The model's compiled optimizer, and others in its attributes, lists and dicts.
 
     Example:
 
@@ -431,7 +404,7 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
-    """What is in nested lists and dicts, which may contain themselves."""
+    """The leaves of nested lists and dicts, which may contain themselves."""
     if isinstance(value, (dict, list, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
             if depth:
@@ -441,48 +414,29 @@ def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """A model's layers, nested ones and the model itself included.
-
-    Args:
-        model: a Keras model.
-
-    Returns:
-        A list.
-
-    Example:
-
-    >>> import keras
-    >>> inner = keras.Sequential([keras.layers.ReLU(name="relu")], name="inner")
-    >>> [layer.name for layer in layers_of(keras.Sequential([inner], name="outer"))]
-    ['outer', 'inner', 'relu']
-    """
+    """A model's layers, including nested ones and the model itself."""
     return list(model._flatten_layers())
 
 
 def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -> None:
-    """Puts the two companions around the callbacks of a list, once.
-
-    Args:
-        callback_list: the list, which has a callback of keras_hvd.
-        model: the model that it is for.
-    """
+    """Puts the two companions around the callbacks of a list, once."""
     callbacks = callback_list.callbacks
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
     _require_before_tensorboard(callbacks)
-    # The user's list, the same on all ranks: they must come to the same conclusions.
+    # The user's list, because all ranks must come to the same conclusions.
     before = _BeforeOthers(list(callbacks))
     after = _AfterOthers(callback_list, before.steps)
     kept = callbacks if basics.rank() == 0 else [_without_files(c) for c in callbacks]
-    # In place, and one longer in front: Keras is just going through this list, and
-    # meets the calling callback, which has been here, a second time.
+    # In place: Keras is iterating over this list. As the list grows at the front, Keras
+    # meets the calling callback a second time.
     callbacks[:] = [before, *kept, after]
     for companion in (before, after):
         companion.set_model(model)
 
 
 def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> None:
-    """TensorBoard writes as soon as it is given the model, before training begins."""
+    """TensorBoard writes as soon as it gets the model, before training begins."""
     kinds = (DistributedCallback, keras.callbacks.TensorBoard)
     first = next((each for each in callbacks if isinstance(each, kinds)), None)
     if not isinstance(first, keras.callbacks.TensorBoard):
@@ -502,18 +456,9 @@ def _without_files(callback: keras.callbacks.Callback) -> keras.callbacks.Callba
 def enclosing_list(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.CallbackList:
-    """The list that is just handing its model to the callback.
+    """The CallbackList that is calling this callback's `set_model`.
 
-    Keras tells callbacks nothing about it; it is the caller, or a caller of it.
-
-    Args:
-        callback: the one whose `set_model` calls this.
-
-    Returns:
-        The list.
-
-    Raises:
-        RuntimeError: something else calls `set_model`.
+    Keras does not pass it on, so it is found among the callers.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -529,14 +474,14 @@ def enclosing_list(
 
 
 def _any_rank(flag: bool, name: str) -> bool:
-    # Not their maximum: a rank that has ended its epoch gives zeros for a sum only.
+    # A sum: a rank that has ended its epoch gives zeros, but not for a maximum.
     with on_cpu():
         total = allreduce(tf.constant(int(flag)), op=Sum, name=f"keras_hvd/{name}")
     return bool(total)
 
 
 def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback is run between steps, and could set `stop_training` there."""
+    """Whether a callback runs between steps and could set `stop_training` there."""
     if isinstance(callback, (DistributedCallback, _BeforeOthers, _AfterOthers)):
         return False
     if type(callback) in _QUIET_IN_BATCHES:
@@ -550,7 +495,7 @@ def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
 
 
 def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Those that differ between the ranks, and should not."""
+    """The statistics that differ between ranks, and should not."""
     optimizers = model_optimizers(model)
     return [
         variable
@@ -560,7 +505,7 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
         and layer.built
         and layer.trainable
         and not local_variables(optimizers, layer.trainable_weights)
-        # Some exist in newer versions of Keras, with renorm=True.
+        # Some exist only in newer versions of Keras, with renorm=True.
         for variable in (getattr(layer, name, None) for name in _STATISTICS)
         if variable is not None
     ]

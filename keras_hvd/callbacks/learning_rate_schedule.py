@@ -1,4 +1,4 @@
-"""LearningRateSchedule: the learning rate as a multiple of a first one, by epoch."""
+"""LearningRateSchedule: the learning rate as a multiple of an initial one, by epoch."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from keras_hvd.optimizer.nested_optimizers import inner_optimizers
 class LearningRateSchedule(DistributedCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)`.
 
-    Several of them, each for its range of epochs, make up a schedule. With
+    Several of them, each for a range of epochs, make up a schedule. With
     `steps_per_execution` above 1 the rate changes between executions.
 
     Args:
         initial_lr: the learning rate that multipliers refer to.
         multiplier: a number, or a function from the epoch (a fraction, unless
             `staircase`) to a number.
-        start_epoch: the first epoch that this callback is for.
-        end_epoch: the first epoch that it is not for any more; None: no end.
-        staircase: whether the rate changes at the beginning of epochs only. A number as
-            `multiplier` implies it.
-        momentum_correction: whether the momentum of SGD and RMSprop, which holds past
-            updates and so past learning rates, is scaled when the rate changes.
-        steps_per_epoch: number of batches in an epoch; needed where Keras does not know
+        start_epoch: the first epoch of this callback.
+        end_epoch: the first epoch after this callback; None: no end.
+        staircase: whether the rate changes only at the beginning of epochs. Always so
+            if `multiplier` is a number.
+        momentum_correction: whether to scale the momentum of SGD and RMSprop, which
+            holds past updates and so past learning rates, when the rate changes.
+        steps_per_epoch: number of batches in an epoch; needed if Keras does not know
             it, unless `staircase`.
 
     Raises:
         TypeError: the optimizer's learning rate is a schedule or a function, which
             cannot be set (when training begins).
-        ValueError: `initial_lr` is not a number, or `multiplier` neither that nor a
-            function; or the optimizer is a `MultiOptimizer`, which has no learning rate
-            of its own, or `steps_per_epoch` is needed (when training begins).
+        ValueError: `initial_lr` is not a number, or `multiplier` is neither a number
+            nor a function; or, when training begins, the optimizer is a
+            `MultiOptimizer`, which has no learning rate of its own, or
+            `steps_per_epoch` is missing.
 
     Example:
 
@@ -119,10 +120,10 @@ def _number(wanted: str, value: Any) -> float:
 
 
 def _scale_momentum(optimizer: keras.optimizers.Optimizer, factor: float) -> None:
-    """Has past updates count as if they had been made at the new learning rate.
+    """Scales past updates as if they had been made at the new learning rate.
 
-    Keras' other optimizers keep averages of gradients, free of the learning rate; and
-    momentum itself is a constant in compiled steps, so the slots are scaled instead.
+    Keras' other optimizers keep averages of gradients, without the learning rate. The
+    slots are scaled because `momentum` itself is a constant in compiled steps.
     """
     inner = inner_optimizers(optimizer)
     for leaf in [optimizer] if inner is None else inner:
@@ -155,6 +156,6 @@ def _require_settable(optimizer: Any, callback: str) -> None:
     raise TypeError(
         f"{callback} cannot set the learning rate of optimizer {leaf.name!r}: it is "
         f"computed by {leaf._learning_rate!r}. Create the optimizer with a number as "
-        "its learning rate, or do without this callback (keras_hvd.warmup_schedule is "
-        "a warmup that is a schedule)."
+        "its learning rate, or remove this callback (keras_hvd.warmup_schedule is a "
+        "warmup that is a schedule)."
     )

@@ -1,4 +1,4 @@
-"""LearningRateWarmup: from one process' learning rate up to that of all ranks."""
+"""LearningRateWarmup: from one process' learning rate to that of all ranks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from keras_hvd.runtime import basics
 class LearningRateWarmup(LearningRateSchedule):
     """Raises the learning rate from `initial_lr / size()` to `initial_lr`, linearly.
 
-    With the learning rate multiplied by the number of ranks, the first epochs of a
-    training often diverge; this starts with the rate of one process (Goyal et al.,
-    2017). On one rank the rate is `initial_lr` throughout.
+    With the learning rate multiplied by the number of ranks, the first epochs often
+    diverge; this callback starts with the rate of one process (Goyal et al., 2017). On
+    one rank the rate is always `initial_lr`.
 
     Args:
         initial_lr: the rate after the warmup, usually one process' times `size()`.
         warmup_epochs: length of the warmup; 0 does nothing.
         momentum_correction: as for `LearningRateSchedule`.
-        steps_per_epoch: number of batches in an epoch, where Keras does not know it.
+        steps_per_epoch: number of batches in an epoch, if Keras does not know it.
         verbose: 1: rank 0 prints a line at the end of the warmup.
 
     Raises:
         TypeError: the optimizer's learning rate is a schedule or a function, which
             cannot be set (when training begins); see `keras_hvd.warmup_schedule`.
-        ValueError: `initial_lr` is not a number; or the optimizer is a
-            `MultiOptimizer`, or `steps_per_epoch` is needed (when training begins).
+        ValueError: `initial_lr` is not a number; or, when training begins, the
+            optimizer is a `MultiOptimizer`, or `steps_per_epoch` is missing.
 
     Example:
 
@@ -65,6 +65,6 @@ class LearningRateWarmup(LearningRateSchedule):
             print(f"\nEpoch {epoch + 1}: warmup ended, the learning rate is {rate:g}.")
 
     def _multiplier(self, epoch: float) -> float:
-        # One step ahead, so that the last step of the warmup has the full rate.
+        # One step ahead: the last step of the warmup has the full rate.
         done = min(1.0, (epoch + 1 / self._steps) / self.warmup_epochs)
         return (1 + done * (basics.size() - 1)) / basics.size()

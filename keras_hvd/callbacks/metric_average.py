@@ -1,4 +1,4 @@
-"""MetricAverage: the logs of an epoch, over the data of all ranks."""
+"""MetricAverage: an epoch's logs over the data of all ranks."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _READERS = tuple(
 
 
 class MetricAverage(DistributedCallback):
-    """Replaces an epoch's logs by those over all ranks, training and validation alike.
+    """Replaces an epoch's logs, of training and validation, by those over all ranks.
 
-    They are exactly those of one process on all the data, whatever the parts' sizes:
-    the metrics' variables are summed over ranks, not their results averaged (which
-    would be wrong for AUC or precision). All metrics of Keras are such sums; one of
-    your own that keeps a maximum or a last value is not. Logs that belong to no metric
-    of the model, those of a custom `train_step`, are averaged. Put it before callbacks
-    that read logs.
+    They are exactly those of one process on all the data, even if the parts differ in
+    size: the metrics' variables are summed over ranks. Averages of results would be
+    wrong for AUC or precision. All metrics of Keras are such sums; a metric of your own
+    that keeps a maximum or a last value is not. Logs without a metric of the model,
+    such as those of a custom `train_step`, are averaged. Put it before callbacks that
+    read logs.
 
     Args:
-        device: without meaning; as in Horovod.
+        device: without effect; as in Horovod.
         process_set: the ranks whose data count; by default all of them.
 
     Raises:
@@ -105,9 +105,9 @@ class MetricAverage(DistributedCallback):
         self.evaluated = dict(logs)
 
     def on_epoch_over(self):
-        # Before another callback evaluates the model, and so resets its metrics.
+        # Here, before another callback evaluates the model, which resets its metrics.
         validated = self._trained is not None
-        # The same collectives in the same order, with validation and without it.
+        # The collectives have the same order with and without validation.
         trained = (
             self._trained
             if validated
@@ -129,7 +129,7 @@ class MetricAverage(DistributedCallback):
 
 
 def _replace(logs: Results, means: Results, results: Results) -> None:
-    """Puts results, or means where there is none, in place of the logs."""
+    """Replaces logs by results, or by means if there is no result."""
     logs.update({name: results.get(name, means.get(name, logs[name])) for name in logs})
 
 
@@ -140,7 +140,7 @@ def _may_read(callback: keras.callbacks.Callback) -> bool:
 
 
 def _require_same_validation(validates: list[bool]) -> None:
-    """Raises, on every rank, where only some ranks validate: they would hang."""
+    """Raises, on every rank, if only some ranks validate, because they would hang."""
     if len(set(validates)) == 1:
         return
     missing = ", ".join(

@@ -1,4 +1,4 @@
-"""Data for several ranks: to each its part, exactly, evenly and reproducibly."""
+"""Data for several ranks: each gets its part, exactly, evenly and reproducibly."""
 
 from keras_hvd.data.distribute import distribute
 from keras_hvd.data.even import even

@@ -26,22 +26,22 @@ def distribute(
     drop_remainder: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.data.Dataset:
-    """Makes the input pipeline of each rank out of that of one process.
+    """Turns the input pipeline of one process into that of each rank.
 
     Each rank gets its part of the elements, taken before they are shuffled (`shard`),
-    in batches of its share of the global one, as many as the other ranks (`even`). They
-    are made ahead, by threads of their own, one for each core that this rank has.
+    in batches of its share of the global batch, and as many batches as the other ranks
+    (`even`). Private threads prepare them ahead, one for each core of this rank.
     TensorFlow's own sharding is turned off.
 
     Args:
         dataset: single elements, the same dataset on all ranks: read, mapped and
             shuffled as for one process, not batched.
-        batch_size: how many elements all ranks together take in a step.
+        batch_size: number of elements that all ranks together take in a step.
         policy: as for `shard`.
-        mode: "drop" or "repeat", as for `even`; "off": the ranks may come to different
-            numbers of steps.
-        steps: as for `even`: saves the reading that counts the elements.
-        drop_remainder: whether a last batch that is smaller is left out.
+        mode: "drop" or "repeat", as for `even`; with "off" the ranks' numbers of steps
+            may differ.
+        steps: as for `even`; saves counting the elements.
+        drop_remainder: whether to leave out a smaller last batch.
         process_set: the ranks that train together; by default all of them.
 
     Returns:
@@ -49,10 +49,10 @@ def distribute(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `dataset` is not a `tf.data.Dataset`, or `batch_size` or `steps` no
-            whole number.
-        ValueError: `batch_size` is not a multiple of the number of ranks, or there is
-            no such policy or mode; or what `shard` and `even` raise.
+        TypeError: `dataset` is not a `tf.data.Dataset`, or `batch_size` or `steps` is
+            not a whole number.
+        ValueError: `batch_size` is not a multiple of the number of ranks, the policy or
+            mode does not exist, or `shard` or `even` raises it.
 
     Example:
 
@@ -77,8 +77,8 @@ def distribute(
     size, _ = place_in(process_set, "distribute")
     if batch_size < 1 or batch_size % size:
         raise ValueError(
-            "distribute: batch_size is that of all ranks together, a multiple of "
-            f"their number, {size}; got {batch_size}"
+            "distribute: batch_size counts all ranks together and must be a multiple "
+            f"of their number, {size}; got {batch_size}"
         )
     part = shard(dataset, policy, process_set)
     part = part.batch(batch_size // size, drop_remainder=drop_remainder)
@@ -97,7 +97,7 @@ def _options(process_set: ProcessSet) -> tf.data.Options:
 
 
 def _threads(process_set: ProcessSet) -> int:
-    """How many cores this rank has to itself: bound to some, or its share of all."""
+    """The number of cores that this rank has for itself."""
     mine = os.sched_getaffinity(0)
     of_ranks = allgather_object(
         (os.uname().nodename, mine), name="keras_hvd/cores", process_set=process_set

@@ -1,4 +1,4 @@
-"""even: every rank makes the same number of steps, however the data divides."""
+"""even: every rank makes the same number of steps, however the data is divided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 MODES = ("drop", "repeat", "pad")
 
-# What TensorFlow can tell the number of elements after, if it knows the one before.
+# TensorFlow knows the cardinality after these if it knows the one before.
 _DERIVED = frozenset(
     {
         "BatchDataset",
@@ -48,35 +48,36 @@ def even(
 ) -> tf.data.Dataset | tuple[tf.data.Dataset, int]:
     """Gives all ranks the same number of steps: of elements of their datasets.
 
-    Every rank calls it with its part, batched already; the number is agreed in one
-    collective. Where TensorFlow does not know how many elements a dataset has, as with
-    files of records, what it takes to know is read once: the files, without the maps
-    and shuffles after that. `steps` saves it. A dataset that gives fewer elements later
-    than it was counted to raises then.
+    Every rank calls it with its part, already batched; one collective agrees on the
+    number. If TensorFlow does not know how many elements a dataset has, as with files
+    of records, it reads what is needed to count once: the files, without later maps and
+    shuffles. `steps` avoids that. A dataset that later gives fewer elements than were
+    counted raises an error then.
 
     Args:
         dataset: this rank's part.
-        mode: "drop": the number of the rank that has least; others leave out what they
-            have more, with a shuffle something else in each epoch. "repeat": the number
-            of the rank that has most; others begin anew. "pad": the same, and what is
-            repeated has a sample weight of 0. Elements are `(x, y)` or `(x, y, w)`
-            then, and become the latter. `weighted_metrics` and losses with
-            `reduction="mean_with_sample_weight"` leave these rows out; plain metrics
-            and `sum_over_batch_size` count them, which is warned of.
-        steps: the number, where it is known or another one is wanted; not with "pad".
+        mode: "drop" takes the smallest number of all ranks; the others leave out the
+            rest, with a shuffle a different rest in each epoch. "repeat" takes the
+            largest number; the others start again. "pad" does too, and gives repeated
+            rows a sample weight of 0. With "pad", elements `(x, y)` or `(x, y, w)`
+            become `(x, y, w)`. `weighted_metrics` and losses with
+            `reduction="mean_with_sample_weight"` ignore these rows; plain metrics and
+            `sum_over_batch_size` count them, and a warning says so.
+        steps: the number, if it is known or should be different; not with "pad".
         process_set: the ranks that make steps together; by default all of them.
 
     Returns:
-        The dataset, of a known cardinality unless it has no end. With "pad" the pair of
-        it and of the number of rows that all ranks have, without padding.
+        The dataset, with a known cardinality unless it is infinite. With "pad", a pair
+        of the dataset and the number of rows of all ranks without padding.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `dataset` is not a `tf.data.Dataset`, or `steps` no whole number.
-        ValueError: there is no such mode; `steps` is not positive, or given with "pad";
-            the process set is not part of the job, or without this rank; the ranks gave
-            different modes or steps; a rank has no data; or, with "pad", the elements
-            are something else, or have no end.
+        TypeError: `dataset` is not a `tf.data.Dataset`, or `steps` is not a whole
+            number.
+        ValueError: the mode does not exist; `steps` is not positive, or given with
+            "pad"; the process set is not part of the job, or does not contain this
+            rank; the ranks gave different modes or steps; a rank has no data; or, with
+            "pad", the elements have another structure, or are infinitely many.
 
     Example:
 
@@ -116,16 +117,10 @@ def even(
 
 
 def count_elements(dataset: tf.data.Dataset) -> float:
-    """How many elements one pass over a dataset gives.
+    """The number of elements in one pass over a dataset; `math.inf` if it is infinite.
 
-    Args:
-        dataset: any dataset; as little of it as possible is read.
-
-    Returns:
-        The number; `math.inf` without an end.
-
-    Raises:
-        ValueError: it has to be read for that, and its graph cannot be.
+    Reads as little as possible. Raises ValueError if TensorFlow cannot write down the
+    graph of a dataset that has to be read.
 
     Example:
 
@@ -153,14 +148,14 @@ def _length(dataset: tf.data.Dataset) -> int:
 
 
 def _measure(dataset: tf.data.Dataset, mine: dict[str, Any]) -> None:
-    """Fills in what has to be known of this rank's dataset."""
+    """Fills in this rank's counts."""
     if mine["mode"] == "pad":
         _require_rows(dataset.element_spec)
     if mine["steps"] is None:
         mine["count"] = count_elements(dataset)
     if mine["mode"] == "pad":
         if mine["count"] == math.inf:
-            raise ValueError("the dataset has no end, and nothing to pad")
+            raise ValueError("the dataset is infinite, so nothing can be padded")
         mine["rows"] = _count_rows(dataset)
 
 
@@ -175,7 +170,7 @@ def _require_rows(spec: Any) -> None:
 
 
 def _count_rows(dataset: tf.data.Dataset) -> int:
-    """How many rows all elements have together."""
+    """The number of rows of all elements together."""
 
     def add(rows: tf.Tensor, *batch: Any) -> tf.Tensor:
         return rows + _rows_of(batch)
@@ -188,7 +183,7 @@ def _rows_of(batch: Any) -> tf.Tensor:
 
 
 def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> None:
-    """Raises, on every rank, what is wrong on one, or differs between them."""
+    """Raises, on every rank, if one rank failed or the ranks differ."""
     ranks = process_set.ranks
     first = of_ranks[0]
     for rank, each in zip(ranks, of_ranks):
@@ -213,7 +208,7 @@ def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> N
 def _with_steps(
     dataset: tf.data.Dataset, steps: float, count: float
 ) -> tf.data.Dataset:
-    """A dataset cut off after so many elements, which says how many it has."""
+    """The dataset, cut off after that many elements, with that cardinality."""
     if steps == math.inf:
         return dataset
     known = int(dataset.cardinality())

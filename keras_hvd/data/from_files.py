@@ -1,4 +1,4 @@
-"""from_files: samples of many files, each read by one rank."""
+"""from_files: samples of many files, each file read by one rank."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
-# Samples after which is written down where they came from.
+# The origin of samples is recorded after this many.
 _RECORDED = 256
 # More samples than a part has.
 _LARGEST_PART = 2**40
-# Samples that are read ahead of a file that is not shuffled.
+# Number of samples read ahead from a file that is not shuffled.
 _AHEAD = 64
-# The part of all samples from which on it is warned of.
+# A warning comes if more than this share of the samples is left out.
 _MOST_LEFT_OUT = 0.1
-# Files that rank 0 asks for their sizes at once: on remote systems that takes a while.
+# Rank 0 reads this many files' sizes at once: each takes a while on remote systems.
 _ASKED = 32
 
 
@@ -44,61 +44,60 @@ def from_files(
     process_set: ProcessSet = global_process_set,
     **options: Any,
 ) -> tf.data.Dataset:
-    """The samples of many files: each file is read by one rank.
+    r"""The samples of many files: each file is read by one rank.
 
-    Files are divided so that ranks read about as many bytes. With fewer files than
-    ranks each rank reads all of them and keeps every n-th sample. Either way each
-    sample is handed out exactly once in an epoch, on one rank. Which rank has which
-    files does not change between epochs: a rank's epochs are all as long, as `fit`
-    expects. Ranks' numbers of samples may differ; see `even`.
+    Files are divided so that ranks read about the same number of bytes. With fewer
+    files than ranks, each rank reads all of them and keeps every n-th sample. Either
+    way each sample appears exactly once in an epoch, on one rank. Ranks keep their
+    files, so all epochs of a rank have the same length, as `fit` expects. Ranks'
+    numbers of samples may differ; see `even`.
 
-    Every iteration of the dataset is an epoch, in an order of its own: that of the
-    files, and that of the samples, each among `shuffle` neighbours in its file while
-    `interleave` files are read in turns. Orders are a function of the seed and the
-    number of the epoch, the same in every run.
+    Every iteration of the dataset is an epoch with its own order of files and samples.
+    A rank reads `interleave` files in turns, and shuffles each sample among `shuffle`
+    neighbours in its file. The order depends only on the seed and the epoch's number,
+    so it is the same in every run.
 
-    Every rank calls it, with the same arguments. Rank 0 looks which files there are.
+    Every rank calls it with the same arguments. Rank 0 lists the files.
 
     Args:
         pattern: what `tf.io.gfile.glob` takes, or a list of patterns and files.
-        reader: "tfrecord", "text", "csv", "parquet" or "avro" (see `options` for what
-            their samples are); or a function from a file's name, a string tensor, to a
-            dataset of its samples, always the same in the same order.
-        shuffle: how many neighbouring samples of a file are shuffled among each other;
-            a rank holds `shuffle * interleave` in memory. 0: nothing is shuffled, files
-            included.
+        reader: "tfrecord", "text", "csv", "parquet" or "avro" (see `options` for their
+            samples); or a function from a file's name, a string tensor, to a dataset of
+            its samples, always the same in the same order.
+        shuffle: number of neighbouring samples of a file that are shuffled together; a
+            rank keeps `shuffle * interleave` in memory. 0: no shuffling, also of files.
         seed: of the orders, from 0 to 2**32 - 1.
-        interleave: how many files a rank reads in turns.
-        even: a batch size: each rank hands out the same number of samples in an epoch,
-            as many whole batches as the rank has that has least; what others leave out
-            is something else in each epoch. Files are read once for that, to count. As
-            `keras_hvd.data.even`, but also for the rest of an epoch, which a `position`
-            goes on in. None: all samples.
-        position: follows the place in the data, to save it and go on from it.
+        interleave: number of files that a rank reads in turns.
+        even: a batch size. Every rank gives the same number of samples in an epoch: as
+            many whole batches as the rank with the fewest has. The others leave out
+            different samples in each epoch. Files are read once to count. Unlike
+            `keras_hvd.data.even`, it also works for the rest of an epoch after a
+            `position` was restored. None: all samples.
+        position: follows the place in the data, to save it and to continue from it.
         process_set: the ranks that share the files; by default all of them.
         **options: of the reader:
             "tfrecord", "text": `compression`, "GZIP" or "ZLIB". Samples are strings.
             "csv": `columns`, a dict of names and types, or of names and defaults for
-            what is empty; without it all columns, as strings. `header=False` for files
+            empty fields; by default all columns, as strings. `header=False` for files
             without a first line of names, `delimiter`, `compression`. Samples are dicts
             of scalars.
             "parquet": `columns`, a list of names; `engine`, "tensorflow-io" (on
-            TensorFlow 2.16 only) or "pyarrow", where row groups take the place of
-            files; by default what is there, in this order. Samples are dicts.
+            TensorFlow 2.16 only) or "pyarrow", which divides row groups instead of
+            files; by default the first that is installed. Samples are dicts.
             "avro": through tensorflow-io, on TensorFlow 2.16 only. `schema`, the
             reader's, in JSON; `features`, as `tfio.experimental.columnar.parse_avro`
-            takes them. Samples are dicts; strings, not parsed, without `features`.
+            takes them. Samples are dicts; without `features`, unparsed strings.
 
     Returns:
         A `tf.data.Dataset` of this rank's samples. Do not shard it again.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an argument is of another type, or the reader has no such option.
-        ValueError: no file matches, one is given twice, or a value is out of range; the
-            process set is not part of the job; a file cannot be read as what it is said
-            to be; or with `even` a rank has less than a batch.
-        ImportError: what reads these files is not installed, or does not load.
+        TypeError: an argument has the wrong type, or the reader has no such option.
+        ValueError: no file matches, a file is given twice, or a value is out of range;
+            the process set is not part of the job; a file has another format; or with
+            `even` a rank has less than a batch.
+        ImportError: a library for these files is not installed, or does not load.
         MismatchError: the ranks give different arguments, or one of them does not see
             the files that rank 0 sees.
         RankFailedError: another rank died or left.
@@ -109,7 +108,7 @@ def from_files(
     >>> keras_hvd.init()
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> for name in "ab":
-    ...     _ = (folder / f"{name}.txt").write_text(f"{name}1\\n{name}2\\n")
+    ...     _ = (folder / f"{name}.txt").write_text(f"{name}1\n{name}2\n")
     >>> lines = keras_hvd.data.from_files(str(folder / "*.txt"), "text", seed=1)
     >>> sorted(lines.as_numpy_iterator())
     [b'a1', b'a2', b'b1', b'b2']
@@ -189,7 +188,7 @@ def _require_alike(arguments: dict[str, Any], process_set: ProcessSet) -> None:
 def _agreed_pieces(
     patterns: list[str], opener: readers.Reader, process_set: ProcessSet
 ) -> list[plans.Piece]:
-    """What the first rank of the set finds, and has the reader know of the format."""
+    """The files that the set's first rank finds; the reader gets their format."""
     found: Any = None
     if process_set.rank() == 0:
         try:
@@ -209,7 +208,7 @@ def _agreed_pieces(
 
 
 def _picklable(found: Any) -> Any:
-    """Errors of TensorFlow take more arguments than they remember."""
+    """Replaces TensorFlow's errors, which cannot be unpickled."""
     if isinstance(found, (ImportError, TypeError, ValueError)):
         return type(found)(str(found))
     if isinstance(found, Exception):
@@ -221,7 +220,7 @@ def _find(patterns: list[str], opener: readers.Reader) -> tuple[list[plans.Piece
     paths = []
     for pattern in patterns:
         matches = sorted(tf.io.gfile.glob(pattern))
-        # A name with characters that mean something in patterns.
+        # A file's name may contain characters of patterns.
         if not matches and tf.io.gfile.exists(pattern):
             matches = [pattern]
         if not matches:
@@ -254,7 +253,7 @@ def _size(path: str) -> int:
 
 
 def _require_readable(plan: plans.Plan, process_set: ProcessSet) -> None:
-    """Raises, on every rank, where one does not see what it is to read."""
+    """Raises, on every rank, if a rank does not see its files."""
     own = [plan.pieces[i] for i in plan.share()[:, plans.PIECE]]
     with ThreadPoolExecutor(_ASKED) as pool:
         problems = [each for each in pool.map(_problem, own) if each]
@@ -283,7 +282,7 @@ def _problem(piece: plans.Piece) -> str:
 def _counted(
     plan: plans.Plan, opener: readers.Reader, batch: int, process_set: ProcessSet
 ) -> plans.Plan:
-    """A plan that knows how many samples there are; each piece is read by one rank."""
+    """Adds the numbers of samples to a plan; each piece is read by one rank."""
     own = range(plan.rank, len(plan.pieces), plan.size)
     if len(plan.pieces) >= plan.size:
         own = [int(piece) for piece in plan.share()[:, plans.PIECE]]
@@ -313,8 +312,8 @@ def _counted(
     if plan.rank == 0 and left_out > _MOST_LEFT_OUT * sum(counts.values()):
         log.warn(
             f"from_files: with even={batch} each epoch leaves out {left_out} of "
-            f"{sum(counts.values())} samples, for files are of different sizes, and "
-            f"each is read by one of {plan.size} ranks. More, smaller files would do",
+            f"{sum(counts.values())} samples, because files differ in size and each is "
+            f"read by one of {plan.size} ranks. More, smaller files avoid that",
             stacklevel=3,
         )
     return plan
@@ -374,7 +373,7 @@ def _dataset(
         samples = _part(opener, plan.shuffle, path, group, start, step, seed)
         if position is None:
             return samples
-        # Not the part's number alone, repeated: that is slow.
+        # A range, because repeating the part's number is slow.
         first = number * _LARGEST_PART
         numbers = tf.data.Dataset.range(first, first + _LARGEST_PART)
         return tf.data.Dataset.zip((numbers, samples))
@@ -382,7 +381,7 @@ def _dataset(
     def iteration(_: tf.Tensor) -> tf.data.Dataset:
         number, limit, *columns = tf.numpy_function(begin, [], _READ)
         number.set_shape([])
-        # TensorFlow's optimizer dies of an op's second output as an argument of `take`.
+        # Without it TensorFlow's optimizer crashes: `take` of an op's second output.
         limit = tf.reshape(limit, [])
         for column in columns:
             column.set_shape([None])
@@ -405,7 +404,7 @@ def _dataset(
         samples = samples.window(_RECORDED).flat_map(recorded)
         return samples.concatenate(tf.data.Dataset.range(1).flat_map(ended))
 
-    # By the name `shard` knows that it is this rank's part already.
+    # The name tells `shard` that this is already the rank's part.
     dataset = tf.data.Dataset.range(1).flat_map(iteration, name=plans.FROM_FILES)
     options = tf.data.Options()
     options.deterministic = True
@@ -421,7 +420,7 @@ _READ = [*[tf.int64] * 3, tf.string, *[tf.int64] * 4]
 def _reads(
     plan: plans.Plan, iteration: int, epoch: int, parts: np.ndarray, limit: int
 ) -> list[np.ndarray]:
-    """An iteration's number and limit; parts' numbers, paths, groups, ... and seeds."""
+    """An iteration's number and limit; its parts' numbers, paths, ..., seeds."""
     places, seeds = plan.order(epoch)
     order = np.argsort(places[parts[:, plans.PIECE]], kind="stable")
     parts = parts[order]

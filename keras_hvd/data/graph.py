@@ -1,8 +1,8 @@
-"""The graph of a `tf.data.Dataset`: what it is made of, and the same changed.
+"""Reads and changes the graph of a `tf.data.Dataset`.
 
-TensorFlow writes down what a dataset is made of when it is saved or sent to another
-process. Here that graph is read, changed at one place, and made a dataset again, in the
-same process: Python functions in it stay those that they are.
+TensorFlow can serialize a dataset's graph, to save it or to send it to another process.
+This module reads that graph, changes it in one place, and makes a dataset of it again.
+As that happens in the same process, the graph's Python functions stay valid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensorflow.python.ops import gen_experimental_dataset_ops
 _DATASET = re.compile(r"(Experimental|Legacy)?(Parallel)?([\w>]*Dataset)(V\d+)?$")
 
 LARGEST = 2**31 - 2**20
-"""How many bytes of arrays a graph can have: a protocol buffer is below 2 GiB."""
+"""The most bytes of arrays in a graph: a protocol buffer is smaller than 2 GiB."""
 
 # Ops of tf.data that read files, in their shortest names.
 _READERS = frozenset(
@@ -39,7 +39,7 @@ _READERS = frozenset(
     }
 )
 
-# How the names of ops begin that draw numbers of their own. (Not the stateless ones.)
+# Prefixes of the names of random ops, without the stateless ones.
 _RANDOM = (
     "Multinomial",
     "NonDeterministicInts",
@@ -54,8 +54,8 @@ _RANDOM = (
     "TruncatedNormal",
 )
 
-# Datasets whose arguments may differ between ranks that read the same: seeds, the place
-# of a cache, the number of a shard.
+# The arguments of these may differ between ranks that read the same data: seeds, the
+# path of a cache, the number of a shard.
 _OWN_ARGUMENTS = frozenset(
     {
         "CacheDataset",
@@ -67,26 +67,21 @@ _OWN_ARGUMENTS = frozenset(
     }
 )
 
-# Arguments that are a dataset's state, and the ops that stand for a new one.
+# Arguments that hold a dataset's state, and the ops that create new state.
 _STATE = {"cache": "DummyMemoryCache", "seed_generator": "DummySeedGenerator"}
 
 _HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 _NO_NUMBERS = (*_HANDLES, tf.string.as_datatype_enum)
 
-# Variables and tables that a dataset's functions use: the graph has copies of them.
+# Variables and tables that a dataset's functions use. The graph copies them.
 _COPIED = {"VarHandleOp": "a variable", "MutableHashTableV2": "a mutable table"}
 
 
 class DatasetGraph:
-    """What a dataset is made of.
+    """The graph of a dataset. `function` is the public function's name, for messages.
 
-    Args:
-        dataset: any dataset.
-        function: the public function that it was given to, for messages.
-
-    Raises:
-        ValueError: TensorFlow cannot write its graph down: it is too large, or has
-            something that exists in this process only.
+    Raises ValueError if TensorFlow cannot serialize it: it is too large, or has
+    something that exists in this process only.
 
     Example:
 
@@ -121,10 +116,9 @@ class DatasetGraph:
         self._take_own_state()
 
     def chain(self) -> list[str]:
-        """The datasets from the source to the end, each the only input of the next.
+        """Names of datasets from source to end, each the only input of the next.
 
-        Returns:
-            Their names. The first is a source, or has several datasets as inputs.
+        The first is a source, or has several datasets as inputs.
         """
         names = [self._source_of(self._end, 0)]
         while len(inputs := self.inputs(names[-1])) == 1:
@@ -132,12 +126,12 @@ class DatasetGraph:
         return names[::-1]
 
     def inputs(self, name: str) -> list[str]:
-        """The datasets that a dataset reads."""
+        """The datasets that this dataset reads."""
         sources = map(_node_of, self._nodes[name].input)
         return [each for each in sources if self._is_dataset(each)]
 
     def before(self, name: str) -> list[str]:
-        """A dataset and all that it is made of, sources first."""
+        """This dataset and all datasets that it is made of, sources first."""
         found: dict[str, None] = {}
         stack = [(name, False)]
         while stack:
@@ -150,7 +144,7 @@ class DatasetGraph:
         return list(found)
 
     def kind(self, name: str) -> str:
-        """What a dataset does: its op, without version, in one spelling."""
+        """The name of a dataset's op, without version and variant."""
         return _kind(self._nodes[name].op)
 
     def reads_files(self, name: str) -> bool:
@@ -175,12 +169,12 @@ class DatasetGraph:
         ]
 
     def copies(self) -> str:
-        """What else functions use that a graph has a copy of; "" for nothing."""
+        """What the graph copies that its functions use, such as variables, or ""."""
         found = [_COPIED[n.op] for n in self._graph.node if n.op in _COPIED]
         return found[0] if found else ""
 
     def attribute(self, name: str, attribute: str) -> Any:
-        """The value of an attribute; None if the dataset has no such attribute."""
+        """An attribute's value; None if the dataset does not have it."""
         node = self._nodes[name]
         if attribute not in node.attr:
             return None
@@ -188,7 +182,7 @@ class DatasetGraph:
         return getattr(value, value.WhichOneof("value"))
 
     def set_attribute(self, name: str, attribute: str, value: bool | str) -> None:
-        """Gives an attribute that a dataset has another value."""
+        """Changes an attribute that the dataset has."""
         if isinstance(value, bool):
             self._nodes[name].attr[attribute].b = value
         else:
@@ -204,10 +198,10 @@ class DatasetGraph:
         self._nodes[name].input[place] = self._constant(value, dtype)
 
     def digest(self, name: str) -> int:
-        """A number that is the same on two ranks whose elements are the same.
+        """A checksum of the elements' origin, to compare between ranks.
 
-        It stands for the dataset and all before it: their ops, the data and the names
-        of files that they begin with, not what Python functions return.
+        It covers the dataset and everything before it: ops, arrays and names of files,
+        but not what Python functions return.
         """
         crc = 0
         for each in self.before(name):
@@ -219,7 +213,7 @@ class DatasetGraph:
             for source in map(_node_of, node.input):
                 tensor = self._nodes[source].attr["value"].tensor
                 if tensor.tensor_content:
-                    # Large ones: without a copy.
+                    # Large tensors, without a copy.
                     crc = zlib.crc32(str(tensor.tensor_shape).encode(), crc)
                     crc = zlib.crc32(tensor.tensor_content, crc)
                 elif tensor.dtype not in _HANDLES:
@@ -227,7 +221,7 @@ class DatasetGraph:
         return crc
 
     def add_shard(self, name: str, size: int, index: int) -> None:
-        """Has all that reads a dataset in the chain read every `size`-th element."""
+        """Makes readers of a dataset in the chain read only every `size`-th element."""
         arrays = self._own_arrays(name)
         for tensor in arrays:
             part = tf.make_ndarray(tensor)[index::size]
@@ -236,27 +230,20 @@ class DatasetGraph:
             self._insert("ShardDataset", name, size, index)
 
     def add_cardinality(self, name: str, count: int) -> None:
-        """Says how many elements a dataset in the chain has."""
+        """Declares how many elements a dataset in the chain has."""
         self._insert("AssertCardinalityDataset", name, count)
 
     def remove(self, name: str) -> None:
-        """Takes a dataset of one input out of the chain."""
+        """Removes a dataset with one input from the chain."""
         (source,) = self.inputs(name)
         _redirect(self._reader_of(name), name, source)
 
     def build(self) -> tf.data.Dataset:
-        """The dataset of this graph.
-
-        Returns:
-            A dataset with the element spec and options of the one that was read.
-
-        Raises:
-            ValueError: TensorFlow cannot make it.
-        """
+        """Makes a dataset of this graph. Raises ValueError if TensorFlow cannot."""
         return _Built(self._variant(self._graph), self._dataset)
 
     def build_part(self, name: str) -> tf.data.Dataset:
-        """One of the datasets that it is made of, flat: no dicts, no nested tuples."""
+        """Makes one of the inner datasets, with flat tuples as elements."""
         types, shapes = self._structure(name)
         spec = tuple(
             tf.TensorSpec(tf.TensorShape(shape), tf.dtypes.as_dtype(dtype))
@@ -272,9 +259,10 @@ class DatasetGraph:
         return _Built(self._variant(graph), self._dataset, spec)
 
     def _take_own_state(self) -> None:
-        """Lets go of the caches and generators of seeds that the original has.
+        """Replaces the original's caches and generators of seeds by new ones.
 
-        What it cached before is no part, and where its seeds are differs by rank.
+        What the original has cached is not part of this dataset, and seeds' states
+        differ between ranks.
         """
         for node in list(self._graph.node):
             definition = op_def_registry.get(node.op)
@@ -297,7 +285,7 @@ class DatasetGraph:
             raise self._cannot("be made anew", error) from error
 
     def _needed(self, end: str) -> Iterator[node_def_pb2.NodeDef]:
-        """The nodes that lead to one, in the order of the graph."""
+        """The nodes that lead to this one, in the graph's order."""
         wanted, stack = set(), [_node_of(end)]
         while stack:
             name = stack.pop()
@@ -307,7 +295,7 @@ class DatasetGraph:
         return (node for node in self._graph.node if node.name in wanted)
 
     def _source_of(self, node: node_def_pb2.NodeDef, place: int) -> str:
-        """The node behind an input, through nodes that only hand it on."""
+        """The node behind an input, past `Identity` nodes."""
         name = _node_of(node.input[place])
         while self._nodes[name].op == "Identity":
             name = _node_of(self._nodes[name].input[0])
@@ -317,12 +305,12 @@ class DatasetGraph:
         return _DATASET.match(self._nodes[name].op) is not None
 
     def _ops(self, name: str) -> set[str]:
-        """The ops in a dataset's functions, and in what these call."""
+        """The ops in a dataset's functions, and in the functions that these call."""
         functions = self._functions_in(name)
         return {node.op for function in functions for node in function.node_def}
 
     def _functions_in(self, name: str) -> list[function_pb2.FunctionDef]:
-        """A dataset's functions, and what these call, in an order that ranks share."""
+        """A dataset's functions and those they call, in the same order on all ranks."""
         known: dict[str, function_pb2.FunctionDef] = {}
         stack = list(_called(self._nodes[name]))
         while stack:
@@ -335,7 +323,7 @@ class DatasetGraph:
         return list(known.values())
 
     def _own_arrays(self, name: str) -> list[Any]:
-        """The arrays that a dataset has slices of, if nothing else has them."""
+        """The arrays that a dataset slices, if nothing else uses them."""
         if self.kind(name) != "TensorSliceDataset":
             return []
         sources = list(self._nodes[name].input)
@@ -349,7 +337,7 @@ class DatasetGraph:
         return tensors if is_own else []
 
     def _insert(self, op: str, name: str, *arguments: int) -> None:
-        """Puts a dataset behind one in the chain, with elements of the same kind."""
+        """Inserts a dataset behind another one, with elements of the same type."""
         reader = self._reader_of(name)
         node = self._graph.node.add(op=op, name=self._new_name(op))
         node.input.append(name)
@@ -361,7 +349,7 @@ class DatasetGraph:
         _redirect(reader, name, node.name)
 
     def _reader_of(self, name: str) -> node_def_pb2.NodeDef:
-        """What comes next in the chain."""
+        """The next node in the chain."""
         chain = self.chain()
         place = chain.index(name) + 1
         return self._nodes[chain[place]] if place < len(chain) else self._end
@@ -391,20 +379,15 @@ class DatasetGraph:
 
     def _cannot(self, what: str, error: Exception) -> ValueError:
         return ValueError(
-            f"{self._function}: the graph of this dataset cannot {what}, as changing "
-            "it takes. Give each rank its part where the dataset begins, with "
-            ".shard(keras_hvd.size(), keras_hvd.rank()) or by slices of arrays, and "
-            f"pass policy='off'. TensorFlow says: {str(error)[:500]}"
+            f"{self._function}: the graph of this dataset cannot {what}, so it cannot "
+            "be changed. Give each rank its part at the start of the dataset, with "
+            ".shard(keras_hvd.size(), keras_hvd.rank()) or slices of arrays, and pass "
+            f"policy='off'. TensorFlow says: {str(error)[:500]}"
         )
 
 
 class InnerDataset:
-    """A dataset that a function of another dataset makes.
-
-    Args:
-        function: where it is.
-        node: it.
-    """
+    """A dataset (`node`) that a function of another dataset makes."""
 
     def __init__(self, function: function_pb2.FunctionDef, node: node_def_pb2.NodeDef):
         self._function = function
@@ -416,11 +399,9 @@ class InnerDataset:
         return _kind(self._node.op)
 
     def constant(self, place: int) -> int | None:
-        """What its input number `place` is, or a number that stands for what it is.
+        """The constant at input number `place`, or a number that stands for several.
 
-        Returns:
-            The number, the same for the same constants; None if it is computed from
-            more than constants.
+        None if it depends on more than constants.
         """
         nodes = {node.name: node for node in self._function.node_def}
         constants, stack = [], [_node_of(self._node.input[place])]
@@ -436,7 +417,7 @@ class InnerDataset:
         return zlib.crc32(repr([each.tolist() for each in constants]).encode()) or 1
 
     def set_constant(self, place: int, value: int) -> None:
-        """Replaces its input number `place`."""
+        """Replaces input number `place`."""
         name = f"{self._node.name}_keras_hvd_{place}"
         self._node.input[place] = f"{name}:output:0"
         node = self._function.node_def.add(op="Const", name=name)
@@ -444,26 +425,23 @@ class InnerDataset:
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
 
     def settle(self) -> None:
-        """Has it give its elements in order."""
+        """Makes its elements come in order."""
         if "deterministic" in self._node.attr:
             self._node.attr["deterministic"].s = b"true"
 
 
 class _Built(dataset_ops.DatasetSource):
-    """A dataset from a graph.
+    """A dataset from a graph, with the element spec of `origin` by default.
 
-    Args:
-        variant: the dataset, as TensorFlow's ops know it.
-        origin: the dataset whose graph it was. Its functions are kept: those that are
-            Python would be forgotten otherwise.
-        spec: of its elements; by default as of `origin`.
+    It keeps `origin`'s functions alive: otherwise Python would free those it
+    implements.
     """
 
     def __init__(self, variant: tf.Tensor, origin: tf.data.Dataset, spec: Any = None):
         self._spec = origin.element_spec if spec is None else spec
         self._kept = list(_functions_of(origin))
         super().__init__(variant)
-        # For Python to see: what TensorFlow follows is in the graph.
+        # For Python code; TensorFlow uses the options in the graph.
         self._options_attr = origin.options()
 
     @property
@@ -474,7 +452,7 @@ class _Built(dataset_ops.DatasetSource):
 def _functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
     yield getattr(dataset, "_kept", None)
     yield from dataset._functions()
-    # Readers keep what they are made of here, and name no inputs.
+    # Readers have no inputs; they keep their inner dataset here.
     inner = getattr(dataset, "_impl", None)
     for each in [*dataset._inputs(), *([inner] if inner is not None else [])]:
         yield from _functions_of(each)
@@ -490,7 +468,7 @@ def _kind(op: str) -> str:
 
 
 def _called(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """The functions that a node is given."""
+    """The functions that are attributes of a node."""
     for value in node.attr.values():
         kind = value.WhichOneof("value")
         if kind == "func":
@@ -506,7 +484,7 @@ def _redirect(node: node_def_pb2.NodeDef, old: str, new: str) -> None:
 
 
 def _remove_unknown_attributes(node: node_def_pb2.NodeDef) -> None:
-    """TensorFlow writes some that it then complains of, on standard error."""
+    """Removes attributes that TensorFlow writes and later complains about on stderr."""
     definition = op_def_registry.get(node.op)
     if definition is None:
         return
@@ -516,7 +494,7 @@ def _remove_unknown_attributes(node: node_def_pb2.NodeDef) -> None:
 
 
 def _bytes_in_memory(dataset: tf.data.Dataset) -> int:
-    """How large the arrays are that a dataset begins with."""
+    """The size of the arrays at the start of a dataset."""
     tensors = tf.nest.flatten(getattr(dataset, "_tensors", ()))
     own = sum(tf.size(each).numpy() * each.dtype.size for each in tensors)
     return own + sum(map(_bytes_in_memory, dataset._inputs()))

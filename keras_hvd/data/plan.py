@@ -1,12 +1,12 @@
-"""Which rank reads which samples, as numbers: pieces, parts of them, and their order.
+"""Which rank reads which samples, as numbers: pieces, their parts, and their order.
 
-A piece is what is read from its beginning on: a file, or a row group of one. Its
-samples have an order in an epoch (see `from_files`), and a part is an arithmetic
-progression of places in it: every `step`-th, from `start` on. A whole piece is the part
-(0, 1); what is left of a part of which `n` were taken is (start + n * step, step); and
-every k-th of that, from the j-th on, is (start + (n + j) * step, step * k). So what is
-left of an epoch is three numbers a part, whatever ranks there were and will be, and
-nobody needs to know how many samples a piece has, but to give all ranks as many.
+A piece is read from its beginning: a file, or a row group of one. An epoch orders its
+samples (see `from_files`), and a part is an arithmetic progression of places in that
+order: every `step`-th place from `start`. A whole piece is the part (0, 1). After `n`
+samples of a part, the rest is (start + n * step, step), and every k-th sample of it
+from the j-th is (start + (n + j) * step, step * k). So the rest of an epoch is three
+numbers per part, for any number of ranks before and after. The number of samples in a
+piece is needed only to give all ranks equally many.
 """
 
 from __future__ import annotations
@@ -24,72 +24,45 @@ PIECE, START, STEP = range(3)
 
 
 FROM_FILES = "keras_hvd_from_files"
-"""The name of the datasets of `from_files`, in the graphs of all made of them."""
+"""The name that marks datasets of `from_files` in graphs made from them."""
 
-# Into which `split` would divide the work of each rank.
+# The number of parts into which `split` divides each rank's work.
 _PARTS_OF_RANK = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What is read from its beginning on.
-
-    Args:
-        path: the file.
-        group: the row group in it; -1 for the whole file.
-        size: what is to be read, in bytes.
-    """
+    """A file or row group, read from its beginning."""
 
     path: str
-    group: int
-    size: int
+    group: int  # the row group; -1 for the whole file
+    size: int  # in bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all ranks know of the files, and the settings that their order depends on.
-
-    Args:
-        pieces: the same on all ranks.
-        seed: of the orders.
-        shuffle: how many neighbours in a piece are shuffled among each other.
-        rank: this rank, among those that share the pieces.
-        size: how many share them.
-        batch: ranks hand out as many samples, a multiple of it; 0: all they have.
-        counts: how many samples the pieces have; empty if nobody knows.
-    """
+    """What all ranks know about the files, and the settings of their order."""
 
     pieces: Sequence[Piece]
     seed: int
-    shuffle: int
-    rank: int
+    shuffle: int  # how many neighbours in a piece are shuffled together
+    rank: int  # among the ranks that share the pieces
     size: int
+    # All ranks hand out the same number of samples, a multiple of it; 0: all they have.
     batch: int = 0
-    counts: Sequence[int] = ()
+    counts: Sequence[int] = ()  # samples of each piece; empty if unknown
 
     def share(self, rest: Sequence[np.ndarray] | None = None) -> np.ndarray:
-        """This rank's parts of an epoch.
+        """This rank's parts of an epoch, or of its rest: int64 of shape (own parts, 3).
 
-        Of a whole epoch these are whole pieces, if there are as many as ranks. The rest
-        of an epoch stays with its ranks, or is divided anew if there are others now.
-
-        Args:
-            rest: what is left of each rank's parts; None for a whole epoch.
-
-        Returns:
-            An int64 array of shape (own parts, 3).
+        In a whole epoch they are whole pieces if there are as many pieces as ranks.
+        `rest` has what is left of each rank's parts; the number of ranks may have
+        changed since.
         """
         return self._shares(rest)[self.rank]
 
     def limit(self, rest: Sequence[np.ndarray] | None = None) -> int:
-        """How many samples of its share each rank hands out.
-
-        Args:
-            rest: as for `share`.
-
-        Returns:
-            The number; -1 for all.
-        """
+        """The number of samples that each rank hands out of its share; -1 for all."""
         if not self.batch:
             return -1
         counts = np.array(self.counts, np.int64)
@@ -99,7 +72,7 @@ class Plan:
     def _shares(self, rest: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
         sizes = np.array([piece.size for piece in self.pieces], np.int64)
         if rest is None:
-            # By bytes, whether the numbers of samples are known or not.
+            # By bytes, whether or not the numbers of samples are known.
             return shares(whole(len(sizes)), sizes.astype(np.float64), self.size)
         if len(rest) == self.size:
             return rest
@@ -111,15 +84,8 @@ class Plan:
         return shares(*split(parts, weights, self.size), self.size)
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where in an epoch each piece comes, and the seed of its samples' order.
-
-        Args:
-            epoch: its number.
-
-        Returns:
-            Two int64 arrays of shape (pieces,).
-        """
-        # RandomState's streams, unlike those of newer generators, never change.
+        """Each piece's place in an epoch and its order's seed: int64, (pieces,)."""
+        # NumPy guarantees RandomState's streams forever, unlike newer generators'.
         random = np.random.RandomState([self.seed, epoch % 2**32])
         places = random.permutation(len(self.pieces)).astype(np.int64)
         seeds = random.randint(0, 2**31 - 1, len(self.pieces), np.int64)
@@ -128,7 +94,7 @@ class Plan:
         return places, seeds
 
     def digest(self) -> str:
-        """A fingerprint of the pieces: of files' names, without folders, and sizes."""
+        """A fingerprint of the pieces: names of files without folders, and sizes."""
         lines = (
             f"{os.path.basename(piece.path)}/{piece.group}/{piece.size}\n"
             for piece in self.pieces
@@ -137,13 +103,7 @@ class Plan:
 
 
 def whole(pieces: int) -> np.ndarray:
-    """The parts of an epoch that has not begun.
-
-    Args:
-        pieces: how many there are.
-
-    Returns:
-        An int64 array of shape (pieces, 3).
+    """The parts of a whole epoch: int64 of shape (pieces, 3).
 
     Example:
 
@@ -158,14 +118,7 @@ def whole(pieces: int) -> np.ndarray:
 
 
 def lengths(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How many samples parts have.
-
-    Args:
-        parts: of shape (parts, 3).
-        counts: how many the pieces have.
-
-    Returns:
-        An int64 array of shape (parts,).
+    """The number of samples in each part, from the pieces' `counts`.
 
     Example:
 
@@ -177,41 +130,25 @@ def lengths(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def remaining(parts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """How much there is left in parts to read, roughly: it only balances.
+    """Estimates the bytes left in each part from the pieces' sizes, for balance.
 
-    Args:
-        parts: of shape (parts, 3).
-        sizes: of the pieces, in bytes.
-
-    Returns:
-        A float64 array of shape (parts,), in bytes.
-
-    Example:
-
-    Of 800 bytes each, 4 samples of the first were read, and 2 of the second.
+    Example: of 800 bytes each, 4 samples of the first were read, and 2 of the second.
 
     >>> remaining(np.array([[0, 4, 1], [1, 2, 1]]), np.array([800, 800]))
     array([  0., 400.])
     """
     size = sizes[parts[:, PIECE]].astype(np.float64)
     taken = np.maximum(parts[:, START] - parts[:, STEP] + 1, 0)
-    # A sample is not larger than in the piece of which all may have been read.
+    # An upper bound of a sample's size: no piece can have lost more than its size.
     largest = np.min(size[taken > 0] / taken[taken > 0], initial=np.inf)
     left = size - np.where(taken > 0, largest * taken, 0.0) if taken.any() else size
     return np.maximum(left, 0.0) / parts[:, STEP]
 
 
 def shares(parts: np.ndarray, weights: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Divides parts among ranks, whole ones where there are enough.
+    """Divides parts among ranks, with about equal sums of `weights`.
 
-    Args:
-        parts: of shape (parts, 3).
-        weights: of shape (parts,); the ranks' sums will be about alike.
-        ranks: how many there are.
-
-    Returns:
-        For each rank an array like `parts`. With fewer parts than ranks each has a
-        part of all of them.
+    With fewer parts than ranks each rank gets a part of all of them.
 
     Example:
 
@@ -223,7 +160,7 @@ def shares(parts: np.ndarray, weights: np.ndarray, ranks: int) -> list[np.ndarra
     """
     if len(parts) < ranks:
         return [_every(parts, rank, ranks) for rank in range(ranks)]
-    # The largest first, each to the rank that has least.
+    # The largest first, each to the rank with the least.
     loads = [(0.0, 0, rank) for rank in range(ranks)]
     owners = np.zeros(len(parts), np.int64)
     for part in np.argsort(-weights, kind="stable"):
@@ -236,15 +173,9 @@ def shares(parts: np.ndarray, weights: np.ndarray, ranks: int) -> list[np.ndarra
 def split(
     parts: np.ndarray, weights: np.ndarray, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides large parts, so that all of them can be shared out evenly.
+    """Divides large parts, at most into `ranks`, so that they can be shared evenly.
 
-    Args:
-        parts: of shape (parts, 3).
-        weights: of shape (parts,).
-        ranks: how many will share them; a part is not divided into more.
-
-    Returns:
-        The same samples in more parts, and the weights of these.
+    Returns the new parts and their weights.
 
     Example:
 
@@ -263,7 +194,7 @@ def split(
 
 
 def _every(parts: np.ndarray, rank: int, ranks: int) -> np.ndarray:
-    """Every `ranks`-th place of each part; which rank begins goes round."""
+    """Every `ranks`-th place of each part; the first rank rotates between parts."""
     result = parts.copy()
     first = (rank + np.arange(len(parts))) % ranks
     result[:, START] += first * parts[:, STEP]

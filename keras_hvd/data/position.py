@@ -1,21 +1,19 @@
-"""Position: where training is in the data, to be saved and to go on from.
+"""Position: where training is in the data, to save it and to continue from it.
 
-How it is exact, whatever ranks there are and whatever shuffles and prefetches:
+It is exact for any number of ranks, shuffles and prefetches:
 
-- The order of samples in a piece (a file, or a row group) is a function of the seed,
-  the epoch and the piece alone. So "the first n of it" means the same in every job, and
-  an epoch's rest is a few numbers a piece (see plan.py).
-- A rank reads several pieces in turns. Which piece each of its samples came from is
-  written down as they leave `from_files`, before the steps that keep order (`map`,
-  `batch`, `prefetch`). When the training loop has consumed n samples, those are the
-  first n written down, whatever the pipeline has read ahead.
-- Saving gathers all ranks' parts. Going on divides them again, among the ranks that
-  there are then.
+- The order of samples in a piece (a file, or a row group) depends only on the seed, the
+  epoch and the piece. So "its first n samples" means the same in every job, and the
+  rest of an epoch is a few numbers per piece (see plan.py).
+- A rank reads several pieces in turns. As samples leave `from_files`, before steps that
+  keep their order (`map`, `batch`, `prefetch`), it is recorded which piece each came
+  from. If the training loop has consumed n samples, these are the first n recorded
+  ones, however far the pipeline has read ahead.
+- Saving gathers all ranks' parts. Restoring divides them among the ranks of that job.
 
-It is the training loop, or the callback `BackupAndRestore`, that says what it has
-consumed, with `advance`, and that an epoch is over, with `end_epoch`. The samples of an
-epoch that were not consumed then (those that `even(mode="drop")` left) are not caught
-up on: the next epoch has all samples again.
+The training loop, or the callback `BackupAndRestore`, reports what it has consumed with
+`advance`, and the end of an epoch with `end_epoch`. Samples not consumed until then
+(`even(mode="drop")` leaves some) are skipped: the next epoch has all samples again.
 """
 
 from __future__ import annotations
@@ -40,24 +38,24 @@ _VERSION = 1
 
 
 class Position(tf.train.experimental.PythonState):
-    """A place in the data of `from_files` that can be saved, and gone on from.
+    r"""A place in the data of `from_files`, to save and to continue from.
 
-    Give it to `from_files`; from then on an iteration of the dataset begins where the
-    position is. Training moves it: `advance` after each step and `end_epoch` after each
-    epoch, or the callback `keras_hvd.callbacks.BackupAndRestore`, which also saves and
-    restores it together with the model. Between `from_files` and the training loop
-    there may be what keeps samples and their order (`map`, `batch`, `prefetch`), not
-    what changes them (`filter`, `repeat`, another `shuffle`).
+    Give it to `from_files`; an iteration of the dataset then begins at the position.
+    Training moves it: call `advance` after each step and `end_epoch` after each epoch,
+    or use the callback `keras_hvd.callbacks.BackupAndRestore`, which also saves and
+    restores it together with the model. Between `from_files` and the training loop, use
+    only steps that keep samples and their order (`map`, `batch`, `prefetch`), not steps
+    that change them (`filter`, `repeat`, another `shuffle`).
 
-    It can be saved as part of a `tf.train.Checkpoint`; call `state` on all ranks right
-    before.
+    It can be part of a `tf.train.Checkpoint`; call `state` on all ranks right before
+    saving.
 
     Example:
 
     >>> import keras_hvd, tempfile, pathlib
     >>> keras_hvd.init()
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "a.txt").write_text("1 2 3 4".replace(" ", "\\n"))
+    >>> _ = (folder / "a.txt").write_text("1 2 3 4".replace(" ", "\n"))
     >>> position = keras_hvd.data.Position()
     >>> lines = keras_hvd.data.from_files(
     ...     str(folder / "*.txt"), "text", shuffle=0, position=position)
@@ -82,24 +80,24 @@ class Position(tf.train.experimental.PythonState):
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that it is in, from 0."""
+        """The number of the present epoch, from 0."""
         if self._restored is not None:
             return self._restored["epoch"]
         return self._epoch
 
     @property
     def is_inside_epoch(self) -> bool:
-        """Whether it was restored to a place within its epoch, or moved there."""
+        """Whether it is within its epoch, because it was restored or moved there."""
         return self._restored is not None or self._inside
 
     def advance(self, samples: int) -> None:
-        """Says that this rank's training loop has consumed samples of the epoch.
+        """Reports that this rank's training loop has consumed samples.
 
         Args:
-            samples: how many more, of this rank.
+            samples: how many more samples of this rank.
 
         Raises:
-            TypeError: it is no whole number.
+            TypeError: it is not a whole number.
             ValueError: it is negative, or more than what was read.
             RuntimeError: the position belongs to no dataset.
         """
@@ -114,7 +112,7 @@ class Position(tf.train.experimental.PythonState):
             self._take(samples)
 
     def end_epoch(self) -> None:
-        """Goes to the beginning of the next epoch; what is left of this one is left.
+        """Goes to the beginning of the next epoch and skips the rest of this one.
 
         Raises:
             RuntimeError: the position belongs to no dataset.
@@ -125,10 +123,10 @@ class Position(tf.train.experimental.PythonState):
         """Goes to the beginning of an epoch.
 
         Args:
-            epoch: its number, from 0; orders are a function of it.
+            epoch: its number, from 0. The order of samples depends on it.
 
         Raises:
-            TypeError: it is no whole number.
+            TypeError: it is not a whole number.
             ValueError: it is negative.
             RuntimeError: the position belongs to no dataset.
         """
@@ -140,11 +138,11 @@ class Position(tf.train.experimental.PythonState):
             self._begin_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
-        """Where all ranks are: every rank calls it, after the same step.
+        """Where all ranks are. Every rank calls it, after the same step.
 
         Returns:
-            What `restore` takes, on any number of ranks; the same on all ranks. It is
-            made of numbers, strings and lists, for JSON or pickle.
+            The same state on all ranks, for `restore` on any number of ranks. It
+            consists of numbers, strings and lists, for JSON or pickle.
 
         Raises:
             RuntimeError: the position belongs to no dataset.
@@ -171,15 +169,16 @@ class Position(tf.train.experimental.PythonState):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to where a state was taken; the dataset's next iteration begins there.
+        """Goes to a saved place, where the dataset's next iteration begins.
 
         Args:
-            state: what `state` returned, in this job or in one of other ranks, and the
-                same on all ranks. Where only one of them has read it from a file,
+            state: what `state` returned, in this job or in one with other ranks; the
+                same on all ranks. If only one rank has read it from a file,
                 `keras_hvd.broadcast_object` gives it to the others.
 
         Raises:
-            ValueError: it is of other files, of another seed or shuffle, or no state.
+            ValueError: it belongs to other files, another seed or shuffle, or is not a
+                state.
         """
         _require_state(state)
         with self._lock:
@@ -189,10 +188,7 @@ class Position(tf.train.experimental.PythonState):
                 self._go_to(state)
 
     def serialize(self) -> str:
-        """What `tf.train.Checkpoint` saves: the last `state`.
-
-        Returns:
-            A text.
+        """The last `state` as text, for `tf.train.Checkpoint`.
 
         Raises:
             RuntimeError: the position has moved since `state` was called.
@@ -207,28 +203,16 @@ class Position(tf.train.experimental.PythonState):
         return json.dumps(self._saved)
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """What `tf.train.Checkpoint` calls to restore it.
-
-        Args:
-            string_value: what `serialize` returned.
-
-        Raises:
-            ValueError: as for `restore`.
-        """
+        """Restores what `serialize` returned, for `tf.train.Checkpoint`."""
         self.restore(json.loads(string_value))
 
     # --- for from_files and the callback ---------------------------------------------
 
     def attach(self, plan: plans.Plan, process_set: ProcessSet) -> None:
-        """Makes this the position in a dataset.
+        """Makes this the position in a dataset, which `process_set` shares.
 
-        Args:
-            plan: of the dataset.
-            process_set: the ranks that share it.
-
-        Raises:
-            ValueError: it belongs to another dataset, or was restored to a place in
-                other files.
+        Raises ValueError if it belongs to another dataset, or was restored to other
+        files.
         """
         with self._lock:
             if self._plan is not None:
@@ -247,14 +231,9 @@ class Position(tf.train.experimental.PythonState):
                 raise
 
     def begin(self) -> tuple[int, int, np.ndarray, int]:
-        """Begins an iteration.
+        """Begins an iteration: its number, epoch, this rank's parts, and limit or -1.
 
-        Returns:
-            The iteration's number, its epoch, this rank's parts, and how many samples
-            of them to hand out; -1 for all.
-
-        Raises:
-            RuntimeError: the epoch before was read to its end and not ended.
+        Raises RuntimeError if the previous epoch was read to its end, but not ended.
         """
         with self._lock:
             if self._ended and self._advanced:
@@ -263,11 +242,11 @@ class Position(tf.train.experimental.PythonState):
                     "Position.end_epoch() after it. A dataset with a Position cannot "
                     "be repeat()ed: iterate over it once for each epoch"
                 )
-            # Once more is what `even` does to count.
+            # `even` reads it one more time to count.
             if self._ended and self.iterations == 2:
                 log.warn(
-                    f"epoch {self._epoch} is read again, for nobody has moved the "
-                    "Position: use keras_hvd.callbacks.BackupAndRestore, or call its "
+                    f"epoch {self._epoch} is read again, because the Position was not "
+                    "moved: use keras_hvd.callbacks.BackupAndRestore, or call its "
                     "advance() and end_epoch()"
                 )
             self._stop_iteration()
@@ -275,36 +254,20 @@ class Position(tf.train.experimental.PythonState):
             return self._iteration, self._epoch, self._parts.copy(), self._limit
 
     def record(self, iteration: int, parts: np.ndarray) -> None:
-        """Writes down which of its parts the next samples of an iteration come from.
-
-        Args:
-            iteration: its number.
-            parts: indexes of parts, one a sample.
-        """
+        """Records which parts (indexes) the next samples of an iteration come from."""
         with self._lock:
             if iteration == self._iteration:
                 self._read.append(parts)
                 self._waiting += len(parts)
 
     def end(self, iteration: int) -> None:
-        """Takes note that an iteration has been read to its end.
-
-        Args:
-            iteration: its number.
-        """
+        """Records that an iteration was read to its end."""
         with self._lock:
             if iteration == self._iteration:
                 self._ended = True
 
     def advance_at_most(self, samples: int) -> None:
-        """As `advance`, where the last step of an epoch may have had fewer.
-
-        Args:
-            samples: of a full step.
-
-        Raises:
-            ValueError: it is more than what was read, and there is more to read.
-        """
+        """As `advance`, but the last step of an epoch may have fewer samples."""
         with self._lock:
             ended, waiting = self._ended, self._waiting
         self.advance(min(samples, waiting) if ended else samples)
@@ -332,7 +295,7 @@ class Position(tf.train.experimental.PythonState):
         self._settle()
 
     def _settle(self) -> None:
-        """Begins at `_epoch` and `_rest`, whatever was before."""
+        """Begins at `_epoch` and `_rest`, regardless of the state before."""
         if self._plan is not None:
             self._parts = self._plan.share(self._rest).copy()
             self._limit = self._plan.limit(self._rest)
@@ -383,7 +346,7 @@ class Position(tf.train.experimental.PythonState):
         }
 
     def _require_same_settings(self, state: dict[str, Any]) -> None:
-        """Raises where the rest of an epoch would not be the rest."""
+        """Raises if the saved rest of an epoch would not be the rest here."""
         if state["parts"] is None:
             return
         own = self._settings()
@@ -399,8 +362,8 @@ class Position(tf.train.experimental.PythonState):
         if "shuffled" in differ:
             raise ValueError(
                 "Position: the saved place is within an epoch, and this version of "
-                f"TensorFlow ({tf.__version__}) shuffles otherwise than the one that "
-                "saved it"
+                f"TensorFlow ({tf.__version__}) shuffles differently from the version "
+                "that saved it"
             )
         shown = ", ".join(f"{n}={state.get(n)!r}, now {own[n]!r}" for n in differ)
         raise ValueError(
@@ -424,7 +387,7 @@ def _require_state(state: Any) -> None:
 
 
 def _compact(parts: np.ndarray) -> list[int | list[int]]:
-    """Parts for a file: of whole pieces, only the number."""
+    """Parts for a file; a whole piece is only its number."""
     return [
         int(part[plans.PIECE]) if (part[1:] == (0, 1)).all() else part.tolist()
         for part in parts
@@ -437,7 +400,7 @@ def _expand(parts: list[int | list[int]]) -> np.ndarray:
 
 
 def _shuffled() -> list[int]:
-    """An order that changes if TensorFlow's way of shuffling does."""
+    """An order that changes if TensorFlow shuffles differently."""
     windows = tf.data.Dataset.range(16).window(8)
     numbers = shuffling.shuffled(windows, 8, tf.constant(7, tf.int64))
     return [int(number) for number in numbers]

@@ -18,7 +18,7 @@ POLICIES = ("auto", "file", "data", "off")
 _SHUFFLES = frozenset({"ShuffleDataset", "ShuffleAndRepeatDataset"})
 _REPEATS = frozenset({"RepeatDataset", "ShuffleAndRepeatDataset"})
 
-# After them an element is no longer what the user calls a sample.
+# After these an element is no longer one sample.
 _BATCHES = frozenset(
     {
         "BatchDataset",
@@ -30,11 +30,11 @@ _BATCHES = frozenset(
     }
 )
 
-# What makes one sample of neighbours: they are divided after that.
+# These make one sample of neighbours: the cut comes after them.
 _WINDOWS = frozenset({"SlidingWindowDataset", "WindowDataset"})
 
-# One element in, the same number of elements out, at the same places: what is done
-# before them for a part of the elements is the same as after them, and cheaper.
+# One element in, one element out, at the same place. A cut before them gives the same
+# part as a cut after them, and is cheaper.
 _ONE_TO_ONE = frozenset(
     {
         "CacheDataset",
@@ -48,17 +48,18 @@ _ONE_TO_ONE = frozenset(
     }
 )
 
-# Each element by itself decides whether it stays: it does not matter which rank has it.
+# Each element stays or goes regardless of others, so it does not matter which rank has
+# it.
 _ELEMENTWISE = _ONE_TO_ONE | {
     "AssertCardinalityDataset",
     "FilterDataset",
     "IgnoreErrorsDataset",
 }
 
-# Count elements by their places, which those of a rank's part are known to have had.
+# These count elements by place. The original places of a rank's part are known.
 _BY_PLACE = frozenset({"SkipDataset", "TakeDataset"})
 
-# Whose functions decide how many elements there are.
+# Their functions decide how many elements there are.
 _COUNT_BY_FUNCTION = frozenset(
     {
         "FilterDataset",
@@ -69,11 +70,11 @@ _COUNT_BY_FUNCTION = frozenset(
     }
 )
 
-# Each element becomes several, whichever rank has it.
+# Each element becomes several, on any rank.
 _EXPANDING = frozenset({"FlatMapDataset", "InterleaveDataset", "UnbatchDataset"})
 
-# Drawn anew at each start of the iteration unless they are given seeds: where among the
-# arguments the first of two seeds is.
+# The place of the first of two seeds among the arguments. Without seeds, each iteration
+# draws new ones.
 _SEEDS = {
     "RandomDataset": 0,
     "SamplingDataset": 2,
@@ -83,15 +84,15 @@ _SEEDS = {
 
 
 class _Cut(NamedTuple):
-    """Where a dataset is divided between the ranks."""
+    """Where a dataset is divided between ranks."""
 
     policy: str
-    dataset: str  # whose elements, or files, are divided
-    counting: tuple[str, ...] = ()  # behind it, in its order: of `_BY_PLACE`
+    dataset: str  # its elements, or files, are divided
+    counting: tuple[str, ...] = ()  # datasets of `_BY_PLACE` behind it, in order
 
 
 class _Unsuitable(Exception):
-    """A graph cannot be divided in some way; the text says why."""
+    """A graph cannot be divided in this way; the text says why."""
 
 
 def shard(
@@ -99,41 +100,41 @@ def shard(
     policy: str = "auto",
     process_set: ProcessSet = global_process_set,
 ) -> tf.data.Dataset:
-    """Gives each rank its part of a dataset, all ranks together the whole, once.
+    """Gives each rank its part of a dataset; all parts together are the whole, once.
 
-    Every rank calls it with the same dataset. Whatever was done to it, the part is
-    taken where the order matters: before the first `shuffle`, `batch`, `padded_batch`,
-    `window` or `repeat`, and before what of `map`, `take` and `skip` is next to it, so
-    that each rank maps its part only. What follows works on this rank's part: a batch
-    size is each rank's, and so is a `take` after the batch. Where elements are counted
-    or dropped between a shuffle and the batch (`take`, `skip`, ...), the part is taken
-    after the shuffle, which gets an order that all ranks share, the same in each epoch;
-    a warning says so.
+    Every rank calls it with the same dataset. The part is taken where the order
+    matters: before the first `shuffle`, `batch`, `padded_batch`, `window` or `repeat`,
+    and before adjacent `map`, `take` and `skip`, so each rank maps only its part. What
+    follows works on this rank's part: a batch size is per rank, and so is a `take`
+    after the batch. If elements are counted or dropped between a shuffle and the batch
+    (`take`, `skip`, ...), the part is taken after the shuffle. The shuffle then has the
+    same order on all ranks and in each epoch; a warning says so.
 
-    That the ranks' datasets begin with the same data is checked. A Python generator
-    must yield the same on all ranks, which is not. A dataset of `from_files` is this
-    rank's part, and stays as it is.
+    It checks that the ranks' datasets begin with the same data. It cannot check a
+    Python generator, which must yield the same on all ranks. A dataset of `from_files`
+    already is this rank's part, and is returned unchanged.
 
     Args:
         dataset: the same on all ranks; not a part of it.
         policy: "file": ranks read different files. "data": ranks read all files and
-            keep every n-th element. "auto": "file" if the dataset starts from files of
-            which there are at least as many as ranks, and nothing counts elements
-            before the batch; else "data". "off": the dataset as it is. Rank 0 writes
-            which it was (level `info` of `KERAS_HVD_LOG_LEVEL`).
+            keep every n-th element. "auto": "file" if the dataset starts from at least
+            as many files as ranks, and nothing counts elements before the batch; else
+            "data". "off": the dataset unchanged. Rank 0 logs the choice (level `info`
+            of `KERAS_HVD_LOG_LEVEL`).
         process_set: the ranks that share the dataset; by default all of them.
 
     Returns:
-        A dataset of this rank's part, of the same kind of elements. With one rank it is
-        `dataset` itself.
+        A dataset of this rank's part, with the same type of elements. With one rank it
+        is `dataset` itself.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `dataset` is not a `tf.data.Dataset`.
-        ValueError: there is no such policy; the process set is not part of the job, or
-            without this rank; the ranks' datasets or policies differ; with "file", the
-            dataset cannot be divided by files; elements are dropped at random, and then
-            counted; or the graph of the dataset cannot be read.
+        ValueError: the policy does not exist; the process set is not part of the job,
+            or does not contain this rank; the ranks' datasets or policies differ; with
+            "file", the dataset cannot be divided by files; elements are dropped at
+            random and then counted; or TensorFlow cannot write down the dataset's
+            graph.
 
     Example:
 
@@ -163,21 +164,7 @@ def shard(
 
 
 def check_dataset(function: str, dataset: Any) -> None:
-    """Raises unless a public function was given a dataset.
-
-    Args:
-        function: its name, for the message.
-        dataset: what it was given.
-
-    Raises:
-        TypeError: it is something else.
-
-    Example:
-
-    >>> check_dataset("shard", [1, 2])
-    Traceback (most recent call last):
-    TypeError: shard takes a tf.data.Dataset; got a list
-    """
+    """Raises TypeError unless `dataset` is a `tf.data.Dataset`."""
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"{function} takes a tf.data.Dataset; got a {type(dataset).__name__}"
@@ -185,27 +172,7 @@ def check_dataset(function: str, dataset: Any) -> None:
 
 
 def place_in(process_set: ProcessSet, function: str) -> tuple[int, int]:
-    """The size of a process set, and this rank's place in it.
-
-    Args:
-        process_set: what the user gave.
-        function: the public function that it was given to, for the message.
-
-    Returns:
-        Both.
-
-    Raises:
-        NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: it is not a `ProcessSet`.
-        ValueError: it is not part of the job, or this rank is not in it.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> place_in(keras_hvd.global_process_set, "shard")
-    (1, 0)
-    """
+    """A process set's size, and this rank's place in it; raises if it has none."""
     basics.require_initialized(f"data.{function}")
     number_of(process_set, function)
     place = process_set.rank()
@@ -218,7 +185,7 @@ def place_in(process_set: ProcessSet, function: str) -> tuple[int, int]:
 
 
 def _is_from_files(dataset: tf.data.Dataset) -> bool:
-    """Whether there is a dataset of `from_files` in it: this rank's part."""
+    """Whether the dataset contains one of `from_files`, this rank's part."""
     try:
         graph = DatasetGraph(dataset, "shard")
     except ValueError:
@@ -233,7 +200,7 @@ def _proposal(
 ) -> tuple[DatasetGraph | None, dict[str, Any]]:
     """The dataset's graph, and what this rank would do, for comparison.
 
-    What is wrong with it is part of that: all ranks learn of it, and none waits.
+    Errors are part of it, so all ranks learn of them and none waits.
     """
     proposal: dict[str, Any] = {"policy": policy, "error": ""}
     try:
@@ -261,7 +228,7 @@ def _proposal(
 
 
 def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:
-    """Where to cut, how many files there are, and why not by files."""
+    """Where to cut, the number of files, and why not by files."""
     if policy == "data":
         return _cut_by_elements(graph), 0, ""
     try:
@@ -289,7 +256,7 @@ def _cut_by_elements(graph: DatasetGraph) -> _Cut:
 
 
 def _file_cut(graph: DatasetGraph, size: int) -> tuple[str, int]:
-    """The dataset of files that is to be divided, and how many these are."""
+    """The dataset of files to divide, and their number."""
     chain = graph.chain()
     readers = [name for name in chain if graph.reads_files(name)]
     if not readers:
@@ -307,7 +274,7 @@ def _file_cut(graph: DatasetGraph, size: int) -> tuple[str, int]:
 
 
 def _count(dataset: tf.data.Dataset, enough: int) -> int:
-    """How many elements a dataset has; for one without a known end, up to `enough`."""
+    """The number of elements of a dataset; at most `enough` if it is unknown."""
     known = int(dataset.cardinality())
     if known >= 0:
         return known
@@ -320,7 +287,7 @@ def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
     first = _first_that_orders(graph, chain, end)
     passing = _ELEMENTWISE | _SHUFFLES | _REPEATS
     if first < end and graph.kind(chain[first]) in _EXPANDING:
-        # As many as a rank's random numbers say.
+        # Their numbers depend on the rank's random numbers.
         passing |= _EXPANDING
     counting = [
         i for i in range(max(first, 1), end) if graph.kind(chain[i]) not in passing
@@ -333,9 +300,9 @@ def _cut_in(graph: DatasetGraph, chain: list[str]) -> str:
 
 
 def _batch(graph: DatasetGraph, chain: list[str]) -> int:
-    """Where in a chain samples become batches; its length where they do not.
+    """Where in a chain samples become batches; its length if they do not.
 
-    Batches of batches that nobody took apart are batches of sequences: neighbours,
+    Batches of batches that are not unbatched are batches of sequences: of neighbours,
     unless they were shuffled before.
     """
     kinds = [graph.kind(name) for name in chain]
@@ -366,22 +333,22 @@ def _first_that_orders(graph: DatasetGraph, chain: list[str], batch: int) -> int
 
 
 def _require_settled(graph: DatasetGraph, name: str) -> None:
-    """Raises where ranks would not come to the same elements before a cut."""
+    """Raises if ranks would get different elements before the cut."""
     is_random: dict[str, bool] = {}
     for each in graph.before(name):
         inputs = [is_random[source] for source in graph.inputs(each)]
         is_random[each] = graph.draws(each) or any(inputs)
         if is_random[each] and graph.kind(each) in _COUNT_BY_FUNCTION:
             raise _Unsuitable(
-                f"{graph.kind(each)} may drop elements by random numbers, on each rank "
-                f"others, and {_why_not_before(graph, each, name)}. Drop by numbers "
-                "that all ranks share (tf.random.stateless_uniform), or put "
-                "keras_hvd.data.shard() before it"
+                f"{graph.kind(each)} may drop elements by random numbers, different "
+                f"ones on each rank, and {_why_not_before(graph, each, name)}. Use "
+                "random numbers that all ranks share (tf.random.stateless_uniform), or "
+                "put keras_hvd.data.shard() before it"
             )
 
 
 def _why_not_before(graph: DatasetGraph, dropping: str, cut: str) -> str:
-    """Why the parts cannot be taken before a dataset that drops elements."""
+    """Why the cut cannot come before a dataset that drops elements."""
     source = graph.chain()[0]
     kind = graph.kind(source)
     if dropping not in graph.before(source):
@@ -395,7 +362,7 @@ def _why_not_before(graph: DatasetGraph, dropping: str, cut: str) -> str:
 
 
 def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:
-    """A dataset's seeds, or new ones, and whether they settle its order for good."""
+    """A dataset's seeds, or new ones, and whether they fix its order for good."""
     place = _SEEDS[graph.kind(name)]
     seeds = [int(graph.argument(name, place + i)) for i in range(2)]
     settled = any(seeds) and not any(
@@ -408,7 +375,7 @@ def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:
 
 
 def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
-    """As `_seeds`; None for what there is not, or is computed from elements."""
+    """As `_seeds`; None for a seed that does not exist, or depends on elements."""
     if inner.kind not in _SEEDS:
         return None, None, True
     first, second = (inner.constant(_SEEDS[inner.kind] + i) for i in range(2))
@@ -419,23 +386,17 @@ def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
 
 
 def _count_of(graph: DatasetGraph, name: str) -> int:
-    """How many elements a `take` or `skip` takes; negative for all."""
+    """The number of elements that a `take` or `skip` takes; negative for all."""
     return int(graph.argument(name, 1))
 
 
 def _count_own(
     graph: DatasetGraph, counting: tuple[str, ...], place: int, size: int
 ) -> int:
-    """Has what counted the elements of all ranks count those of one.
+    """Changes each `take` and `skip` behind the cut to count this rank's elements only.
 
-    Args:
-        graph: the dataset's.
-        counting: each `take` and `skip` that will be behind the cut, in its order.
-        place: of the first element behind them that is to be this rank's.
-        size: how many ranks there are.
-
-    Returns:
-        The place that this rank's elements have before them, modulo `size`.
+    `place` is the first element behind them that belongs to this rank. Returns that
+    element's place before them, modulo `size`.
     """
     for name in reversed(counting):
         count = _count_of(graph, name)
@@ -450,14 +411,9 @@ def _count_own(
 def _settle(
     graph: DatasetGraph, cut: _Cut, first: dict[str, Any], place: int, size: int
 ) -> None:
-    """Has all that comes before the cut give the same elements on all ranks, always.
+    """Makes everything before the cut give the same elements on all ranks, always.
 
-    Args:
-        graph: the dataset's.
-        cut: where it is to be divided.
-        first: what the first rank proposed.
-        place: of this rank among those that share the dataset.
-        size: how many these are.
+    `first` is the first rank's proposal.
     """
     seeds = first["seeds"]
     before = graph.before(cut.dataset)
@@ -484,19 +440,19 @@ def _settle(
     chain = graph.chain()
     for name in chain[chain.index(cut.dataset) + 1 :]:
         if graph.kind(name) == "AssertCardinalityDataset":
-            # It says how many elements all ranks have.
+            # It has the number of elements of all ranks.
             graph.remove(name)
 
 
 def _give_own_file(graph: DatasetGraph, name: str, place: int, size: int) -> None:
-    """Ranks that cached different elements in one file would read each other's."""
+    """Gives each rank its own cache file, because ranks cache different elements."""
     file = graph.argument(name, 1).item().decode()
     if file:
         graph.set_argument(name, 1, f"{file}-{place}-of-{size}", tf.string)
 
 
 def _require_alike(plans: list[dict[str, Any]], process_set: ProcessSet) -> None:
-    """Raises, on every rank, what is wrong on one of them, or differs between them."""
+    """Raises, on every rank, if one rank failed or the ranks differ."""
     ranks = process_set.ranks
     for rank, plan in zip(ranks, plans):
         if plan["error"]:
@@ -527,7 +483,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> bool:
-    """Whether the ranks have different shards already; says so on the first."""
+    """Whether the ranks already have different shards; warns on the first rank."""
     different = [
         shards
         for shards in zip(*(plan["shards"] for plan in plans))
@@ -539,16 +495,16 @@ def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> b
         count, index = different[0][0]
         log.warn(
             f"shard: the dataset was sharded before, by .shard({count}, {index}) on "
-            "this rank and with another index on others. It is left as it is, for each "
-            f"rank would get a part of its part, 1 of {size * size}. Take that .shard "
-            "out, or pass policy='off'",
+            "this rank and with another index on others. It is left unchanged, because "
+            f"each rank would get a part of its part, 1 of {size * size}. Remove that "
+            ".shard, or pass policy='off'",
             stacklevel=3,
         )
     return True
 
 
 def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
-    """Writes what was chosen, and warns of what it costs."""
+    """Logs what was chosen, and warns of its costs."""
     if mine["cut"].policy == "file":
         text = f"by files, {mine['files']} for {size} ranks"
     else:
@@ -564,17 +520,17 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
     if frozen or not all(settled for *_, settled in mine["inner seeds"]):
         log.warn(
             "shard: a shuffle comes before the place where the ranks' parts are taken, "
-            "because elements are counted or read from files after it. It has the same "
-            "order on all ranks now, in each epoch. To shuffle anew in each epoch, "
-            "shuffle behind that place too",
+            "because elements are counted or read from files after it. It now has the "
+            "same order on all ranks and in each epoch. To get a new order in each "
+            "epoch, shuffle behind that place too",
             stacklevel=3,
         )
     copied = graph.copies()
     if copied:
         log.warn(
             f"shard: a function of the dataset uses {copied}. The part has a copy of "
-            "it, as it is now: if it will change, call shard() before that function is "
-            "given to map()",
+            "its present value: if it will change, call shard() before map() of that "
+            "function",
             stacklevel=3,
         )
 

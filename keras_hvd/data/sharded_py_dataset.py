@@ -21,37 +21,36 @@ MODES = ("split", "drop", "repeat")
 
 
 class ShardedPyDataset(keras.utils.PyDataset):
-    """The part of a `keras.utils.PyDataset` that is this rank's.
+    """This rank's part of a `keras.utils.PyDataset`.
 
-    Every rank makes one of the same dataset, and gives it to `fit`, `evaluate` or
-    `predict` in its place, with all ranks. Only the batches of its part are made on a
-    rank, by as many workers, threads or processes, as the dataset asks for. All ranks
-    together get each batch once in an epoch, and all as many steps. With
-    `steps_per_epoch` that is once in a pass of several epochs, if there is one worker:
-    with several Keras begins anew in each epoch.
+    Every rank wraps the same dataset and gives the wrapper to `fit`, `evaluate` or
+    `predict`, together with all ranks. A rank makes only the batches of its part, with
+    the workers, threads or processes that the dataset asks for. All ranks together get
+    each batch once in an epoch, in the same number of steps. With `steps_per_epoch`
+    they get each batch once in a pass of several epochs if there is one worker; with
+    several workers Keras starts again in each epoch.
 
-    The dataset's `on_epoch_begin` and `on_epoch_end` are called with the same seeds of
-    Python's `random` and of `numpy.random` on all ranks, so that all shuffle alike; a
-    dataset with a random generator of its own needs the same seed on all ranks. That
-    the ranks' datasets agree is checked when it is made, and after each epoch.
+    The dataset's `on_epoch_begin` and `on_epoch_end` run with the same seeds of
+    Python's `random` and of `numpy.random` on all ranks, so all ranks shuffle alike. A
+    dataset with its own random generator needs the same seed on all ranks. Creating the
+    wrapper, and every end of an epoch, checks that the ranks' datasets agree.
 
     Args:
         inner: the dataset, the same on all ranks. Its batches are rows of arrays.
-        shuffle: whether ranks get other batches in each epoch. (Keras shuffles what one
-            rank has besides, if `fit` has `shuffle=True`.)
-        mode: what becomes of the batches that are left over where their number is not a
-            multiple of the ranks'. "split": ranks share their rows in one more, smaller
-            step. "drop": they are left out. "repeat": some ranks get another batch a
-            second time.
-        seed: of the shuffling; by default one that rank 0 draws.
+        shuffle: whether ranks get other batches in each epoch. (Keras also shuffles
+            each rank's batches if `fit` has `shuffle=True`.)
+        mode: what happens to leftover batches if their number is not a multiple of the
+            number of ranks. "split": ranks share their rows in one more, smaller step.
+            "drop": they are left out. "repeat": some ranks get another batch again.
+        seed: of the shuffling; by default rank 0 draws one.
         process_set: the ranks that share the dataset; by default all of them.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `inner` is not a `PyDataset`, or `seed` no whole number.
-        ValueError: there is no such mode; the process set is not part of the job, or
-            without this rank; the ranks' datasets or arguments differ; or there are too
-            few batches, or rows in them, for all ranks.
+        TypeError: `inner` is not a `PyDataset`, or `seed` is not a whole number.
+        ValueError: the mode does not exist; the process set is not part of the job, or
+            does not contain this rank; the ranks' datasets or arguments differ; or
+            there are too few batches, or rows in them, for all ranks.
 
     Example:
 
@@ -86,7 +85,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
             )
         if seed is not None:
             seed = basics.whole_number("ShardedPyDataset", "seed", seed)
-        # Known from here on: forked workers have no engine to ask.
+        # Stored here, because forked workers cannot ask the engine.
         self._size, self._place = place_in(process_set, "ShardedPyDataset")
         super().__init__(
             workers=inner.workers,
@@ -108,9 +107,9 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches of each rank; None if there is no end.
+        """The number of batches of each rank; None if the dataset is infinite.
 
-        Keras asks for it where it begins a pass, and not within one.
+        Keras reads it when a pass begins, and not within one.
         """
         self._begin_pass()
         count = self.inner.num_batches
@@ -121,20 +120,13 @@ class ShardedPyDataset(keras.utils.PyDataset):
         return -(-count // self._size)
 
     def __getitem__(self, index: int) -> Any:
-        """Makes a batch of this rank's part.
-
-        Args:
-            index: its number in this part.
-
-        Returns:
-            A batch of the inner dataset, or some rows of one.
-        """
+        """Makes batch number `index` of this rank's part, or some rows of one."""
         count = self.inner.num_batches
         position = index * self._size + self._place
         if count is None:
             return self.inner[position]
         if index in self._given:
-            # A pass of who has not asked again for the number of batches.
+            # A new pass of a caller that has not asked for the number of batches.
             self._begin_pass()
         self._given.add(index)
         whole = count // self._size * self._size
@@ -148,12 +140,11 @@ class ShardedPyDataset(keras.utils.PyDataset):
             self.inner.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Ends an epoch, with all ranks: they have other batches then, if shuffled.
+        """Ends an epoch on all ranks; after it they have other batches, if shuffled.
 
-        A pass that goes on, as Keras' do with `steps_per_epoch`, keeps its order.
-
-        Keras starts the workers of an epoch before it says that the epoch begins, so
-        that it would be too late then. It says once that one ended before the first.
+        A pass that continues, as with `steps_per_epoch`, keeps its order. The order
+        changes here and not in `on_epoch_begin`, because Keras starts an epoch's
+        workers before that. Keras also calls this once before the first epoch.
         """
         with self._same_random_numbers("end"):
             self.inner.on_epoch_end()
@@ -161,12 +152,12 @@ class ShardedPyDataset(keras.utils.PyDataset):
         self._agree({"epoch": self._epoch})
 
     def _begin_pass(self) -> None:
-        """Has what comes be in the order of this epoch, until the next pass begins."""
+        """Fixes the order of this epoch until the next pass begins."""
         self._epoch_of_pass = self._epoch
         self._given: set[int] = set()
 
     def _order(self, count: int) -> list[int]:
-        """The inner dataset's batches in the order in which ranks take them in turn."""
+        """The inner dataset's batches in the order in which ranks take turns."""
         key = (self._seed, self._epoch_of_pass, count)
         if self._known_order[0] != key:
             self._known_order = key, self._new_order(count)
@@ -178,13 +169,13 @@ class ShardedPyDataset(keras.utils.PyDataset):
             random.Random(f"{self._seed} {self._epoch_of_pass}").shuffle(order)
         whole = count // self._size * self._size
         if self._mode == "split" and whole and count - 1 in order[whole:]:
-            # The last batch may have few rows: too few to be shared.
+            # The last batch may have too few rows to be shared.
             place = order.index(count - 1)
             order[place], order[whole - 1] = order[whole - 1], order[place]
         return order
 
     def _rows_of_left_over(self, batches: list[int]) -> Any:
-        """This rank's rows of the batch that it shares with some others."""
+        """This rank's rows of the batch that it shares with other ranks."""
         shared = self._place * len(batches) // self._size
         sharing = [
             place
@@ -200,14 +191,14 @@ class ShardedPyDataset(keras.utils.PyDataset):
         )
 
     def _agree(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Compares what the ranks have, and returns what the first one has."""
+        """Compares the ranks' states and returns the first one's."""
         state["rank"] = basics.rank()
         state["error"] = ""
         try:
             state["batches"] = self.inner.num_batches
             self._describe_first_batch(state)
         except Exception as error:
-            # The others must not wait for it.
+            # Sent to the others, which would wait for this rank otherwise.
             state["error"] = f"{type(error).__name__}: {error}"
         states = allgather_object(
             state, name="keras_hvd/sharded_py_dataset", process_set=self._process_set
@@ -217,9 +208,9 @@ class ShardedPyDataset(keras.utils.PyDataset):
         return states[0]
 
     def _describe_first_batch(self, state: dict[str, Any]) -> None:
-        """What tells the ranks whether their batches have the same numbers.
+        """Describes a batch, so that ranks can compare theirs.
 
-        Batches that differ each time, as augmented ones do, tell nothing.
+        Batches that differ each time, such as augmented ones, are not compared.
         """
         hooks = ("on_epoch_begin", "on_epoch_end")
         is_static = all(
@@ -241,7 +232,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     @contextlib.contextmanager
     def _same_random_numbers(self, purpose: str) -> Iterator[None]:
-        """Has Python's and NumPy's generators draw the same on all ranks."""
+        """Makes Python's and NumPy's generators draw the same on all ranks."""
         seed = f"{self._seed} {self._epoch} {purpose}".encode()
         python, numpy = random.getstate(), np.random.get_state()
         random.seed(seed)
@@ -268,7 +259,7 @@ def _digest(batch: Any) -> int:
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:
-    """Raises, on every rank, what is wrong on one, or differs between them."""
+    """Raises, on every rank, if one rank failed or the ranks differ."""
     first = states[0]
     for each in states:
         if each["error"]:
@@ -289,8 +280,8 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
             raise ValueError(
                 f"ShardedPyDataset: batch 0 of rank {each['rank']} has other rows than "
                 f"that of rank {first['rank']}: samples would be read twice, or never. "
-                "Give the dataset's random generator the same seed on all ranks; where "
-                "each rank has its own part, do without ShardedPyDataset"
+                "Give the dataset's random generator the same seed on all ranks; if "
+                "each rank has its own part, do not use ShardedPyDataset"
             )
 
 

@@ -1,4 +1,4 @@
-"""The libraries for GPUs: which NCCL and NVTX, and what the engine does with NCCL."""
+"""Finds the libraries for GPUs, and what the engine can do with NCCL."""
 
 from __future__ import annotations
 
@@ -12,51 +12,25 @@ from keras_hvd.runtime import native, settings
 
 @dataclass(frozen=True)
 class Support:
-    """What the engine finds on this machine for tensors on GPUs.
+    """What the engine finds on this machine for tensors on GPUs."""
 
-    Args:
-        devices: Number of GPUs; 0 where there is no CUDA driver that can be used.
-        nccl_version: 22304 for 2.23.4, also without a GPU; 0 where no NCCL can be used.
-        cuda: For people: the driver and its devices, or why it cannot be used.
-        nccl: The same of NCCL.
-    """
-
-    devices: int
-    nccl_version: int
-    cuda: str
+    devices: int  # number of GPUs; 0 without a usable CUDA driver
+    nccl_version: int  # 22304 for 2.23.4, also without a GPU; 0 without a usable NCCL
+    cuda: str  # for people: the driver and its devices, or why it cannot be used
     nccl: str
 
 
 def packaged_nccl() -> bytes:
-    """NCCL of this Python environment, from nvidia-nccl-cu12 or nvidia-nccl-cu13.
+    """Path of NCCL in nvidia-nccl-cu12 or nvidia-nccl-cu13, if installed, or "".
 
-    Neither TensorFlow nor CUDA is imported for it.
-
-    Returns:
-        Its path; empty if there is none.
-
-    Example:
-
-    >>> packaged_nccl().endswith((b"libnccl.so.2", b""))
-    True
+    It imports neither TensorFlow nor CUDA.
     """
     return _find("nvidia.nccl", "libnccl.so.2")
 
 
 def packaged_nvtx() -> bytes:
-    """NVTX of this Python environment, from nvidia-nvtx-cu12 or nvidia-nvtx.
-
-    Nothing but a profiler makes use of it.
-
-    Returns:
-        Its path; empty if there is none.
-
-    Example:
-
-    >>> packaged_nvtx().endswith((b".so.1", b""))
-    True
-    """
-    # For CUDA 12 of newer and of older versions; for CUDA 13.
+    """Path of NVTX, for profilers, in nvidia-nvtx-cu12 or nvidia-nvtx, or ""."""
+    # Newer and older versions for CUDA 12; CUDA 13.
     return (
         _find("nvidia.nvtx", "libnvtx3interop.so.1")
         or _find("nvidia.nvtx", "libnvToolsExt.so.1")
@@ -65,14 +39,7 @@ def packaged_nvtx() -> bytes:
 
 
 def support() -> Support:
-    """Opens the libraries as `init` has the engine do, and looks for GPUs.
-
-    Returns:
-        What was found. Libraries that were opened stay open.
-
-    Raises:
-        LibraryError: keras_hvd's own library is missing or does not fit.
-        ValueError: an environment variable of keras_hvd is malformed.
+    """Opens the libraries as `init` does, and looks for GPUs. Libraries stay open.
 
     Example:
 
@@ -87,14 +54,14 @@ def support() -> Support:
 def _support(cuda_library: bytes, nccl_library: bytes) -> Support:
     found = native.gpu_support(native.engine(), cuda_library, nccl_library)
     cuda, _, nccl = found.text.decode(errors="replace").partition("\n")
-    # Nobody is to install it for nothing.
+    # Nobody should install it without need.
     if found.devices == found.nccl_version == 0 and not nccl_library:
         nccl = "there is no GPU that needs it"
     return Support(found.devices, found.nccl_version, cuda, nccl)
 
 
 def _find(package: str, library: str) -> bytes:
-    """The path of a library of one of NVIDIA's packages; empty if there is none."""
+    """The path of a library in one of NVIDIA's packages; empty if there is none."""
     for folder in _folders(package):
         path = os.path.join(folder, "lib", library)
         if os.path.exists(path):
@@ -103,7 +70,7 @@ def _find(package: str, library: str) -> bytes:
 
 
 def _folders(package: str) -> list[str]:
-    """The folders of a package of NVIDIA's, which may be spread over several."""
+    """The folders of one of NVIDIA's packages, which may have several."""
     if importlib.util.find_spec("nvidia") is None:
         return []
     found = importlib.util.find_spec(package)

@@ -1,8 +1,8 @@
-"""One GPU for each rank, of whose memory TensorFlow takes what it needs.
+"""Gives each rank one GPU, and makes TensorFlow take memory only as needed.
 
 `keras_hvd.init` does what scripts for Horovod do by hand, on the devices that
-TensorFlow sees, which `CUDA_VISIBLE_DEVICES` may have made fewer. What the user has set
-before counts, and so does what is set afterwards, until TensorFlow uses its devices.
+TensorFlow sees (`CUDA_VISIBLE_DEVICES` may hide some). The user's settings take
+precedence, before `init` and after it, until TensorFlow uses its devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 from keras_hvd.environment import World
 from keras_hvd.runtime import log
 
-# Where a driver is loaded there is one of these: of Linux, and of Linux on Windows.
+# One of these exists if a driver is loaded: on Linux, or on Linux under Windows.
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -25,59 +25,31 @@ _CHOSEN = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What TensorFlow says of a GPU.
-
-    Args:
-        is_visible: whether it is to use it.
-        growth: whether it takes memory as it needs it; None: nobody has said.
-        is_divided: whether the user has made logical devices of it.
-    """
+    """What TensorFlow says about a GPU."""
 
     is_visible: bool = True
-    growth: bool | None = None
-    is_divided: bool = False
+    growth: bool | None = None  # whether memory grows as needed; None: not set
+    is_divided: bool = False  # whether the user has made logical devices of it
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to tell TensorFlow.
+    """What to tell TensorFlow."""
 
-    Args:
-        only: the number of the GPU that is to be visible alone; None: change nothing.
-        growing: the GPUs that are to take memory as they need it.
-        is_shared: whether ranks have to share them, for certain.
-    """
-
-    only: int | None
-    growing: tuple[int, ...]
-    is_shared: bool
+    only: int | None  # the only GPU to be visible; None: no change
+    growing: tuple[int, ...]  # GPUs whose memory grows as needed
+    is_shared: bool  # whether ranks certainly share GPUs
 
 
 def driver_is_loaded() -> bool:
-    """Whether this machine has a GPU of NVIDIA's and its driver, without asking it.
-
-    Returns:
-        False where there is certainly nothing to do about GPUs.
-
-    Example:
-
-    >>> type(driver_is_loaded())
-    <class 'bool'>
-    """
+    """Whether this machine has an NVIDIA driver, without calling it."""
     return any(map(os.path.exists, _DEVICE_FILES))
 
 
 def choose(gpus: Sequence[Gpu], world: World, variables: Mapping[str, str]) -> Choice:
-    """Decides which GPU a rank uses.
+    """Decides which of TensorFlow's GPUs a rank uses.
 
-    Args:
-        gpus: those that TensorFlow sees in this process.
-        world: this process' place.
-        variables: its environment.
-
-    Returns:
-        What to tell TensorFlow. Where a scheduler gives each rank one GPU, each sees
-        one: its number 0.
+    If a scheduler gives each rank one GPU, each rank sees one, with number 0.
 
     Example:
 
@@ -93,11 +65,11 @@ def choose(gpus: Sequence[Gpu], world: World, variables: Mapping[str, str]) -> C
         only = world.local_rank % len(gpus)
         visible = [only]
     used = [gpus[number] for number in visible]
-    # TensorFlow wants the same of all that are visible.
+    # TensorFlow requires the same setting for all visible GPUs.
     is_said = any(gpu.growth is not None or gpu.is_divided for gpu in used)
     growing = () if is_said or variables.get(_GROWTH) else tuple(visible)
-    # One GPU may be another one on each rank; not where khvdrun has started them all
-    # and nobody has chosen.
+    # A single GPU may be a different one on each rank, unless khvdrun has started the
+    # ranks and nobody has chosen GPUs.
     all_see_it = "KERAS_HVD_RANK" in variables and _CHOSEN not in variables
     sees_all = only is not None or (len(gpus) == 1 and all_see_it)
     is_shared = sees_all and world.local_size > len(gpus)
@@ -105,16 +77,7 @@ def choose(gpus: Sequence[Gpu], world: World, variables: Mapping[str, str]) -> C
 
 
 def pin(world: World) -> None:
-    """Has TensorFlow use one GPU, if there are any; imports it then.
-
-    Args:
-        world: this process' place in the job that it has joined.
-
-    Example:
-
-    >>> from keras_hvd import environment
-    >>> pin(environment.world())
-    """
+    """Makes TensorFlow use one GPU. Imports TensorFlow only if there are GPUs."""
     if not driver_is_loaded():
         return
     tf = _tensorflow()
@@ -123,18 +86,7 @@ def pin(world: World) -> None:
 
 
 def pin_tensorflow(tf: ModuleType, world: World, variables: Mapping[str, str]) -> None:
-    """Has a TensorFlow use one of the GPUs that it sees.
-
-    Args:
-        tf: the module.
-        world: this process' place.
-        variables: its environment.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> pin_tensorflow(tf, World(0, 1, 0, 1, 0, 1, "job"), {})
-    """
+    """Makes this TensorFlow use one of the GPUs that it sees."""
     devices = tf.config.list_physical_devices("GPU")
     if not devices:
         return
@@ -145,7 +97,7 @@ def pin_tensorflow(tf: ModuleType, world: World, variables: Mapping[str, str]) -
         for number in choice.growing:
             tf.config.experimental.set_memory_growth(devices[number], True)
     except RuntimeError:
-        # It uses its devices already.
+        # TensorFlow already uses its devices.
         text = too_late(choice, len(devices), world)
         if text:
             log.write("warning", text)
@@ -155,20 +107,12 @@ def pin_tensorflow(tf: ModuleType, world: World, variables: Mapping[str, str]) -
 
 
 def too_late(choice: Choice, gpus: int, world: World) -> str:
-    """What to say where TensorFlow has begun to use its GPUs before `init`.
-
-    Args:
-        choice: what it should have been told.
-        gpus: how many it sees.
-        world: this process' place.
-
-    Returns:
-        The line; "" where it makes no difference.
+    """The warning if TensorFlow has used its GPUs before `init`; "" if it is harmless.
 
     Example:
 
     >>> too_late(Choice(1, (1,), False), 2, World(1, 2, 1, 2, 0, 1, "job"))
-    'TensorFlow had begun to use its 2 GPUs before keras_hvd.init(), so that ...'
+    'TensorFlow had begun to use its 2 GPUs before keras_hvd.init(), so this rank ...'
     """
     if world.local_size == 1:
         return ""
@@ -180,36 +124,23 @@ def too_late(choice: Choice, gpus: int, world: World) -> str:
     if choice.only is not None:
         return (
             f"TensorFlow had begun to use its {gpus} GPUs before keras_hvd.init(), so "
-            f"that this rank computes on the first, like all others: {remedy}"
+            f"this rank computes on the first, like all others: {remedy}"
         )
     if choice.is_shared:
         return (
             "TensorFlow had begun to use its GPU before keras_hvd.init(), and takes "
-            f"nearly all of the memory, which other ranks need too: {remedy}"
+            f"nearly all of its memory, which other ranks need too: {remedy}"
         )
     return ""
 
 
 def sharing(gpus: int, ranks: int) -> str:
-    """What to say where there are more ranks than GPUs.
-
-    Args:
-        gpus: how many all of them see.
-        ranks: of this host.
-
-    Returns:
-        The line.
-
-    Example:
-
-    >>> sharing(1, 4).partition(":")[0]
-    '4 ranks share 1 GPU'
-    """
+    """The message if there are more ranks on this host than GPUs."""
     shared = "1 GPU" if gpus == 1 else f"{gpus} GPUs in turn"
     return (
-        f"{ranks} ranks share {shared}: NCCL takes several ranks on a GPU from 2.30 "
-        f"on, with {_SHARING}=1 in the environment; otherwise their tensors go through "
-        "host memory"
+        f"{ranks} ranks share {shared}: from version 2.30, NCCL accepts several ranks "
+        f"on a GPU with {_SHARING}=1 in the environment; otherwise their tensors go "
+        "through host memory"
     )
 
 
@@ -226,7 +157,7 @@ def _described(tf: ModuleType, devices: Sequence) -> list[Gpu]:
 
 
 def _tensorflow() -> ModuleType | None:
-    """None where there is none: the engine's own calls need none."""
+    """TensorFlow, or None if it is not installed: the engine does not need it."""
     try:
         import tensorflow
     except ModuleNotFoundError as error:

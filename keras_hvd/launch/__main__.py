@@ -9,14 +9,7 @@ from keras_hvd.runtime import settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `khvdrun`.
-
-    Args:
-        arguments: What follows its name; by default those of this process.
-
-    Returns:
-        What to exit with.
-    """
+    """Runs `khvdrun` and returns its exit code."""
     _open_standard_files()
     options = command_line.parse(sys.argv[1:] if arguments is None else arguments)
     if options.check_build:

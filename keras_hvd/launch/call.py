@@ -1,7 +1,7 @@
-"""A function call that travels to the ranks of `keras_hvd.run`, and what came of it.
+"""A function call that travels to the ranks of `keras_hvd.run`, and its outcomes.
 
-All of it lies in memory files of the process that called `run`, which the ranks open by
-way of /proc: nothing is written to a disk, and nothing is left when that process dies.
+Everything is in memory files of the process that called `run`; the ranks open them
+through /proc. Nothing is written to disk, and nothing is left when that process dies.
 """
 
 from __future__ import annotations
@@ -19,21 +19,13 @@ import cloudpickle
 
 from keras_hvd import environment
 
-# As a shell would call the end by Ctrl-C.
+# A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the call on one rank.
-
-    Args:
-        value: What the function returned.
-        error: What it raised instead, in a pickle of its own: other processes may lack
-            what this one knows it by. Empty where it cannot be pickled; None for none.
-        description: What the error is and says.
-        traceback: Of the error, as Python prints it.
-        when: The time of the error, by a clock that all ranks share.
+    """What the call returned or raised on one rank.
 
     Example:
 
@@ -43,13 +35,15 @@ class Outcome:
     """
 
     value: Any = None
+    # Pickled on its own, because it may not load in other processes. Empty if it cannot
+    # be pickled; None if nothing was raised.
     error: bytes | None = None
     description: str = ""
     traceback: str = ""
-    when: float = 0.0
+    when: float = 0.0  # of the error, by a clock that all ranks share
 
     def exception(self) -> Exception:
-        """The error, for this process to raise, or one that describes it."""
+        """The error for this process to raise, or a RuntimeError that describes it."""
         with contextlib.suppress(Exception):
             error = pickle.loads(self.error)
             if isinstance(error, Exception):
@@ -63,19 +57,12 @@ def dump_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Writes a call so that another Python process can make it.
+    """Writes a call to `file` so that another Python process can make it.
 
-    Args:
-        file: Where to write.
-        function: Anything that cloudpickle takes: functions of a script, of a notebook
-            and of functions go as they are, those of a module by its name.
-        args: Its positional arguments.
-        kwargs: Its other arguments.
-
-    Raises:
-        TypeError: Something cannot be pickled.
+    cloudpickle writes functions of scripts, notebooks and functions by value, and those
+    of modules by name. Raises TypeError if something cannot be pickled.
     """
-    # Modules are imported by name, from where this process finds them.
+    # Lets the other process import modules from where this one finds them.
     pickle.dump(sys.path, file)
     made = function, tuple(args), dict(kwargs)
     try:
@@ -88,16 +75,11 @@ def dump_call(
 
 
 def serve(call: str, *outcomes: str) -> int:
-    """Makes the call as the rank that this process is.
+    """Makes the call in file `call` as this process' rank, and returns the exit code.
 
-    Args:
-        call: Path of what `dump_call` wrote.
-        outcomes: For each rank the path of where its outcome is to go.
-
-    Returns:
-        What to exit with.
+    `outcomes` has the path for each rank's outcome.
     """
-    # Options of the function's own are not to be looked for among these.
+    # The function must not parse these as its own options.
     sys.argv[1:] = []
     try:
         made = _make(call)
@@ -107,7 +89,7 @@ def serve(call: str, *outcomes: str) -> int:
         made = _dump_outcome(made, file)
     if made.error is None:
         return 0
-    # By their last words khvdrun knows who failed and who only missed that one.
+    # From these lines khvdrun tells the first failure from ranks that lost a peer.
     print(made.description, file=sys.stderr, flush=True)
     return 1
 
@@ -119,19 +101,19 @@ def _make(call: str) -> Outcome:
             function, args, kwargs = pickle.load(file)
         return Outcome(value=function(*args, **kwargs))
     except SystemExit as error:
-        # It would end whoever called `run` without a word.
+        # It would silently end the process that called `run`.
         return _failure(error, RuntimeError(f"the function exited: {error!r}"))
     except Exception as error:
         return _failure(error, error)
 
 
 def _failure(error: BaseException, raised: Exception) -> Outcome:
-    """The outcome of `error`, which is to come out as `raised`."""
+    """The outcome of `error`; `raised` is what the caller of `run` gets."""
     when = time.monotonic()
     pickled = b""
     with contextlib.suppress(Exception):
         pickled = cloudpickle.dumps(raised)
-    # Without the frame of this module.
+    # Leaves out this module's frame.
     frames = error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames)
     return Outcome(
@@ -143,11 +125,7 @@ def _failure(error: BaseException, raised: Exception) -> Outcome:
 
 
 def _dump_outcome(outcome: Outcome, file: BinaryIO) -> Outcome:
-    """Writes an outcome, or an error in its place, where the value cannot be pickled.
-
-    Returns:
-        What was written.
-    """
+    """Writes and returns the outcome, or an error if it cannot be pickled."""
     try:
         cloudpickle.dump(outcome, file)
     except Exception as error:

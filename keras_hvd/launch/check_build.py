@@ -20,11 +20,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def run() -> int:
-    """Prints one line for each part, with a yes or no and the reason.
-
-    Returns:
-        0 if everything that training needs is there, else 1.
-    """
+    """Prints a yes or no for each part, with the reason. Returns 0 if all exist."""
     print(f"keras_hvd {__version__} in {_ROOT / 'keras_hvd'}")
     for folder in installed.other_copies():
         print(f"not used: another copy, in {folder}")
@@ -64,7 +60,7 @@ def _tensorflow() -> str:
 
 
 def _ops() -> str:
-    # In a process of its own: TensorFlow logs as it likes, and aborts if it must.
+    # In a separate process, because TensorFlow logs a lot and may abort.
     program = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); "
         "from keras_hvd.runtime import native; native.ops(); import tensorflow as tf; "
@@ -88,7 +84,7 @@ def _keras() -> str:
 
 
 def _shared_memory() -> str:
-    """Does what the engine does: sealed memory, and a socket to hand it over by."""
+    """Does what the engine does: seals memory, and opens a socket to hand it over."""
     memory = os.memfd_create("khvdrun-check-build", os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(memory, 0, 4096)

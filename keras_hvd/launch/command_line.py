@@ -1,4 +1,4 @@
-"""What the user asked `khvdrun` for, or a clear error and exit code 2."""
+"""Reads and checks the command line of `khvdrun`. Errors exit with code 2."""
 
 import argparse
 import functools
@@ -17,7 +17,7 @@ from keras_hvd.launch.usage import UsageError
 from keras_hvd.runtime import settings
 from keras_hvd.version import __version__
 
-# More say little more about the machine, and take long.
+# More ranks say little more about the machine and take long.
 _MOST_DIAGNOSED_RANKS = 8
 
 _EXAMPLES = """\
@@ -30,62 +30,33 @@ examples:
 Everything from the command on belongs to the command. khvdrun exits with 0 if every
 rank did, with the code of the rank that failed first (128 + N if signal N killed it),
 or with 2 if nothing could be started. Other options of horovodrun are accepted and
-explained, or refused with what to do instead.
+explained, or refused with advice.
 """
 
 
 @dataclass(frozen=True)
 class Options:
-    """One call of `khvdrun`, checked.
-
-    Args:
-        check_build: Print what is built instead of starting anything.
-        diagnose: Measure what the machine gives instead of starting a command.
-        ranks: Number of processes to start.
-        command: The command and its arguments, as given.
-        executable: The file that the command names.
-        bind_to: "none" or "cores".
-        output_directory: Where to keep every rank's output as well, if anywhere.
-        prefix: Whether lines start with the rank that wrote them.
-        timestamps: Whether lines start with the time at which they came.
-        live_output: Whether who reads the output follows carriage returns, as a
-            terminal does.
-        variables: Environment variables of the ranks that options stand for.
-        without_effect: Options that were given and mean nothing here, with the reason.
-        verbose: Whether to report each start and end.
-        term_after: Seconds from the first failure until the others get SIGTERM.
-        kill_after: Seconds from SIGTERM until SIGKILL.
-    """
+    """One call of `khvdrun`, checked."""
 
     check_build: bool
     diagnose: bool = False
     ranks: int = 0
     command: tuple[str, ...] = ()
-    executable: str = ""
-    bind_to: str = "none"
-    output_directory: Path | None = None
+    executable: str = ""  # the file that the command names
+    bind_to: str = "none"  # or "cores"
+    output_directory: Path | None = None  # keeps every rank's output, if given
     prefix: bool = True
     timestamps: bool = False
-    live_output: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
-    without_effect: Mapping[str, str] = field(default_factory=dict)
+    live_output: bool = False  # whether the reader follows carriage returns
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the ranks
+    without_effect: Mapping[str, str] = field(default_factory=dict)  # option: reason
     verbose: bool = False
-    term_after: float = 5.0
-    kill_after: float = 5.0
+    term_after: float = 5.0  # seconds from the first failure until SIGTERM
+    kill_after: float = 5.0  # seconds from SIGTERM until SIGKILL
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Reads the command line of `khvdrun`.
-
-    Args:
-        arguments: What follows the program's name.
-
-    Returns:
-        The options, with a command that exists and can be executed.
-
-    Raises:
-        SystemExit: With code 2 after an error message, or 0 after `--help`.
-    """
+    """Reads the command line, or prints an error and raises SystemExit(2)."""
     try:
         return read(arguments)
     except UsageError as error:
@@ -94,17 +65,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 def read(arguments: Sequence[str]) -> Options:
-    """The same as `parse`, for callers that are no command.
-
-    Args:
-        arguments: What would follow the program's name.
-
-    Returns:
-        The options, with a command that exists and can be executed.
-
-    Raises:
-        UsageError: They are wrong; the text says what is.
-        SystemExit: With code 0 after `--help` or `--version`.
+    """Reads the command line. Raises UsageError if it is wrong; the text says why.
 
     Example:
 
@@ -174,7 +135,7 @@ def _parse_with_config_file(
         parser.parse_args(from_file)
     except UsageError as error:
         raise UsageError(f"--config-file: {str(path)!r}: {error}") from None
-    # The last one wins: what is on the command line.
+    # The last value wins: the command line's.
     return parser.parse_args([*from_file, *own])
 
 
@@ -183,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def values(self) -> dict[str, int]:
-        """For each option how many values follow it."""
+        """The number of values that each option takes."""
         return {
             option: 1 if action.nargs is None else action.nargs
             for action in self._actions
@@ -192,7 +153,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _SetVariable(argparse.Action):
-    """An option that stands for an environment variable of the ranks."""
+    """An option that sets an environment variable of the ranks."""
 
     def __init__(self, *arguments, variable: str, **keywords):
         super().__init__(*arguments, **keywords)
@@ -483,7 +444,7 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
 
 
 def _split(parser: _Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Khvdrun's own arguments, and the command with all that belongs to it."""
+    """Khvdrun's own arguments, and the command with everything that belongs to it."""
     values = parser.values()
     at = 0
     while at < len(arguments):
@@ -509,14 +470,14 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    # Written so that it also refuses NaN.
+    # This form also refuses NaN.
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
 
 
 def _seconds_text(text: str) -> str:
-    """A number of seconds, as the variable is to hold it."""
+    """A number of seconds as text for a variable."""
     _seconds(text)
     return text.strip()
 
@@ -578,7 +539,7 @@ def _timeline(text: str) -> str:
 
 
 def _autotune_log(text: str) -> str:
-    # It is replaced as a whole.
+    # The file is replaced, which takes the right to write in its folder.
     path = Path(text)
     return _file_to_write(path, path.parent)
 
@@ -588,12 +549,12 @@ def _file_to_write(path: Path, written: Path) -> str:
         raise argparse.ArgumentTypeError(f"{str(path)!r} is a directory")
     if not os.access(written, os.W_OK):
         raise argparse.ArgumentTypeError(f"cannot write {str(path)!r}")
-    # Ranks may change their directory before they open it.
+    # Ranks may change their directory before they open the file.
     return os.path.abspath(path)
 
 
 def _check_allocator(parser: _Parser, variables: Mapping[str, str]) -> None:
-    """Of the variables that ranks read, khvdrun itself acts on this one."""
+    """Checks the one variable of the ranks that khvdrun itself uses."""
     try:
         settings.allocator({**os.environ, **variables})
     except ValueError as error:
@@ -601,7 +562,7 @@ def _check_allocator(parser: _Parser, variables: Mapping[str, str]) -> None:
 
 
 def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """Refuses other hosts than this one, and more ranks than its slots."""
+    """Refuses other hosts, and more ranks than slots."""
     slots = []
     if given.hosts is not None:
         slots += [_slots(parser, entry, "-H") for entry in given.hosts.split(",")]
@@ -633,7 +594,7 @@ def _hostfile_slots(parser: argparse.ArgumentParser, path: Path) -> list[int | N
 
 
 def _slots(parser: argparse.ArgumentParser, entry: str, option: str) -> int | None:
-    """How many ranks an entry allows on this host; None if it does not say."""
+    """The number of ranks that an entry allows on this host; None if it has none."""
     host, colon, slots = entry.partition(":")
     here = socket.gethostname()
     if host not in ("localhost", "127.0.0.1", here, here.partition(".")[0]):

@@ -1,7 +1,7 @@
-"""`khvdrun --config-file`: options in a YAML file, laid out as Horovod's.
+"""`khvdrun --config-file`: options in a YAML file with Horovod's layout.
 
-A file becomes the options that it stands for, so that each is checked as on the command
-line, where it can be given again and then wins.
+A file is translated to command-line options, so the same checks apply to both. Options
+on the command line win.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_hvd.launch.usage import UsageError
 
-# Outside of a section keys are the names of options.
+# Outside sections, keys are the names of options.
 _TOP_LEVEL = (
     *("verbose", "num-proc", "hosts", "hostfile", "start-timeout", "output-filename"),
     *("prefix-output-with-timestamp", "bind-to", "term-after", "kill-after"),
@@ -63,7 +63,7 @@ _SECTIONS = {
     },
 }
 
-# What says no, where the default or the environment might say yes.
+# Options that switch off what the default or the environment may have switched on.
 _OPPOSITES = {
     "--autotune": "--no-autotune",
     "--stall-check": "--no-stall-check",
@@ -73,18 +73,10 @@ _OPPOSITES = {
 
 
 def arguments(path: Path, values: Mapping[str, int]) -> list[str]:
-    """The options that a configuration file stands for.
+    """The command-line options that a configuration file stands for.
 
-    Args:
-        path: The file.
-        values: For each option of `khvdrun` how many values follow it.
-
-    Returns:
-        Arguments as of a command line.
-
-    Raises:
-        UsageError: The file cannot be read, is no YAML, has a key that is none or a
-            value that is no value of its key; the text names the file and the key.
+    `values` has the number of values that each option of `khvdrun` takes. Raises
+    UsageError, which names the file and the key, if the file is not as expected.
 
     Example:
 
@@ -105,7 +97,7 @@ def arguments(path: Path, values: Mapping[str, int]) -> list[str]:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
-    """For each value in the file its key, as users write it, and its option."""
+    """Yields each value's key as the user writes it, its option, and the value."""
     top_level = {key: f"--{key}" for key in _TOP_LEVEL}
     for key, value in _mapping(path, "", _load(path)).items():
         name = _name(key)
@@ -123,7 +115,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
 
 
 def _load(path: Path) -> Any:
-    # Only who has such a file pays for it.
+    # Imported only by those who use such a file.
     import yaml
 
     try:
@@ -135,13 +127,13 @@ def _load(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _wrong(path, f"cannot be read: {reason}") from None
-    # A date that is none is no YAMLError.
+    # An impossible date raises ValueError, not YAMLError.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _wrong(path, f"is no YAML: {' '.join(str(error).split())}") from None
+        raise _wrong(path, f"is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _require_distinct_keys(path: Path, node: Any, section: str = "") -> None:
-    """Of a key that comes twice, YAML's loader would pass over the first."""
+    """Refuses repeated keys: YAML's loader would silently drop the first."""
     if node is None or node.id != "mapping":
         return
     lines: dict[str, int] = {}
@@ -149,7 +141,7 @@ def _require_distinct_keys(path: Path, node: Any, section: str = "") -> None:
         line, name = key.start_mark.line + 1, section + str(key.value)
         if _name(name) in lines:
             where = f"in lines {lines[_name(name)]} and {line}"
-            raise _wrong(path, f"{name} comes twice, {where}")
+            raise _wrong(path, f"{name} appears twice, {where}")
         lines[_name(name)] = line
         _require_distinct_keys(path, value, f"{name}.")
 
@@ -173,7 +165,7 @@ def _option(path: Path, options: Mapping[str, str], key: Any, section: str) -> s
 
 
 def _name(key: Any) -> str:
-    """A key with the hyphens of options, however it is written."""
+    """A key with hyphens, as options have them."""
     return str(key).replace("_", "-")
 
 

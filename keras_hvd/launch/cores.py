@@ -1,12 +1,12 @@
-"""Which cores this machine lends to a job, and how its ranks share them."""
+"""Which cores this machine gives to a job, and how its ranks share them."""
 
 import itertools
 import math
 import os
 from pathlib import Path
 
-# TensorFlow's pools for the inside of ops and OpenMP's teams are busy all at once, and
-# a pool as large as the machine in every rank would slow all of them down.
+# The threads of TensorFlow's intra-op pools and OpenMP's teams are all busy at once. If
+# every rank had a pool as large as the machine, all ranks would be slower.
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 _CORES = Path("/sys/devices/system/cpu")
@@ -15,7 +15,7 @@ _CGROUP_TABLE = Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """Number of cores that this process may use: its affinity, within its quota.
+    """Number of cores that this process may use: its affinity, within its CPU quota.
 
     Example:
 
@@ -26,20 +26,16 @@ def available() -> int:
 
 
 def thread_variables(ranks: int) -> dict[str, str]:
-    """Environment that gives each of `ranks` ranks its share of the cores."""
+    """Environment variables that give each of `ranks` ranks its share of the cores."""
     share = str(max(1, available() // ranks))
     return dict.fromkeys(_THREAD_VARIABLES, share)
 
 
 def shares(ranks: int) -> list[set[int]]:
-    """Divides the cores between `ranks` ranks, neighbours together.
+    """Divides the cores between `ranks` ranks, neighbours together: a set for each.
 
-    Args:
-        ranks: Number of ranks on this machine.
-
-    Returns:
-        For every rank a set of core numbers, none empty. With more ranks than cores
-        each gets one, and some share it.
+    No set is empty. With more ranks than cores each rank gets one core, and some share
+    it.
 
     Example:
 
@@ -54,15 +50,10 @@ def shares(ranks: int) -> list[set[int]]:
 
 
 def cgroup_files(controller: str, name: str) -> list[Path]:
-    """Files of this process' control group and those above it, the innermost first.
+    """Existing files of this process' control group and its parents, innermost first.
 
-    Args:
-        controller: The controller's name under version 1, such as "memory".
-        name: The file's name.
-
-    Returns:
-        The paths that exist. In a container the group's own path is often hidden, and
-        what is mounted as the root is the container's group.
+    `controller` is its name in version 1, such as "memory". In a container the group's
+    own path is often hidden, and the container's group is mounted as the root.
     """
     found = []
     for line in _CGROUP_TABLE.read_text().splitlines():
@@ -81,7 +72,7 @@ def cgroup_files(controller: str, name: str) -> list[Path]:
 
 
 def quota() -> float:
-    """Cores' worth of time that the control groups allow; infinite without a limit."""
+    """CPU time that the control groups allow, in cores; infinite without a limit."""
     limits = [path.read_text().split() for path in cgroup_files("cpu", "cpu.max")]
     for path in cgroup_files("cpu", "cpu.cfs_quota_us"):
         period = path.parent / "cpu.cfs_period_us"
@@ -98,19 +89,12 @@ def quota() -> float:
 
 
 def place(core: int) -> tuple[int, int, int]:
-    """Where a core is; threads of one physical core are neighbours in this order.
-
-    Args:
-        core: Its number.
-
-    Returns:
-        The numbers of its package, of its physical core there, and its own.
-    """
+    """A core's package, physical core and number; threads of one core sort together."""
     topology = _CORES / f"cpu{core}" / "topology"
     try:
         package = int((topology / "physical_package_id").read_text())
         physical = int((topology / "core_id").read_text())
     except OSError:
-        # Some virtual machines show no topology: the numbers are all there is.
+        # Some virtual machines show no topology.
         return 0, core, core
     return package, physical, core

@@ -1,4 +1,4 @@
-"""`khvdrun` for a program that has started it and waits: it ends when that one dies."""
+"""Runs `khvdrun` for another program, and ends it when that program dies."""
 
 import sys
 from collections.abc import Sequence
@@ -8,14 +8,7 @@ from keras_hvd.launch import processes
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `khvdrun` as long as the process that has started it lives.
-
-    Args:
-        arguments: That process' id, then what follows the name of `khvdrun`.
-
-    Returns:
-        What to exit with.
-    """
+    """Runs `khvdrun`; the first argument is the id of this process' parent."""
     processes.die_with_parent(int(arguments[0]))
     return khvdrun.main(arguments[1:])
 

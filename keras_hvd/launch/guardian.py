@@ -1,9 +1,9 @@
-"""The process that the user starts: it outlives the job, and the job outlives it.
+"""The process that the user starts. It guards the process that runs the job.
 
-It forks the process that runs the job and does nothing but pass signals on. Each of the
-two ends everything when the other dies, however it dies: that nothing is left behind
-must not hang on one process that `kill -9` may hit. The two are in different process
-groups, so that a signal to one group, such as the terminal's, reaches one of them.
+It forks the job's process and then only passes signals on. When one of the two dies,
+the other ends everything, so `kill -9` of either leaves nothing behind. They are in
+different process groups: a signal to one group, such as the terminal's, reaches only
+one of them.
 """
 
 import os
@@ -15,15 +15,8 @@ from keras_hvd.launch.job import Job, handled
 
 
 def run(options: Options) -> int:
-    """Runs a job and stays until all of it has ended.
-
-    Args:
-        options: What the user asked for.
-
-    Returns:
-        What khvdrun exits with.
-    """
-    # Were it ignored, as some parents leave it, nobody could wait for a child.
+    """Runs a job, waits until all of it has ended, and returns the exit code."""
+    # Some parents leave it ignored, and then nobody can wait for a child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = handled()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -41,13 +34,13 @@ def run(options: Options) -> int:
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    message = f"khvdrun: {name} ended the process that ran the job: all was killed\n"
+    message = f"khvdrun: {name} ended the job's process, so everything was killed\n"
     os.write(2, message.encode())
     return 128 - code
 
 
 def _wait(job: int, awaited: set[signal.Signals]) -> int:
-    """Passes signals on until the job's process has ended, and all that it left."""
+    """Passes signals on until the job's process and everything it left have ended."""
     status = None
     has_children = True
     while has_children:

@@ -1,7 +1,7 @@
-"""Options of `horovodrun` that `khvdrun` has no use for, and what it says to them.
+"""Options of `horovodrun` that `khvdrun` does not need, and its answers to them.
 
-Those that tune what this version does not have are accepted and explained. Those that
-ask for another job than would run are refused, with what to do instead.
+Options that tune something this version lacks are accepted and explained. Options that
+ask for a different kind of job are refused, with advice.
 """
 
 from __future__ import annotations
@@ -80,18 +80,17 @@ _REFUSED = (
 
 
 def add(add_argument: Callable[..., Any]) -> None:
-    """Declares the options, unseen in the help.
+    """Declares the options, hidden from the help.
 
-    Args:
-        add_argument: The parser's. What is ignored is noted in the namespace as
-            `without_effect`, a dict from option to reason.
+    Ignored options end up in the namespace as `without_effect`, a dict from option to
+    reason.
     """
     for action, rows in ((_Ignored, _WITHOUT_EFFECT), (_Refused, _REFUSED)):
         for options, values, text in rows:
             add_argument(
                 *options,
                 action=action,
-                # One value is spelled None, as where nothing is said of it.
+                # argparse spells "one value" None.
                 nargs=None if values == 1 else values,
                 const=text,
                 dest="without_effect",

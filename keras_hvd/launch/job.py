@@ -1,8 +1,8 @@
-"""A job on this machine: starts its ranks, serves them, and ends all of it.
+"""A job on this machine: starts its ranks, serves them, and ends everything.
 
-One loop waits for everything: output, signals, the ends of children, time limits and
-the death of the guardian. The process is a subreaper, so that whatever the ranks start
-comes to it at the latest when they end, and is ended as well.
+One loop waits for output, signals, ended children, time limits and the guardian's
+death. The process is a subreaper, so orphans that the ranks leave become its children,
+and it ends them too.
 """
 
 import enum
@@ -30,13 +30,13 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals that the ranks get when khvdrun gets them."""
+"""Signals that khvdrun passes on to the ranks."""
 
 JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
-"""Signals of the terminal that the ranks, in sessions of their own, do not get."""
+"""Terminal signals, which do not reach the ranks in their own sessions."""
 
 CANNOT_START = 2
-"""What khvdrun exits with when there was nothing to run."""
+"""khvdrun's exit code when there was nothing to run."""
 
 
 class _Stage(enum.IntEnum):
@@ -48,12 +48,10 @@ class _Stage(enum.IntEnum):
 
 
 class Job:
-    """The ranks of one job, from their start to the end of all they started.
+    """The ranks of one job, from their start until everything they started has ended.
 
-    Args:
-        options: What the user asked for.
-        guardian: A descriptor that becomes readable when the guardian dies.
-        signal_mask: The signals that were blocked when khvdrun was started.
+    `guardian` is a descriptor that becomes readable when the guardian dies.
+    `signal_mask` has the signals that were blocked when khvdrun started.
     """
 
     def __init__(self, options: Options, guardian: int, signal_mask: set[int]):
@@ -80,11 +78,7 @@ class Job:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
     def run(self) -> int:
-        """Runs the job to its end.
-
-        Returns:
-            What khvdrun exits with.
-        """
+        """Runs the job to its end and returns khvdrun's exit code."""
         try:
             self._start()
         except OSError as error:
@@ -129,7 +123,7 @@ class Job:
         return f"cannot execute {self._options.command[0]!r}"
 
     def _serve(self) -> None:
-        """Serves until no child is left, nothing to read and nothing to write."""
+        """Serves until no child is left, and nothing is left to read or to write."""
         while True:
             self._wake += 1
             self._choose_what_to_watch()
@@ -148,7 +142,7 @@ class Job:
     def _choose_what_to_watch(self) -> None:
         for stream in [*self._streams]:
             if stream.screen.is_broken:
-                # Nobody reads: the rank is to see a broken pipe, as it would alone.
+                # Nobody reads. The rank must see a broken pipe, as without khvdrun.
                 self._close(stream)
                 continue
             wanted = selectors.EVENT_READ if not stream.screen.is_full else 0
@@ -167,7 +161,7 @@ class Job:
             self._selector.unregister(descriptor)
 
     def _patience(self) -> float | None:
-        """How long to wait for an event: None without a limit."""
+        """Seconds to wait for an event; None without a limit."""
         if not self._has_children:
             is_writing = self._stdout.is_waiting or self._stderr.is_waiting
             return None if is_writing and not self._is_orphan else 0
@@ -209,7 +203,7 @@ class Job:
             if process in by_process:
                 self._on_end(by_process[process], status)
         if self._stage == _Stage.KILLING:
-            # What they started has become this process' children only now.
+            # Orphans of the ended ranks have just become this process' children.
             processes.signal_descendants(signal.SIGKILL)
         elif self._has_children and all(one.status is not None for one in self._ranks):
             self._clean()
@@ -261,7 +255,7 @@ class Job:
         self._stage = _Stage.KILLING
         self._deadline = None
         processes.signal_descendants(signal.SIGKILL)
-        # Without children no SIGCHLD would come.
+        # Without children no SIGCHLD comes.
         self._on_children()
 
     def _signal_ranks(self, number: signal.Signals) -> None:
@@ -269,11 +263,7 @@ class Job:
             one.signal(number)
 
     def _conclude(self) -> int:
-        """Says how the job ended.
-
-        Returns:
-            What khvdrun exits with.
-        """
+        """Says how the job ended and returns khvdrun's exit code."""
         if not self._could_start:
             return CANNOT_START
         first = report.first_failure(self._ranks)
@@ -309,22 +299,18 @@ def _place(number: int, size: int, job: str) -> dict[str, str]:
 
 
 def _catch_signals() -> int:
-    """Has signals arrive as bytes, and nowhere else.
-
-    Returns:
-        The descriptor to read their numbers from.
-    """
+    """Makes signals arrive as bytes at the descriptor that it returns."""
     arriving, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for number in handled():
         signal.signal(number, lambda number, frame: None)
-    # Writing from the background must not stop this process (stty tostop).
+    # Output from the background must not stop this process (stty tostop).
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     return arriving
 
 
 def handled() -> set[signal.Signals]:
-    """The signals that khvdrun acts on: those not ignored from the start (nohup)."""
+    """The signals that khvdrun handles: those not ignored from the start (nohup)."""
     from_outside = {
         number
         for number in (*FORWARDED, *JOB_CONTROL)

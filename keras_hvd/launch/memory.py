@@ -14,7 +14,7 @@ _COUNTED_PER_GROUP = (("memory.events", "oom_kill"), ("memory.oom_control", "oom
 
 
 class OutOfMemoryWatch:
-    """Remembers how often the kernel had killed for memory when the job started."""
+    """Remembers how many processes the kernel had killed for memory at the start."""
 
     def __init__(self):
         self._log = _open_kernel_log()
@@ -22,13 +22,9 @@ class OutOfMemoryWatch:
         self._killed_on_machine_before = _killed_on_machine()
 
     def killed(self, process: int) -> str | None:
-        """Says how sure it is that the kernel killed a process for memory.
+        """Says whether the kernel killed this process (ended by SIGKILL) for memory.
 
-        Args:
-            process: Id of a process that SIGKILL ended.
-
-        Returns:
-            A clause for the message to the user, or None without any sign of it.
+        Returns a clause for the message to the user, or None if there is no sign of it.
         """
         if self._log is not None:
             is_named = _log_names(self._log, process)
@@ -41,7 +37,7 @@ class OutOfMemoryWatch:
 
 
 def _open_kernel_log() -> int | None:
-    # Elsewhere the kernel's log knows processes by other ids than this one does.
+    # In another PID namespace the kernel's log uses other process ids than this one.
     if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PROCESS_NAMESPACE:
         return None
     try:
@@ -63,7 +59,7 @@ def _log_names(log: int, process: int) -> bool:
         except BlockingIOError:
             return named
         except BrokenPipeError:
-            # Records were overwritten before they were read: go on with the next.
+            # The kernel overwrote records before they were read: go on.
             continue
 
 

@@ -1,9 +1,9 @@
 """From the ranks' pipes to the terminal: whole lines, each marked with its rank.
 
-A `Screen` is where output goes; a `Stream` is where it comes from. Rank 0's streams
-are live: what it writes is shown as it comes, so that a progress bar, which rewrites
-its line and ends it late, stays usable. The others' lines are shown when complete.
-Where output goes to a file, of a line that is rewritten only its last state is shown.
+A `Stream` is where output comes from, a `Screen` where it goes. Rank 0's streams are
+live: its output appears at once, so progress bars, which rewrite their line, work.
+Other ranks' lines appear when they are complete. In a file, a line that was rewritten
+appears only in its last state.
 """
 
 import collections
@@ -14,18 +14,18 @@ import select
 import time
 from pathlib import Path
 
-# A pipe that poll() calls writable takes this much without blocking (PIPE_BUF).
+# A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096
 
-# Output that waits for a slow reader; beyond it the ranks are not read any more and so,
-# in time, wait as well.
+# The most output that waits for a slow reader. Beyond it nothing more is read from the
+# ranks, so in time they wait too.
 _QUEUE_BYTES = 1 << 20
 
-# A line longer than this is broken where it stands.
+# A longer line is broken here.
 _LINE_BYTES = 1 << 16
 
-# Long enough for a rank to end a line that it has begun, which may take it two writes,
-# and too short to be seen. Without it other ranks' lines would cut through rank 0's.
+# Long enough for a rank to end its line with a second write, and too short to notice.
+# Without it, other ranks' lines would cut through rank 0's.
 _HOLD_SECONDS = 0.02
 
 _PIECES = re.compile(rb"[^\r\n]*(?:[\r\n]|\Z)")
@@ -39,16 +39,12 @@ _TENSORFLOWS_START = re.compile(
     r"|To enable the following instructions: "
 )
 
-# What sets colours and weights of a terminal's letters.
+# Escape sequences for colours and bold letters.
 _STYLES = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 class Screen:
-    """A terminal, pipe or file that several streams are written to.
-
-    Args:
-        descriptor: The open file.
-    """
+    """A terminal, pipe or file that several streams write to."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
@@ -66,11 +62,11 @@ class Screen:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much output waits that no more should be taken."""
+        """Whether so much output waits that no more should be read from the ranks."""
         return len(self._queue) >= _QUEUE_BYTES
 
     def write_lines(self, lines: bytes) -> None:
-        """Writes complete lines, above a line that a live stream has begun."""
+        """Writes complete lines, above the unfinished line of a live stream."""
         if not lines:
             return
         unfinished = self._unfinished
@@ -84,7 +80,7 @@ class Screen:
             self._write(b"\n" + lines)
 
     def write_live(self, source: "LiveLines", data: bytes) -> None:
-        """Writes what a live stream has formatted, complete or not."""
+        """Writes a live stream's formatted output, complete or not."""
         if self._unfinished not in (None, source):
             self._unfinished.leave_line()
             self._write(b"\n")
@@ -92,14 +88,14 @@ class Screen:
         self._write(data)
 
     def flush(self) -> None:
-        """Writes what the reader takes without making this process wait."""
+        """Writes as much as the reader takes without blocking."""
         while self._queue and self._writable.poll(0):
             try:
                 written = os.write(self.descriptor, self._queue[:_WRITE_BYTES])
             except BlockingIOError:
                 return
             except OSError:
-                # Nobody reads any more (EPIPE), or the terminal is gone (EIO).
+                # The reader (EPIPE) or the terminal (EIO) is gone.
                 self.is_broken = True
                 self._queue.clear()
                 return
@@ -113,11 +109,7 @@ class Screen:
 
 
 class Prefix:
-    """What lines start with.
-
-    Args:
-        rank: The rank that wrote them, or None if that is not to be seen.
-        timestamps: Whether they start with the time at which they came.
+    """The start of a line: the rank that wrote it (unless None), and maybe the time.
 
     Example:
 
@@ -130,7 +122,7 @@ class Prefix:
         self._timestamps = timestamps
 
     def now(self) -> bytes:
-        """The prefix of a line that has just come."""
+        """The prefix of a line that has just arrived."""
         if not self._timestamps:
             return self._rank.encode()
         time = datetime.datetime.now().isoformat(" ", "milliseconds")
@@ -138,14 +130,10 @@ class Prefix:
 
 
 class WholeLines:
-    """Formats a stream of which only complete lines are shown.
+    """Formats a stream, of which only complete lines are shown.
 
-    Of a line that was rewritten after carriage returns its last state is shown. What
-    TensorFlow tells of its start, on every rank the same, is not: rank 0 has shown it.
-
-    Args:
-        screen: Where they are shown.
-        prefix: What each line starts with.
+    A line rewritten with carriage returns appears in its last state. TensorFlow's
+    startup messages are left out, because rank 0 has shown the same.
     """
 
     def __init__(self, screen: Screen, prefix: Prefix):
@@ -154,7 +142,7 @@ class WholeLines:
         self._rest = b""
 
     is_holding = False
-    """Whether something is to be shown soon, even if nothing follows."""
+    """Whether something must be shown soon, even if no more arrives."""
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the stream."""
@@ -166,7 +154,7 @@ class WholeLines:
         self._show(lines)
 
     def finish(self) -> None:
-        """Shows a last line that has no end."""
+        """Shows a last line that has no line end."""
         if self._rest:
             self._show([self._rest])
             self._rest = b""
@@ -183,27 +171,23 @@ class WholeLines:
 
 
 class Settled:
-    """Takes carriage returns out of a live stream, and what they rewrite but its end.
+    """Removes carriage returns from a live stream, and the text that they rewrite.
 
-    What a line says before its first carriage return goes through as it comes.
+    Text before a line's first carriage return passes at once.
     """
 
     def __init__(self):
         self._has_begun = False
         self._is_rewinding = False
         self._state: bytes | None = None
-        """What stands behind the line's last carriage return; None before one."""
+        """The text after the line's last carriage return; None before the first."""
 
     def settle(self, data: bytes) -> bytes:
-        """Takes the next bytes of the stream.
-
-        Returns:
-            What of it, and of what came before, can be shown.
-        """
+        """Takes the next bytes and returns what can be shown now."""
         return b"".join(map(self._settle, _PIECES.findall(data)))
 
     def finish(self) -> bytes:
-        """What is left at the end of the stream."""
+        """Returns what is left at the end of the stream."""
         state, self._state = self._state or b"", None
         if not state:
             return b""
@@ -213,7 +197,7 @@ class Settled:
         text = piece.rstrip(b"\r\n")
         end = piece[len(text) :]
         if not self._has_begun or self._is_rewinding:
-            # At the start of a line there is nothing to go back over.
+            # At the start of a line, backspaces have nothing to go back over.
             text = text.lstrip(b"\b")
         shown = b""
         if self._state is None:
@@ -233,12 +217,10 @@ class Settled:
 
 
 class LiveLines:
-    """Formats a stream that is shown as it comes, lines without an end included.
+    """Formats a stream that is shown at once, unfinished lines included.
 
-    Args:
-        screen: Where it is shown.
-        prefix: What each line starts with, and starts with again when rewritten.
-        settled: What takes carriage returns out of it, or None to leave them in.
+    The prefix appears again when a line is rewritten. `settled` removes carriage
+    returns; None leaves them in.
     """
 
     def __init__(self, screen: Screen, prefix: Prefix, settled: Settled | None):
@@ -248,7 +230,7 @@ class LiveLines:
         self._held = b""
         self._is_rewinding = False
         self.shown = b""
-        """The begun line as it stands on the screen; empty between lines."""
+        """The unfinished line as the screen shows it; empty between lines."""
 
     @property
     def is_holding(self) -> bool:
@@ -256,7 +238,7 @@ class LiveLines:
         return bool(self._held)
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes of the stream and shows all but a line's beginning."""
+        """Takes the next bytes and shows all of them except an unfinished line."""
         if self._settled is not None:
             data = self._settled.settle(data)
         data = self._held + data
@@ -265,12 +247,12 @@ class LiveLines:
         self._show(data[:ended])
 
     def show_held(self) -> None:
-        """Shows the beginning of a line, the rest of which has not come."""
+        """Shows the beginning of a line whose rest has not arrived."""
         held, self._held = self._held, b""
         self._show(held)
 
     def finish(self) -> None:
-        """Ends a last line that has no end."""
+        """Ends a last line that has no line end."""
         if self._settled is not None:
             self._held += self._settled.finish()
         self.show_held()
@@ -283,11 +265,11 @@ class LiveLines:
             self._screen.write_live(self, formatted)
 
     def redrawn(self) -> bytes:
-        """What puts the begun line, and the cursor in it, onto an empty line."""
+        """What restores the unfinished line and its cursor on an empty line."""
         return self.shown + b"\r" if self._is_rewinding else self.shown
 
     def leave_line(self) -> None:
-        """The screen has gone on to another line."""
+        """Forgets the unfinished line: the screen has moved on to another one."""
         self.shown = b""
         self._is_rewinding = False
 
@@ -295,7 +277,7 @@ class LiveLines:
         text = piece.rstrip(b"\r\n")
         end = piece[len(text) :]
         if not self.shown or self._is_rewinding:
-            # At the start of a line there is nothing to go back over.
+            # At the start of a line, backspaces have nothing to go back over.
             text = text.lstrip(b"\b")
         formatted = b""
         if text or (end == b"\n" and not self.shown):
@@ -316,11 +298,7 @@ class LiveLines:
 
 
 class Tail:
-    """Keeps the last lines of a stream, for the report of a failure.
-
-    Args:
-        count: How many lines.
-    """
+    """Keeps the last lines of a stream for the report of a failure."""
 
     def __init__(self, count: int):
         self._lines: collections.deque[bytes] = collections.deque(maxlen=count)
@@ -342,11 +320,9 @@ class Tail:
 class Stream:
     """One rank's standard output or error.
 
-    Args:
-        descriptor: The end to read from: of a pipe, or the master of a terminal.
-        lines: What formats it for the screen.
-        file: Where to keep it unchanged, or None.
-        tail: What keeps its end, or None.
+    `descriptor` is the read end of a pipe, or the master of a terminal. The stream goes
+    through `lines` to the screen, and unchanged to `file` and `tail` if these are
+    given.
     """
 
     def __init__(
@@ -361,23 +337,19 @@ class Stream:
         self.descriptor = descriptor
         self.screen = screen
         self.show_at: float | None = None
-        """When to call `show_held` unless more comes first (`time.monotonic`)."""
+        """When to call `show_held` unless more arrives first (`time.monotonic`)."""
         self._lines = lines
         self._file = None if file is None else file.open("wb")
         self._tail = tail
 
     def pump(self) -> bool:
-        """Passes on what there is to read.
-
-        Returns:
-            False after the end of the stream.
-        """
+        """Passes on what can be read; returns False after the end of the stream."""
         try:
             data = os.read(self.descriptor, 1 << 16)
         except BlockingIOError:
             return True
         except OSError:
-            # A terminal's master says EIO when its last user has closed it.
+            # A terminal's master reports EIO when its last user has closed it.
             data = b""
         if not data:
             return False
@@ -393,12 +365,12 @@ class Stream:
         return True
 
     def show_held(self) -> None:
-        """Shows the beginning of a line, the rest of which has not come."""
+        """Shows the beginning of a line whose rest has not arrived."""
         self.show_at = None
         self._lines.show_held()
 
     def close(self) -> None:
-        """Ends the last line and lets go of the files."""
+        """Ends the last line and closes the files."""
         self._lines.finish()
         os.close(self.descriptor)
         if self._file is not None:
@@ -415,11 +387,11 @@ class Stream:
 
 
 def last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line that carriage returns have rewritten.
+    r"""What a terminal shows of a line after its carriage returns.
 
     Example:
 
-    >>> last_state(b"1/2\\r2/2")
+    >>> last_state(b"1/2\r2/2")
     b'2/2'
     """
     _, rewritten, state = line.rstrip(b"\r").rpartition(b"\r")
@@ -427,5 +399,5 @@ def last_state(line: bytes) -> bytes:
 
 
 def is_of_tensorflows_start(line: str) -> bool:
-    """Whether a line is one that TensorFlow writes whenever it is imported."""
+    """Whether TensorFlow writes this line whenever it is imported."""
     return _TENSORFLOWS_START.match(line) is not None

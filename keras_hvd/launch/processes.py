@@ -1,4 +1,4 @@
-"""Linux's ways to keep hold of processes: subreapers, parents' deaths, descendants."""
+"""Keeps hold of processes with Linux's subreapers, parent-death signals and /proc."""
 
 import contextlib
 import ctypes
@@ -17,9 +17,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when `parent`, which forked it, dies."""
+    """Makes the kernel kill this process when `parent`, which forked it, dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the call, which would then never fire.
+    # The parent may have died before the call, and then no signal comes.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -51,11 +51,7 @@ def signal_descendants(number: signal.Signals) -> None:
 
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
-    """Collects the children that have ended.
-
-    Returns:
-        Their ids and wait statuses, and whether this process has children left.
-    """
+    """Collects ended children: their ids and wait statuses, and whether any remain."""
     ended = []
     while True:
         try:
@@ -83,7 +79,7 @@ def is_stopped(process: int) -> bool:
 
 def _state_and_parent(process: int) -> tuple[str, int]:
     with open(f"/proc/{process}/stat", "rb") as status:
-        # The name stands in parentheses and may itself contain some.
+        # The name is in parentheses and may contain parentheses.
         fields = status.read().rpartition(b")")[2].split()
     return fields[0].decode(), int(fields[1])
 

@@ -1,4 +1,4 @@
-"""One rank: how it is started, what it is connected to, and how it ended."""
+"""Starts one rank, connects it, and records how it ended."""
 
 import contextlib
 import fcntl
@@ -29,25 +29,15 @@ _TAIL_LINES = 20
 
 @dataclass
 class Rank:
-    """A started rank.
-
-    Args:
-        number: Its rank.
-        process: Its process id.
-        streams: Its output.
-        stderr: The end of its standard error.
-        status: Its wait status once it has ended.
-        wake: In which round of the launcher's loop its end was seen.
-        was_told: Whether the launcher had told it to end before it did.
-    """
+    """A started rank."""
 
     number: int
     process: int
     streams: list[Stream]
     stderr: Tail = field(repr=False)
-    status: int | None = None
-    wake: int = 0
-    was_told: bool = False
+    status: int | None = None  # the wait status, once it has ended
+    wake: int = 0  # the round of the launcher's loop that saw its end
+    was_told: bool = False  # whether the launcher had told it to end
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the rank's process group, if the rank still runs."""
@@ -65,21 +55,10 @@ def start(
     stdout: Screen,
     stderr: Screen,
 ) -> Rank:
-    """Starts one rank in a session of its own.
+    """Starts rank `number` in its own session, bound to `cores` if these are given.
 
-    Args:
-        number: Its rank. Rank 0 gets the launcher's standard input and live output.
-        options: What the user asked for.
-        environment: All of its environment variables.
-        cores: The cores to bind it to, or None.
-        stdout: Where its standard output goes.
-        stderr: Where its standard error goes.
-
-    Returns:
-        The rank, running.
-
-    Raises:
-        OSError: The command cannot be executed.
+    Rank 0 gets the launcher's standard input and live output. Raises OSError if the
+    command cannot be executed.
     """
     launcher = os.getpid()
 
@@ -125,7 +104,7 @@ def start(
 
 
 def fit_terminals(rank: Rank, options: Options) -> None:
-    """Gives a rank's terminals the size of those they are shown on, less the prefix."""
+    """Gives a rank's terminals the size of those that show them, less the prefix."""
     for stream in rank.streams:
         _fit(stream.descriptor, stream.screen, _prefix(rank.number, options))
 
@@ -152,11 +131,11 @@ def _lines(
 
 
 def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int]:
-    """Ends to read from and to write to: of a terminal if that is what users see."""
+    """A read and a write end: of a terminal if the screen is one and the rank live."""
     if not (is_live and screen.is_terminal):
         return os.pipe2(os.O_CLOEXEC)
     master, slave = pty.openpty()
-    # The screen's own terminal turns line ends into carriage return and line feed.
+    # The real terminal already turns a line feed into carriage return and line feed.
     modes = termios.tcgetattr(slave)
     modes[tty.OFLAG] &= ~termios.OPOST
     termios.tcsetattr(slave, termios.TCSANOW, modes)
@@ -165,7 +144,7 @@ def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int
 
 
 def _stdin(number: int) -> int:
-    # A rank is no part of the terminal's session and could not read from it.
+    # A rank is not in the terminal's session and cannot read from it.
     if number == 0 and not os.isatty(0):
         return 0
     return subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""Which rank failed first, how, and with what last words."""
+"""Which rank failed first, how it ended, and what it last wrote."""
 
 import os
 import re
@@ -9,10 +9,10 @@ from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import is_of_tensorflows_start
 from keras_hvd.launch.rank import Rank
 
-# What a rank says when it ends because another one did.
+# What a rank writes when it ends because another rank ended.
 _BLAMES_A_PEER = re.compile(
     r"RankFailedError|AbortedError|The job cannot go on"
-    # The engine's own words, where the script catches the error.
+    # The engine's own message, for scripts that catch the error.
     r"|keras_hvd \[rank \d+\] error: rank \d+ \(pid "
 )
 
@@ -23,25 +23,20 @@ _PEER_PROCESS = re.compile(r"rank \d+ \(pid (\d+) on ")
 
 
 def first_failure(ranks: Sequence[Rank]) -> Rank | None:
-    """The rank that brought the job down.
+    """The rank that made the job fail, or None if every rank ended with exit code 0.
 
-    A rank that raises because another died may be gone before that one has been: taking
-    a large process apart takes long. Ends seen in one round of the launcher's loop have
-    no known order. So a rank that blames a peer comes last, and of those seen together
-    one that a signal killed comes first.
-
-    Args:
-        ranks: All ranks, ended.
-
-    Returns:
-        The rank, or None if every rank ended with exit code 0.
+    The order of the ends does not decide alone. A rank that raises because a peer died
+    may be gone before that peer, because a large process takes long to tear down. Ends
+    seen in one round of the launcher's loop have no known order. So a rank that blames
+    a peer comes last, and among those seen together a rank that a signal killed comes
+    first.
     """
     failed = [rank for rank in ranks if rank.status != 0]
     return min(failed, key=_order, default=None)
 
 
 def blames_a_peer(lines: Iterable[str]) -> bool:
-    """Whether a rank that ended with these lines did so because another one did.
+    """Whether these last lines of a rank say that it ended because a peer did.
 
     Example:
 
@@ -54,20 +49,15 @@ def blames_a_peer(lines: Iterable[str]) -> bool:
 
 
 def exit_code(rank: Rank) -> int:
-    """What a shell would call the rank's end: its code, or 128 and its signal."""
+    """The rank's exit code as a shell shows it: 128 + N if signal N killed the rank."""
     code = os.waitstatus_to_exitcode(rank.status)
     return code if code >= 0 else 128 - code
 
 
 def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
-    """Says how a rank ended.
+    """Says how a rank ended, as a clause that follows its name.
 
-    Args:
-        rank: A rank that has ended.
-        memory: Knows whether the kernel killed it; None if it is clear who did.
-
-    Returns:
-        A clause that follows the rank's name.
+    `memory` tells whether the kernel killed it; None if it is clear who did.
     """
     code = os.waitstatus_to_exitcode(rank.status)
     if code >= 0:
@@ -84,15 +74,9 @@ def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
 def report(
     ranks: Sequence[Rank], memory: OutOfMemoryWatch, stopped: Sequence[int]
 ) -> list[str]:
-    """The last lines that a failed job shows.
+    """The last lines that a failed job shows, without line ends.
 
-    Args:
-        ranks: All ranks, ended, at least one of them not with exit code 0.
-        memory: Knows whether the kernel killed one.
-        stopped: Ranks that had to be ended while a signal held them.
-
-    Returns:
-        Lines without their ends.
+    `stopped` are the ranks that a signal held when khvdrun told them to end.
     """
     first = first_failure(ranks)
     lines = []
@@ -118,7 +102,7 @@ def report(
 
 
 def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
-    """Names the ranks that `first` waited for and that ended well themselves."""
+    """Names the ranks that `first` waited for and that had ended with exit code 0."""
     awaited = {
         int(process)
         for line in first.stderr.lines()
@@ -133,7 +117,7 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
 
 def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:
     was_killed = os.WIFSIGNALED(rank.status)
-    # A crashing process may write its core for so long that it is told to end.
+    # Writing a core file may take so long that the rank is told to end meanwhile.
     crashed = was_killed and os.WTERMSIG(rank.status) not in _LAUNCHERS_SIGNALS
     was_ended = rank.was_told and not crashed
     return was_ended, _blames_a_peer(rank), rank.wake, not was_killed, rank.number
@@ -147,5 +131,5 @@ def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        # Real-time signals but the first and last have no names.
+        # Only the first and the last real-time signal have names.
         return "real-time"

@@ -1,5 +1,5 @@
-"""What is raised for a wrong command line."""
+"""The error for a wrong command line."""
 
 
 class UsageError(ValueError):
-    """`khvdrun` was asked for something that it cannot do; the text says what."""
+    """`khvdrun` cannot do what it was asked for; the text says why."""

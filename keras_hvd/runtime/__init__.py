@@ -1,1 +1,1 @@
-"""What all of keras_hvd stands on: libraries, settings, the job and its sets."""
+"""The foundation of keras_hvd: libraries, settings, the job and its process sets."""

@@ -1,4 +1,4 @@
-"""Leaving the job, this process' place in it, and what went wrong in it."""
+"""Leaving the job, this process' place in it, and errors of the engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _job = ""
 
 
 def shutdown() -> None:
-    """Leaves the job; what is still pending on this rank fails.
+    """Leaves the job; pending collectives of this rank fail.
 
-    Harmless before `init` and after another `shutdown`. Runs by itself when Python
-    exits.
+    Harmless before `init` and after another `shutdown`. It also runs when Python exits.
 
     Example:
 
@@ -31,7 +30,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the job, and not left it.
+    """Whether this process is in the job.
 
     Returns:
         True between `init` and `shutdown`.
@@ -161,18 +160,7 @@ def cross_size() -> int:
 
 
 def check(code: int) -> None:
-    """Raises what a failed call of the C API means, with this thread's last error.
-
-    Args:
-        code: what the call returned.
-
-    Raises:
-        KerasHvdError: `code` is not 0; the subclass says what kind of failure.
-
-    Example:
-
-    >>> check(0)
-    """
+    """Raises the error for a code of the C API other than 0, with its message."""
     if code == 0:
         return
     message = native.engine().khvd_last_error().decode(errors="replace")
@@ -180,15 +168,7 @@ def check(code: int) -> None:
 
 
 def require_initialized(function: str) -> None:
-    """Raises unless this process has joined the job.
-
-    Args:
-        function: the public function that was called, for the message.
-
-    Raises:
-        NotInitializedError: `init` was not called.
-        ShutDownError: `shutdown` was called since.
-        ForkedError: this process was forked from a rank.
+    """Raises unless this process is in the job; `function` is the public caller's name.
 
     Example:
 
@@ -204,18 +184,7 @@ def require_initialized(function: str) -> None:
 
 
 def whole_number(function: str, argument: str, value: Any) -> int:
-    """An argument that counts something, such as a rank.
-
-    Args:
-        function: the public function that it was given to, for the message.
-        argument: its name.
-        value: what the user gave.
-
-    Returns:
-        The number.
-
-    Raises:
-        TypeError: it is something else.
+    """Returns an argument as an int, or raises TypeError.
 
     Example:
 
@@ -232,18 +201,7 @@ def whole_number(function: str, argument: str, value: Any) -> int:
 
 
 def root_of(function: str, root_rank: Any) -> int:
-    """The argument `root_rank`; whether there is such a rank is the engine's to say.
-
-    Args:
-        function: the public function that it was given to, for the message.
-        root_rank: what the user gave.
-
-    Returns:
-        The number, which has 32 bits.
-
-    Raises:
-        TypeError: it is no whole number.
-        MismatchError: it is one that no job has.
+    """Returns `root_rank` as an int of 32 bits; the engine checks that the rank exists.
 
     Example:
 
@@ -262,37 +220,12 @@ def root_of(function: str, root_rank: Any) -> int:
 
 
 def job() -> str:
-    """What tells the job that this process joined last from all others.
-
-    Returns:
-        The same on all ranks; "" if `init` was not called.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> job() != ""
-    True
-    """
+    """Identifies the job that this process joined last, alike on all ranks; or ""."""
     return _job
 
 
 def note_job(launched: str) -> None:
-    """Notes that this process has joined one more job.
-
-    Args:
-        launched: what the launcher calls it, the same on all ranks.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> before = job()
-    >>> keras_hvd.shutdown()
-    >>> note_job("another")
-    >>> job() != before
-    True
-    """
+    """Records that this process has joined another job; `launched` is its name."""
     global _jobs_joined, _job
     _jobs_joined += 1
     _job = f"{launched}, {_jobs_joined}"
@@ -306,7 +239,7 @@ def _place(function: str) -> int:
 
 
 def _outside(function: str) -> exceptions.KerasHvdError:
-    """Why this process is in no job, in the words of the engine."""
+    """The error that says why this process is in no job."""
     engine = native.engine()
     counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
     code = engine.khvd_get_counters(ctypes.byref(counters))

@@ -1,6 +1,6 @@
-"""What this Python and this machine have: packages and libraries, found by looking.
+"""Finds packages and libraries of this Python and this machine.
 
-Nothing is imported, so that what is broken or slow to load does no harm here.
+It imports nothing, so packages that are broken or slow to load do no harm.
 """
 
 import ctypes
@@ -20,24 +20,17 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Missing(Exception):
-    """Something is not there; the text says what and why."""
+    """Something is missing; the text says what and why."""
 
 
 class Overwritten(Missing):
-    """A module came from two packages; the text says what to do."""
+    """A module comes from two packages; the text says what to do."""
 
 
 def versions(module: str) -> dict[str, str]:
-    """Which distributions bring a module, and their versions.
+    """Distributions that provide a module, and their versions; {} without a package.
 
-    Args:
-        module: the name that is imported.
-
-    Returns:
-        Distribution: version. Empty if the module is not from a package.
-
-    Raises:
-        Missing: this Python has no such module.
+    Raises Missing if this Python has no such module.
 
     Example:
 
@@ -51,19 +44,7 @@ def versions(module: str) -> dict[str, str]:
 
 
 def require_one_version(module: str) -> None:
-    """Raises where packages of several versions have brought a module.
-
-    Args:
-        module: the name that is imported.
-
-    Raises:
-        Missing: this Python has no such module.
-        Overwritten: two versions of it were installed into one folder.
-
-    Example:
-
-    >>> require_one_version("pytest")
-    """
+    """Raises Overwritten if packages of several versions share a module's folder."""
     spec = importlib.util.find_spec(module)
     where = os.path.dirname(spec.origin) if spec is not None and spec.origin else None
     found = {
@@ -81,29 +62,14 @@ def require_one_version(module: str) -> None:
 
 
 def describe(module: str) -> str:
-    """The same as `versions`, in words.
-
-    Args:
-        module: the name that is imported.
-
-    Returns:
-        The distributions with their versions.
-
-    Raises:
-        Missing: as `versions`.
-
-    Example:
-
-    >>> describe("keras").startswith("keras 3.")
-    True
-    """
+    """The same as `versions`, as text."""
     found = [f"{name} {version}" for name, version in versions(module).items()]
     return ", ".join(found) or "not from a package: its version is unknown"
 
 
 def mpi_library() -> ctypes.CDLL:
     """Opens the system's MPI library, or raises `Missing`."""
-    # Open MPI's two names, and MPICH's with those who share its ABI.
+    # The names of Open MPI, and of MPICH and libraries with its ABI.
     reasons = []
     for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so"):
         try:
@@ -114,10 +80,7 @@ def mpi_library() -> ctypes.CDLL:
 
 
 def install_command() -> str:
-    """The command that installs this very copy of keras_hvd again.
-
-    Returns:
-        One of pip, for the folder, file or version that this copy came from.
+    """The pip command that reinstalls this copy from its folder, file or version.
 
     Example:
 
@@ -131,7 +94,7 @@ def install_command() -> str:
     for each in importlib.metadata.distributions(name="keras_hvd"):
         if _package(each) == PACKAGE:
             origin = _origin(each)
-            # It may be gone, or another user's.
+            # It may have been deleted, or belong to another user.
             if origin is not None and os.path.exists(origin):
                 source = str(origin)
             break
@@ -139,29 +102,20 @@ def install_command() -> str:
 
 
 def other_copies() -> list[Path]:
-    """The other copies of keras_hvd that this Python has, on its path or installed.
-
-    Returns:
-        Their packages' folders, none of which `import keras_hvd` finds.
-
-    Example:
-
-    >>> other_copies()
-    []
-    """
+    """Folders of other copies of keras_hvd, on this Python's path or installed."""
     folders = {*map(_package_in, sys.path)}
     folders |= {*map(_package, importlib.metadata.distributions(name="keras_hvd"))}
-    # Path.exists raises where a folder may not be read.
+    # Path.exists raises for unreadable folders.
     found = {folder for folder in folders if os.path.exists(folder / "__init__.py")}
     return sorted(found - {PACKAGE})
 
 
 def _package_in(folder: str) -> Path:
-    """The folder of a package in one of sys.path, if there is any."""
+    """The folder of keras_hvd's package in a folder of sys.path."""
     try:
         return Path(os.path.realpath(os.path.join(folder, "keras_hvd")))
     except OSError:
-        # The current folder was deleted: `import` passes it over.
+        # The current folder was deleted; `import` skips it.
         return PACKAGE
 
 
@@ -174,7 +128,7 @@ def _folder(distribution: importlib.metadata.Distribution, module: str) -> str:
 
 
 def _package(distribution: importlib.metadata.Distribution) -> Path:
-    """The folder of the package that an installation of keras_hvd has."""
+    """The folder of the package of an installed keras_hvd."""
     if _noted(distribution).get("dir_info", {}).get("editable"):
         origin = _origin(distribution)
         if origin is not None:
@@ -183,7 +137,7 @@ def _package(distribution: importlib.metadata.Distribution) -> Path:
 
 
 def _origin(distribution: importlib.metadata.Distribution) -> Path | None:
-    """The folder or file that a package was installed from; None: an index."""
+    """The folder or file that a package was installed from; None for an index."""
     url = urllib.parse.urlparse(_noted(distribution).get("url", ""))
     if url.scheme != "file":
         return None
@@ -191,9 +145,9 @@ def _origin(distribution: importlib.metadata.Distribution) -> Path | None:
 
 
 def _noted(distribution: importlib.metadata.Distribution) -> dict:
-    """What pip noted of what did not come from an index (PEP 610)."""
+    """pip's record of a package that did not come from an index (PEP 610)."""
     try:
         return json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
-        # As where pip has noted nothing: it is asked while something else is explained.
+        # Treated as no record, because this runs while another error is explained.
         return {}

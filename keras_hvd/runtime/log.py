@@ -1,4 +1,4 @@
-"""Lines for people on standard error, as the engine writes its own."""
+"""Writes lines to standard error in the engine's format."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from keras_hvd.runtime import native, settings
 
 
 def write(level: str, text: str) -> None:
-    """Writes a line, if `KERAS_HVD_LOG_LEVEL` allows it.
-
-    Args:
-        level: one of `settings.LOG_LEVELS`.
-        text: the line, without its end.
-
-    Raises:
-        ValueError: there is no such level.
+    """Writes a line if `KERAS_HVD_LOG_LEVEL` allows `level`, one of `LOG_LEVELS`.
 
     Example:
 
@@ -26,22 +19,9 @@ def write(level: str, text: str) -> None:
 
 
 def warn(text: str, stacklevel: int = 1) -> None:
-    """Warns as Python does, if `KERAS_HVD_LOG_LEVEL` allows warnings.
+    """Raises a Python warning if `KERAS_HVD_LOG_LEVEL` allows warnings.
 
-    Args:
-        text: what to say.
-        stacklevel: whose line it is about: 1 for the caller's, 2 for its caller's.
-
-    Raises:
-        ValueError: an environment variable of keras_hvd is malformed.
-
-    Example:
-
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     warn("it goes on, but not as it should")
-    >>> len(caught)
-    1
+    As for `warnings.warn`, a `stacklevel` of 1 stands for the caller's line.
     """
     if settings.read().log_level <= settings.LOG_LEVELS.index("warning") + 1:
         warnings.warn(text, stacklevel=stacklevel + 1)

@@ -1,9 +1,8 @@
-"""The native libraries: where they are, whether they fit, and what is in them.
+"""The native libraries: where they are, whether they fit, and their interfaces.
 
-`libkeras_hvd.so` is the engine behind its C API and needs nothing but the system;
-`libkeras_hvd_ops_2.21.so` holds the TensorFlow ops for TensorFlow 2.21, and those for
-other minor versions may lie beside it. The structures below mirror those of
-tf_ops/engine/c_api.h.
+`libkeras_hvd.so` is the engine with its C API, and needs only the system.
+`libkeras_hvd_ops_2.21.so` has the ops for TensorFlow 2.21; libraries for other minor
+versions may be beside it. The structures below mirror tf_ops/engine/c_api.h.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Allocate = ctypes.CFUNCTYPE(
 
 
 class _Structure(ctypes.Structure):
-    """A structure that takes no number which it cannot keep: ctypes cuts it short."""
+    """A structure that refuses numbers out of range, which ctypes would truncate."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -52,7 +51,7 @@ class _Structure(ctypes.Structure):
 
 
 class Options(_Structure):
-    """khvd_options: this process' place in the job, and the engine's limits."""
+    """khvd_options: this process' place in the job, and the engine's settings."""
 
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -137,7 +136,7 @@ class Counters(_Structure):
 
 
 class GpuSupport(_Structure):
-    """khvd_gpu_support: whether tensors on GPUs can be reduced there, and by what."""
+    """khvd_gpu_support: the GPUs and the NCCL that the engine can use."""
 
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -148,13 +147,13 @@ class GpuSupport(_Structure):
 
 
 class _Int32(ctypes.c_int32):
-    """An argument of 32 bits, which no number is cut short to."""
+    """A 32-bit argument that refuses numbers out of range."""
 
     @classmethod
     def from_param(cls, value: Any) -> ctypes.c_int32:
         number = ctypes.c_int32(value)
         if number.value != value:
-            raise OverflowError(f"{value} is no number of 32 bits")
+            raise OverflowError(f"{value} does not fit into 32 bits")
         return number
 
 
@@ -202,14 +201,10 @@ _FUNCTIONS: dict[str, tuple] = {
 
 @functools.cache
 def engine() -> ctypes.CDLL:
-    """The engine: the functions of tf_ops/engine/c_api.h, without TensorFlow.
+    """The engine: the functions of tf_ops/engine/c_api.h, opened once.
 
-    Returns:
-        The library, opened once, with the types of its functions set.
-
-    Raises:
-        LibraryError: it is not built, is of another version, or another copy of it is
-            in this process already.
+    Raises LibraryError if it is not built, has another version, or another copy of it
+    is already in this process.
 
     Example:
 
@@ -224,23 +219,7 @@ def engine() -> ctypes.CDLL:
 
 
 def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
-    """Opens an engine's library, wherever it is: for tests of the C API alone.
-
-    Args:
-        path: the library.
-
-    Returns:
-        The library, with the types of its functions set.
-
-    Raises:
-        OSError: it cannot be opened.
-
-    Example:
-
-    >>> open_engine("/none/libkeras_hvd.so")
-    Traceback (most recent call last):
-    OSError: /none/libkeras_hvd.so: cannot open shared object file: No such file ...
-    """
+    """Opens an engine's library at any path: for tests of the C API alone."""
     library = ctypes.CDLL(str(path))
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
@@ -252,23 +231,14 @@ def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
 def gpu_support(
     engine: ctypes.CDLL, cuda_library: bytes, nccl_library: bytes
 ) -> GpuSupport:
-    """What an engine finds on this machine for tensors on GPUs.
+    r"""What an engine finds on this machine for tensors on GPUs.
 
-    Args:
-        engine: as `engine` or `open_engine` gives it.
-        cuda_library: the CUDA driver's library; empty: the system's.
-        nccl_library: NCCL's; empty: that of the library path.
-
-    Returns:
-        What khvd_get_gpu_support tells.
-
-    Raises:
-        KerasHvdError: the engine refuses.
+    An empty path stands for the system's CUDA driver, or NCCL in the library path.
 
     Example:
 
     >>> gpu_support(engine(), b"/none/libcuda.so.1", b"/none/libnccl.so.2").text
-    b'there is no CUDA driver in /none/libcuda.so.1\\nthere is no NCCL in /none/...'
+    b'there is no CUDA driver in /none/libcuda.so.1\nthere is no NCCL in /none/...'
     """
     found = GpuSupport(struct_size=ctypes.sizeof(GpuSupport))
     code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))
@@ -280,19 +250,10 @@ def gpu_support(
 
 @functools.cache
 def ops() -> ModuleType:
-    """The TensorFlow ops.
+    """The module of TensorFlow ops, one function for each op.
 
-    Returns:
-        The module that TensorFlow makes of the op library: one function for each op.
-
-    Raises:
-        LibraryError: TensorFlow is missing, there is no op library for its minor
-            version, or another copy of keras_hvd's libraries is in this process.
-
-    Example:
-
-    >>> callable(ops().keras_hvd_allreduce)
-    True
+    Raises LibraryError if TensorFlow is missing, there is no op library for its minor
+    version, or another copy of keras_hvd's libraries is in this process.
     """
     tf = tensorflow()
     path = ops_library(tf.__version__)
@@ -304,19 +265,7 @@ def ops() -> ModuleType:
 
 
 def tensorflow() -> ModuleType:
-    """TensorFlow, imported.
-
-    Returns:
-        The module.
-
-    Raises:
-        LibraryError: this Python has none, or what is left of one.
-
-    Example:
-
-    >>> tensorflow().__name__
-    'tensorflow'
-    """
+    """Imports TensorFlow, or raises LibraryError if there is none or only remains."""
     try:
         module = importlib.import_module("tensorflow")
     except ModuleNotFoundError as error:
@@ -325,34 +274,18 @@ def tensorflow() -> ModuleType:
         raise exceptions.LibraryError(
             f"{sys.executable} has no TensorFlow. {_install_tensorflow()}"
         ) from error
-    # Python takes any folder of that name for a package.
+    # Python accepts any folder of that name as a package.
     if not hasattr(module, "__version__"):
         folders = ", ".join(module.__path__)
         raise exceptions.LibraryError(
-            f"{sys.executable} has no TensorFlow: there is only what is left of one in "
-            f"{folders}. Remove that folder. {_install_tensorflow()}"
+            f"{sys.executable} has no TensorFlow, only remains of one in {folders}. "
+            f"Remove that folder. {_install_tensorflow()}"
         )
     return module
 
 
 def ops_library(tensorflow: str) -> pathlib.Path:
-    """Finds the op library for a version of TensorFlow, without opening it.
-
-    Args:
-        tensorflow: the version of TensorFlow that is to open it.
-
-    Returns:
-        Its path.
-
-    Raises:
-        LibraryError: there is none for this minor version.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> ops_library(tf.__version__).exists()
-    True
-    """
+    """Path of the op library for a version of TensorFlow, without opening it."""
     ops_info(tensorflow)
     return _library(_OPS.format(minor=_minor(tensorflow)))
 
@@ -360,21 +293,9 @@ def ops_library(tensorflow: str) -> pathlib.Path:
 def ops_info(tensorflow: str) -> dict[str, Any]:
     """What the op library for a version of TensorFlow was built against.
 
-    Args:
-        tensorflow: the version of TensorFlow that is to open it.
-
-    Returns:
-        `tensorflow` (the version of the headers), `distribution` (the package that they
-        came with), and `xla`: whether collectives can be compiled by XLA.
-
-    Raises:
-        LibraryError: there is no op library for this minor version.
-
-    Example:
-
-    >>> import tensorflow as tf
-    >>> sorted(ops_info(tf.__version__))
-    ['distribution', 'tensorflow', 'xla']
+    `tensorflow` is the version of the headers, `distribution` their package, and `xla`
+    says whether XLA can compile collectives. Raises LibraryError if there is no op
+    library.
     """
     built = build_info()["ops"]
     if _minor(tensorflow) in built:
@@ -396,20 +317,11 @@ def ops_info(tensorflow: str) -> dict[str, Any]:
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What the libraries were built from.
+    """What the libraries were built from: `version`, `ops` (see `ops_info`), `sha256`.
 
-    Returns:
-        `version` of keras_hvd; `ops`: for each minor version of TensorFlow that there
-        is an op library for, what `ops_info` returns; and `sha256` of each library.
-
-    Raises:
-        LibraryError: the libraries are not built, or belong to another version of
-            keras_hvd.
-
-    Example:
-
-    >>> sorted(build_info())
-    ['ops', 'sha256', 'version']
+    `ops` has an entry for each minor version of TensorFlow, `sha256` one for each
+    library. Raises LibraryError if the libraries are not built, or belong to another
+    version.
     """
     path = _FOLDER / _BUILD_INFO
     if not path.exists():
@@ -427,8 +339,8 @@ def build_info() -> dict[str, Any]:
 
 
 def _library(name: str) -> pathlib.Path:
-    """A library's path, once it is known to be there, whole, and the only copy."""
-    # A checkout may have libraries of before there were hashes.
+    """A library's path, if the library exists, is intact, and is the only copy."""
+    # A checkout may have libraries from before hashes were written.
     wanted = build_info().get("sha256", {}).get(name)
     path = _FOLDER / name
     if not path.exists():
@@ -436,17 +348,17 @@ def _library(name: str) -> pathlib.Path:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != wanted:
         raise exceptions.LibraryError(
-            f"{path} is not what was built, but broken on its way here or replaced "
-            f"since: its {len(content)} bytes do not have the SHA-256 that "
-            f"{_BUILD_INFO} beside it has. {_install_again()}"
+            f"{path} was damaged or replaced after it was built: its {len(content)} "
+            f"bytes do not have the SHA-256 in {_BUILD_INFO} beside it. "
+            f"{_install_again()}"
         )
     # A second engine would not know the first one's ranks; a second op library makes
     # TensorFlow abort the process, because each op may be registered once.
     for other in _mapped_libraries():
         if other != str(_FOLDER / pathlib.Path(other).name):
             raise exceptions.LibraryError(
-                f"this process has loaded {other} already, a second copy of which is "
-                f"{path}: one process can use one. Take one of the two folders off "
+                f"this process has already loaded {other}, and {path} is a second copy "
+                "of it: a process can use only one. Remove one of the two folders from "
                 "sys.path, or uninstall that keras_hvd"
             )
     return path
@@ -455,8 +367,8 @@ def _library(name: str) -> pathlib.Path:
 def _mapped_libraries() -> set[str]:
     """Paths of the copies of our libraries that this process has mapped.
 
-    The kernel appends " (deleted)" to a file that was replaced since, so that it counts
-    as another copy, which it is.
+    The kernel appends " (deleted)" to a file that was replaced, so it counts as another
+    copy, which it is.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
@@ -479,7 +391,7 @@ def _install_tensorflow() -> str:
 
 
 def _minor(version: str) -> str:
-    """Of a version such as 2.21.0, the part that an op library is for: 2.21."""
+    """The minor version that an op library is for, such as 2.21 for 2.21.0."""
     return ".".join(version.split(".")[:2])
 
 

@@ -1,4 +1,4 @@
-"""Sets of ranks: a collective may be one of some ranks only."""
+"""Process sets: collectives of only some ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MOST = 2**31 - 1
 
 
 class ProcessSet:
-    """Some of the job's ranks, that run collectives among themselves.
+    """Some of the job's ranks, which run collectives among themselves.
 
-    It can be used once it is part of the job: given to `init`, or to
-    `add_process_set`, on all ranks alike. Until then, after `remove_process_set` and
-    after `shutdown`, its `process_set_id` is None.
+    It can be used once it is part of the job: given to `init`, or to `add_process_set`,
+    on all ranks alike. Before that, after `remove_process_set` and after `shutdown`,
+    its `process_set_id` is None.
 
     Args:
-        ranks_or_comm: the ranks of its members, in any order; not a communicator.
+        ranks_or_comm: the members' ranks, in any order; not a communicator.
 
     Raises:
         TypeError: `ranks_or_comm` is not a sequence of whole numbers.
-        ValueError: there is no rank in it, one twice, or one that no job has.
+        ValueError: it is empty, has a rank twice, or one that no job has.
 
     Example:
 
@@ -48,7 +48,7 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """The members' ranks, ascending; None for all ranks of no job."""
+        """The members' ranks, ascending; None for all ranks outside a job."""
         return None if self._ranks is None else list(self._ranks)
 
     def included(self) -> bool | None:
@@ -60,7 +60,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process' place among the members, from 0; None if it is not one."""
+        """This process' place among the members, from 0; None if it is not a member."""
         return None if self.process_set_id is None else self._place()
 
     def _place(self) -> int | None:
@@ -72,7 +72,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks, of whatever job this process is in."""
+    """All ranks of this process' job."""
 
     def __init__(self) -> None:
         pass
@@ -82,7 +82,7 @@ class _GlobalProcessSet(ProcessSet):
         return 0
 
     def __reduce__(self) -> str:
-        # There is one in each process: that is what a copy is.
+        # Each process has exactly one, also after unpickling.
         return "global_process_set"
 
     @property
@@ -107,21 +107,22 @@ global_process_set = _GlobalProcessSet()
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Makes a process set part of the job.
 
-    Every rank calls it, also those outside of the set, with the same ranks and in the
-    same order as `remove_process_set` and other calls of it. It returns when all have.
+    Every rank calls it, also ranks outside the set, with the same ranks and in the same
+    order as other calls of it and of `remove_process_set`. It returns when all have
+    called.
 
     Args:
         process_set: the set, or its ranks.
 
     Returns:
-        The set, which collectives can be given from now on.
+        The set, which can now be given to collectives.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: it is neither a `ProcessSet` nor ranks.
-        ValueError: the set is part of the job already.
-        MismatchError: the ranks' calls differ, or another set has the same ranks, or
-            the job has no such rank.
+        ValueError: the set is already part of the job.
+        MismatchError: the ranks' calls differ, another set has the same ranks, or the
+            job has no such rank.
         RankFailedError: another rank died or left.
 
     Example:
@@ -150,10 +151,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a process set out of the job again.
+    """Removes a process set from the job.
 
-    Every rank calls it, also those outside of the set, in the same order as
-    `add_process_set` and other calls of it. It returns when all have.
+    Every rank calls it, also ranks outside the set, in the same order as other calls of
+    it and of `add_process_set`. It returns when all have called.
 
     Args:
         process_set: a set that was added.
@@ -190,23 +191,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def check_for_init(process_sets: Any) -> list[ProcessSet]:
-    """The process sets that `init` was given, once they are known to make sense.
-
-    Args:
-        process_sets: what the user gave: None, "dynamic", or a sequence of sets.
-
-    Returns:
-        The sets that are to be added.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: two sets have the same ranks.
-
-    Example:
-
-    >>> check_for_init("dynamic")
-    []
-    """
+    """Checks the `process_sets` of `init`, and returns the sets to add."""
     if process_sets is None or isinstance(process_sets, str):
         sets = [] if process_sets in (None, "dynamic") else [process_sets]
     else:
@@ -223,18 +208,7 @@ def check_for_init(process_sets: Any) -> list[ProcessSet]:
 
 
 def number_of(process_set: ProcessSet, function: str) -> int:
-    """What the engine knows a process set by.
-
-    Args:
-        process_set: what the user gave.
-        function: the public function that it was given to, for the message.
-
-    Returns:
-        Its `process_set_id`.
-
-    Raises:
-        TypeError: it is not a `ProcessSet`.
-        ValueError: it is not part of the job.
+    """The engine's number of a process set; raises if it is not part of the job.
 
     Example:
 

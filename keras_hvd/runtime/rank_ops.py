@@ -1,4 +1,4 @@
-"""This process' place in the job, as TensorFlow ops: read when a graph runs."""
+"""This process' place in the job as TensorFlow ops, which read it when a graph runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     """This process' number in the job, read when the op runs.
 
     Args:
-        name: the op's.
+        name: of the op.
 
     Returns:
-        A scalar of int32; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -34,15 +34,15 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
     Args:
         process_set_id: of a `ProcessSet`; by default that of all ranks.
-        name: the op's.
+        name: of the op.
 
     Returns:
-        A scalar of int32; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `process_set_id` is not a whole number.
-        tf.errors.FailedPreconditionError: there is no such process set.
+        tf.errors.FailedPreconditionError: the process set does not exist.
 
     Example:
 
@@ -58,10 +58,10 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process' number among those on its host, read when the op runs.
 
     Args:
-        name: the op's.
+        name: of the op.
 
     Returns:
-        A scalar of int32; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -80,10 +80,10 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of the job's processes on this host, read when the op runs.
 
     Args:
-        name: the op's.
+        name: of the op.
 
     Returns:
-        A scalar of int32; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -105,15 +105,15 @@ def process_set_included_op(
 
     Args:
         process_set_id: of a `ProcessSet`; by default that of all ranks.
-        name: the op's.
+        name: of the op.
 
     Returns:
-        A scalar of int32, 1 or 0; in a program compiled by XLA, a constant.
+        An int32 scalar, 1 or 0; in a program compiled by XLA, a constant.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `process_set_id` is not a whole number.
-        tf.errors.FailedPreconditionError: there is no such process set.
+        tf.errors.FailedPreconditionError: the process set does not exist.
 
     Example:
 

@@ -1,8 +1,8 @@
-"""The variables that set keras_hvd up: their names, Horovod's, and what they may hold.
+"""The environment variables of keras_hvd, with Horovod's, and their values.
 
-Horovod's variables are accepted as they are and with KERAS_HVD_ in place of HOROVOD_.
-Where several that mean the same are set, ours comes before Horovod's. `khvdrun` uses
-this too, so that nothing here imports TensorFlow or the engine.
+Horovod's variables work with their own names and with KERAS_HVD_ in place of HOROVOD_.
+If several with the same meaning are set, ours come first. `khvdrun` uses this too, so
+nothing here imports TensorFlow or the engine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _HOROVODS = "HOROVOD_"
 _MOST = 2**63 - 1
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
-"""What `KERAS_HVD_LOG_LEVEL` may be, as khvd_log_level in c_api.h, from 1 on."""
+"""Values of `KERAS_HVD_LOG_LEVEL`, as khvd_log_level in c_api.h, from 1."""
 
 ALLOCATORS = ("pool", "unchanged")
-"""What `KERAS_HVD_ALLOCATOR` may be; see allocator.py."""
+"""Values of `KERAS_HVD_ALLOCATOR`; see allocator.py."""
 
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_PROCESS = "autotune compares by turns, without a Gaussian process"
@@ -66,52 +66,34 @@ WITHOUT_EFFECT = {
     "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
     "TORUS_ALLREDUCE": _ONE_HOST,
 }
-"""Horovod's variables without HOROVOD_ that mean nothing here, and why."""
+"""Horovod's variables (without HOROVOD_) without effect here, and the reasons."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the variables ask for, in the units of khvd_options (c_api.h).
+    """The variables' values, in the units of khvd_options (c_api.h).
 
-    Args:
-        init_timeout: Seconds that ranks wait for each other at the start; 0: default.
-        stall_warning: Seconds until a stall is reported; 0: default, negative: never.
-        stall_abort: Seconds until a stall ends the job; 0: never.
-        exchange_bytes: Memory of a rank that others read; 0: default.
-        fusion_bytes: The most that travels as one batch; 0: default.
-        cache_capacity: Names that travel as numbers; 0: default, negative: none.
-        check: Whether all results are compared between the ranks.
-        log_level: The least that is written, from 1 (trace) to 6 (fatal).
-        log_timestamp: Whether lines start with the time.
-        autotune: Whether the job looks for better settings of the engine.
-        autotune_log: The file of what it finds, with its whole path; empty: none.
-        autotune_warmup: Samples that do not count; 0: default, negative: none.
-        autotune_steps: Steps of a sample; 0: default.
-        autotune_samples: The most samples of the search; 0: no limit.
-        cuda_library: The CUDA driver's library; empty: the system's.
-        nccl_library: NCCL's; empty: that of the Python environment, else the system's.
-        nvtx_library: NVTX's, likewise.
-        disable_ranges: Whether NVIDIA's profilers get no ranges of collectives.
+    0, or an empty path, stands for the engine's default, unless noted otherwise.
     """
 
-    init_timeout: float
-    stall_warning: float
-    stall_abort: float
-    exchange_bytes: int
-    fusion_bytes: int
-    cache_capacity: int
-    check: bool
-    log_level: int
+    init_timeout: float  # seconds that ranks wait for each other at the start
+    stall_warning: float  # seconds until a stall is reported; negative: never
+    stall_abort: float  # seconds until a stall ends the job; 0: never
+    exchange_bytes: int  # a rank's memory that others read
+    fusion_bytes: int  # the largest batch
+    cache_capacity: int  # names that travel as numbers; negative: none
+    check: bool  # whether ranks compare all results
+    log_level: int  # the lowest level that is written, from 1 (trace) to 6 (fatal)
     log_timestamp: bool
     autotune: bool
-    autotune_log: bytes
-    autotune_warmup: int
-    autotune_steps: int
-    autotune_samples: int
-    cuda_library: bytes
-    nccl_library: bytes
+    autotune_log: bytes  # absolute path; empty: none
+    autotune_warmup: int  # samples that do not count; negative: none
+    autotune_steps: int  # steps of a sample
+    autotune_samples: int  # the most samples of the search; 0: no limit
+    cuda_library: bytes  # empty: the system's
+    nccl_library: bytes  # empty: the Python environment's, else the system's
     nvtx_library: bytes
-    disable_ranges: bool
+    disable_ranges: bool  # whether to hide collectives from NVIDIA's profilers
 
 
 @dataclass(frozen=True)
@@ -134,17 +116,9 @@ class _Found:
 
 
 def read(environment: Mapping[str, str] | None = None) -> Settings:
-    """Reads what the environment asks of keras_hvd.
+    """Reads the settings; empty variables count as not set.
 
-    Args:
-        environment: The variables to look at; those of this process by default. Empty
-            ones count as not set.
-
-    Returns:
-        The settings, with the engine's defaults for what is not set.
-
-    Raises:
-        ValueError: A variable is malformed; the text names it and its value.
+    Raises ValueError for a malformed variable, with its name and value.
 
     Example:
 
@@ -189,28 +163,14 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the variables ask of the timeline.
-
-    Args:
-        path: Where rank 0 writes it; "" for nowhere.
-        mark_cycles: Whether it marks each round of decisions.
-    """
+    """The timeline's path ("" for none), and whether it marks rounds of decisions."""
 
     path: str
     mark_cycles: bool
 
 
 def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
-    """Reads whether the job writes a timeline from its start on.
-
-    Args:
-        environment: The variables to look at; those of this process by default.
-
-    Returns:
-        What they ask for.
-
-    Raises:
-        ValueError: A variable is malformed; the text names it and its value.
+    """Reads whether the job writes a timeline from its start.
 
     Example:
 
@@ -219,28 +179,13 @@ def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
     """
     variables = os.environ if environment is None else environment
     found = _find(variables, "TIMELINE")
-    # Horovod's word for one that start_timeline will start, which it always can here.
+    # Horovod's value for a timeline that start_timeline starts; always possible here.
     path = "" if found is None or found.text == "DYNAMIC" else found.text
     return Timeline(path, _switch(_find(variables, "TIMELINE_MARK_CYCLES")))
 
 
 def allocator(environment: Mapping[str, str] | None = None) -> str:
-    """Reads which allocator TensorFlow is to use for tensors in host memory.
-
-    Args:
-        environment: The variables to look at; those of this process by default.
-
-    Returns:
-        One of `ALLOCATORS`; "" where nothing is said.
-
-    Raises:
-        ValueError: The variable is malformed.
-
-    Example:
-
-    >>> allocator({"KERAS_HVD_ALLOCATOR": "pool"})
-    'pool'
-    """
+    """Reads which allocator TensorFlow should use: one of `ALLOCATORS`, or ""."""
     variables = os.environ if environment is None else environment
     found = _find_ours(variables, "ALLOCATOR")
     if found is None:
@@ -249,13 +194,7 @@ def allocator(environment: Mapping[str, str] | None = None) -> str:
 
 
 def without_effect(environment: Mapping[str, str] | None = None) -> str:
-    """Explains the variables of Horovod's that are set and mean nothing here.
-
-    Args:
-        environment: The variables to look at; those of this process by default.
-
-    Returns:
-        One line, or "" if there is none of them.
+    """Explains in one line which of Horovod's variables are set without effect, or "".
 
     Example:
 
@@ -272,13 +211,7 @@ def without_effect(environment: Mapping[str, str] | None = None) -> str:
 
 
 def explain(ignored: Mapping[str, str]) -> str:
-    """One line about names that are accepted without effect.
-
-    Args:
-        ignored: For each name the reason.
-
-    Returns:
-        The line, with names of the same reason together; "" for none.
+    """Explains in one line names without effect, grouped by reason.
 
     Example:
 
@@ -309,11 +242,11 @@ def _find_ours(variables: Mapping[str, str], suffix: str) -> _Found | None:
 
 
 def _stall_seconds(variables: Mapping[str, str]) -> tuple[float, float]:
-    """When a stall is reported, and when it ends the job."""
+    """The seconds until a stall is reported, and until it ends the job."""
     warning = _find(variables, "STALL_WARNING_SECONDS", "STALL_CHECK_TIME_SECONDS")
     abort = _find(variables, "STALL_ABORT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS")
     disable = _find(variables, "STALL_CHECK_DISABLE")
-    # All are parsed, so that a malformed one is an error whatever the others say.
+    # All are parsed: a malformed one is always an error.
     seconds = _number(warning), _duration(abort)
     if not _switch(disable):
         return seconds
@@ -326,7 +259,7 @@ def _stall_seconds(variables: Mapping[str, str]) -> tuple[float, float]:
 
 def _fusion_bytes(variables: Mapping[str, str]) -> int:
     given = _bytes(_find(variables, "FUSION_BYTES", "FUSION_THRESHOLD"))
-    # 0 is the engine's default. A tensor larger than a batch may be travels alone.
+    # 0 is the engine's default. A tensor larger than the largest batch travels alone.
     return 1 if given == 0 else given or 0
 
 
@@ -364,16 +297,16 @@ def _autotune_warmup(variables: Mapping[str, str]) -> int:
 
 
 def _library(found: _Found | None) -> bytes:
-    """A library's whole path, or a name to look for in the library path."""
+    """A library's absolute path, or a name to look for in the library path."""
     if found is None:
         return b""
-    # It is opened when there is use for it.
+    # Absolute, because it is opened later.
     path = os.path.abspath(found.text) if "/" in found.text else found.text
     return os.fsencode(path)
 
 
 def _samples(found: _Found | None, least: int) -> int:
-    """A number that fits into 32 bits; 0 where it is not set."""
+    """A number that fits into 32 bits; 0 if it is not set."""
 
     most = 2**31 - 1
 
@@ -397,7 +330,7 @@ def _duration(found: _Found | None) -> float:
 
 
 def _number(found: _Found | None) -> float:
-    """Seconds; negative ones mean never."""
+    """Seconds; negative means never."""
     return 0 if found is None else found.parse(_finite, "a number of seconds")
 
 

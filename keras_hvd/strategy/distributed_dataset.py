@@ -1,8 +1,8 @@
 """Datasets of a strategy: each rank iterates over its part.
 
-All ranks take the same number of steps: the first one to run out of data ends the epoch
-for all. How many there are is agreed on when a dataset is distributed, or in each step
-where a dataset cannot tell.
+All ranks take the same number of steps: the first rank without data ends the epoch for
+all. They agree on the number when a dataset is distributed, or in each step if a
+dataset does not know its number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from keras_hvd.runtime.process_sets import ProcessSet
 _INFINITE = -1
 _UNKNOWN = -2
 
-# Who finds out in each step if all have an element: the process set's number, this
-# process' rank in the job, and the job's size. Numbers, as types in TensorFlow have it.
+# What ranks need to agree in each step whether all have an element: the process set's
+# number, this process' rank in the job, and the job's size. Plain numbers, because they
+# are part of a TensorFlow type.
 _Agreement = tuple[int, int, int]
 
 
@@ -35,22 +36,11 @@ def distribute(
     process_set: ProcessSet,
     options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
-    """Gives each rank its rows of each batch.
+    """Gives each rank its rows of each batch of a dataset that all ranks have.
 
-    Args:
-        dataset: the same batches on every rank.
-        process_set: the ranks.
-        options: hints of `tf.distribute`.
-
-    Returns:
-        A dataset of this rank's rows, which follow those of the rank before: as many
-        on each rank, and one more on the first ones where they do not divide.
-
-    Raises:
-        NotImplementedError: `options` asks for something that there is not.
-        TypeError: it is no dataset, or its elements cannot be sliced.
-        ValueError: its elements are not batches.
-        MismatchError: the ranks' datasets are of different types.
+    Each rank's rows follow those of the rank before. If the rows do not divide evenly,
+    the first ranks have one more. Raises if the datasets' elements are not batches that
+    can be sliced, or differ in type between ranks.
 
     Example:
 
@@ -84,21 +74,7 @@ def from_function(
     process_set: ProcessSet,
     options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
-    """Takes the batches that each rank makes for itself.
-
-    Args:
-        dataset_fn: makes this rank's dataset.
-        context: what it is called with.
-        process_set: the ranks.
-        options: hints of `tf.distribute`.
-
-    Returns:
-        The dataset.
-
-    Raises:
-        NotImplementedError: `options` asks for something that there is not.
-        TypeError: what the function returned is no dataset.
-        MismatchError: the ranks' datasets are of different types.
+    """Takes the dataset of batches that `dataset_fn` makes on each rank.
 
     Example:
 
@@ -118,22 +94,9 @@ def from_function(
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
-    """A rank's part of a dataset, of as many elements as the other ranks' parts.
+    """A rank's part of a dataset, with as many elements as other ranks' parts.
 
-    Args:
-        dataset: this rank's elements.
-        process_set: the ranks.
-
-    Raises:
-        MismatchError: the ranks' datasets are of different types.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> dataset = tf.data.Dataset.range(3)
-    >>> DistributedDataset(dataset, keras_hvd.global_process_set).cardinality
-    3
+    Raises MismatchError if the ranks' datasets have different types.
     """
 
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
@@ -145,12 +108,12 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     @property
     def element_spec(self) -> Any:
-        """What this rank's elements are made of: a structure of `tf.TypeSpec`."""
+        """The structure of `tf.TypeSpec` of this rank's elements."""
         return self._dataset.element_spec
 
     @property
     def cardinality(self) -> int:
-        """The number of elements, on each rank: -1 if infinite, -2 if not known."""
+        """The number of elements on each rank: -1 if infinite, -2 if unknown."""
         return self._cardinality
 
     def __iter__(self) -> DistributedIterator:
@@ -162,15 +125,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return self._process_set.process_set_id, basics.rank(), basics.size()
 
     def reduce(self, initial_state: Any, reduce_func: Callable) -> Any:
-        """Folds the elements into a state, one after another.
-
-        Args:
-            initial_state: a structure of tensors.
-            reduce_func: takes the state and an element, and returns the state.
-
-        Returns:
-            The last state.
-        """
+        """Folds the elements into a state with `reduce_func(state, element)`."""
         iterator = iter(self)
 
         def body(optional, state):
@@ -197,18 +152,9 @@ class DistributedIterator(
 ):
     """An iterator that ends on all ranks in the same step.
 
-    Args:
-        dataset: this rank's elements.
-        components: in place of a dataset, the resource of an iterator.
-        element_spec: what goes with `components`.
-        agreement: who finds out in each step if all ranks have an element; None: all
-            are known to have as many.
-
-    Example:
-
-    >>> iterator = DistributedIterator(tf.data.Dataset.range(3), agreement=None)
-    >>> next(iterator).numpy().item()
-    0
+    It is made of this rank's dataset, or of the resource of an iterator (`components`)
+    and its `element_spec`. Without `agreement`, all ranks are known to have as many
+    elements.
     """
 
     def __init__(
@@ -229,11 +175,7 @@ class DistributedIterator(
 
     @tf.autograph.experimental.do_not_convert
     def get_next_as_optional(self) -> tf.experimental.Optional:
-        """The next element, or nothing.
-
-        Returns:
-            Nothing, once a rank has no more.
-        """
+        """The next element, or nothing once a rank has no more."""
         optional = super().get_next_as_optional()
         if self._agreement is None:
             return optional
@@ -245,17 +187,7 @@ class DistributedIterator(
 
 
 class DistributedIteratorSpec(iterator_ops.IteratorSpec):
-    """The type of a `DistributedIterator`, for arguments of a `tf.function`.
-
-    Args:
-        element_spec: what its elements are made of.
-        agreement: who finds out in each step if all ranks have an element.
-
-    Example:
-
-    >>> DistributedIteratorSpec(tf.TensorSpec([]), None).value_type.__name__
-    'DistributedIterator'
-    """
+    """The type of a `DistributedIterator`, for arguments of a `tf.function`."""
 
     __slots__ = ["_agreement"]
 
@@ -265,7 +197,7 @@ class DistributedIteratorSpec(iterator_ops.IteratorSpec):
 
     @property
     def value_type(self) -> type:
-        """The class of iterators that it is the type of."""
+        """The class of the iterators."""
         return DistributedIterator
 
     def _serialize(self):
@@ -278,24 +210,12 @@ class DistributedIteratorSpec(iterator_ops.IteratorSpec):
 
     @staticmethod
     def from_value(value: DistributedIterator) -> DistributedIteratorSpec:
-        """The type of an iterator.
-
-        Args:
-            value: the iterator.
-
-        Returns:
-            Its type.
-        """
+        """The type of an iterator."""
         return value._type_spec
 
 
 class InitializableIterator:
-    """What `tf.compat.v1` iterates with: an op gives the next element, one starts anew.
-
-    Args:
-        iterator: an iterator of `tf.compat.v1.data`.
-        agreement: who finds out in each step if all ranks have an element.
-    """
+    """An iterator of `tf.compat.v1`: ops give the next element and restart it."""
 
     def __init__(self, iterator: Any, agreement: _Agreement | None) -> None:
         self._iterator = iterator
@@ -303,23 +223,15 @@ class InitializableIterator:
 
     @property
     def initializer(self) -> tf.Operation:
-        """The op that starts anew."""
+        """The op that restarts it."""
         return self._iterator.initializer
 
     def initialize(self) -> tf.Operation:
-        """Starts anew.
-
-        Returns:
-            The op that does.
-        """
+        """Returns the op that restarts it."""
         return self._iterator.initializer
 
     def get_next(self) -> Any:
-        """The next element.
-
-        Returns:
-            A structure of tensors, which fail where a rank has no more.
-        """
+        """The next element, as tensors that fail once a rank has no more."""
         if self._agreement is None:
             return self._iterator.get_next()
         optional = self._iterator.get_next_as_optional()
@@ -327,11 +239,7 @@ class InitializableIterator:
 
 
 class EagerIterator:
-    """The same where ops run at once: it starts when it is made.
-
-    Args:
-        dataset: what it iterates over.
-    """
+    """The same in eager mode; it starts when it is created."""
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
@@ -339,32 +247,21 @@ class EagerIterator:
 
     @property
     def initializer(self) -> list[Any]:
-        """Starts anew."""
+        """Restarts it."""
         return self.initialize()
 
     def initialize(self) -> list[Any]:
-        """Starts anew.
-
-        Returns:
-            What a session has to run: nothing.
-        """
+        """Restarts it, and returns no ops for a session to run."""
         self._iterator = iter(self._dataset)
         return []
 
     def get_next(self) -> Any:
-        """The next element.
-
-        Returns:
-            A structure of tensors.
-
-        Raises:
-            tf.errors.OutOfRangeError: a rank has no more.
-        """
+        """The next element; raises `OutOfRangeError` once a rank has no more."""
         return self._iterator.get_next()
 
 
 def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
-    """How many elements each rank is going to take."""
+    """The number of elements that each rank will take."""
     if not tf.executing_eagerly():
         return _UNKNOWN
     own = int(dataset.cardinality())
@@ -396,7 +293,7 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
 
 
 def _kind(spec: Any) -> str:
-    """What must be the same on all ranks of a part of their elements."""
+    """The part of an element's type that must be the same on all ranks."""
     dtype = getattr(spec, "dtype", None)
     return f"{type(spec).__name__} of {dtype.name}" if dtype else type(spec).__name__
 
@@ -404,7 +301,7 @@ def _kind(spec: Any) -> str:
 def _if_all_have_one(
     optional: tf.experimental.Optional, agreement: _Agreement
 ) -> tf.experimental.Optional:
-    """An element, or nothing if a rank has none."""
+    """The element, or nothing if a rank has none."""
     number, rank, size = agreement
     has = optional.has_value()
     name = submission.name_of("allreduce", name_in_graph("Strategy/next element"))
@@ -422,7 +319,7 @@ def _if_all_have_one(
 
 
 def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operation]:
-    """Says on a rank that has more that another one has not."""
+    """Says, on a rank with more data, which rank has no more."""
     words = "keras_hvd: this epoch ends because rank {} has no more data; this rank has"
     if tf.executing_eagerly():
         if has:
@@ -438,7 +335,7 @@ def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operatio
 
 
 def _value_or_end(optional: tf.experimental.Optional) -> Any:
-    """An element, or the error that iterators end with."""
+    """The element, or the error that iterators end with."""
     if tf.executing_eagerly():
         if optional.has_value():
             return optional.get_value()
@@ -452,7 +349,7 @@ def _value_or_end(optional: tf.experimental.Optional) -> Any:
 
 
 def _fail_at_end() -> tf.Tensor:
-    """Adds an op that fails as an iterator does at its end: it is one at its end."""
+    """Adds an op that fails like an ended iterator: it reads from an empty one."""
     what = {"output_types": [tf.int32], "output_shapes": [[]]}
     empty = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(0).take(0))
     iterator = tf.raw_ops.AnonymousIteratorV3(**what)
@@ -469,7 +366,7 @@ def _rows_of_rank(rank: int, size: int, batch: Any) -> Any:
 
 
 def _check_rows(leaves: list[Any]) -> list[Any]:
-    """Checks what is not known to be: that all parts of a batch have as many rows."""
+    """Checks that all parts of a batch have the same number of rows."""
     known = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
     if len(known - {None}) > 1:
         shapes = ", ".join(str(leaf.shape) for leaf in leaves)
@@ -488,7 +385,7 @@ def _check_rows(leaves: list[Any]) -> list[Any]:
 
 
 def _slice(rank: int, size: int, part: Any) -> Any:
-    """This rank's rows of a tensor, dense, ragged or sparse."""
+    """This rank's rows of a dense, ragged or sparse tensor."""
     if part is None:
         return None
     begin, count = _share(rank, size, part)
@@ -498,12 +395,12 @@ def _slice(rank: int, size: int, part: Any) -> Any:
     starts = tf.concat([[begin], tf.zeros_like(ends)], 0)
     rows = tf.sparse.slice(part, starts, tf.concat([[count], ends], 0))
     if part.shape.rank is not None:
-        rows.set_shape([None, *part.shape[1:]])  # which the slice forgets
+        rows.set_shape([None, *part.shape[1:]])  # the slice loses it
     return rows
 
 
 def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:
-    """The first of a rank's rows, and their number: known where all have as many."""
+    """A rank's first row and number of rows: constants if all ranks have as many."""
     known = part.shape[0] if part.shape.rank is not None else None
     if known is not None and known % size == 0:
         return rank * (known // size), known // size
@@ -514,7 +411,7 @@ def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:
 
 
 def _rows(part: Any) -> tf.Tensor:
-    """The number of rows of a tensor, dense, ragged or sparse."""
+    """The number of rows of a dense, ragged or sparse tensor."""
     if isinstance(part, tf.SparseTensor):
         return part.dense_shape[0]
     if isinstance(part, tf.RaggedTensor):
@@ -531,7 +428,7 @@ def _require_dataset(function: str, dataset: Any) -> None:
 
 
 def _require_rows(function: str, spec: Any) -> None:
-    """Raises for what cannot be sliced."""
+    """Raises for elements that cannot be sliced."""
     # TensorFlow has no public name for the type of None.
     if type(spec).__name__ == "NoneTensorSpec":
         return

@@ -1,7 +1,7 @@
-"""What `tf.distribute` asks of a strategy: one replica here, a rank of the job.
+"""The interface that `tf.distribute` needs from a strategy: each rank is one replica.
 
-A value in the cross-replica context is this rank's, a plain tensor: there are no
-containers of several replicas' values.
+A value in the cross-replica context is this rank's plain tensor: there are no
+containers with several replicas' values.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from keras_hvd.strategy.replica_context import ReplicaContext
 
 
 class Extended(current_strategy.OwnExtended):
-    """The `extended` of a `keras_hvd.Strategy`.
-
-    Args:
-        strategy: the strategy that it belongs to.
-        process_set: the ranks, each of which is a replica.
-        device: where this rank computes, and keeps its variables.
+    """The `extended` of a `keras_hvd.Strategy`. Each rank computes on its one `device`.
 
     Example:
 
@@ -47,11 +42,9 @@ class Extended(current_strategy.OwnExtended):
         self._device = device
 
     def place(self) -> tuple[Any, ...]:
-        """What a strategy is made of: those of the same are one to their users.
+        """Process set, size, rank and device: strategies with equal ones are the same.
 
-        Returns:
-            The process set, the number of its ranks, this rank's place among them, and
-            its device. A process may come back to another job, as another rank.
+        A process may return to another job with another rank.
         """
         return self.process_set, self._size, self._rank, self._device
 
@@ -59,15 +52,7 @@ class Extended(current_strategy.OwnExtended):
 
     @tf.autograph.experimental.do_not_convert
     def reduce_nested(self, reduce_op: Any, value: Any) -> Any:
-        """Reduces all tensors of a structure over the ranks, together.
-
-        Args:
-            reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
-            value: a tensor, `tf.IndexedSlices`, or a nested structure of them.
-
-        Returns:
-            The results, in the same structure.
-        """
+        """Reduces all tensors of a structure over the ranks, in one call."""
         reduced = reduction.all_reduce(
             as_reduce_op(reduce_op), tf.nest.flatten(value), self.process_set
         )
@@ -75,18 +60,7 @@ class Extended(current_strategy.OwnExtended):
 
     @tf.autograph.experimental.do_not_convert
     def gather_nested(self, value: Any, axis: Any) -> Any:
-        """Joins all tensors of a structure along a dimension, over the ranks.
-
-        Args:
-            value: a tensor, or a nested structure of them.
-            axis: the dimension.
-
-        Returns:
-            The results, in the same structure.
-
-        Raises:
-            NotImplementedError: there are `tf.IndexedSlices` in it.
-        """
+        """Concatenates all tensors of a structure along a dimension, over the ranks."""
         flat = tf.nest.flatten(value)
         if any(isinstance(each, tf.IndexedSlices) for each in flat):
             raise NotImplementedError("all_gather does not take tf.IndexedSlices")
@@ -147,46 +121,22 @@ class Extended(current_strategy.OwnExtended):
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not self.variable_created_in_scope(colocate_with_variable):
             raise ValueError(
-                "colocate_vars_with takes a variable that was made in the scope of "
+                "colocate_vars_with takes a variable that was created in the scope of "
                 f"this keras_hvd.Strategy; got {colocate_with_variable!r}"
             )
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable was made in the strategy's scope.
-
-        Args:
-            v: a `tf.Variable`.
-
-        Returns:
-            True if it was.
-        """
+        """Whether a variable was created in the strategy's scope."""
         owner = getattr(v, "_distribute_strategy", None)
         return owner is self._container_strategy()
 
     @tf.autograph.experimental.do_not_convert
     def read_var(self, v: Any) -> tf.Tensor:
-        """The value of a variable, aggregated over the ranks if it is ON_READ.
-
-        Args:
-            v: a variable that was made in the strategy's scope.
-
-        Returns:
-            A tensor, the same on all ranks.
-
-        Raises:
-            ValueError: it is ON_READ and says no aggregation.
-        """
+        """The value of a variable; if it is ON_READ, aggregated over the ranks."""
         return variables.read_aggregate(v, self.process_set)
 
     def value_container(self, value: Any) -> Any:
-        """What holds a replica's value: here the value itself.
-
-        Args:
-            value: what `run` returned, or a variable.
-
-        Returns:
-            The same.
-        """
+        """The container of a replica's value: here the value itself."""
         return value
 
     def _local_results(self, val):
@@ -234,44 +184,37 @@ class Extended(current_strategy.OwnExtended):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The one device of this rank, as a tuple."""
+        """This rank's device, as a tuple."""
         return (self._device,)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The one device of this rank, as a tuple."""
+        """This rank's device, as a tuple."""
         return (self._device,)
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
-        """The one device of this rank, as a tuple.
-
-        Args:
-            var_list: variables.
-
-        Returns:
-            The device's name.
-        """
+        """This rank's device, as a tuple."""
         del var_list
         return (self._device,)
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each rank builds its own graph: it does."""
+        """Whether each rank builds its own graph: yes."""
         return True
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this rank initializes its variables: each does."""
+        """Whether this rank initializes its variables: each rank does."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this rank is the one that writes checkpoints."""
+        """Whether this rank writes checkpoints."""
         return self._rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this rank is the one that writes summaries."""
+        """Whether this rank writes summaries."""
         return self._rank == 0
 
     @property
@@ -283,8 +226,8 @@ class Extended(current_strategy.OwnExtended):
         return False
 
     def _in_multi_worker_mode(self):
-        # Asked by parts of TensorFlow that would start servers, or pack values into
-        # containers of several replicas'.
+        # If True, parts of TensorFlow would start servers, or pack values into
+        # containers for several replicas.
         return False
 
     def _get_local_replica_id(self, replica_id_in_sync_group):
@@ -297,17 +240,7 @@ class Extended(current_strategy.OwnExtended):
 
 
 def as_reduce_op(reduce_op: Any) -> tf.distribute.ReduceOp:
-    """A reduction of `tf.distribute`.
-
-    Args:
-        reduce_op: the reduction, or its name in any case.
-
-    Returns:
-        The reduction.
-
-    Raises:
-        ValueError: there is none of that name.
-        TypeError: it is something else.
+    """A `tf.distribute.ReduceOp`, given itself or by name in any case.
 
     Example:
 

@@ -1,8 +1,7 @@
 """Keras' data under a strategy: each rank takes its rows of the same batches.
 
-What ranks would do differently is agreed on: how many batches there are, and how they
-are shuffled. Whether they had the same first batch is compared after each epoch's first
-step.
+Ranks agree on the number of batches and on shuffling. After each epoch's first step
+they compare their first batches.
 """
 
 from __future__ import annotations
@@ -29,25 +28,15 @@ from keras_hvd.strategy import keras_hooks
 
 
 def install() -> None:
-    """Has Keras iterate over data as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras iterate over data as a `keras_hvd.Strategy` needs it."""
     keras_hooks.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
 
 
 def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
-    """This rank's rows of arrays that all ranks have.
+    """This rank's rows of nested arrays that all ranks have, by argument.
 
-    Args:
-        data: by argument, nested structures of arrays, tensors and None.
-        same: the argument whose values are compared, at the beginning of each array.
-        strategy: a `keras_hvd.Strategy`.
-        method: the name of the method that was given them, for messages.
-
-    Returns:
-        The same structure.
-
-    Raises:
-        ValueError: something in it has no rows, or other ranks have other numbers, or
-            other values.
+    Ranks compare the beginning of each array of argument `same`. Raises ValueError if
+    something has no rows, or differs between ranks.
 
     Example:
 
@@ -87,19 +76,14 @@ def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
 
 
 class StrategyEpochIterator(trainer_module.TFEpochIterator):
-    """What `fit`, `evaluate` and `predict` iterate over under a strategy.
-
-    Args:
-        distribute_strategy: a `keras_hvd.Strategy`.
-        **arguments: those of Keras' own.
-    """
+    """The iterator of `fit`, `evaluate` and `predict` under a strategy."""
 
     def __init__(self, distribute_strategy: Any, **arguments: Any):
         EpochIterator.__init__(self, **arguments)
         self._distribute_strategy = distribute_strategy
         self._several = current_strategy.several_ranks(distribute_strategy)
-        # Of these, and not of this object, the dataset's functions know: it would have
-        # to wait for the garbage to be collected. TensorFlow takes up to a minute to
+        # The dataset's functions refer to these, not to this object: a reference cycle
+        # would keep it until garbage collection, and TensorFlow takes up to a minute to
         # free an iterator that was kept for long.
         self._digests: dict[str, int] = {}
         self._order = _Order()
@@ -122,7 +106,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         self._distributed_dataset = dataset
 
     def _agreed_shuffle(self) -> contextlib.AbstractContextManager:
-        """Compares the ranks' data, and has a dataset of arrays be shuffled alike."""
+        """Compares the ranks' data, and makes ranks shuffle arrays alike."""
         if self._several is None:
             return contextlib.nullcontext()
         adapter = self.data_adapter
@@ -150,7 +134,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         return _global_seed(seed)
 
     def _noting_first(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The dataset; each pass notes what is in its first batch."""
+        """The dataset; each pass records checksums of its first batch."""
         noted = self._digests
 
         def look(number, *batch):
@@ -181,7 +165,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 )
 
         def noting(number, batch):
-            # A tuple is x, y and weights; anything else is x.
+            # A tuple has x, y and weights; anything else is x.
             look(number, *(batch if isinstance(batch, tuple) else [batch]))
             return batch
 
@@ -195,7 +179,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
     def catch_stop_iteration(self):
         with super().catch_stop_iteration():
             yield
-        # Where data ended early it waits in the midst of it, and knows this object.
+        # If data ended early, the suspended generator refers to this object.
         self._epoch_iterator = None
 
     def _enumerate_iterator(self):
@@ -209,7 +193,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 first = False
 
     def _agree_on_python_random(self):
-        """Keras shuffles a PyDataset by Python's own generator."""
+        """Keras shuffles a PyDataset with Python's own generator."""
         if isinstance(self.data_adapter, PyDatasetAdapter):
             process_set = self._several.extended.process_set
             state = broadcast_object(
@@ -234,22 +218,22 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 continue
             root = process_set.ranks[0]
             what = (
-                f"the first batch of rank {rank} is another than that of rank {root}: "
-                f"they differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
-                "every rank reads all batches, and takes its rows of each: give all "
+                f"the first batch of rank {rank} is not that of rank {root}: they "
+                f"differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
+                "every rank reads all batches and takes its rows of each: give all "
                 "ranks the same data in the same order, shuffled by the same seed "
                 "(dataset.shuffle(..., seed=...), keras.utils.set_random_seed)"
             )
             if strict or "y of labels" in differing:
                 raise RuntimeError(what)
             if process_set.rank() == 0:
-                # Random augmentation differs rightly.
+                # Random augmentation may differ.
                 log.warn(what, stacklevel=2)
             return
 
 
 class _Order:
-    """Another order in each pass over the data, the same on all ranks."""
+    """A new order in each pass over the data, the same on all ranks."""
 
     def __init__(self) -> None:
         self.seed = 0
@@ -275,13 +259,13 @@ def _checksum(array: Any) -> int:
 
 
 def _has_optionals(dataset: tf.data.Dataset) -> bool:
-    """Whether a generator gave None, for which Keras puts an empty optional."""
+    """Whether a generator gave None, which Keras replaces by an empty optional."""
     specs = tf.nest.flatten(dataset.element_spec)
     return any(isinstance(each, tf.OptionalSpec) for each in specs)
 
 
 def _without_optionals(number: tf.Tensor, batch: Any) -> Any:
-    # Numbered, because of a single argument tf.data would unpack a tuple.
+    # With a number, because tf.data would unpack a tuple that is the only argument.
     del number
     return tf.nest.map_structure(
         lambda each: None if isinstance(each, tf.experimental.Optional) else each, batch
@@ -297,7 +281,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _is_label(part: str, rank: int | None) -> bool:
-    """Whether it is no image, which may be augmented by another draw on each rank."""
+    """Whether it is not an image, which may be augmented differently on each rank."""
     return part == "y" and rank is not None and rank <= 2
 
 
@@ -313,20 +297,9 @@ def require_same(
     also: Any = None,
     remedy: str = _SAME_DATA,
 ) -> list[Any]:
-    """Raises, on every rank, where ranks were given something else.
+    """Raises ValueError, on every rank, if ranks differ in what is `described`.
 
-    Args:
-        method: the name of the method that was given it, for the message.
-        described: what is compared, and shown where it differs.
-        strategy: a `keras_hvd.Strategy`.
-        also: anything, which is handed to the other ranks.
-        remedy: the end of the message.
-
-    Returns:
-        What each rank gave as `also`.
-
-    Raises:
-        ValueError: ranks differ.
+    The message begins with `method` and ends with `remedy`. Returns each rank's `also`.
     """
     process_set = strategy.extended.process_set
     of_ranks = allgather_object(
@@ -350,7 +323,7 @@ def require_same(
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Has ops that are made in this block draw by a global seed."""
+    """Gives ops created in this block a global seed."""
     if context.global_seed() == seed:
         yield
         return
@@ -365,7 +338,7 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shuffled_by(order: Any) -> Iterator[None]:
-    """Has `tf.random.shuffle`, by which Keras shuffles arrays, ask for the order."""
+    """Makes `tf.random.shuffle`, with which Keras shuffles arrays, use this order."""
 
     def shuffle(value, seed=None, name=None):
         del seed, name

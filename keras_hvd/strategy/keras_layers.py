@@ -1,8 +1,7 @@
-"""Layers under a strategy: ranks with few rows of a batch or none, and random numbers.
+"""Layers under a strategy: ranks without rows, and random numbers.
 
-Where a batch has fewer rows than there are ranks, some ranks have none. Many layers
-cannot compute on nothing, so a model gets one row of zeros there, and what it makes of
-it is dropped.
+If a batch has fewer rows than there are ranks, some ranks have none. Many layers cannot
+compute on no rows, so a model gets one row of zeros there, and its output is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _here = threading.local()
 
 
 def install() -> None:
-    """Has Keras' layers do as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras' layers behave as a `keras_hvd.Strategy` needs it."""
     keras_hooks.replace(keras.layers.Layer, "__call__", _call)
     keras_hooks.replace(keras.layers.BatchNormalization, "_moments", _moments)
     keras_hooks.replace(keras.layers.RNN, "call", _call_rnn)
@@ -53,7 +52,7 @@ def _call(plain, layer, *args, **kwargs):
 
 
 def _has_rows() -> tf.Tensor | None:
-    """Whether this rank has rows of the batch that a model computes on, if in doubt."""
+    """Whether this rank has rows of the model's batch; None if it surely has."""
     return getattr(_here, "has_rows", None)
 
 
@@ -87,8 +86,8 @@ def _without_the_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
 
 
 def _either(has_rows, if_rows, if_none):
-    # The results' shapes differ. Unlike for tf.cond, XLA compiles only the branch that
-    # this rank's number of rows chooses.
+    # The results' shapes differ. Unlike with tf.cond, XLA compiles only the branch for
+    # this rank's number of rows.
     return tf.switch_case(tf.cast(has_rows, tf.int32), [if_none, if_rows])
 
 
@@ -135,7 +134,7 @@ def _make_seeds(plain, generator, *args, **kwargs):
     strategy = tf.distribute.get_strategy()
     if not current_strategy.is_ours(strategy) or not tf.executing_eagerly():
         return
-    # Its seed is the first rank's; ranks shall draw different numbers.
+    # The seed is the first rank's, but ranks must draw different numbers.
     rank = tf.constant([strategy.extended.process_set.rank(), 0])
     state = generator.state
     state.assign(state + tf.cast(rank, state.dtype))

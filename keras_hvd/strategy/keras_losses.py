@@ -1,8 +1,8 @@
 """Losses under a strategy: each rank gets its share of the whole batch's loss.
 
-Keras divides a rank's loss by the number of ranks, as if all had as many rows. Here it
-is weighted by the rank's part of what the whole batch's loss is divided by, so that the
-ranks' shares, and their gradients, add up to those of one process.
+Keras divides a rank's loss by the number of ranks, as if all ranks had equally many
+rows. Here it is weighted by the rank's part of the divisor of the whole batch's loss.
+So the ranks' shares, and their gradients, add up to those of one process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from keras_hvd.strategy import keras_hooks
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
-# Set on a loss: what it is over all ranks.
+# Set on a loss: the loss over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
 
 _here = threading.local()
 
 
 def install() -> None:
-    """Has Keras weight losses as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras weight losses as a `keras_hvd.Strategy` needs it."""
     for name in ("_compute_loss", "compute_loss"):
         keras_hooks.replace(keras.Model, name, _compute_loss)
     for name, replacement in {
@@ -46,21 +46,21 @@ def install() -> None:
 
 
 class _Batch:
-    """The batch whose loss is being computed: this rank's rows, and all ranks'."""
+    """The batch of the present loss: this rank's rows, and all ranks'."""
 
     def __init__(self, strategy: Any, data: Any):
         self._strategy = strategy
         leaf = next(each for each in keras.tree.flatten(data) if each is not None)
         self._is_static = leaf.shape[0] is not None
-        # Known to the host before anything of the batch is computed.
+        # The host knows it before the batch is computed.
         with on_cpu():
             self._rows = tf.cast(tf.shape(leaf)[0], tf.float64)
             self._rows_of_all = self.sum(self._rows, "rows")
-        # Of what a mean over all ranks is divided by, this rank's part.
+        # This rank's part of the divisor of a mean over all ranks.
         self.share = tf.math.divide_no_nan(self._rows, self._rows_of_all)
 
     def sum(self, value: tf.Tensor, what: str) -> tf.Tensor:
-        """The sum over the ranks of a value through which no gradient flows."""
+        """The sum of a value over the ranks, without a gradient."""
         return allreduce(
             tf.stop_gradient(value),
             op=Sum,
@@ -70,7 +70,7 @@ class _Batch:
 
     @contextlib.contextmanager
     def divided_by(self, divisor: tf.Tensor | None) -> Iterator[None]:
-        """Has means be divided by the sum of the ranks' divisors, in this block."""
+        """Divides means by the sum of the ranks' divisors in this block."""
         if divisor is None:
             yield
             return
@@ -83,9 +83,9 @@ class _Batch:
             self.share = of_rows
 
     def over_ranks(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss of the whole batch, of this rank's; its gradient is this rank's."""
+        """The whole batch's loss, with the gradient of this rank's loss."""
         if loss.shape.rank != 0:
-            # One that is not reduced has a value for each row.
+            # A loss that is not reduced has a value for each row.
             total = self.sum(tf.reduce_sum(loss), "values")
             count = self.sum(tf.cast(tf.size(loss), loss.dtype), "count")
             setattr(loss, _OVER_RANKS, tf.math.divide_no_nan(total, count))
@@ -96,10 +96,9 @@ class _Batch:
         return loss
 
     def of_output(self, share: tf.Tensor) -> tf.Tensor:
-        """What the tracker of one output's loss takes, of this rank's share.
+        """The value for the tracker of one output's loss, from this rank's share.
 
-        Keras weights it by the number of rows where that is known in the trace, and
-        else by one.
+        Keras weights it by the number of rows if the trace knows it, else by one.
         """
         if not self._is_static:
             return share * self._strategy.num_replicas_in_sync
@@ -150,7 +149,7 @@ def _reduce_weighted_values(
 
 
 def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
-    """What Keras divides a sum by, where that is not in proportion to the rows."""
+    """Keras' divisor of a sum, if it is not proportional to the number of rows."""
     if reduction != "mean_with_sample_weight":
         return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float64))
     if sample_weight is not None:
@@ -168,7 +167,7 @@ def _scale(plain, value):
     strategy = tf.distribute.get_strategy()
     if not current_strategy.is_ours(strategy):
         return plain(value)
-    # Keras rounds a rank's share to a float32, whatever the type of the loss.
+    # Keras' own function would round a rank's share to float32.
     return value / strategy.num_replicas_in_sync
 
 
@@ -184,8 +183,8 @@ def _unscale(plain, value):
 def _warn_of_scalar() -> None:
     log.warn(
         "a loss function returned one number for the batch. Under a keras_hvd.Strategy "
-        "the ranks' numbers are added up, which gives several times the mean: have it "
-        "return a value for each sample, or divide by strategy.num_replicas_in_sync",
+        "the ranks' numbers are added up, which gives several times the mean: return a "
+        "value for each sample, or divide by strategy.num_replicas_in_sync",
         stacklevel=2,
     )
 

@@ -1,4 +1,4 @@
-"""Metrics under a strategy: sums over the ranks, where every rank passes.
+"""Metrics under a strategy: sums over the ranks in each step.
 
 Reading a metric is never a collective. The ranks' variables are added up in each step,
 for its logs, and after an epoch; results are computed from the sums.
@@ -29,7 +29,7 @@ _here = threading.local()
 
 
 def install() -> None:
-    """Has Keras' models compute results as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras' models compute results as a `keras_hvd.Strategy` needs it."""
     keras_hooks.replace(keras.Model, "get_metrics_result", _get_metrics_result)
     keras_hooks.replace(
         keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
@@ -38,15 +38,7 @@ def install() -> None:
 
 
 def means_over_ranks(logs: Any, strategy: Any) -> Any:
-    """What a step returned, the same on all ranks.
-
-    Args:
-        logs: a structure; of tensors that the model's metrics did not give, floats are
-            averaged.
-        strategy: a `keras_hvd.Strategy`.
-
-    Returns:
-        The same structure.
+    """The logs of a step, with the ranks' means of floats that are not from metrics.
 
     Example:
 
@@ -100,7 +92,7 @@ def _make_function(plain, model, step_function):
 
 
 def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
-    """What a step of the user's returned, its metrics' results being over all ranks."""
+    """The logs of a custom step, with its metrics' results over all ranks."""
     if not isinstance(logs, dict):
         return logs
     chosen = [
@@ -117,7 +109,7 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
     )
 
     def replace(logged, here, over_ranks):
-        # A log of the same name may be something else than the metric's result.
+        # A log of the same name may not be the metric's result.
         is_result = tf.reduce_all((logged == here) | (logged != logged))
         return tf.where(is_result, over_ranks, logged)
 
@@ -130,11 +122,11 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
 def _of_sums(
     compute: Callable[[], Any], metrics: list[keras.Metric], strategy: Any
 ) -> Any:
-    """What is computed where metrics' variables have the sums over the ranks."""
+    """Computes with the sums over the ranks in place of metrics' variables."""
     variables = [each for metric in metrics for each in metric.variables]
     if not variables:
         return compute()
-    # In a step the host would wait for the GPU; outside of it the host wants them.
+    # In a step, the host would wait for the GPU; outside a step, the host needs them.
     with on_cpu() if tf.executing_eagerly() else contextlib.nullcontext():
         sums = grouped_allreduce(
             [tf.convert_to_tensor(each) for each in variables],
@@ -156,7 +148,7 @@ def _get_metrics_result_or_logs(plain, model, logs):
 
 @contextlib.contextmanager
 def _over_ranks_of(strategy: Any) -> Iterator[None]:
-    """Has results be those over a strategy's ranks, outside of its steps."""
+    """Makes results those over a strategy's ranks, outside its steps."""
     _here.strategy = strategy
     try:
         yield

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate`, `predict` and their kin under a strategy."""
+"""`fit`, `evaluate`, `predict` and similar methods under a strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
 from keras_hvd.strategy.keras_optimizer import require_made_under
 
-# What would have ranks wait for each other in different collectives.
+# If these differed, ranks would wait for each other in different collectives.
 _COMPARED_OF_COMPILE = ("optimizer", "loss", "metrics", "weighted_metrics")
 _COMPARED_OF_FIT = (
     "validation_split",
@@ -43,7 +43,7 @@ _STATISTICS_DIFFER = "_keras_hvd_statistics_differ"
 
 
 def install() -> None:
-    """Has Keras' models do as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras' models behave as a `keras_hvd.Strategy` needs it."""
     model = keras.Model
     for name, replacement in {
         "compile": _compile,
@@ -73,8 +73,8 @@ def _compile(plain, model, *args, **kwargs):
     if is_distributed(model.optimizer):
         raise RuntimeError(
             f"model {model.name!r} is compiled under a keras_hvd.Strategy, which sums "
-            "gradients itself, with a DistributedOptimizer, which would do it again: "
-            "give it the plain optimizer"
+            "gradients itself, with a DistributedOptimizer, which would sum them "
+            "again: give it the plain optimizer"
         )
     require_made_under(strategy, model.optimizer)
 
@@ -136,13 +136,13 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
     arguments = _arguments(plain, model, args, kwargs)
     names = [name for name in ("x", "y", "sample_weight") if name in arguments]
     batch = {name: arguments[name] for name in names}
-    # A batch to train on may be augmented by another draw on each rank.
+    # A training batch may be augmented differently on each rank.
     same = "x" if method == "predict_on_batch" else "y"
     rows = rows_of_rank(batch, same if same in batch else "x", strategy, method)
     if method != "train_on_batch":
         _average_statistics(model)
     if method != "predict_on_batch":
-        # Of any number of rows: this rank may have none.
+        # Symbols for any number of rows: this rank may have none.
         symbols = keras.tree.map_structure(_symbol_of, batch)
         model._maybe_symbolic_build(data_batch=(*symbols.values(), None, None)[:3])
     return plain(**{**arguments, **rows})
@@ -156,15 +156,15 @@ def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
     if not _has_own_step(model):
         return build()
     if type(model).call is not keras.Model.call:
-        # It may be called otherwise there, or be given what Keras cannot unpack. Then
-        # that step builds it, as without a strategy.
+        # The step may call the model differently, or take data that Keras cannot
+        # unpack. Then the step builds it, as without a strategy.
         with contextlib.suppress(RuntimeError, ValueError):
             build()
     return None
 
 
 def _has_own_step(model: keras.Model) -> bool:
-    """Whether a step of the user's own may be run."""
+    """Whether the model has a custom training or test step."""
     plain = keras.Model
     own = type(model)
     return (own.train_step, own.test_step) != (plain.train_step, plain.test_step)
@@ -174,7 +174,7 @@ def _build(plain, model, strategy, iterator, data_batch) -> None:
     if iterator is None:
         plain(model, data_batch=data_batch)
         return
-    # Keras would take a batch, which a generator gives only once.
+    # Keras would consume a batch, which a generator gives only once.
     batch = iterator.element_spec
     specs = [each for each in tf.nest.flatten(batch) if not _is_missing(each)]
     if any(isinstance(each, _NOT_DENSE) for each in specs):
@@ -187,7 +187,7 @@ def _build(plain, model, strategy, iterator, data_batch) -> None:
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
-    """Makes all variables of a training: Keras' own symbols are dense ones."""
+    """Creates all variables of a training without Keras' symbols, which are dense."""
 
     @tf.function(autograph=False)
     def call(batch):
@@ -227,7 +227,7 @@ def _shape_of(spec: Any) -> list[int | None] | None:
 
 
 def _is_missing(spec: Any) -> bool:
-    """Whether it stands for a None that a generator gave."""
+    """Whether the spec stands for a None from a generator."""
     return isinstance(spec, tf.OptionalSpec)
 
 
@@ -242,7 +242,7 @@ def _reduce_per_replica(plain, values, strategy, reduction):
 
 
 def _of_all_ranks(outputs: Any, strategy: Any) -> Any:
-    """The ranks' rows of a prediction, in the order of the ranks."""
+    """All ranks' rows of a prediction, in the order of ranks."""
     process_set = strategy.extended.process_set
     flat = keras.tree.flatten(outputs)
     parts = [_dense_parts(each, process_set) for each in flat]
@@ -262,7 +262,7 @@ def _of_all_ranks(outputs: Any, strategy: Any) -> Any:
 
 
 def _dense_parts(value: Any, process_set: Any) -> list[tf.Tensor]:
-    """Tensors whose rows, those of all ranks one after another, make up the value."""
+    """Dense tensors for a value; all ranks' rows of them make up the whole value."""
     if isinstance(value, tf.RaggedTensor):
         return [value.flat_values, *value.nested_row_lengths()]
     if isinstance(value, tf.SparseTensor):
@@ -293,9 +293,7 @@ def _joined(value: Any, parts: list[tf.Tensor]) -> Any:
 def _strategy_of(model: Any, method: str) -> Any:
     """The strategy that a model trains under, if it has several ranks.
 
-    Raises:
-        RuntimeError: the model was made elsewhere.
-        NotImplementedError: the strategy has only some of the job's ranks.
+    Raises if the model was created elsewhere, or the strategy has only some ranks.
     """
     strategy = current_strategy.of_model(model)
     if strategy is None:
@@ -314,14 +312,14 @@ def _strategy_of(model: Any, method: str) -> Any:
 def _require_made_inside(model: Any, method: str) -> None:
     if model._distribute_strategy is None:
         raise RuntimeError(
-            f"model {model.name!r} was made outside of the scope of the "
-            f"keras_hvd.Strategy in whose scope {method}() is called: make it inside "
-            "of `with strategy.scope():`"
+            f"model {model.name!r} was created outside the scope of the "
+            f"keras_hvd.Strategy in which {method}() is called: create it inside "
+            "`with strategy.scope():`"
         )
 
 
 def _kinds(value: Any) -> str:
-    """What optimizers, losses or metrics are, whatever their names were numbered."""
+    """The types of optimizers, losses or metrics, without their numbered names."""
 
     def kind(each):
         if each is None or isinstance(each, str):
@@ -336,7 +334,7 @@ def _kinds(value: Any) -> str:
 
 
 def _average_statistics(model: Any) -> None:
-    """Averages what `train_on_batch` leaves different, before results depend on it."""
+    """Averages the statistics after `train_on_batch`, before results depend on them."""
     if vars(model).pop(_STATISTICS_DIFFER, False):
         average_statistics(model)
 

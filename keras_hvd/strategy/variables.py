@@ -1,6 +1,6 @@
 """Variables of a strategy: plain ones, equal on all ranks.
 
-They start with the first rank's values. Those that say an aggregation apply it when
+They start with the first rank's values. Variables with an aggregation apply it when
 they are assigned in a replica context; reading never does.
 """
 
@@ -30,7 +30,7 @@ _MEAN = tf.VariableAggregation.MEAN
 _ONLY_FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 _ON_READ = tf.VariableSynchronization.ON_READ
 
-# For what a user's function calls: autograph would take seconds to convert it all.
+# Users' functions call these, and autograph would take seconds to convert them.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 _REDUCE_OPS = {
@@ -45,29 +45,16 @@ def create(
     strategy: tf.distribute.Strategy,
     process_set: ProcessSet,
 ) -> Any:
-    """Makes a variable whose initial value is the first rank's.
-
-    Args:
-        next_creator: what TensorFlow makes it with.
-        arguments: what TensorFlow hands over to it.
-        strategy: the strategy in whose scope it is made.
-        process_set: the strategy's ranks.
-
-    Returns:
-        The variable.
-
-    Raises:
-        ValueError: its synchronization is NONE.
-    """
+    """Creates a variable with the first rank's initial value."""
     synchronization = arguments.get("synchronization")
     if synchronization == tf.VariableSynchronization.NONE:
         raise ValueError(
             f"variable {arguments.get('name')!r}: a keras_hvd.Strategy has a copy of "
-            "it on each rank, and cannot leave them without synchronization: use "
+            "it on each rank, and the copies need a synchronization: use "
             "tf.VariableSynchronization.ON_READ for values that differ between ranks"
         )
     variable = _created(next_creator, arguments, process_set)
-    # Where a tf.function makes it, TensorFlow forgets these.
+    # TensorFlow does not set these for variables created in a tf.function.
     aggregation = arguments.get("aggregation") or _NONE
     variable._distribute_strategy = strategy
     variable._aggregation = aggregation
@@ -79,18 +66,9 @@ def create(
 
 
 def read_aggregate(variable: Any, process_set: ProcessSet) -> tf.Tensor:
-    """The value of a variable over all ranks.
+    """The value of a variable; if it is ON_READ, aggregated over the ranks.
 
-    Args:
-        variable: a variable of a strategy.
-        process_set: the strategy's ranks.
-
-    Returns:
-        For an ON_READ variable, what its aggregation makes of the ranks' values; for
-        any other its value.
-
-    Raises:
-        ValueError: it is ON_READ and says no aggregation.
+    Raises ValueError if it is ON_READ and has no aggregation.
     """
     value = tf.convert_to_tensor(variable)
     if variable.synchronization != _ON_READ:
@@ -99,7 +77,7 @@ def read_aggregate(variable: Any, process_set: ProcessSet) -> tf.Tensor:
     if variable.aggregation == _NONE:
         raise ValueError(
             f"variable {variable.name!r} is ON_READ without an aggregation: it has a "
-            "value on each rank, and none over all of them"
+            "value on each rank, but none over all of them"
         )
     return _aggregated(variable.aggregation, value, name, process_set)
 
@@ -107,14 +85,7 @@ def read_aggregate(variable: Any, process_set: ProcessSet) -> tf.Tensor:
 def of_first_rank(value: Any, name: str, process_set: ProcessSet) -> tf.Tensor:
     """The first rank's value, on every rank.
 
-    Args:
-        value: anything that becomes a tensor, of the same shape and type on all ranks;
-            strings may be of any length.
-        name: matches the call to the other ranks'.
-        process_set: the ranks that take part.
-
-    Returns:
-        A tensor.
+    Shapes and types are the same on all ranks; strings may have any length.
 
     Example:
 
@@ -133,9 +104,7 @@ def of_first_rank(value: Any, name: str, process_set: ProcessSet) -> tf.Tensor:
 
 @contextlib.contextmanager
 def equal_values() -> Iterator[None]:
-    """Assignments in a replica context take values as they are, in this block.
-
-    For values that are known to be equal on all ranks, which need no aggregation.
+    """Skips aggregation in this block, for values that are equal on all ranks.
 
     Example:
 
@@ -172,12 +141,12 @@ def _created(
             value = _independent_of_function(initial_value)
             if value is not None:
                 return next_creator(**{**arguments, "initial_value": value})
-    # TensorFlow lifts a value that depends on tensors of the function out of it.
+    # TensorFlow itself lifts a value that depends on the function's tensors.
     return next_creator(**{**arguments, "initial_value": initial_value})
 
 
 def _independent_of_function(initial_value: Callable[[], tf.Tensor]) -> Any:
-    """An initial value, or None if it depends on tensors of the function around it."""
+    """An initial value, or None if it depends on tensors of the enclosing function."""
     try:
         return initial_value()
     except (TypeError, InaccessibleTensorError):
@@ -187,7 +156,7 @@ def _independent_of_function(initial_value: Callable[[], tf.Tensor]) -> Any:
 def _initial_value(
     given: Any, dtype: Any, name: str, process_set: ProcessSet, **arguments: Any
 ) -> tf.Tensor:
-    """What a variable starts with; TensorFlow calls it where the variable is made."""
+    """A variable's initial value, computed where TensorFlow creates the variable."""
     value = given(**arguments) if callable(given) else given
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
@@ -198,7 +167,7 @@ def _initial_value(
 def _string_of_first_rank(
     tensor: tf.Tensor, name: str, process_set: ProcessSet
 ) -> tf.Tensor:
-    """Strings travel as bytes, of which only the first rank gives any."""
+    """The first rank's strings, sent as bytes; the other ranks give none."""
     with on_cpu():
         data = tf.io.decode_raw(tf.io.serialize_tensor(tensor), tf.uint8)
         if process_set.rank() != 0:
@@ -210,7 +179,7 @@ def _string_of_first_rank(
 
 
 class _Aggregates:
-    """A variable that says how the ranks' assignments become one."""
+    """A variable with an aggregation of the ranks' assignments."""
 
     @_as_it_is
     def assign(self, value, use_locking=None, name=None, read_value=True):
@@ -248,13 +217,13 @@ class _Aggregates:
         return not _initializes() and _is_in_replica_context(self._distribute_strategy)
 
     def _over_ranks(self, value: Any, method: str) -> Any:
-        """What every rank assigns, of the value that this one was given."""
+        """The value that all ranks assign, from this rank's value."""
         if not self._must_aggregate():
             return value
         is_number = isinstance(value, (bool, int, float, complex))
         aggregation = self.aggregation
         if aggregation == _SUM and is_number:
-            # tf.distribute takes a number in the program for one value of all replicas.
+            # For tf.distribute, a Python number is one value of all replicas.
             aggregation = _ONLY_FIRST_REPLICA
         if aggregation == _MEAN and not is_number:
             self._require_mean(method)
@@ -266,7 +235,7 @@ class _Aggregates:
     def _slices_over_ranks(
         self, slices: tf.IndexedSlices, method: str, adds: bool = False
     ) -> tf.IndexedSlices:
-        """What every rank scatters, of the slices that this one was given."""
+        """The slices that all ranks scatter, from this rank's slices."""
         if not self._must_aggregate():
             return slices
         process_set = self._distribute_strategy.extended.process_set
@@ -279,7 +248,7 @@ class _Aggregates:
         return _aggregated(self.aggregation, slices, self._place(method), process_set)
 
     def _place(self, method: str) -> str:
-        """What a collective for the variable is called."""
+        """The name of a collective for the variable."""
         return f"Strategy/{self.name}/{method}"
 
     def _require_mean(self, method: str) -> None:
@@ -299,7 +268,7 @@ class _Aggregates:
         )
 
     def __tf_tracing_type__(self, signature_context):
-        # TensorFlow would use one trace for variables that aggregate in other ways.
+        # Otherwise variables with different aggregations would share a trace.
         plain = super().__tf_tracing_type__(signature_context)
         own = self.aggregation.value, id(self._distribute_strategy)
         return _AggregatingSpec(*plain._serialize(), *own)
@@ -330,7 +299,7 @@ class _AggregatingSpec(resource_variable_ops.VariableSpec):
 
 
 def _scatters(method: str) -> Callable[..., Any]:
-    """A method that scatters what cannot be added up."""
+    """A method that scatters values that cannot be added up."""
 
     @_as_it_is
     def scatter(self, sparse_delta, use_locking=False, name=None):
@@ -341,7 +310,7 @@ def _scatters(method: str) -> Callable[..., Any]:
 
 
 def _scatters_by_index(method: str) -> Callable[..., Any]:
-    """A method that no aggregation applies to."""
+    """A method without an aggregation."""
 
     @_as_it_is
     def scatter(self, *arguments, **named):
@@ -363,7 +332,7 @@ _Aggregates.batch_scatter_update = _scatters_by_index("batch_scatter_update")
 def _slices_of_first_rank(
     slices: tf.IndexedSlices, name: str, process_set: ProcessSet
 ) -> tf.IndexedSlices:
-    """The first rank's slices, of which the others may have more or fewer."""
+    """The first rank's slices; the other ranks may have more or fewer."""
     values = tf.convert_to_tensor(slices.values)
     indices = tf.convert_to_tensor(slices.indices)
     if process_set.rank() != 0:
@@ -392,7 +361,7 @@ def _aggregated(
 
 
 def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a rank's code runs that may know other values than the other ranks'."""
+    """Whether this code may have other values than on other ranks."""
     if not tf.distribute.has_strategy():
         return False
     with distribute_lib.enter_or_assert_strategy(strategy):
@@ -402,7 +371,7 @@ def _is_in_replica_context(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _initializes() -> bool:
-    """Whether TensorFlow is assigning a value that it lifted out of a function."""
+    """Whether TensorFlow is assigning an initial value lifted out of a function."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph

@@ -1,4 +1,4 @@
-"""TFX's Trainer and Tuner, whose `run_fn` and `tuner_fn` several ranks call."""
+"""TFX's Trainer and Tuner on several ranks, which all call `run_fn` or `tuner_fn`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_hvd.tfx import executor, settings
 
 
 class _OnRanks:
-    """A component that also takes on how many ranks, and for how long."""
+    """Adds the number of ranks and a time limit to a component."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class _OnRanks:
     ):
         super().__init__(*args, **kwargs)
         given = {settings.NUM_RANKS: num_ranks, settings.TIME_LIMIT: time_limit}
-        # As TFX adds module_path: the specification is TFX's own.
+        # TFX adds module_path in the same way, without changing its specification.
         properties = self.spec.exec_properties
         properties |= {name: each for name, each in given.items() if each is not None}
         config = properties[standard_component_specs.CUSTOM_CONFIG_KEY]
         if not any(map(_is_known_later, (*given.values(), config))):
-            # What is wrong is said here already, and not when the component runs.
+            # Raises for wrong values here, before the component runs.
             read = settings.Settings.read(properties, json_utils.loads(config))
             properties |= {
                 name: getattr(read, name) for name in given if name in properties
@@ -40,23 +40,23 @@ class _OnRanks:
 
 
 class Trainer(_OnRanks, trainer.Trainer):
-    """TFX's `Trainer`, whose `run_fn` is called by every rank of a job.
+    """TFX's `Trainer`, with a `run_fn` that every rank of a job calls.
 
     Arguments, inputs, outputs and records are those of `tfx.components.Trainer`. The
-    `run_fn` has the lines that any script for keras_hvd has: `keras_hvd.init()`, and a
-    `DistributedOptimizer` or a `Strategy`. What rank 0 writes to `serving_model_dir`
-    and `model_run_dir` is published; the other ranks' are scratch.
+    `run_fn` needs the lines of any script for keras_hvd: `keras_hvd.init()`, and a
+    `DistributedOptimizer` or a `Strategy`. TFX publishes what rank 0 writes to
+    `serving_model_dir` and `model_run_dir`; other ranks' files are thrown away.
 
     Args:
         *args: of TFX's `Trainer`.
-        num_ranks: how many ranks train, also as a `RuntimeParameter`. None: as
-            `custom_config` says.
-        time_limit: seconds after which a job that still runs is ended, and the
-            execution fails; may be a `RuntimeParameter` too. None: no limit.
+        num_ranks: number of ranks, also as a `RuntimeParameter`. None: as in
+            `custom_config`.
+        time_limit: seconds after which a running job is ended, and the execution fails;
+            also as a `RuntimeParameter`. None: no limit.
         **kwargs: of TFX's `Trainer`.
 
     Raises:
-        ValueError: a number is none; or what TFX's `Trainer` raises.
+        ValueError: a number is invalid; or what TFX's `Trainer` raises.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
 
@@ -69,29 +69,29 @@ class Trainer(_OnRanks, trainer.Trainer):
 
     @classmethod
     def get_class_type(cls) -> str:
-        # The records are those of TFX's: whoever looks for these finds them.
+        # TFX's own name, so that others find this component in the records.
         return trainer.Trainer.get_class_type()
 
 
 class Tuner(_OnRanks, tuner.Tuner):
-    """TFX's `Tuner`, whose trials train on all ranks of a job.
+    """TFX's `Tuner`, with trials that train on all ranks of a job.
 
     Arguments, inputs, outputs and records are those of `tfx.components.Tuner`. Every
-    rank calls the `tuner_fn`, which begins with `keras_hvd.init()` and makes a tuner
-    of a class that `keras_hvd.keras_tuner.distribute` has made. Rank 0's results are
-    published. A further attempt goes on with the search where `directory` of the
-    tuner is `fn_args.working_dir`.
+    rank calls the `tuner_fn`, which begins with `keras_hvd.init()` and creates a tuner
+    of a class from `keras_hvd.keras_tuner.distribute`. TFX publishes rank 0's results.
+    Another attempt continues the search if the tuner's `directory` is
+    `fn_args.working_dir`.
 
     Args:
         *args: of TFX's `Tuner`.
-        num_ranks: how many ranks train each trial, also as a `RuntimeParameter`. None:
-            as `custom_config` says.
-        time_limit: seconds after which a search that still runs is ended, and the
-            execution fails; may be a `RuntimeParameter` too. None: no limit.
-        **kwargs: of TFX's `Tuner`, but `tune_args`.
+        num_ranks: number of ranks that train each trial, also as a `RuntimeParameter`.
+            None: as in `custom_config`.
+        time_limit: seconds after which a running search is ended, and the execution
+            fails; also as a `RuntimeParameter`. None: no limit.
+        **kwargs: of TFX's `Tuner`, except `tune_args`.
 
     Raises:
-        ValueError: a number is none, or `tune_args` are given; or what TFX's `Tuner`
+        ValueError: a number is invalid, or `tune_args` are given; or what TFX's `Tuner`
             raises.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
@@ -107,9 +107,8 @@ class Tuner(_OnRanks, tuner.Tuner):
         super().__init__(*args, **kwargs)
         if self.spec.exec_properties.get(standard_component_specs.TUNE_ARGS_KEY):
             raise ValueError(
-                "keras_hvd.tfx.Tuner: tune_args would have trials train at the same "
-                "time; here all ranks train each trial, one after the other: leave it "
-                "out"
+                "keras_hvd.tfx.Tuner: remove tune_args, which would train trials at "
+                "the same time; here all ranks train each trial, one after the other"
             )
 
     @classmethod

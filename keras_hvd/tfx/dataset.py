@@ -22,13 +22,13 @@ def tf_dataset(
     schema: Any = None,
     policy: str = "data",
 ) -> tf.data.Dataset:
-    """What `data_accessor.tf_dataset_factory` makes, as each rank needs it.
+    """Each rank's part of what `data_accessor.tf_dataset_factory` makes.
 
-    Each rank gets its part of the samples, in batches of its share of
-    `options.batch_size`, which is that of all ranks together, and as many batches as
-    the others. Together they have each sample once an epoch. Left out is only a last
-    batch that not all ranks have: with "data" less than a sample for each rank. Files
-    are read in one order in all epochs; samples are shuffled behind that.
+    `options.batch_size` counts all ranks together. Each rank gets its part of the
+    samples in batches of its share, and as many batches as the others. Together they
+    get each sample once per epoch, except for a last batch that not all ranks have:
+    with "data" that is less than one sample per rank. Files are read in the same order
+    in all epochs; samples are shuffled behind that.
 
     Args:
         data_accessor: `fn_args.data_accessor`.
@@ -36,10 +36,11 @@ def tf_dataset(
         options: as for one process.
         schema: of the data, as for one process.
         policy: "data": every rank reads all files and keeps every n-th sample. "file":
-            ranks read different files, which pays for many of about the same size.
+            ranks read different files, which pays for many files of about the same
+            size.
 
     Returns:
-        A dataset. With `options.num_epochs=None` it has no end.
+        A dataset. With `options.num_epochs=None` it is infinite.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -61,7 +62,7 @@ def tf_dataset(
     epoch = options._replace(batch_size=options.batch_size // size, num_epochs=1)
     dataset = data_accessor.tf_dataset_factory(list(file_pattern), epoch, schema)
     with warnings.catch_warnings():
-        # TFXIO shuffles the files as well, which all ranks do alike from here on.
+        # TFXIO also shuffles the files, from here on in the same order on all ranks.
         warnings.filterwarnings("ignore", "shard: a shuffle comes before")
         dataset = even(shard(dataset, policy))
     return dataset if options.num_epochs == 1 else dataset.repeat(options.num_epochs)

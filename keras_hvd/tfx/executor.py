@@ -1,4 +1,4 @@
-"""What runs when a component does: a job whose ranks call the user's function."""
+"""Executes a component: starts a job with ranks that call the user's function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from keras_hvd.launch import cores
 from keras_hvd.tfx import rank
 from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 
-# Of gRPC, as TFX records them.
+# Codes of gRPC, as TFX records them.
 _CANCELLED = 1
 _UNKNOWN = 2
 _DEADLINE_EXCEEDED = 4
@@ -38,13 +38,11 @@ _DEADLINE_EXCEEDED = 4
 class TrainingFailedError(launcher._ExecutionFailedError):
     """Training on ranks failed: TFX records the execution as failed, with this text.
 
-    Args:
-        message: which rank, why, and its traceback.
-        code: of gRPC.
+    `message` has the rank, the reason and the traceback; `code` is one of gRPC's.
     """
 
-    # Of other exceptions TFX's launcher records nothing but that there was one. A
-    # result would be ignored by those runners that do not use the launcher.
+    # TFX's launcher records no details of other exceptions. Runners that do not use the
+    # launcher would ignore a returned result.
     def __init__(self, message: str, code: int = _UNKNOWN):
         result = execution_result_pb2.ExecutionResult(code=code, result_message=message)
         output = execution_result_pb2.ExecutorOutput(execution_result=result)
@@ -52,9 +50,9 @@ class TrainingFailedError(launcher._ExecutionFailedError):
 
 
 class _OnRanks:
-    """What executors do otherwise than TFX's."""
+    """The changes to TFX's executors."""
 
-    # What each rank does; the component is its argument.
+    # What each rank does.
     _on_rank: Callable[[rank.Component], None]
 
     def Do(
@@ -63,16 +61,10 @@ class _OnRanks:
         output_dict: dict[str, list[types.Artifact]],
         exec_properties: dict[str, Any],
     ) -> None:
-        """Does on ranks what TFX's executor does.
+        """Runs the component; the properties may have `num_ranks` and `time_limit`.
 
-        Args:
-            input_dict: as for TFX's executor.
-            output_dict: as for TFX's executor.
-            exec_properties: as for TFX's executor, with `num_ranks` and `time_limit`.
-
-        Raises:
-            TrainingFailedError: a rank failed, nothing was exported, time was over, or
-                the orchestrator ended it; TFX publishes nothing then.
+        Raises TrainingFailedError if a rank failed, nothing was exported, the time was
+        over, or the orchestrator ended it. TFX then publishes nothing.
         """
         self._log_startup(input_dict, output_dict, exec_properties)
         with _failures_in_records():
@@ -92,7 +84,7 @@ class _OnRanks:
                 )
                 _run(self._on_rank, component, settings)
                 self._require_result(output_dict)
-        # Only now: what comes after a failure is to go on from there.
+        # Only after success: after a failure, the next attempt continues from there.
         if fileio.exists(working_dir):
             fileio.rmtree(working_dir)
 
@@ -104,13 +96,13 @@ class _OnRanks:
     ) -> str:
         """A folder that the next attempt at the same execution finds again.
 
-        TFX's own is of another name in each execution.
+        TFX's own has another name in each execution.
         """
         own = self._context and self._context.stateful_working_dir
         if not own:
             logging.info(
-                "keras_hvd.tfx: this runner keeps no working directory: a further "
-                "attempt begins anew"
+                "keras_hvd.tfx: this runner keeps no working directory: another "
+                "attempt starts from the beginning"
             )
             path = os.path.join(scratch, "working_dir")
         else:
@@ -126,8 +118,9 @@ class _OnRanks:
 class Executor(_OnRanks, executor.GenericExecutor):
     """Executes TFX's Trainer on several ranks.
 
-    For `custom_executor_spec=ExecutorClassSpec(Executor)` of TFX's `Trainer`, with the
-    number of ranks in `custom_config`; `keras_hvd.tfx.Trainer` has it by itself.
+    Use it as `custom_executor_spec=ExecutorClassSpec(Executor)` of TFX's `Trainer`,
+    with the number of ranks in `custom_config`. `keras_hvd.tfx.Trainer` already uses
+    it.
 
     Example (TFX is not installed with keras_hvd: see docs/tfx.md):
 
@@ -178,9 +171,9 @@ def _say(ranks: int) -> None:
 def _fingerprint(
     input_dict: dict[str, list[types.Artifact]], exec_properties: dict[str, Any]
 ) -> str:
-    """What is the same in two executions that train the same."""
+    """A digest that is the same in two executions with the same training."""
     uris = {key: [each.uri for each in value] for key, value in input_dict.items()}
-    # A wheel has the digest of its content in its name.
+    # A wheel's name contains the digest of its content.
     told = _without_settings(exec_properties)
     key = standard_component_specs.CUSTOM_CONFIG_KEY
     config = json_utils.loads(told.pop(key, None) or "null")
@@ -201,7 +194,7 @@ def _without_settings(told: dict[str, Any]) -> dict[str, Any]:
 def _with_installed_module(
     exec_properties: dict[str, Any], scratch: str
 ) -> dict[str, Any]:
-    """The properties for ranks: the wheel of the module is unpacked once for all."""
+    """The properties for ranks, with the module's wheel unpacked once for all."""
     key = standard_component_specs.MODULE_PATH_KEY
     module, wheels = udf_utils.decode_user_module_key(exec_properties.get(key))
     for wheel in wheels:
@@ -210,7 +203,7 @@ def _with_installed_module(
 
 
 def _module_dirs(exec_properties: dict[str, Any], scratch: str) -> list[str]:
-    """Where the module's helpers are, besides where this process imports from."""
+    """The folders of the module and its helpers."""
     module_file = exec_properties.get(standard_component_specs.MODULE_FILE_KEY)
     beside = [os.path.dirname(os.path.abspath(module_file))] if module_file else []
     return [*beside, _modules(scratch)]
@@ -242,7 +235,7 @@ def _run(
 
 
 def _reason(error: Exception) -> str:
-    """What to record: the error, the rank and the traceback there."""
+    """The text to record: the error, the rank and its traceback."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     cause = error.__cause__
     return f"{text}\n{cause}" if isinstance(cause, interactive.RankTraceback) else text
@@ -250,10 +243,10 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Has SIGTERM, by which orchestrators end components, do as Ctrl-C does.
+    """Makes SIGTERM, with which orchestrators end components, act like Ctrl-C.
 
-    Otherwise it would end this process before it can say so to TFX. Only the main
-    thread of a program may choose; what it has chosen stays.
+    Otherwise it ends this process before it can report to TFX. Only a program's main
+    thread may set a handler; the program's own handler stays.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()
@@ -275,7 +268,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures_in_records() -> Iterator[None]:
-    """Has TFX record also what is wrong before any rank has started."""
+    """Makes TFX record errors that happen before any rank has started."""
     try:
         yield
     except TrainingFailedError:

@@ -1,4 +1,4 @@
-"""That ranks train one model together, or search once, and not each by itself."""
+"""Checks that ranks train one model or search together, and not each by itself."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ from keras_hvd.strategy import keras_hooks
 
 
 def require_in_fit() -> None:
-    """Has Keras' training raise, before its first step, unless the ranks share it."""
+    """Makes Keras' training raise before its first step unless the ranks share it."""
     for name in ("fit", "train_on_batch"):
         keras_hooks.replace(keras.Model, name, _train)
 
 
 def require_has_been() -> None:
-    """Raises if the `run_fn`, which has returned, has trained on this rank alone.
-
-    Raises:
-        RuntimeError: it has never joined the job, or has done nothing together with
-            the other ranks.
-    """
+    """Raises RuntimeError if the `run_fn` that returned trained on this rank alone."""
     _require_joined()
     if not basics.is_initialized():
         return
@@ -36,21 +31,14 @@ def require_has_been() -> None:
     if counters.tensors == 0:
         raise RuntimeError(
             "run_fn has returned, and the ranks have never exchanged anything: each "
-            "has trained a model of its own. Reduce the gradients: with "
+            "has trained a model of its own. Reduce the gradients with "
             "keras_hvd.DistributedOptimizer, keras_hvd.DistributedGradientTape or "
             "keras_hvd.Strategy"
         )
 
 
 def require_one_search(tuner: Any) -> None:
-    """Raises, before its search, if each rank would search by itself.
-
-    Args:
-        tuner: what a `tuner_fn` has made.
-
-    Raises:
-        RuntimeError: it is a plain one.
-    """
+    """Raises RuntimeError if each rank would search by itself with this tuner."""
     if not keras_tuner.is_distributed(tuner):
         name = type(tuner).__name__
         raise RuntimeError(

@@ -27,38 +27,22 @@ _PURPOSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """What ranks have to know of the component.
+    """What ranks need to know about the component."""
 
-    Args:
-        artifacts: inputs and outputs, as TFX writes them.
-        exec_properties: with a module path that can be imported from `module_dirs`.
-        module_dirs: where else to import from.
-        working_dir: what all attempts share.
-        scratch: a folder for what is thrown away.
-        time_limit: seconds; None: no limit.
-    """
-
-    artifacts: str
+    artifacts: str  # inputs and outputs, as TFX serializes them
     exec_properties: dict[str, Any]
-    module_dirs: list[str]
-    working_dir: str
-    scratch: str
-    time_limit: float | None
+    module_dirs: list[str]  # where to import the user's module from
+    working_dir: str  # shared by all attempts
+    scratch: str  # a temporary folder
+    time_limit: float | None  # seconds
 
     def of_rank(self, number: int, name: str) -> str:
-        """The path of something that belongs to one rank, and is thrown away."""
+        """The path of a temporary file or folder of one rank."""
         return os.path.join(self.scratch, f"rank-{number}", name)
 
 
 def train(component: Component) -> None:
-    """Calls the user's `run_fn` on this rank.
-
-    Args:
-        component: what is trained.
-
-    Raises:
-        Exception: what `run_fn` raised, or what is wrong with it.
-    """
+    """Calls the user's `run_fn` on this rank."""
     world = _begin(component)
     fn_args = _fn_args(component, world.rank)
     run_fn = _load(component, standard_component_specs.RUN_FN_KEY)
@@ -70,14 +54,7 @@ def train(component: Component) -> None:
 
 
 def tune(component: Component) -> None:
-    """Searches with the tuner that the user's `tuner_fn` makes on this rank.
-
-    Args:
-        component: what is searched for.
-
-    Raises:
-        Exception: what `tuner_fn` or the search raised, or what is wrong with it.
-    """
+    """Searches with the tuner that the user's `tuner_fn` makes on this rank."""
     world = _begin(component)
     inputs, outputs = json_utils.loads(component.artifacts)
     fn_args = fn_args_utils.get_common_fn_args(
@@ -108,22 +85,14 @@ _LATE = "where-it-was-late"
 
 
 def _end_after(seconds: float, path: str) -> None:
-    """Ends this process then, whatever it is in, and says where it was."""
-    # Never closed: a thread of the interpreter's own writes to it.
+    """Ends this process after that time, whatever it does, and writes where it was."""
+    # Never closed, because a thread of the interpreter writes to it.
     file = open(path, "w")  # noqa: SIM115
     faulthandler.dump_traceback_later(seconds, exit=True, file=file)
 
 
 def where_late(component: Component, ranks: int) -> str:
-    """What to say of ranks that the time limit ended.
-
-    Args:
-        component: what was trained.
-        ranks: how many there were.
-
-    Returns:
-        A message with where each of them was; empty if there was none.
-    """
+    """Where the time limit ended each rank; "" if it ended none."""
     said = []
     for number in range(ranks):
         path = component.of_rank(number, _LATE)
@@ -142,7 +111,7 @@ def where_late(component: Component, ranks: int) -> str:
 
 def _fn_args(component: Component, number: int) -> fn_args_utils.FnArgs:
     inputs, outputs = json_utils.loads(component.artifacts)
-    # TFX's own executor knows what belongs in there. Data accessors cannot be pickled.
+    # TFX's executor fills them. Here, because data accessors cannot be pickled.
     fn_args = executor.GenericExecutor()._GetFnArgs(
         inputs, outputs, component.exec_properties
     )
@@ -164,8 +133,8 @@ def _load(component: Component, name: str) -> Callable[[fn_args_utils.FnArgs], A
         keys = (specs.MODULE_PATH_KEY, specs.MODULE_FILE_KEY, name)
         where = next(filter(None, map(properties.get, keys)), None)
         raise ImportError(
-            f"there is no {name} to be had from {where!r}: {type(error).__name__}: "
-            f"{error}. That must be a module that can be imported, and has "
-            f"{name}(fn_args), which {_PURPOSES[name]}"
+            f"cannot load {name} from {where!r}: {type(error).__name__}: {error}. That "
+            f"must be a module that can be imported, with a function {name}(fn_args), "
+            f"which {_PURPOSES[name]}"
         ) from error
     return function

@@ -1,4 +1,4 @@
-"""How many ranks a component trains on, and for how long: from where TFX has it."""
+"""The number of ranks and the time limit of a component, from TFX's places for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ TIME_LIMIT = "time_limit"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the component was told.
-
-    Args:
-        num_ranks: how many ranks train.
-        time_limit: seconds after which they are ended; None: none.
-    """
+    """A component's number of ranks, and its time limit in seconds."""
 
     num_ranks: int
     time_limit: float | None = None
@@ -27,18 +22,10 @@ class Settings:
     def read(
         cls, exec_properties: Mapping[str, Any], custom_config: Any = None
     ) -> Settings:
-        """Reads the settings of an execution.
+        """Reads them from an execution's properties or the user's `custom_config`.
 
-        Args:
-            exec_properties: of the component; may have `num_ranks` and `time_limit`.
-            custom_config: the user's; may have them in their place.
-
-        Returns:
-            The settings.
-
-        Raises:
-            ValueError: there is no number of ranks, or a value is none, or the two
-                places differ.
+        Raises ValueError if the number of ranks is missing, a value is invalid, or the
+        two places differ.
 
         Example:
 
@@ -48,25 +35,15 @@ class Settings:
         ranks = _given(NUM_RANKS, exec_properties, custom_config)
         if ranks is None:
             raise ValueError(
-                "keras_hvd.tfx: nothing says on how many ranks to train: give "
-                "num_ranks=... to keras_hvd.tfx.Trainer, or custom_config="
-                "{'num_ranks': ...} to TFX's"
+                "keras_hvd.tfx: the number of ranks is missing: give num_ranks=... to "
+                "keras_hvd.tfx.Trainer, or custom_config={'num_ranks': ...} to TFX's"
             )
         limit = _given(TIME_LIMIT, exec_properties, custom_config)
         return cls(num_ranks_of(ranks), None if limit is None else time_limit_of(limit))
 
 
 def num_ranks_of(value: Any) -> int:
-    """A number of ranks, checked.
-
-    Args:
-        value: a number, or its digits, as parameters of a run may be.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: it is none.
+    """Checks a number of ranks, which may be text, as in parameters of a run.
 
     Example:
 
@@ -88,22 +65,7 @@ def num_ranks_of(value: Any) -> int:
 
 
 def time_limit_of(value: Any) -> float:
-    """A number of seconds, checked.
-
-    Args:
-        value: a number, or how it is written.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: it is none.
-
-    Example:
-
-    >>> time_limit_of(90)
-    90.0
-    """
+    """Checks a number of seconds, which may be text."""
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

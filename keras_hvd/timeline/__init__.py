@@ -1,6 +1,6 @@
-"""The timeline: where the time of each tensor goes, written while the job runs.
+"""The timeline: a file, written during the job, of where each tensor's time goes.
 
-`python -m keras_hvd.timeline FILE` sums a timeline up. Nothing here imports TensorFlow.
+`python -m keras_hvd.timeline FILE` summarizes it. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from keras_hvd.runtime import basics, native
 def start_timeline(
     file_path: str | os.PathLike[str], mark_cycles: bool = False
 ) -> None:
-    """Writes where the time of each tensor goes to a file, from now on.
+    r"""Starts to write where the time of each tensor goes.
 
-    Rank 0 writes it, in the JSON format of Chrome's tracing, for chrome://tracing and
-    https://ui.perfetto.dev. Other ranks may call this as well, or not: there it does
-    nothing, and nobody waits for it. What was submitted before is not in the file.
+    Rank 0 writes the file, in the JSON format of Chrome's tracing, for chrome://tracing
+    and https://ui.perfetto.dev. Other ranks may call this too; it does nothing there,
+    and no rank waits. Tensors submitted earlier are not in the file.
 
     Args:
-        file_path: Where to write; what is there already is overwritten.
-        mark_cycles: Whether to mark each round in which the order of tensors was
-            decided. (Horovod marks its cycles, which keras_hvd has not.)
+        file_path: Where to write; an existing file is overwritten.
+        mark_cycles: Whether to mark each round in which ranks agree on the order of
+            tensors. (Horovod marks its cycles, which keras_hvd does not have.)
 
     Raises:
-        MismatchError: The file cannot be written, or a timeline is being written; a
-            `ValueError`, too.
+        MismatchError: The file cannot be written, or a timeline is already active.
+            This is also a `ValueError`.
         NotInitializedError: `init` was not called.
         TypeError: `file_path` is not a path.
 
@@ -38,7 +38,7 @@ def start_timeline(
     >>> keras_hvd.start_timeline(path)
     >>> keras_hvd.stop_timeline()
     >>> path.read_text()[:2]
-    '[\\n'
+    '[\n'
     """
     basics.require_initialized("start_timeline")
     path = os.fsencode(file_path)
@@ -46,10 +46,10 @@ def start_timeline(
 
 
 def stop_timeline() -> None:
-    """Ends the timeline: its file is complete when this returns on rank 0.
+    """Ends the timeline. On rank 0 its file is complete when this returns.
 
-    Does nothing on other ranks, and where no timeline is written. `shutdown` ends it as
-    well.
+    Does nothing on other ranks, or if no timeline is being written. `shutdown` ends the
+    timeline too.
 
     Raises:
         NotInitializedError: `init` was not called.

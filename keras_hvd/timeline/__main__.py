@@ -7,18 +7,14 @@ from keras_hvd.timeline import summary
 
 
 def main() -> int:
-    """Runs the command with this process' arguments.
-
-    Returns:
-        What to exit with.
-    """
+    """Runs the command with this process' arguments and returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m keras_hvd.timeline",
-        description="Prints where the time went that a timeline shows.",
+        description="Prints where the time went, from a timeline.",
     )
-    parser.add_argument("file", help="a timeline, of a job that was killed as well")
+    parser.add_argument("file", help="a timeline, also of a job that was killed")
     path = parser.parse_args().file
-    # Names of tensors may have characters that the terminal has not.
+    # Names of tensors may have characters that the terminal cannot show.
     sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:

@@ -1,8 +1,7 @@
-"""Sums a timeline up: its phases, its slowest tensors, the rank that others wait for.
+"""Summarizes a timeline: phases, slowest tensors, and the rank that others wait for.
 
-A timeline is an array of events, one in each line. The file of a job that was killed
-lacks the end of the array, and may end in the middle of a line if something other than
-keras_hvd cut it.
+A timeline is an array of events, one on each line. If the job was killed, the end of
+the array is missing, and the last line may be incomplete.
 """
 
 from __future__ import annotations
@@ -17,48 +16,30 @@ from typing import Any
 import numpy as np
 
 SLOWEST = 10
-"""How many tensors are listed."""
+"""Number of tensors in the list of the slowest."""
 
 
 class NotATimelineError(ValueError):
-    """A file that keras_hvd has not written."""
+    """keras_hvd has not written this file."""
 
 
 @dataclass
 class Spans:
-    """Stretches of time.
-
-    Args:
-        begins: When each began, in microseconds.
-        ends: When each ended.
-    """
+    """Stretches of time, in microseconds."""
 
     begins: array = field(default_factory=lambda: array("d"))
     ends: array = field(default_factory=lambda: array("d"))
 
     def add(self, begin: float, end: float) -> None:
-        """Adds one.
-
-        Args:
-            begin: When it began, in microseconds.
-            end: When it ended.
-        """
         self.begins.append(begin)
         self.ends.append(end)
 
     def durations(self) -> np.ndarray:
-        """How long each took.
-
-        Returns:
-            Microseconds, float64 of shape (count,).
-        """
+        """How long each took: microseconds, float64 of shape (count,)."""
         return np.subtract(self.ends, self.begins)
 
     def covered(self) -> float:
-        """The time in which there was at least one of them.
-
-        Returns:
-            Microseconds.
+        """Microseconds in which there was at least one of them.
 
         Example:
 
@@ -76,61 +57,36 @@ class Spans:
 
 @dataclass
 class Tensor:
-    """What a name's requests took.
+    """The time of a tensor's requests, in microseconds."""
 
-    Args:
-        requests: How many have ended.
-        total: From their first submissions to their ends, in microseconds.
-        by_phase: The same, in parts: negotiation, queue, collective.
-    """
-
-    requests: int = 0
-    total: float = 0
+    requests: int = 0  # that have ended
+    total: float = 0  # from first submissions to ends
+    # The same by phase: negotiation, queue, collective.
     by_phase: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass
 class Summary:
-    """What a timeline shows.
+    """What a timeline shows. Times are in microseconds."""
 
-    Args:
-        size: Number of ranks.
-        is_whole: Whether the file was ended by keras_hvd.
-        first: When the first event began, in microseconds.
-        last: When the last one ended.
-        phases: For each phase when it was.
-        tensors: For each tensor what it took.
-        waits: For each rank when others waited for it alone.
-        was_last: For each rank how many requests it submitted last.
-        missing: For each tensor that was waited for in the end, the ranks.
-        not_recorded: Requests that the timeline had no room for.
-        unreadable: Lines that are no events, but for one that was cut off at the end.
-    """
-
-    size: int = 0
-    is_whole: bool = False
+    size: int = 0  # number of ranks
+    is_whole: bool = False  # whether keras_hvd ended the file
     first: float = float("inf")
     last: float = 0
     phases: dict[str, Spans] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    # For each rank, when others waited for it alone.
     waits: dict[int, Spans] = field(default_factory=dict)
+    # For each rank, how many requests it submitted last.
     was_last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    # For each tensor that still waited at the end, the missing ranks.
     missing: dict[str, list[int]] = field(default_factory=dict)
-    not_recorded: int = 0
-    unreadable: int = 0
+    not_recorded: int = 0  # requests that the timeline had no room for
+    unreadable: int = 0  # damaged lines, except an incomplete last line
 
 
 def read(lines: Iterable[str]) -> Summary:
-    """Reads a timeline.
-
-    Args:
-        lines: Those of the file.
-
-    Returns:
-        What it shows.
-
-    Raises:
-        NotATimelineError: It is no timeline of keras_hvd.
+    """Reads a timeline. Raises NotATimelineError if it is not one.
 
     Example:
 
@@ -149,7 +105,7 @@ def read(lines: Iterable[str]) -> Summary:
         event = line.strip().rstrip(",").rstrip()
         if event in ("", "["):
             continue
-        # Only the last line can be one that a killed job had not ended.
+        # Only the last line may be incomplete because the job was killed.
         reader.summary.unreadable += was_cut_off
         was_cut_off = False
         if event == "]":
@@ -160,11 +116,11 @@ def read(lines: Iterable[str]) -> Summary:
         except _NO_EVENT:
             was_cut_off = True
     if reader.summary.size == 0:
-        raise NotATimelineError("this is no timeline that keras_hvd has written")
+        raise NotATimelineError("this is not a timeline of keras_hvd")
     return reader.summary
 
 
-# What comes of lines that something else has written.
+# Errors from lines that something else wrote.
 _NO_EVENT = (
     ArithmeticError,
     AttributeError,
@@ -180,7 +136,7 @@ def _refuse(constant: str) -> None:
 
 
 class _Reader:
-    """Takes the events in, in the order of the file."""
+    """Reads the events in the order of the file."""
 
     def __init__(self):
         self.summary = Summary()
@@ -208,7 +164,7 @@ class _Reader:
         end = begin + float(event["dur"])
         summary.first = min(summary.first, begin)
         summary.last = max(summary.last, end)
-        # What the tensors of a batch went through together stands in all their rows.
+        # Every tensor of a batch has the batch's shared phases in its row.
         is_repeated = self._last_of_batch.get(name) == (batch, begin)
         self._last_of_batch[name] = (batch, begin)
         if name.startswith("NEGOTIATE_"):
@@ -244,13 +200,7 @@ class _Reader:
 
 
 def text(summary: Summary) -> str:
-    """What people read of a summary.
-
-    Args:
-        summary: Of a timeline.
-
-    Returns:
-        Lines.
+    """Formats a summary for people.
 
     Example:
 
@@ -261,9 +211,9 @@ def text(summary: Summary) -> str:
     ended = "" if summary.is_whole else _ENDS_EARLY
     lines = [f"{summary.size} ranks{ended}"]
     if summary.not_recorded:
-        lines.append(f"not recorded, for want of room: {summary.not_recorded} requests")
+        lines.append(f"not recorded for lack of room: {summary.not_recorded} requests")
     if summary.unreadable:
-        lines.append(f"damaged, and left out: {summary.unreadable} lines of the file")
+        lines.append(f"skipped as damaged: {summary.unreadable} lines of the file")
     if not summary.phases:
         return "\n".join([*lines, "no collective was recorded", *_unfinished(summary)])
     lines[0] = f"{_time(summary.last - summary.first)} recorded, " + lines[0]
@@ -273,7 +223,7 @@ def text(summary: Summary) -> str:
 
 _ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
 
-# Those within a collective stand below it, and below these what runs on the GPU.
+# Phases within a collective come below it; phases on the GPU come last.
 _COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
 _PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT")
 _ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU")
@@ -350,7 +300,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _time(microseconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Formats a time."""
     for unit, factor in (("us", 1), ("ms", 1e3)):
         if microseconds < 1e3 * factor:
             return f"{microseconds / factor:.3g} {unit}"

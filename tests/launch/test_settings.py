@@ -228,19 +228,19 @@ def test_an_empty_config_file_says_nothing(config):
         ("controller: nccl", "controller must be gloo or mpi, not 'nccl'"),
         ("logging:\n  level: LOUD", "argument --log-level: 'LOUD' is not one of"),
         ("num_proc: none", "'none' is not a number of processes"),
-        ("params: {", "is no YAML: "),
-        ("output-filename: 2026-13-45", "is no YAML: "),
-        ("a: " + 2000 * "[", "is no YAML: "),
-        ("{verbose: true, verbose: false}", "verbose comes twice, in lines 1 and 1"),
+        ("params: {", "is not YAML: "),
+        ("output-filename: 2026-13-45", "is not YAML: "),
+        ("a: " + 2000 * "[", "is not YAML: "),
+        ("{verbose: true, verbose: false}", "verbose appears twice, in lines 1 and 1"),
         (
             "timeline:\n  mark_cycles: true\n  mark-cycles: false",
-            "timeline.mark-cycles comes twice, in lines 2 and 3",
+            "timeline.mark-cycles appears twice, in lines 2 and 3",
         ),
         (
             "params:\n  cache-capacity: 1\n\nparams:\n  cycle-time-ms: 1",
-            "params comes twice, in lines 1 and 4",
+            "params appears twice, in lines 1 and 4",
         ),
-        ("a: &a [*b]", "is no YAML: "),
+        ("a: &a [*b]", "is not YAML: "),
     ],
 )
 def test_a_wrong_config_file_is_named_with_its_key(config, text, message):

@@ -35,7 +35,7 @@ def test_what_is_no_time_limit(value):
 
 
 def test_the_number_of_ranks_is_needed(component):
-    with pytest.raises(ValueError, match="nothing says on how many ranks"):
+    with pytest.raises(ValueError, match="the number of ranks is missing"):
         trainer()
     with pytest.raises(TrainingFailedError, match="custom_config="):
         component.execute("")

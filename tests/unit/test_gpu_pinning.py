@@ -81,7 +81,7 @@ def test_every_gpu_gets_as_many_ranks_as_the_others():
     ("choice", "ranks", "part"),
     [
         (Choice(1, (1,), False), 2, "computes on the first, like all others"),
-        (Choice(None, (0,), True), 2, "nearly all of the memory"),
+        (Choice(None, (0,), True), 2, "nearly all of its memory"),
         (Choice(None, (0,), False), 2, None),
         (Choice(0, (0,), False), 1, None),
     ],

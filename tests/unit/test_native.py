@@ -117,7 +117,7 @@ def test_no_number_is_cut_short(number):
         native.Options(size=number)
     with pytest.raises(OverflowError, match=f"root cannot be {number}"):
         native.Request().root = number
-    with pytest.raises(ctypes.ArgumentError, match=f"{number} is no number of 32"):
+    with pytest.raises(ctypes.ArgumentError, match=f"{number} does not fit"):
         native.engine().khvd_process_set_size(number)
 
 
@@ -171,7 +171,7 @@ def test_library_that_is_not_what_was_built(folder, broken):
     library.write_bytes(content)
     with pytest.raises(LibraryError) as raised:
         native.engine()
-    assert f"{library} is not what was built" in str(raised.value)
+    assert f"{library} was damaged or replaced" in str(raised.value)
     assert f"its {len(content)} bytes" in str(raised.value)
     assert f"{sys.executable} -m pip install" in str(raised.value)
 
@@ -180,7 +180,7 @@ def test_libraries_of_before_there_were_hashes(folder):
     library = shutil.copy(ENGINE, folder)
     info = {"version": __version__, "ops": {}}
     (folder / "build_info.json").write_text(json.dumps(info))
-    with pytest.raises(LibraryError, match=f"{library} is not what was built"):
+    with pytest.raises(LibraryError, match=f"{library} was damaged or replaced"):
         native.engine()
 
 
@@ -279,7 +279,7 @@ def test_what_is_left_of_a_tensorflow(folder, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert f"there is only what is left of one in {left}" in done.stderr
+    assert f"only remains of one in {left}" in done.stderr
     assert "pip install tensorflow-cpu==2.21.0" in done.stderr
 
 
@@ -295,7 +295,7 @@ def test_second_copy_is_refused(tmp_path):
         [sys.executable, "-c", code, copy], capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert f"this process has loaded {copy} already" in done.stderr
+    assert f"this process has already loaded {copy}" in done.stderr
     assert str(ENGINE) in done.stderr
 
 

@@ -169,7 +169,7 @@ def test_damage_in_the_middle_is_counted_and_said():
     found = summary.read(timeline(START, '{"name":"QUE', "lost", *TOGETHER[1:]))
     assert found.tensors["b"].requests == 1
     assert found.unreadable == 2
-    assert "damaged, and left out: 2 lines of the file" in summary.text(found)
+    assert "skipped as damaged: 2 lines of the file" in summary.text(found)
 
 
 @pytest.mark.parametrize("time", ["NaN", "1" + 400 * "0", 20_000 * "[", '"soon"'])
@@ -190,7 +190,7 @@ def test_what_was_not_recorded_and_what_never_ended_is_said():
         '{"name":"WAITING_FOR_RANK","ph":"i","tid":0,"ts":9,"args":{"rank":2}}',
     ]
     text = summary.text(summary.read(timeline(*events, end="")))
-    assert "not recorded, for want of room: 7 requests" in text
+    assert "not recorded for lack of room: 7 requests" in text
     assert "late was still waiting for rank 2" in text
     ended = summary.read(timeline(*events, *request(0, 0, 1, 2, 3, 1, {0: 0, 2: 1})))
     assert "still waiting" not in summary.text(ended)
@@ -215,7 +215,7 @@ def test_the_command_prints_it_or_says_what_is_wrong(tmp_path):
         path.write_text(content)
         ended = run(path)
         assert ended.returncode == 1
-        assert f"{path}: this is no timeline" in ended.stderr
+        assert f"{path}: this is not a timeline" in ended.stderr
     path.write_text("\n".join(timeline(START, row(0, r"\ud800"), *TOGETHER[3:])))
     ended = run(path)
     assert r"\ud800" in ended.stdout

@@ -1,4 +1,4 @@
-"""What `from_files` reads files with: one module for each format."""
+"""The readers of `from_files`, one module for each format."""
 
 from __future__ import annotations
 
@@ -23,19 +23,10 @@ _BY_NAME: dict[str, type[Reader]] = {
 
 
 def make(reader: str | Callable[..., Any], options: dict[str, Any]) -> Reader:
-    """The reader that the user asked for.
+    """The reader for a format's name, or for a function from a name to a dataset.
 
-    Args:
-        reader: a format's name, or a function from a file's name to a dataset.
-        options: of the format.
-
-    Returns:
-        A reader, which has seen no file yet.
-
-    Raises:
-        TypeError: it is neither, or has no such option.
-        ValueError: there is no such format, or an option's value is wrong.
-        ImportError: what the format needs is not installed, or does not load.
+    Raises TypeError or ValueError for a wrong reader or option, and ImportError if the
+    format needs something that is not installed or does not load.
 
     Example:
 

@@ -10,18 +10,16 @@ import tensorflow as tf
 from keras_hvd.data.readers import tensorflow_io
 from keras_hvd.data.readers.reader import Reader
 
-# Records that are parsed at once.
+# Number of records that are parsed at once.
 _PARSED = 128
 
 
 @dataclasses.dataclass
 class Avro(Reader):
-    """Records, as dicts of tensors, or as strings.
+    """Records, as dicts of tensors; as strings without `features`.
 
-    Args:
-        schema: the reader's, in JSON.
-        features: what `tfio.experimental.columnar.parse_avro` makes of a record; None:
-            records stay strings.
+    `schema` is the reader's schema in JSON. `features` are those of
+    `tfio.experimental.columnar.parse_avro`.
     """
 
     schema: str

@@ -13,14 +13,7 @@ from keras_hvd.data.readers.reader import Reader, check_compression
 
 @dataclasses.dataclass
 class Csv(Reader):
-    """Rows, as dicts of scalars.
-
-    Args:
-        columns: names, and types or defaults for what is empty; None: all columns, as
-            strings. Without a first line of names, all columns in their order.
-        header: whether each file begins with a line of names.
-        delimiter: between columns.
-        compression: "", "GZIP" or "ZLIB".
+    """Rows, as dicts of scalars. `from_files` documents the options.
 
     Example:
 
@@ -78,7 +71,7 @@ class Csv(Reader):
             path = self._checked(path)
         names = self.format[1] if self.header else list(self.columns)
         columns = self.columns or dict.fromkeys(names, "")
-        # Of columns that are chosen, tf.data wants those that come first in front.
+        # tf.data needs the chosen columns in the order of the file.
         chosen = sorted(columns, key=names.index)
         rows = tf.data.experimental.CsvDataset(
             path,
@@ -91,7 +84,7 @@ class Csv(Reader):
         return rows.map(lambda *row: dict(zip(chosen, row)))
 
     def _checked(self, path: tf.Tensor) -> tf.Tensor:
-        """The path, once the file's names are known to be those of the first."""
+        """The path, after a check that the file has the first file's columns."""
         first = tf.data.TextLineDataset(path, self.compression).take(1)
         line = first.reduce(self.format[0], lambda _, line: line)
         alike = tf.debugging.Assert(
@@ -103,5 +96,5 @@ class Csv(Reader):
 
 
 def _default(value: Any) -> Any:
-    """What a column holds where it is empty; a type, where it may not be."""
+    """The value of an empty field; a type, if the field must not be empty."""
     return value if isinstance(value, tf.DType) else tf.reshape(value, [1])

@@ -1,4 +1,4 @@
-"""Files of any format, through a function of the user's."""
+"""Files of any format, read by the user's function."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from keras_hvd.data.readers.reader import Reader
 
 @dataclasses.dataclass
 class Function(Reader):
-    """Files that a function opens.
-
-    Args:
-        function: from a string scalar, a file's name, to a dataset.
+    """Files that a function opens: from a file's name, a string scalar, to a dataset.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Files of strings: TFRecords, and lines of text."""
+"""TFRecords and lines of text, as strings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ class _Strings(Reader):
 class TFRecord(_Strings):
     """Records, as strings.
 
-    Args:
-        compression: "", "GZIP" or "ZLIB".
-
     Example:
 
     >>> import tempfile
@@ -40,19 +37,7 @@ class TFRecord(_Strings):
 
 @dataclasses.dataclass
 class Text(_Strings):
-    """Lines, as strings without their ends.
-
-    Args:
-        compression: "", "GZIP" or "ZLIB".
-
-    Example:
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile("w") as file:
-    ...     print("first", "second", sep="\\n", file=file, flush=True)
-    ...     list(Text().open(file.name, -1).as_numpy_iterator())
-    [b'first', b'second']
-    """
+    """Lines, as strings without line ends."""
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
         return tf.data.TextLineDataset(path, self.compression)

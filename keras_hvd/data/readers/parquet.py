@@ -1,4 +1,4 @@
-"""Parquet files: through tensorflow-io where it loads, elsewhere through pyarrow."""
+"""Parquet files, read by tensorflow-io if it loads, otherwise by pyarrow."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 class Parquet(Reader):
     """Rows, as dicts of tensors.
 
-    Args:
-        columns: their names; None: all of them.
-        engine: "tensorflow-io", which reads whole files, or "pyarrow", which reads row
-            groups; None: the first of them that there is.
+    tensorflow-io reads whole files, pyarrow reads row groups.
 
     Example:
 
@@ -77,8 +74,8 @@ class Parquet(Reader):
             if isinstance(specs[name], str):
                 raise ValueError(
                     f"from_files: column {name!r} of {path!r} is of type "
-                    f"{specs[name]}, which no tensor is; name the others with "
-                    "columns=[...]"
+                    f"{specs[name]}, which a tensor cannot have; name the other "
+                    "columns with columns=[...]"
                 )
         self.format = {name: specs[name] for name in names}
 
@@ -135,7 +132,7 @@ def _with_tensorflow_io(path: str) -> dict[str, Any]:
 
 
 def _with_pyarrow(path: str) -> dict[str, Any]:
-    """The columns' specs; the names of types that have none."""
+    """The columns' specs; for types without one, their names."""
     with _opened(path) as file:
         return {field.name: _spec(field.type) for field in file.schema_arrow}
 
@@ -145,7 +142,7 @@ def _opened(path: str) -> Iterator[pyarrow.parquet.ParquetFile]:
     import pyarrow
     from pyarrow import parquet
 
-    # What is no local file TensorFlow may know how to open.
+    # TensorFlow may open files that are not local.
     source = tf.io.gfile.GFile(path, "rb") if "://" in path else path
     try:
         with parquet.ParquetFile(source) as file:
@@ -175,7 +172,7 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
 
 
 def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that a column is read as: of times, the numbers in the file."""
+    """The type that a column is read as; for times, that of the numbers in the file."""
     import pyarrow
     from pyarrow import types
 
@@ -220,6 +217,6 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 def _require_no_nulls(array: pyarrow.Array, where: str) -> None:
     if array.null_count:
         raise ValueError(
-            f"from_files: {where} has {array.null_count} nulls, which only floating "
-            "point has a value for (NaN)"
+            f"from_files: {where} has {array.null_count} nulls, and only floating "
+            "point types can represent them (NaN)"
         )

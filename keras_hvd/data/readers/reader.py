@@ -1,4 +1,4 @@
-"""What all readers have in common."""
+"""The base class of readers."""
 
 from __future__ import annotations
 
@@ -8,56 +8,31 @@ import tensorflow as tf
 
 
 class Reader:
-    """Opens files of one format. A dataclass whose fields are its options."""
+    """Opens files of one format. A dataclass whose fields are the options."""
 
     format: Any = None
-    """What rank 0 learned of the files' format, the same on all ranks; for pickle."""
+    """What rank 0 learned about the format. Pickled and sent to all ranks."""
 
     def learn(self, path: str) -> None:
-        """Looks into a file for what all of them have in common.
+        """Reads the first file for what all files share, into `format`, on one rank.
 
-        Runs on one rank; what it learns is `format`.
-
-        Args:
-            path: the first file.
-
-        Raises:
-            ValueError: it is not of this format.
+        Raises ValueError if the file has another format.
         """
 
     def groups(self, path: str, size: int) -> list[tuple[int, int]]:
-        """What a file is read in. Runs on one rank, in several threads.
+        """A file's row groups and their sizes; -1 stands for the whole file.
 
-        Args:
-            path: the file.
-            size: in bytes.
-
-        Returns:
-            Pairs of a row group's number, or -1 for the whole file, and its size.
+        Runs on one rank, in several threads.
         """
         return [(-1, size)]
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
-        """The samples of a file, in a graph.
-
-        Args:
-            path: a string scalar.
-            group: an int64 scalar, one of `groups`.
-
-        Returns:
-            A dataset, each time of the same samples in the same order.
-        """
+        """The samples of a file or of a row group, always in the same order."""
         raise NotImplementedError
 
 
 def check_compression(compression: str) -> None:
-    """Raises unless tf.data has a compression.
-
-    Args:
-        compression: what the user gave.
-
-    Raises:
-        ValueError: it is none of those.
+    """Raises ValueError unless tf.data has this compression.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""tensorflow-io, where it loads."""
+"""tensorflow-io, if it loads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ VERSIONS = "tensorflow-io 0.37.1, which loads on TensorFlow 2.16 only"
 
 
 def why_not() -> str:
-    """Why tensorflow-io cannot be used.
-
-    Returns:
-        The reason; empty if it can.
+    """Why tensorflow-io cannot be used; "" if it can.
 
     Example:
 
@@ -33,17 +30,10 @@ def why_not() -> str:
 
 
 def load() -> types.ModuleType:
-    """Imports it, its ops included.
-
-    Returns:
-        The module.
-
-    Raises:
-        Exception: it does not load.
-    """
+    """Imports tensorflow-io with its ops. May raise anything."""
     import tensorflow_io
     from tensorflow_io.python.ops import core_ops
 
-    # Its library is opened when one of its ops is first used.
+    # The first use of one of its ops opens its library.
     core_ops.io_parquet_readable_info  # noqa: B018
     return tensorflow_io

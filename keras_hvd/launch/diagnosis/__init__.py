@@ -1,5 +1,5 @@
-"""`khvdrun --diagnose`: what this machine gives a job, measured, and what to change.
+"""`khvdrun --diagnose`: measures what this machine gives a job, and advises.
 
-Like all of the launcher it works without TensorFlow, which would take longer to import
-than everything here takes together.
+Like all of the launcher it does not import TensorFlow, which would take longer than the
+whole diagnosis.
 """

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: a figure, a verdict and, where it is not good, advice."""
+"""What a diagnosis finds: a figure, a verdict and, if something is wrong, advice."""
 
 import enum
 import subprocess
@@ -27,19 +27,12 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis.
-
-    Args:
-        name: What was looked at.
-        figure: What was found.
-        verdict: What that means.
-        advice: What the user can do about it; "" where all is well.
-    """
+    """One line of the diagnosis."""
 
     name: str
     figure: str
     verdict: Verdict = Verdict.OK
-    advice: str = ""
+    advice: str = ""  # what the user can do about it
 
     def __str__(self) -> str:
         line = f"  {self.verdict.value:7}  {self.name:17}  {self.figure}"
@@ -57,7 +50,7 @@ def failure(name: str, figure: str, advice: str) -> Finding:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things, for people.
+    """Formats a number of things.
 
     Example:
 
@@ -68,15 +61,9 @@ def count(number: int, noun: str) -> str:
 
 
 def find(name: str, look: Callable[[], Finding]) -> Finding:
-    """Looks, and makes what stands in the way a finding as well.
+    """Calls `look`; an error of it becomes a finding too.
 
-    Args:
-        name: What is looked at.
-        look: Looks at it. What it may raise is a file that this system does not have,
-            or shows otherwise than others do.
-
-    Returns:
-        What was found.
+    Systems differ: a file that `look` reads may be missing or have another format.
 
     Example:
 

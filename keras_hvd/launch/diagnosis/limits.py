@@ -1,4 +1,4 @@
-"""What this process may use at most: memory, open files, processes."""
+"""The limits of this process: memory, open files, threads."""
 
 import os
 import resource
@@ -7,17 +7,17 @@ from pathlib import Path
 from keras_hvd.launch import cores
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
 
-# What a rank takes before its model and its data: TensorFlow and Keras, imported.
+# The memory of a rank without model and data: TensorFlow and Keras, imported.
 _TENSORFLOW_BYTES = 512 << 20
-# What the measuring ranks take, and the engine's buffers beside the exchange memory.
+# The memory of a measuring rank, with the engine's buffers except exchange memory.
 _BARE_RANK_BYTES = 48 << 20
 _DEFAULT_EXCHANGE_BYTES = 4 << 20
-# Version 1 has no word for "no limit", but a number near the largest.
+# Control groups version 1 express "no limit" as a number near the largest.
 _NO_LIMIT = 1 << 60
 
 
 def memory(ranks: int) -> Finding:
-    """Compares the memory that is left to what ranks take."""
+    """Compares the free memory to what ranks take."""
     name = "memory"
     free = free_memory()
     limit = memory_limit()
@@ -41,7 +41,7 @@ def memory(ranks: int) -> Finding:
 
 
 def free_memory() -> int:
-    """Bytes that this process can still get, on the machine and in its groups."""
+    """Bytes that this process can still get within its control groups' limits."""
     fields = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         field, kibibytes = line.split()[:2]
@@ -50,15 +50,15 @@ def free_memory() -> int:
 
 
 def memory_limit() -> int | None:
-    """The smallest memory limit of this process' control groups, in bytes, if any."""
+    """The smallest memory limit of this process' control groups in bytes, if any."""
     return min((limit for _, limit in _limited()), default=None)
 
 
 def open_files(ranks: int) -> Finding:
     """Compares the limit of open files to what khvdrun and rank 0 keep open."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # khvdrun: a pipe and a log file for each stream of each rank. Rank 0: a connection
-    # to every other rank, beside what Python, TensorFlow and the data have open.
+    # khvdrun has a pipe and a log file for each stream of each rank. Rank 0 has a
+    # connection to every other rank, and the files of Python, TensorFlow and the data.
     needed = max(4 * ranks + 32, ranks + 128)
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise_to = (
@@ -88,7 +88,7 @@ def processes(ranks: int) -> Finding:
             left = here if left is None else min(left, here)
     if left is None:
         return Finding(name, "no limit")
-    # Pools between ops and for data have a thread for each core that TensorFlow sees.
+    # The inter-op pool and the data pool have one thread for each core.
     needed = ranks * (2 * len(os.sched_getaffinity(0)) + 16)
     figure = f"{left} more may be started (control group)"
     if left < needed:
@@ -103,13 +103,7 @@ def processes(ranks: int) -> Finding:
 
 
 def amount(size: int) -> str:
-    """An amount of memory, for people.
-
-    Args:
-        size: In bytes.
-
-    Returns:
-        The same in the largest unit of which it is at least one.
+    """Formats a number of bytes.
 
     Example:
 
@@ -123,7 +117,7 @@ def amount(size: int) -> str:
 
 
 def _limited() -> list[tuple[Path, int]]:
-    """The control groups with a memory limit, and the limits."""
+    """The control groups with a memory limit, and the limits in bytes."""
     found = []
     for name in ("memory.max", "memory.limit_in_bytes"):
         for path in cores.cgroup_files("memory", name):
@@ -134,7 +128,7 @@ def _limited() -> list[tuple[Path, int]]:
 
 
 def _left(limited: tuple[Path, int]) -> int:
-    """What a group may still take: files' pages that nobody uses make room."""
+    """Bytes that a group may still take, with the file pages that can be reclaimed."""
     group, limit = limited
     is_unified = (group / "memory.current").exists()
     used = group / ("memory.current" if is_unified else "memory.usage_in_bytes")

@@ -15,7 +15,7 @@ _NODES = Path("/sys/devices/system/node")
 _TIMES = Path("/proc/stat")
 # How long to watch what other processes do.
 _WATCH_SECONDS = 0.4
-# More than this share of the cores in other hands shows in every figure.
+# If others use more than this share of the cores, every figure changes.
 _DISTURBING_SHARE = 0.15
 _NODE_PROBE_BYTES = 64 << 20
 _SHOWN_RANKS = 8
@@ -46,7 +46,7 @@ def available(ranks: int) -> Finding:
 
 
 def threads(ranks: int) -> Finding:
-    """Says whether ranks that are bound would share physical cores."""
+    """Checks whether bound ranks would share physical cores."""
     name = "physical cores"
     usable = os.sched_getaffinity(0)
     physical = {cores.place(core)[:2] for core in usable}
@@ -65,7 +65,7 @@ def threads(ranks: int) -> Finding:
 
 
 def binding(ranks: int, bind_to: str) -> Finding:
-    """Tries what `--bind-to cores` does, and says what it gives each rank."""
+    """Tries `--bind-to cores`, and says what it gives each rank."""
     name = "binding"
     shares = cores.shares(ranks)
     before = os.sched_getaffinity(0)
@@ -115,15 +115,9 @@ def memory_nodes(bind_to: str) -> Finding:
 
 
 def bandwidth_between(core: int, other: int) -> tuple[float, float]:
-    """Bytes per second that a core copies from memory it has touched, and from another.
+    """Bytes per second that `core` copies from its own memory and from `other`'s.
 
-    Args:
-        core: The one that copies.
-        other: The one that touches the memory of the second figure first, and so has
-            it on its own node.
-
-    Returns:
-        Both figures.
+    Memory belongs to the node of the core that touches it first.
     """
     with _bound_to(core):
         near = probes.Copy(_NODE_PROBE_BYTES)
@@ -137,7 +131,7 @@ def bandwidth_between(core: int, other: int) -> tuple[float, float]:
 
 
 def other_load() -> Finding:
-    """Watches for a moment how busy other processes, and other machines, keep us."""
+    """Measures briefly how much other processes and virtual machines use the cores."""
     before = _core_times()
     time.sleep(_WATCH_SECONDS)
     after = _core_times()
@@ -172,13 +166,7 @@ def times_throttled() -> int:
 
 
 def parse_ranges(text: str) -> set[int]:
-    """Numbers from the kernel's notation for sets of cores.
-
-    Args:
-        text: Such as "0-3,8".
-
-    Returns:
-        The numbers.
+    """Parses the kernel's notation for sets of cores.
 
     Example:
 
@@ -205,7 +193,7 @@ def _ranges(numbers: Sequence[int] | set[int]) -> str:
 
 
 def _core_times() -> tuple[int, int, int]:
-    """Ticks of the usable cores since the start: all, idle ones, and stolen ones."""
+    """Ticks of the usable cores since boot: total, idle and stolen."""
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     total = idle = stolen = 0
     for line in _TIMES.read_text().splitlines():

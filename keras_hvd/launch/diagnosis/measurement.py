@@ -1,4 +1,4 @@
-"""What ranks reach on this machine, measured by a real job, and what it means."""
+"""Measures what ranks reach on this machine in a real job, and judges it."""
 
 import json
 import os
@@ -28,13 +28,12 @@ _ROUND_TRIPS = 3000
 _WAKE_SECONDS = 1.0
 _TOUCHES = 3
 
-# Above these the figure is far from what a machine of its kind can give: 38 us for a
-# futex round trip and 4 us for a small allreduce are usual on a virtual machine of two
-# cores. An allreduce moves what one or two copies do; where all fits into caches the
-# copies are faster still.
+# Figures above these are unusually slow. On a virtual machine with two cores, a futex
+# round trip usually takes 38 us and a small allreduce 4 us. An allreduce moves as much
+# as one or two copies; if everything fits into caches, copies are faster still.
 _SLOW_ROUND_TRIP = 150e-6
 _SLOW_SMALL_ALLREDUCE = 60e-6
-# Up to this new memory costs little beside what an op writes to it.
+# Up to this factor, new memory costs little compared to the op that fills it.
 _SLOW_NEW_MEMORY = 2.0
 _SLOW_IN_COPIES = 5.0
 _SLOW_IN_CACHED_COPIES = 15.0
@@ -42,33 +41,22 @@ _SLOW_IN_CACHED_COPIES = 15.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What a job of measuring ranks found.
-
-    Args:
-        ranks: How many there were.
-        largest: Bytes of the largest tensor, and of what was copied.
-        alone: Seconds of rank 0's copy while the others slept.
-        together: Bytes: seconds of a copy by all ranks at once.
-        allreduce: Bytes: "median" and "p90" of the seconds on rank 0, and "calls".
-        sleeps: How often the engines slept.
-        lost_wakes: How many sleeps only a time-out ended.
-        shared_bytes: What the ranks shared.
-        throttled: How often the CPU quota stopped them.
-    """
+    """What a job of measuring ranks found. Dicts are by size in bytes."""
 
     ranks: int
-    largest: int
-    alone: float
-    together: dict[int, float]
+    largest: int  # bytes of the largest tensor, and of what was copied
+    alone: float  # seconds of rank 0's copy while the others slept
+    together: dict[int, float]  # seconds of a copy by all ranks at once
+    # "median" and "p90" of the seconds on rank 0, and "calls"
     allreduce: dict[int, dict[str, float]]
-    sleeps: int
-    lost_wakes: int
+    sleeps: int  # how often the engines slept
+    lost_wakes: int  # sleeps that only a time-out ended
     shared_bytes: int
-    throttled: int
+    throttled: int  # how often the CPU quota stopped them
 
 
 def wake_up() -> Finding:
-    """Measures what it costs to wake a sleeping process on the next core."""
+    """Measures the time to wake a sleeping process on the next core."""
     places = cores.shares(2)
     trips = probes.round_trips(places, _ROUND_TRIPS, _WAKE_SECONDS)
     median, p90 = statistics.median(trips), probes.percentile(trips, 0.9)
@@ -88,7 +76,7 @@ def wake_up() -> Finding:
 
 
 def new_memory(options: Options) -> Finding:
-    """Measures what large tensors pay where TensorFlow does not keep their memory."""
+    """Measures what large tensors cost if TensorFlow does not keep their memory."""
     name = "new memory"
     size = _largest_size(1)
     pairs = [probes.touches(size) for _ in range(_TOUCHES)]
@@ -99,26 +87,19 @@ def new_memory(options: Options) -> Finding:
     figure = (
         f"{amount(size)} take {probes.duration(new)}, when used again "
         f"{probes.duration(used)}: "
-        + ("TensorFlow keeps it" if is_kept else f"as {chosen} has it")
+        + ("TensorFlow keeps it" if is_kept else f"chosen by {chosen}")
     )
     if is_kept or new < _SLOW_NEW_MEMORY * used:
         return Finding(name, figure)
     return warning(
         *(name, figure),
-        "large tensors take that much longer where they come from new memory: compare "
-        "with khvdrun --allocator pool",
+        "large tensors in new memory take that much longer: compare with "
+        "khvdrun --allocator pool",
     )
 
 
 def run(options: Options) -> Figures | Finding:
-    """Has khvdrun start measuring ranks.
-
-    Args:
-        options: How many, and whether they are bound.
-
-    Returns:
-        What they found; or, if the job failed, what is to be said of that.
-    """
+    """Starts measuring ranks with khvdrun. Returns their figures, or the failure."""
     largest = _largest_size(options.ranks)
     throttled_before = machine.times_throttled()
     command = [*_python(_LAUNCHER), "-np", str(options.ranks), "--no-prefix"]
@@ -143,15 +124,7 @@ def run(options: Options) -> Figures | Finding:
 
 
 def judge(figures: Figures, options: Options) -> list[Finding]:
-    """Puts a job's figures into words.
-
-    Args:
-        figures: What was measured.
-        options: How many ranks there were, and whether they were bound.
-
-    Returns:
-        A finding for each.
-    """
+    """Puts the figures into words."""
     return [
         *_shared_memory(figures),
         *_copies(figures),
@@ -166,7 +139,7 @@ _SMALL_SIZES = ((4, "allreduce 4 B"), (1 << 10, "allreduce 1 KiB"))
 
 
 def _python(program: str) -> list[str]:
-    """A Python that runs a program with this very keras_hvd, wherever it starts."""
+    """A Python command that runs a program with this copy of keras_hvd."""
     path = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
     return [sys.executable, "-c", path + program]
 
@@ -174,9 +147,9 @@ def _python(program: str) -> list[str]:
 def _end_in_time(
     command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess:
-    """Runs khvdrun; where it is not done in time, or at Ctrl-C, has it end its ranks.
+    """Runs khvdrun. After a time-out or Ctrl-C, lets it end its ranks and waits.
 
-    Unlike subprocess.run, which would kill it and not wait for them.
+    `subprocess.run` would kill it, and leave the ranks.
     """
     parent = os.getpid()
 
@@ -184,7 +157,7 @@ def _end_in_time(
         processes.die_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Ctrl-C while Popen starts a process would leave it to itself.
+    # Ctrl-C while Popen starts a process would leave that process behind.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     job = subprocess.Popen(
         command,
@@ -207,7 +180,7 @@ def _end_in_time(
 
 
 def _largest_size(ranks: int) -> int:
-    """As much as leaves half of the free memory alone: each rank has two blocks."""
+    """The largest size at which two blocks per rank take half of the free memory."""
     size = _LARGEST
     while size > _SMALLEST_LARGEST and 2 * size * ranks > free_memory() // 2:
         size //= 2
@@ -267,9 +240,9 @@ def _copies(figures: Figures) -> list[Finding]:
         return findings + [
             warning(
                 *(name, figure),
-                "the ranks' cores are in each other's way: other processes, threads of "
-                "one physical core, or a virtual machine with too little of its host; "
-                "try fewer ranks",
+                "the ranks slow each other down, because of other processes, threads "
+                "that share a physical core, or an overcommitted host of this virtual "
+                "machine: try fewer ranks",
             )
         ]
     return [*findings, Finding(name, figure)]
@@ -280,11 +253,11 @@ def _small(figures: Figures, options: Options, size: int, name: str) -> Finding:
     figure = f"{probes.duration(one['median'])} (p90 {probes.duration(one['p90'])})"
     if one["median"] <= _SLOW_SMALL_ALLREDUCE:
         return Finding(name, figure)
-    advice = "end what else runs here; see also 'wake-up' above"
+    advice = "end other programs; see also 'wake-up' above"
     if figures.ranks > cores.available():
         advice = f"ranks wait for a core: start {cores.available()} with -np"
     elif options.bind_to == "none":
-        advice = "try --bind-to cores, and end what else runs here"
+        advice = "try --bind-to cores, and end other programs"
     return warning(name, figure, advice)
 
 

@@ -1,4 +1,4 @@
-"""MPI, NCCL and GPUs: not needed, but part of the question what runs on a machine."""
+"""MPI, NCCL and GPUs: not needed, but users want to know whether they work."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ _FAMILIES = ("Open MPI", "MPICH", "Intel")
 
 
 def mpi() -> Finding:
-    """Looks for MPI's launcher and for mpi4py, and whether they are of one kind."""
+    """Looks for mpirun and mpi4py, and checks that they belong to the same MPI."""
     name = "MPI"
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     launcher = f"{path}: {_launcher_version(path)}" if path else "no mpirun"
@@ -47,7 +47,7 @@ def gpus() -> Finding:
         return Finding(name, f"none: {found.cuda}")
     return warning(
         *(name, found.cuda),
-        "there is a driver of NVIDIA's: nvidia-smi may say more; in a container: "
+        "an NVIDIA driver is loaded: nvidia-smi may say more; in a container: "
         "docker run --gpus all",
     )
 
@@ -66,7 +66,7 @@ def nccl() -> Finding:
 
 
 def _launcher_version(path: str) -> str:
-    """What an `mpirun` says it is."""
+    """Name and version of an `mpirun`."""
     ended = subprocess.run(
         [path, "--version"],
         capture_output=True,
@@ -79,19 +79,13 @@ def _launcher_version(path: str) -> str:
 
 
 def describe_launcher(text: str) -> str:
-    """Name and version of an MPI, from what its launcher prints for `--version`.
-
-    Args:
-        text: All of it.
-
-    Returns:
-        Such as "Open MPI 5.0.8"; the first line if it is another one.
+    r"""Name and version of an MPI from its launcher's `--version`, else its first line.
 
     Example:
 
-    >>> describe_launcher("mpirun (Open MPI) 4.1.4\\n\\nReport bugs to ...")
+    >>> describe_launcher("mpirun (Open MPI) 4.1.4\n\nReport bugs to ...")
     'Open MPI 4.1.4'
-    >>> describe_launcher("HYDRA build details:\\n    Version:      4.3.2\\n")
+    >>> describe_launcher("HYDRA build details:\n    Version:      4.3.2\n")
     'MPICH 4.3.2'
     """
     open_mpi = re.search(r"Open MPI\)? v?(\d[\w.]*)", text)
@@ -104,12 +98,12 @@ def describe_launcher(text: str) -> str:
 
 
 def _mpi4py_library() -> tuple[str | None, str | None]:
-    """Which library mpi4py has loaded; else why it could not, if it is there."""
+    """The library that mpi4py has loaded, and the error if it could not."""
     try:
         installed.versions("mpi4py")
     except installed.Missing:
         return None, None
-    # In a process of its own: a broken library may abort it.
+    # In a separate process, because a broken library may abort it.
     program = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
         "print(MPI.Get_library_version())"
@@ -129,17 +123,11 @@ def _mpi4py_library() -> tuple[str | None, str | None]:
 
 
 def describe_library(text: str) -> str:
-    """Name and version of an MPI, from what `MPI_Get_library_version` gives.
-
-    Args:
-        text: All of it.
-
-    Returns:
-        Such as "MPICH 4.3.2"; the first line if it is another one.
+    r"""Name and version of an MPI from `MPI_Get_library_version`, else the first line.
 
     Example:
 
-    >>> describe_library("MPICH Version:      4.3.2\\nMPICH Release date: ...")
+    >>> describe_library("MPICH Version:      4.3.2\nMPICH Release date: ...")
     'MPICH 4.3.2'
     >>> describe_library("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4")
     'Open MPI 4.1.4'

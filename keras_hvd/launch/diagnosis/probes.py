@@ -1,4 +1,4 @@
-"""What the machine itself gives: copying memory, and waking a process that sleeps."""
+"""What the machine itself gives: copying memory and waking a sleeping process."""
 
 import ctypes
 import mmap
@@ -16,11 +16,7 @@ _ANSWER_SECONDS = 2
 
 
 class Copy:
-    """Two blocks of private memory, touched where the process ran then.
-
-    Args:
-        size: Bytes of each.
-    """
+    """Two blocks of private memory, touched where the process runs now."""
 
     def __init__(self, size: int):
         self.size = size
@@ -29,20 +25,14 @@ class Copy:
         self._addresses = address(self.target), address(self.source)
 
     def seconds(self) -> float:
-        """Copies one block to the other once and says how long that took."""
+        """Copies one block to the other and returns the time."""
         before = time.perf_counter()
         ctypes.memmove(*self._addresses, self.size)
         return time.perf_counter() - before
 
 
 def private_memory(size: int) -> mmap.mmap:
-    """Memory of this process alone, of whole pages, all of them touched.
-
-    Args:
-        size: In bytes.
-
-    Returns:
-        The memory, zeros.
+    """Zeroed memory of this process alone, with all of its pages touched.
 
     Example:
 
@@ -55,14 +45,9 @@ def private_memory(size: int) -> mmap.mmap:
 
 
 def touches(size: int) -> tuple[float, float]:
-    """Writes to all of a block of new memory, and then again.
+    """Writes to a new block of memory twice, and returns the seconds of each time.
 
-    Args:
-        size: In bytes.
-
-    Returns:
-        The seconds of the first time, with a page fault for each page, and of the
-        second.
+    The first time has a page fault for each page.
     """
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     where = address(memory)
@@ -74,23 +59,16 @@ def touches(size: int) -> tuple[float, float]:
 
 
 def address(memory: mmap.mmap) -> int:
-    """Where a block of memory lies."""
+    """The address of a block of memory."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def round_trips(cores: Sequence[set[int]], most: int, patience: float) -> list[float]:
-    """Has two processes wake each other in turn; each sleeps until it is woken.
+    """Makes two processes wake each other in turn; each sleeps until it is woken.
 
-    Args:
-        cores: Where to put this process meanwhile, and the other one.
-        most: How often, if the time suffices.
-        patience: For how many seconds at most.
-
-    Returns:
-        The seconds of each round trip: two wake-ups. At least one.
-
-    Raises:
-        TimeoutError: The other process does not answer.
+    `cores` has the cores of this process and of the other one. Returns the seconds of
+    each round trip (two wake-ups): at least one, at most `most`, within about
+    `patience` seconds. Raises TimeoutError if the other process does not answer.
     """
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     here = ctypes.c_void_p(address(memory))
@@ -113,7 +91,7 @@ def round_trips(cores: Sequence[set[int]], most: int, patience: float) -> list[f
 
 
 def gigabytes(bytes_per_second: float) -> str:
-    """A bandwidth, for people.
+    """Formats a bandwidth.
 
     Example:
 
@@ -124,7 +102,7 @@ def gigabytes(bytes_per_second: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time, for people.
+    """Formats a time.
 
     Example:
 
@@ -135,7 +113,7 @@ def duration(seconds: float) -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that a share of the others does not exceed.
+    """The value below or at which this share of the values lies.
 
     Example:
 
@@ -152,7 +130,7 @@ class _Timespec(ctypes.Structure):
 def _start_answering(
     asked: ctypes.c_void_p, answer: ctypes.c_void_p, cores: set[int]
 ) -> int:
-    """Starts a process that posts one semaphore whenever the other one was posted."""
+    """Starts a process that posts one semaphore whenever the other is posted."""
     parent = os.getpid()
     child = os.fork()
     if child != 0:
@@ -164,7 +142,7 @@ def _start_answering(
             _wait(asked)
             _libc.sem_post(answer)
     finally:
-        # Not one step further in what is a copy of the parent.
+        # The child is a copy of the parent and must not run the parent's code.
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What each measuring rank runs: copies and collectives, timed, as one line of JSON."""
+"""A measuring rank: times copies and collectives, and prints one line of JSON."""
 
 import array
 import ctypes
@@ -28,7 +28,7 @@ _COPIED_BYTES = 256 << 20
 
 
 def main() -> None:
-    """Measures, with the largest size as the only argument, and prints the figures."""
+    """Measures up to the size given as the only argument, and prints the figures."""
     largest = int(sys.argv[1])
     try:
         initialization.init()
@@ -41,10 +41,8 @@ def main() -> None:
 class Allreduce:
     """An allreduce (Sum) of float32 numbers in place, prepared once.
 
-    Args:
-        name: Of the tensor.
-        memory: An address of so many bytes; they must stay.
-        size: Bytes, a multiple of 4.
+    `memory` is the address of `size` bytes, a multiple of 4. The caller keeps them
+    alive.
     """
 
     def __init__(self, name: str, memory: int, size: int):
@@ -64,11 +62,7 @@ class Allreduce:
         self._run = native.engine().khvd_run
 
     def seconds(self, calls: int) -> list[float]:
-        """Makes so many calls and times each, from one's end to the next one's.
-
-        Raises:
-            KerasHvdError: The engine could not do it.
-        """
+        """Makes that many calls and times each, from one's end to the next."""
         times = [time.perf_counter()]
         for _ in range(calls):
             code = self._run(self._pointer)
@@ -85,7 +79,7 @@ def _measure(largest: int) -> dict[str, object]:
     _barrier()
     together = {size: _repeat(one, _together(one)) for size, one in copies.items()}
     reduced = {}
-    # The copy's own memory, for two of them may be all that there is.
+    # Reuses the copy's memory, because there may not be enough for another block.
     memory = probes.address(copy.target)
     for size in (4, 1 << 10, 1 << 20, largest):
         reduced[size] = _summary(_reduce(size, memory, copy.target))
@@ -104,7 +98,8 @@ def _measure(largest: int) -> dict[str, object]:
 def _together(copy: probes.Copy) -> Callable[[], float]:
     """A copy by all ranks at once, timed until the last has ended.
 
-    With more ranks than cores they copy one after the other, whatever each sees itself.
+    Timed from outside: with more ranks than cores they copy one after the other, and
+    each rank's own time does not show that.
     """
 
     def seconds() -> float:
@@ -118,7 +113,7 @@ def _together(copy: probes.Copy) -> Callable[[], float]:
 
 
 def _repeat(copy: probes.Copy, seconds: Callable[[], float]) -> float:
-    """The median of so many copies, after a first one, as any rank would make."""
+    """The median of many copies, after a first one that does not count."""
     seconds()
     times = max(_LEAST_COPIES, _COPIED_BYTES // copy.size)
     return statistics.median(seconds() for _ in range(times))
@@ -143,7 +138,7 @@ def _reduce(size: int, memory: int, view: memoryview) -> list[float]:
 
 
 def _mean_of_ranks(value: float) -> float:
-    """A number that is the same on all ranks, so that they make as many calls."""
+    """A value's mean over ranks, so that all of them make the same number of calls."""
     number = (ctypes.c_float * 1)(value)
     Allreduce("diagnose/agree", ctypes.addressof(number), 4).seconds(1)
     return number[0] / basics.size()

@@ -1,4 +1,4 @@
-"""The diagnosis as a whole: what is looked at, in which order, and how it is shown."""
+"""The whole diagnosis: what is checked, in which order, and how it is shown."""
 
 import functools
 import platform
@@ -22,13 +22,9 @@ _Look = tuple[str, Callable[[], Finding]]
 
 
 def run(options: Options) -> int:
-    """Looks, measures, and prints a line for each finding as it comes.
+    """Checks, measures, and prints a line for each finding.
 
-    Args:
-        options: How many ranks to measure with, and whether to bind them.
-
-    Returns:
-        0 if a job of so many ranks would run, 1 if not, 130 after Ctrl-C.
+    Returns 0 if a job of that many ranks would run, 1 if not, and 130 after Ctrl-C.
     """
     try:
         return _diagnose(options)

@@ -1,8 +1,8 @@
-"""/dev/shm, what dead programs left there, and ranks of keras_hvd that still run.
+"""/dev/shm, leftovers of dead programs in it, and other running ranks of keras_hvd.
 
-keras_hvd's own shared memory is a memory file without a name. /dev/shm is for what runs
-beside it: Python's multiprocessing (Keras' PyDataset with use_multiprocessing), MPI and
-NCCL.
+keras_hvd's own shared memory is a memory file without a name. Other software beside it
+uses /dev/shm: Python's multiprocessing (Keras' PyDataset with use_multiprocessing), MPI
+and NCCL.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from keras_hvd.launch.diagnosis.findings import Finding, count, warning
 from keras_hvd.launch.diagnosis.limits import amount
 
 _FOLDER = Path("/dev/shm")
-# NCCL takes some 10 MiB a rank, and a pool of data workers more; docker gives 64 MiB.
+# NCCL takes about 10 MiB a rank, data workers more; docker's default is 64 MiB.
 _ENOUGH_BYTES = 128 << 20
-# What libraries call the memory that they would have removed had they ended well.
+# Names of the memory that libraries remove when they end normally.
 _LEFTOVERS = re.compile(
     r"vader_segment\..*|sm_segment\..*|psm2?_.*|ucx_shm_.*|mpich.*|Intel_MPI.*"
     r"|impi_.*|nccl-.*|torch_.*|sem\.(mp|loky)-.*|loky-.*|cuda\.shm\..*"
@@ -28,7 +28,7 @@ _OUR_MEMORY = "/memfd:keras_hvd"
 
 
 def folder(path: Path = _FOLDER) -> Finding:
-    """Writes a page there, and looks how much there is and how much is free.
+    """Writes a page to it, and reads its size and free space.
 
     Example:
 
@@ -53,7 +53,7 @@ def folder(path: Path = _FOLDER) -> Finding:
 
 
 def leftovers(path: Path = _FOLDER) -> Finding:
-    """Looks for memory that this user's dead programs have left behind."""
+    """Looks for memory that dead programs of this user left behind."""
     name = "leftovers"
     candidates = {
         entry
@@ -92,7 +92,7 @@ def other_ranks() -> Finding:
 
 
 def _in_use(files: set[Path]) -> set[Path]:
-    """Those of some files that a process we can see has mapped or open."""
+    """Those files that a visible process has mapped or open."""
     used: set[Path] = set()
     for process in _processes():
         with contextlib.suppress(OSError):

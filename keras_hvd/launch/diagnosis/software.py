@@ -1,4 +1,4 @@
-"""Whether keras_hvd's libraries, TensorFlow and Keras are there and fit together."""
+"""Whether keras_hvd's libraries, TensorFlow and Keras exist and fit together."""
 
 import sys
 
@@ -17,7 +17,7 @@ def engine() -> Finding:
 
 
 def tensorflow() -> Finding:
-    """Compares TensorFlow's version to the one that the op library was built for."""
+    """Checks that TensorFlow's version has an op library."""
     name = "TensorFlow"
     try:
         installed.require_one_version("tensorflow")
@@ -30,7 +30,7 @@ def tensorflow() -> Finding:
     if not found:
         advice = "khvdrun --check-build imports it to find out"
         return warning(name, installed.describe("tensorflow"), advice)
-    # All that bring the module have one version.
+    # All packages that provide the module have the same version.
     version = next(iter(found.values()))
     figure = installed.describe("tensorflow")
     try:

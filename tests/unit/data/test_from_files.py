@@ -342,7 +342,7 @@ def test_a_position_that_nobody_moves_is_warned_of(numbers):
     dataset, _ = numbers()
     first = samples(dataset)
     assert samples(dataset) == first
-    with pytest.warns(UserWarning, match="epoch 0 is read again, for nobody has moved"):
+    with pytest.warns(UserWarning, match="epoch 0 is read again, because the Pos"):
         assert samples(dataset) == first
 
 
@@ -381,7 +381,7 @@ def test_a_place_in_other_data_is_refused(numbers, tmp_path):
         with pytest.raises(ValueError, match="this is no state of a Position"):
             position.restore(version)
     other_shuffle = {**state, "shuffled": [1, 0]}
-    with pytest.raises(ValueError, match="shuffles otherwise than the one that saved"):
+    with pytest.raises(ValueError, match="shuffles differently from the version"):
         position.restore(other_shuffle)
     (tmp_path / "4.txt").write_text("more")
     restored = Position()
