@@ -28,6 +28,7 @@ from keras_hvd.callbacks.coordination import (
 )
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.metrics import means_over_ranks
+from keras_hvd.mixin import Mixin
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import basics
 
@@ -104,7 +105,7 @@ def is_distributed(tuner: Any) -> bool:
     return isinstance(tuner, _Distributed)
 
 
-class _Distributed:
+class _Distributed(Mixin):
     """What a tuner does otherwise on several ranks."""
 
     _is_starting = False
@@ -200,7 +201,7 @@ class _Distributed:
             super().results_summary(num_trials)
 
 
-class _Shared:
+class _Shared(Mixin):
     """What an oracle does otherwise on several ranks: rank 0's changes, the others'
     follow, so that to ask one takes no other rank."""
 

@@ -51,7 +51,7 @@ class Outcome:
     def exception(self) -> Exception:
         """The error, for this process to raise, or one that describes it."""
         with contextlib.suppress(Exception):
-            error = pickle.loads(self.error)
+            error = pickle.loads(self.error or b"")
             if isinstance(error, Exception):
                 return error
         return RuntimeError(self.description)
@@ -132,7 +132,7 @@ def _failure(error: BaseException, raised: Exception) -> Outcome:
     with contextlib.suppress(Exception):
         pickled = cloudpickle.dumps(raised)
     # Without the frame of this module.
-    frames = error.__traceback__.tb_next
+    frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames)
     return Outcome(
         error=pickled,

@@ -48,7 +48,7 @@ def run(options: Options) -> int:
 
 def _wait(job: int, awaited: set[signal.Signals]) -> int:
     """Passes signals on until the job's process has ended, and all that it left."""
-    status = None
+    status: int | None = None
     has_children = True
     while has_children:
         number = signal.sigwait(awaited)
@@ -62,4 +62,5 @@ def _wait(job: int, awaited: set[signal.Signals]) -> int:
         status = dict(ended).get(job, status)
         if status is not None:
             processes.signal_descendants(signal.SIGKILL)
+    assert status is not None
     return status

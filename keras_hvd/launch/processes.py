@@ -56,7 +56,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
     Returns:
         Their ids and wait statuses, and whether this process has children left.
     """
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             process, status = os.waitpid(-1, os.WNOHANG)

@@ -315,7 +315,7 @@ def _stall_seconds(variables: Mapping[str, str]) -> tuple[float, float]:
     disable = _find(variables, "STALL_CHECK_DISABLE")
     # All are parsed, so that a malformed one is an error whatever the others say.
     seconds = _number(warning), _duration(abort)
-    if not _switch(disable):
+    if disable is None or not _switch(disable):
         return seconds
     kept = [
         found is not None and found.is_ours and not disable.is_ours

@@ -12,10 +12,11 @@ from tfx.orchestration import data_types
 from tfx.types import standard_component_specs
 from tfx.utils import json_utils
 
+from keras_hvd.mixin import Mixin
 from keras_hvd.tfx import executor, settings
 
 
-class _OnRanks:
+class _OnRanks(Mixin):
     """A component that also takes on how many ranks, and for how long."""
 
     def __init__(

@@ -1,6 +1,7 @@
 """`python -m keras_hvd.timeline FILE`: prints where the time went."""
 
 import argparse
+import io
 import sys
 
 from keras_hvd.timeline import summary
@@ -19,7 +20,8 @@ def main() -> int:
     parser.add_argument("file", help="a timeline, of a job that was killed as well")
     path = parser.parse_args().file
     # Names of tensors may have characters that the terminal has not.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             print(summary.text(summary.read(lines)))
