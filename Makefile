@@ -121,6 +121,7 @@ lint: install
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/mypy --no-error-summary
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 
 # Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
@@ -297,7 +298,7 @@ format: install
 
 clean:
 	-bazel clean --expunge
-	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache benchmarks/results
+	rm -rf $(NATIVE) keras_hvd.egg-info .pytest_cache .ruff_cache .mypy_cache benchmarks/results
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean

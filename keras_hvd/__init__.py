@@ -7,7 +7,7 @@ executes this file too, starts without TensorFlow.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_hvd.version import __version__ as __version__
 
@@ -199,7 +199,7 @@ _DEFINED_IN = {
 __all__ = list(_SUBMODULES) + list(_DEFINED_IN)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "elastic":

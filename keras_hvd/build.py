@@ -5,6 +5,7 @@ for another one from the sources in the wheel; they lie beside the others.
 """
 
 import argparse
+import inspect
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def main() -> int:
     argparse.ArgumentParser("python -m keras_hvd.build", usage=__doc__).parse_args()
     try:
         native.engine()
-        tensorflow = Path(native.tensorflow().__file__).parent.parent
+        tensorflow = Path(inspect.getfile(native.tensorflow())).parent.parent
     except LibraryError as error:
         print(error, file=sys.stderr)
         return 1

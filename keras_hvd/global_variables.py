@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from keras_hvd import exceptions
@@ -95,7 +97,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             with tf.device(self.device or None):
                 self._broadcast = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session, coord) -> None:
+    def after_create_session(self, session: Any, coord: Any) -> None:
         """Runs the op after the variables are initialized."""
         try:
             session.run(self._broadcast)

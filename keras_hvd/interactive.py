@@ -308,13 +308,12 @@ def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
 def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
     """What the ranks returned; raises unless all have returned."""
     failed = [
-        (report.blames_a_peer(outcome.traceback.splitlines()), outcome.when, rank)
-        for rank, outcome in enumerate(outcomes)
-        if outcome is not None and outcome.error is not None
+        (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)
+        for rank, each in enumerate(outcomes)
+        if each is not None and each.error is not None
     ]
     if failed:
-        _, _, first = min(failed)
-        outcome = outcomes[first]
+        _, _, first, outcome = min(failed)
         raise outcome.exception() from RankTraceback(first, outcome.traceback)
     missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if missing:
@@ -324,7 +323,7 @@ def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
             f"{who} ended before the function had returned; khvdrun {_ended(code)}; "
             "its last lines say why"
         )
-    return [outcome.value for outcome in outcomes]
+    return [outcome.value for outcome in outcomes if outcome is not None]
 
 
 def _ended(code: int) -> str:

@@ -28,6 +28,7 @@ from keras_hvd.callbacks.coordination import (
 )
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.metrics import means_over_ranks
+from keras_hvd.mixin import Mixin
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import basics
 
@@ -104,7 +105,7 @@ def is_distributed(tuner: Any) -> bool:
     return isinstance(tuner, _Distributed)
 
 
-class _Distributed:
+class _Distributed(Mixin):
     """The changes to a tuner for several ranks."""
 
     _is_starting = False
@@ -200,7 +201,7 @@ class _Distributed:
             super().results_summary(num_trials)
 
 
-class _Shared:
+class _Shared(Mixin):
     """The changes to an oracle for several ranks.
 
     Rank 0's oracle changes and the others follow, so reading one needs no other rank.

@@ -80,6 +80,7 @@ def all_or_none(
     ValueError: no such row
     """
     own = None
+    cause: Exception
     try:
         yield
         meet(None)

@@ -83,7 +83,7 @@ def broadcast_object(
         if not is_root:
             data = np.empty(int(length), np.uint8)
         _broadcast(data, root_rank, f"{name}/pickle", number)
-    return obj if is_root else pickle.loads(data)
+    return obj if is_root else pickle.loads(data.data)
 
 
 def broadcast_object_fn(
@@ -172,7 +172,7 @@ def allgather_object(
         )
     ends = np.cumsum(lengths)
     return [
-        pickle.loads(data[end - length : end])
+        pickle.loads(data[end - length : end].data)
         for length, end in zip(lengths, ends, strict=True)
     ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -70,7 +71,7 @@ class BackupAndRestore(DistributedCallback):
         backup_dir: str,
         position: Position | None = None,
         batch_size: int | None = None,
-        save_freq: str | int = "epoch",
+        save_freq: Literal["epoch"] | int = "epoch",
         delete_checkpoint: bool = True,
     ):
         super().__init__()
@@ -89,8 +90,8 @@ class BackupAndRestore(DistributedCallback):
             save_freq = _positive("save_freq", save_freq)
         self.backup_dir = os.fspath(backup_dir)
         self.position = position
-        self.batch_size = batch_size
-        self.save_freq = save_freq
+        self.batch_size: Any = batch_size  # a number where there is a position
+        self.save_freq: Literal["epoch"] | int = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = 0
         self._steps = 0  # of the epoch
@@ -138,7 +139,7 @@ class BackupAndRestore(DistributedCallback):
         self._steps = batch + 1
         if self.position is None:
             return
-        self._require_one_iteration()
+        self._require_one_iteration(self.position)
         self.position.advance_at_most(steps * self.batch_size)
         if self.save_freq == "epoch" or self._steps - self._saved_at < self.save_freq:
             return
@@ -147,7 +148,7 @@ class BackupAndRestore(DistributedCallback):
 
     def on_epoch_end(self, epoch, logs=None):
         if self.position is not None:
-            self._warn_of_many_left()
+            self._warn_of_many_left(self.position)
             self.position.end_epoch()
         if self._is_rest:
             _forget_number_of_steps()
@@ -159,8 +160,8 @@ class BackupAndRestore(DistributedCallback):
         if tf.io.gfile.exists(self.backup_dir):
             tf.io.gfile.rmtree(self.backup_dir)
 
-    def _require_one_iteration(self):
-        begun = self.position.iterations - self._iterations
+    def _require_one_iteration(self, position: Position) -> None:
+        begun = position.iterations - self._iterations
         if begun == 1:
             return
         raise RuntimeError(
@@ -170,8 +171,8 @@ class BackupAndRestore(DistributedCallback):
             "ends, and give fit() the dataset that the position was given to"
         )
 
-    def _warn_of_many_left(self):
-        left = self.position.left
+    def _warn_of_many_left(self, position: Position) -> None:
+        left = position.left
         taken = self._steps * self.batch_size
         if left < max(taken, 2 * self.batch_size):
             return
@@ -234,9 +235,9 @@ def _forget_number_of_steps() -> None:
     It uses the first epoch's number for all, but the rest of an epoch has fewer steps.
     Keras has no public way to change that.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        iterator = frame.f_locals.get("epoch_iterator")
+        iterator: Any = frame.f_locals.get("epoch_iterator")
         if hasattr(iterator, "_num_batches"):
             if iterator.data_adapter.num_batches is None:
                 iterator._num_batches = None

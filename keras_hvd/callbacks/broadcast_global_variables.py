@@ -346,7 +346,7 @@ def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
 
 
 def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    generators = []
+    generators: list[Any] = []
     for layer in layers_of(model):
         for each in getattr(layer, "_seed_generators", ()):
             if not any(each is known for known in generators):

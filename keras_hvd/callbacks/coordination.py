@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import keras
@@ -143,7 +144,7 @@ class _BeforeOthers(keras.callbacks.Callback):
         if gradient_tape.times_reduced() == self._tapes_before:
             require_distributed(self.model)
         self._tapes_before = None
-        vars(self.model)["_keras_hvd_uses_tape"] = True
+        self.model.__dict__["_keras_hvd_uses_tape"] = True
 
     def on_epoch_begin(self, epoch, logs=None):
         self._statistics_differ = True
@@ -395,7 +396,7 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     >>> [optimizer.name for optimizer in model_optimizers(model)]
     ['sgd']
     """
-    optimizers = []
+    optimizers: list[Any] = []
     for value in (model.optimizer, *_leaves(list(vars(model).values()))):
         known = any(value is each for each in optimizers)
         if isinstance(value, keras.optimizers.Optimizer) and not known:
@@ -460,7 +461,7 @@ def enclosing_list(
 
     Keras does not pass it on, so it is found among the callers.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")
         if isinstance(found, keras.callbacks.CallbackList):

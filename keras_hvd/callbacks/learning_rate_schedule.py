@@ -57,7 +57,7 @@ class LearningRateSchedule(DistributedCallback):
         initial_lr: float,
         multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
-        end_epoch: int | None = None,
+        end_epoch: float | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
@@ -75,7 +75,7 @@ class LearningRateSchedule(DistributedCallback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self._epoch = 0
-        self._steps = steps_per_epoch
+        self._steps: Any = steps_per_epoch  # None only with a staircase
 
     def on_train_begin(self, logs=None):
         self._steps = self.steps_per_epoch or (self.params or {}).get("steps")
@@ -103,7 +103,7 @@ class LearningRateSchedule(DistributedCallback):
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         return self._epoch >= self.start_epoch and not ended
 
-    def _set_learning_rate(self, epoch: float):
+    def _set_learning_rate(self, epoch: float) -> None:
         optimizer = self.model.optimizer
         before = float(optimizer.learning_rate)
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)

@@ -109,9 +109,9 @@ class MetricAverage(DistributedCallback):
         validated = self._trained is not None
         # The collectives have the same order with and without validation.
         trained = (
-            self._trained
-            if validated
-            else results_over_ranks(self.model, self.process_set)
+            results_over_ranks(self.model, self.process_set)
+            if self._trained is None
+            else self._trained
         )
         _require_same_validation(
             allgather_object(

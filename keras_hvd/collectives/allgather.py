@@ -52,8 +52,8 @@ def allgather(
     basics.require_initialized("allgather")
     number = number_of(process_set, "allgather")
     tensor = submission.with_rows("allgather", "joins", tensor)
-    name = submission.name_of("allgather", name, ignore_name_scope, number)
-    return submit([tensor], name, number)[0]
+    names = submission.name_of("allgather", name, ignore_name_scope, number)
+    return submit([tensor], names, number)[0]
 
 
 def grouped_allgather(
@@ -99,8 +99,8 @@ def grouped_allgather(
     ]
     if not tensors:
         return []
-    name = submission.name_of("grouped_allgather", name, ignore_name_scope, number)
-    return submit(tensors, name, number)
+    names = submission.name_of("grouped_allgather", name, ignore_name_scope, number)
+    return submit(tensors, names, number)
 
 
 def submit(

@@ -53,9 +53,9 @@ def broadcast(
     basics.require_initialized("broadcast")
     number = number_of(process_set, "broadcast")
     root_rank = basics.root_of("broadcast", root_rank)
-    name = submission.name_of("broadcast", name, ignore_name_scope, number)
+    names = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = submission.as_tensor("broadcast", tensor, reduces=False)
-    return submit(tensor, root_rank, name, number)
+    return submit(tensor, root_rank, names, number)
 
 
 def submit(

@@ -98,6 +98,7 @@ def even(
                 f"steps={steps} and mode={mode!r}"
             )
     place_in(process_set, "even")
+    mine: dict[str, Any]
     mine = {"mode": mode, "steps": steps, "error": "", "count": steps, "rows": 0}
     try:
         _measure(dataset, mine)

@@ -283,7 +283,7 @@ def _counted(
     plan: plans.Plan, opener: readers.Reader, batch: int, process_set: ProcessSet
 ) -> plans.Plan:
     """Adds the numbers of samples to a plan; each piece is read by one rank."""
-    own = range(plan.rank, len(plan.pieces), plan.size)
+    own: Sequence[int] = range(plan.rank, len(plan.pieces), plan.size)
     if len(plan.pieces) >= plan.size:
         own = [int(piece) for piece in plan.share()[:, plans.PIECE]]
     counted: Any
@@ -362,10 +362,12 @@ def _dataset(
         return _reads(plan, *position.begin())
 
     def record(iteration: np.ndarray, numbers: np.ndarray) -> np.int64:
+        assert position is not None  # or nothing calls it
         position.record(int(iteration), numbers // _LARGEST_PART)
         return np.int64(0)
 
     def end(iteration: np.ndarray) -> np.int64:
+        assert position is not None
         position.end(int(iteration))
         return np.int64(0)
 

@@ -32,7 +32,7 @@ from keras_hvd.data import shuffling
 from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 _VERSION = 1
 
@@ -73,7 +73,7 @@ class Position(tf.train.experimental.PythonState):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plan: plans.Plan | None = None
-        self._process_set: ProcessSet | None = None
+        self._process_set: ProcessSet = global_process_set  # or, with it, its own
         self._restored: dict[str, Any] | None = None  # until there is a plan
         self._saved: dict[str, Any] | None = None  # what `state` gave, if still true
         self._begin_epoch(0)
@@ -149,7 +149,7 @@ class Position(tf.train.experimental.PythonState):
             MismatchError: the ranks are in different epochs.
             RankFailedError: another rank died or left.
         """
-        self._require_plan("state")
+        plan = self._require_plan("state")
         with self._lock:
             own = (self._epoch, self._inside, self._parts, self._digest_of_rest())
         of_ranks = allgather_object(
@@ -161,7 +161,7 @@ class Position(tf.train.experimental.PythonState):
         state = {
             "version": _VERSION,
             "epoch": own[0],
-            **self._settings(),
+            **self._settings(plan),
             "parts": parts,
         }
         with self._lock:
@@ -327,29 +327,32 @@ class Position(tf.train.experimental.PythonState):
             self._parts[:, plans.START] += counts * self._parts[:, plans.STEP]
 
     def _digest_of_rest(self) -> int:
-        return 0 if self._rest is None else zlib.crc32(np.concatenate(self._rest))
+        if self._rest is None:
+            return 0
+        return zlib.crc32(np.concatenate(self._rest).tobytes())
 
-    def _require_plan(self, method: str) -> None:
+    def _require_plan(self, method: str) -> plans.Plan:
         if self._plan is None:
             raise RuntimeError(
                 f"Position.{method}: give the position to keras_hvd.data.from_files "
                 "first"
             )
+        return self._plan
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, plan: plans.Plan) -> dict[str, Any]:
         return {
-            "files": self._plan.digest(),
-            "pieces": len(self._plan.pieces),
-            "seed": self._plan.seed,
-            "shuffle": self._plan.shuffle,
-            "shuffled": _shuffled() if self._plan.shuffle > 1 else [],
+            "files": plan.digest(),
+            "pieces": len(plan.pieces),
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "shuffled": _shuffled() if plan.shuffle > 1 else [],
         }
 
     def _require_same_settings(self, state: dict[str, Any]) -> None:
         """Raises if the saved rest of an epoch would not be the rest here."""
         if state["parts"] is None:
             return
-        own = self._settings()
+        own = self._settings(self._require_plan("restore"))
         differ = [name for name in own if own[name] != state.get(name)]
         if not differ:
             return

@@ -153,6 +153,7 @@ def shard(
     graph, mine = _proposal(dataset, policy, size)
     plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
     _require_alike(plans, process_set)
+    assert graph is not None, "it has an error"
     if _is_sharded_by_user(plans, place, size):
         return dataset
     if place == 0:

@@ -45,7 +45,7 @@ class Outcome:
     def exception(self) -> Exception:
         """The error for this process to raise, or a RuntimeError that describes it."""
         with contextlib.suppress(Exception):
-            error = pickle.loads(self.error)
+            error = pickle.loads(self.error or b"")
             if isinstance(error, Exception):
                 return error
         return RuntimeError(self.description)
@@ -114,7 +114,7 @@ def _failure(error: BaseException, raised: Exception) -> Outcome:
     with contextlib.suppress(Exception):
         pickled = cloudpickle.dumps(raised)
     # Leaves out this module's frame.
-    frames = error.__traceback__.tb_next
+    frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(type(error), error, frames)
     return Outcome(
         error=pickled,

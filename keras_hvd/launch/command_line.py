@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from keras_hvd.launch import config_file, cores, horovod_options
 from keras_hvd.launch.usage import UsageError
@@ -146,7 +146,7 @@ class _Parser(argparse.ArgumentParser):
     def values(self) -> dict[str, int]:
         """The number of values that each option takes."""
         return {
-            option: 1 if action.nargs is None else action.nargs
+            option: 1 if action.nargs is None else int(action.nargs)
             for action in self._actions
             for option in action.option_strings
         }
@@ -155,11 +155,17 @@ class _Parser(argparse.ArgumentParser):
 class _SetVariable(argparse.Action):
     """An option that sets an environment variable of the ranks."""
 
-    def __init__(self, *arguments, variable: str, **keywords):
+    def __init__(self, *arguments: Any, variable: str, **keywords: Any):
         super().__init__(*arguments, **keywords)
         self.variable = variable
 
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         value = self.const if self.nargs == 0 else values
         # A new dict: the parser's default must not change.
         changed = {**namespace.variables, self.variable: value}
@@ -312,10 +318,10 @@ def _add_end(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_settings(group: argparse._ArgumentGroup) -> None:
-    def add(*options: str, **keywords) -> None:
+    def add(*options: str, **keywords: Any) -> None:
         group.add_argument(*options, action=_SetVariable, **keywords)
 
-    def add_switch(*options: str, value: str, **keywords) -> None:
+    def add_switch(*options: str, value: str, **keywords: Any) -> None:
         add(*options, nargs=0, const=value, **keywords)
 
     add(
@@ -568,10 +574,11 @@ def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
         slots += [_slots(parser, entry, "-H") for entry in given.hosts.split(",")]
     if given.hostfile is not None:
         slots += _hostfile_slots(parser, given.hostfile)
-    if not slots or None in slots or given.ranks <= sum(slots):
+    known = [each for each in slots if each is not None]
+    if not slots or len(known) < len(slots) or given.ranks <= sum(known):
         return
     parser.error(
-        f"-np {given.ranks} asks for more processes than the {sum(slots)} slots given"
+        f"-np {given.ranks} asks for more processes than the {sum(known)} slots given"
     )
 
 

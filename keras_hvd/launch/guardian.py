@@ -41,7 +41,7 @@ def run(options: Options) -> int:
 
 def _wait(job: int, awaited: set[signal.Signals]) -> int:
     """Passes signals on until the job's process and everything it left have ended."""
-    status = None
+    status: int | None = None
     has_children = True
     while has_children:
         number = signal.sigwait(awaited)
@@ -55,4 +55,5 @@ def _wait(job: int, awaited: set[signal.Signals]) -> int:
         status = dict(ended).get(job, status)
         if status is not None:
             processes.signal_descendants(signal.SIGKILL)
+    assert status is not None
     return status

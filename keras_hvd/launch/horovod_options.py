@@ -99,12 +99,24 @@ def add(add_argument: Callable[..., Any]) -> None:
 
 
 class _Ignored(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         # A new dict: the parser's default must not change.
         ignored = getattr(namespace, self.dest) or {}
         setattr(namespace, self.dest, {**ignored, option_string: self.const})
 
 
 class _Refused(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None) -> NoReturn:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
         parser.error(f"{option_string}: {self.const}")

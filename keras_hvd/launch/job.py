@@ -113,7 +113,8 @@ class Job:
             )
             self._ranks.append(started)
             self._streams += started.streams
-            where = f", bound to cores {sorted(bound[number])}" if bound[number] else ""
+            own = bound[number]
+            where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
 
     def _what_failed(self, error: OSError) -> str:
@@ -153,7 +154,7 @@ class Job:
             wanted = selectors.EVENT_WRITE if screen.is_waiting else 0
             self._watch(screen.descriptor, wanted, screen.flush)
 
-    def _watch(self, descriptor: int, events: int, act: Callable[[], None]) -> None:
+    def _watch(self, descriptor: int, events: int, act: Callable[[], object]) -> None:
         is_watched = descriptor in self._selector.get_map()
         if events and not is_watched:
             self._selector.register(descriptor, events, act)

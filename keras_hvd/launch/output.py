@@ -13,6 +13,7 @@ import re
 import select
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 # A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096
@@ -152,6 +153,9 @@ class WholeLines:
             rest = b""
         self._rest = rest
         self._show(lines)
+
+    def show_held(self) -> None:
+        """Shows nothing: an incomplete line waits for its end."""
 
     def finish(self) -> None:
         """Shows a last line that has no line end."""
@@ -301,6 +305,7 @@ class Tail:
     """Keeps the last lines of a stream for the report of a failure."""
 
     def __init__(self, count: int):
+        self._count = count
         self._lines: collections.deque[bytes] = collections.deque(maxlen=count)
         self._rest = b""
 
@@ -313,7 +318,7 @@ class Tail:
     def lines(self) -> list[str]:
         """The last lines as text, each in its last state."""
         lines = [*self._lines, self._rest] if self._rest else [*self._lines]
-        states = [last_state(line) for line in lines[-self._lines.maxlen :]]
+        states = [last_state(line) for line in lines[-self._count :]]
         return [state.decode(errors="replace") for state in states]
 
 
@@ -354,7 +359,7 @@ class Stream:
         if not data:
             return False
         if self._file is not None:
-            self._keep(data)
+            self._keep(self._file, data)
         if self._tail is not None:
             self._tail.feed(data)
         self._lines.feed(data)
@@ -376,13 +381,13 @@ class Stream:
         if self._file is not None:
             self._file.close()
 
-    def _keep(self, data: bytes) -> None:
+    def _keep(self, file: BinaryIO, data: bytes) -> None:
         try:
-            self._file.write(data)
-            self._file.flush()
+            file.write(data)
+            file.flush()
         except OSError as error:
-            path, self._file = self._file.name, None
-            message = f"khvdrun: {path} is cut off here: {error.strerror}\n"
+            self._file = None
+            message = f"khvdrun: {file.name} is cut off here: {error.strerror}\n"
             self.screen.write_lines(message.encode())
 
 

@@ -52,7 +52,7 @@ def signal_descendants(number: signal.Signals) -> None:
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
     """Collects ended children: their ids and wait statuses, and whether any remain."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             process, status = os.waitpid(-1, os.WNOHANG)

@@ -17,7 +17,7 @@ _BLAMES_A_PEER = re.compile(
 )
 
 # How khvdrun ends ranks.
-_LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+_LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
 _PEER_PROCESS = re.compile(r"rank \d+ \(pid (\d+) on ")
 
@@ -50,7 +50,7 @@ def blames_a_peer(lines: Iterable[str]) -> bool:
 
 def exit_code(rank: Rank) -> int:
     """The rank's exit code as a shell shows it: 128 + N if signal N killed the rank."""
-    code = os.waitstatus_to_exitcode(rank.status)
+    code = os.waitstatus_to_exitcode(_status(rank))
     return code if code >= 0 else 128 - code
 
 
@@ -59,11 +59,11 @@ def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
 
     `memory` tells whether the kernel killed it; None if it is clear who did.
     """
-    code = os.waitstatus_to_exitcode(rank.status)
+    code = os.waitstatus_to_exitcode(_status(rank))
     if code >= 0:
         return f"ended with exit code {code}"
     text = f"was killed by signal {-code} ({_name(-code)})"
-    if os.WCOREDUMP(rank.status):
+    if os.WCOREDUMP(_status(rank)):
         text += ", core dumped"
     by_kernel = None
     if memory is not None and -code == signal.SIGKILL:
@@ -79,6 +79,7 @@ def report(
     `stopped` are the ranks that a signal held when khvdrun told them to end.
     """
     first = first_failure(ranks)
+    assert first is not None, "none has failed"
     lines = []
     others = [rank for rank in ranks if rank is not first]
     for rank in others:
@@ -116,15 +117,20 @@ def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
 
 
 def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:
-    was_killed = os.WIFSIGNALED(rank.status)
+    was_killed = os.WIFSIGNALED(_status(rank))
     # Writing a core file may take so long that the rank is told to end meanwhile.
-    crashed = was_killed and os.WTERMSIG(rank.status) not in _LAUNCHERS_SIGNALS
+    crashed = was_killed and os.WTERMSIG(_status(rank)) not in _LAUNCHERS_SIGNALS
     was_ended = rank.was_told and not crashed
     return was_ended, _blames_a_peer(rank), rank.wake, not was_killed, rank.number
 
 
 def _blames_a_peer(rank: Rank) -> bool:
     return blames_a_peer(rank.stderr.lines())
+
+
+def _status(rank: Rank) -> int:
+    assert rank.status is not None, "it has not ended"
+    return rank.status
 
 
 def _name(number: int) -> str:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Max
+from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_accumulation import accumulate, only_accumulated
 from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
@@ -89,7 +90,8 @@ def distribute(
     if inner is None:
         accumulate(optimizer, settings.backward_passes_per_step)
     mixin = _ReducesGradients if inner is None else _DistributesInner
-    optimizer.__class__ = _distributed_class(type(optimizer), mixin, settings)
+    plain: type = type(optimizer)
+    optimizer.__class__ = _distributed_class(plain, mixin, settings)
     optimizer._local.extend(local)
     return optimizer
 
@@ -249,7 +251,7 @@ def _default_strategy() -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
 
 
-class _Distributed:
+class _Distributed(Mixin):
     """An optimizer whose class `DistributedOptimizer` has changed."""
 
     _plain_class: type
@@ -259,7 +261,7 @@ class _Distributed:
     def _local(self) -> list[LocalVariables]:
         # Past Keras, which would track what an attribute holds. One that was made by
         # `type(optimizer).from_config` has none yet.
-        return vars(self).setdefault("_keras_hvd_local", [])
+        return self.__dict__.setdefault("_keras_hvd_local", [])
 
     def register_local_var(self, var: Any) -> None:
         """Leaves the gradients of a variable on their rank.
@@ -311,7 +313,7 @@ class _ReducesGradients(_Distributed):
         process_set = self._settings.reduction.process_set
         grads = reduce_overwriting(self.name, list(grads), variables, process_set)
         update = _Update(grads, variables)
-        state = vars(self)
+        state = self.__dict__
         state["_update"] = update
         try:
             result = super().apply(grads, trainable_variables)
@@ -373,10 +375,10 @@ class _DistributesInner(_Distributed):
 
     def build(self, variables):
         super().build(variables)
-        for each in inner_optimizers(self):
+        for each in inner_optimizers(self) or ():
             if not _is_distributing(each):
                 distribute(each, self._settings, self._local)
-        action = vars(self).pop("_before_first_update", None)
+        action = self.__dict__.pop("_before_first_update", None)
         if action is not None:
             before_first_update(self, action)
 
@@ -415,7 +417,9 @@ def _distributed_class(plain: type, mixin: type, settings: Settings) -> type:
     )
 
 
-def _unpickle(plain: type, settings: Settings, local_paths: frozenset, saved: Any):
+def _unpickle(
+    plain: type[Any], settings: Settings, local_paths: frozenset, saved: Any
+) -> Any:
     local = LocalVariables(local_paths=local_paths)
     return distribute(plain._unpickle_model(saved), settings, [local])
 

@@ -11,7 +11,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -31,7 +31,7 @@ _BUCKET_BYTES = 4 << 20
 # Set on a tensor that is reduced already.
 _REDUCED_BY = "_keras_hvd_reduced_by"
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,9 @@ class GradientReduction:
                 )
         return reduced
 
-    def _buckets(self, variables, paths) -> Iterator[list[int]]:
+    def _buckets(
+        self, variables: Sequence[Any], paths: Sequence[str]
+    ) -> Iterator[list[int]]:
         if isinstance(self.groups, int):
             return _numbered_buckets(len(paths), self.groups)
         sizes = [_bytes(variable) for variable in variables]
@@ -404,7 +406,7 @@ def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
 
 
 def _buckets(
-    sizes: Sequence[int], groups: Sequence[Sequence[int]] = ()
+    sizes: Sequence[int], groups: Iterable[Sequence[int]] = ()
 ) -> Iterator[list[int]]:
     """Groups of indices, from the last to the first: the order backprop ends them in.
 
@@ -416,7 +418,8 @@ def _buckets(
     [[2, 0], [3, 1]]
     """
     of_index = {i: sorted(group, reverse=True) for group in groups for i in group}
-    bucket, filled = [], 0
+    bucket: list[int] = []
+    filled = 0
     for i in reversed(range(len(sizes))):
         if i in of_index:
             if i == of_index[i][0]:

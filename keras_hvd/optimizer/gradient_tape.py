@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
+from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_reduction import GradientReduction, mark_reduced
 from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
 from keras_hvd.optimizer.repeated_rows import add_up_all
@@ -183,7 +184,7 @@ class _Own:
         self.local: list[LocalVariables] = []
 
 
-class _ReducesGradients:
+class _ReducesGradients(Mixin):
     """A tape that shares the state of the one that it was made of."""
 
     __slots__ = ("_own",)
@@ -244,7 +245,8 @@ def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
             f"{type(gradtape).__module__}.{type(gradtape).__qualname__}"
         )
     guarded_saving.install()
-    tape = object.__new__(_distributed_class(type(gradtape)))
+    plain: type = type(gradtape)
+    tape: Any = object.__new__(_distributed_class(plain))
     # One state for both: which of them the `with` statement ends makes no difference.
     tape.__dict__ = gradtape.__dict__
     tape._own = _Own(reduction)

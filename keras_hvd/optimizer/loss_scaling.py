@@ -44,5 +44,5 @@ def agree_on_finite_gradients(
                 finite, op=Min, name=name, process_set=reduction.process_set
             )
 
-    check_finite._keras_hvd = True
+    check_finite.__dict__["_keras_hvd"] = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

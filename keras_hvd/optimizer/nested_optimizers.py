@@ -56,7 +56,7 @@ def leaf_optimizers(
 
 
 @functools.cache
-def _multi_optimizer() -> tuple[type, ...]:
+def _multi_optimizer() -> tuple[Any, ...]:
     """The class, or nothing where this Keras has none yet."""
     found = getattr(keras.optimizers, "MultiOptimizer", None)
     return (found,) if found else ()

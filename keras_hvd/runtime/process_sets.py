@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_hvd.runtime import basics, native
+
+# None only for a set of no job, or on other ranks than its members: type checkers are
+# not to have all others ask for it. The name is that of typeshed.
+MaybeNone: TypeAlias = Any
 
 # The engine's ranks have 32 bits.
 _MOST = 2**31 - 1
@@ -47,7 +51,7 @@ class ProcessSet:
         return self._number if basics.is_initialized() else None
 
     @property
-    def ranks(self) -> list[int] | None:
+    def ranks(self) -> list[int] | MaybeNone:
         """The members' ranks, ascending; None for all ranks outside a job."""
         return None if self._ranks is None else list(self._ranks)
 
@@ -55,11 +59,11 @@ class ProcessSet:
         """Whether this process is a member; None while the set is in no job."""
         return None if self.process_set_id is None else self._place() is not None
 
-    def size(self) -> int | None:
+    def size(self) -> int | MaybeNone:
         """The number of members; None while the set is in no job."""
         return None if self.process_set_id is None else len(self.ranks)
 
-    def rank(self) -> int | None:
+    def rank(self) -> int | MaybeNone:
         """This process' place among the members, from 0; None if it is not a member."""
         return None if self.process_set_id is None else self._place()
 
@@ -86,7 +90,7 @@ class _GlobalProcessSet(ProcessSet):
         return "global_process_set"
 
     @property
-    def ranks(self) -> list[int] | None:
+    def ranks(self) -> list[int] | MaybeNone:
         if not basics.is_initialized():
             return None
         return list(range(basics.size()))
@@ -94,10 +98,10 @@ class _GlobalProcessSet(ProcessSet):
     def included(self) -> bool | None:
         return True if basics.is_initialized() else None
 
-    def size(self) -> int | None:
+    def size(self) -> int | MaybeNone:
         return basics.size() if basics.is_initialized() else None
 
-    def rank(self) -> int | None:
+    def rank(self) -> int | MaybeNone:
         return basics.rank() if basics.is_initialized() else None
 
 
@@ -193,7 +197,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def check_for_init(process_sets: Any) -> list[ProcessSet]:
     """Checks the `process_sets` of `init`, and returns the sets to add."""
     if process_sets is None or isinstance(process_sets, str):
-        sets = [] if process_sets in (None, "dynamic") else [process_sets]
+        sets: list[Any] = [] if process_sets in (None, "dynamic") else [process_sets]
     else:
         sets = list(process_sets)
     if not all(isinstance(each, ProcessSet) for each in sets):

@@ -248,7 +248,7 @@ def _stall_seconds(variables: Mapping[str, str]) -> tuple[float, float]:
     disable = _find(variables, "STALL_CHECK_DISABLE")
     # All are parsed: a malformed one is always an error.
     seconds = _number(warning), _duration(abort)
-    if not _switch(disable):
+    if disable is None or not _switch(disable):
         return seconds
     kept = [
         found is not None and found.is_ours and not disable.is_ours

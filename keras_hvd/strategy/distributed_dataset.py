@@ -20,7 +20,7 @@ from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.runtime.process_sets import ProcessSet, number_of
 
 _INFINITE = -1
 _UNKNOWN = -2
@@ -122,7 +122,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     def _agreement(self) -> _Agreement | None:
         if self._cardinality != _UNKNOWN or self._process_set.size() == 1:
             return None
-        return self._process_set.process_set_id, basics.rank(), basics.size()
+        number = number_of(self._process_set, "DistributedDataset")
+        return number, basics.rank(), basics.size()
 
     def reduce(self, initial_state: Any, reduce_func: Callable) -> Any:
         """Folds the elements into a state with `reduce_func(state, element)`."""

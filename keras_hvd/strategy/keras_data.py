@@ -150,9 +150,9 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 digests: dict[str, int] = {}
                 for part, rank, array in zip(parts, ranks, arrays):
                     name = f"{part} of labels" if _is_label(part, rank) else part
-                    digests[name] = zlib.crc32(
-                        np.ascontiguousarray(array), digests.get(name, 0)
-                    )
+                    # Before Python 3.12 no type says that an array is a buffer.
+                    rows: Any = np.ascontiguousarray(array)
+                    digests[name] = zlib.crc32(rows, digests.get(name, 0))
                 noted.clear()
                 noted.update(digests)
                 return np.int32(0)

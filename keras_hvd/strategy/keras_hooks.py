@@ -7,13 +7,12 @@ replacement does what the plain method does, unless our strategy is in force.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
 
-def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+def replace(owner: Any, name: str, replacement: Any) -> None:
     """Replaces a function of a module, or a method where a class gets it from.
 
     Args:

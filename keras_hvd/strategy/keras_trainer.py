@@ -84,7 +84,7 @@ def _fit(plain, model, *args, **kwargs):
     if strategy is None:
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
-    described = {
+    described: dict[str, Any] = {
         name: arguments.get(name) is not None for name in ("validation_data", "y")
     }
     described |= {name: arguments.get(name) for name in _COMPARED_OF_FIT}
@@ -170,7 +170,7 @@ def _has_own_step(model: keras.Model) -> bool:
     return (own.train_step, own.test_step) != (plain.train_step, plain.test_step)
 
 
-def _build(plain, model, strategy, iterator, data_batch) -> None:
+def _build(plain, model, strategy, iterator, data_batch):
     if iterator is None:
         plain(model, data_batch=data_batch)
         return
@@ -211,7 +211,7 @@ def _build_by_trace(model: keras.Model, batch: Any) -> None:
 def _symbolic(spec: Any) -> keras.KerasTensor | None:
     if _is_missing(spec):
         return None
-    return keras.KerasTensor((None, *_shape_of(spec)[1:]), spec.dtype.name)
+    return keras.KerasTensor((None, *spec.shape.as_list()[1:]), spec.dtype.name)
 
 
 def _symbol_of(array: Any) -> keras.KerasTensor | None:

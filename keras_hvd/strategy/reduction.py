@@ -121,7 +121,8 @@ def _parts(
     tensors: list[tf.Tensor | tf.IndexedSlices],
 ) -> Iterator[list[tf.Tensor | tf.IndexedSlices]]:
     """Tensors that travel together: those of the last layers while others are made."""
-    part, filled = [], 0
+    part: list[tf.Tensor | tf.IndexedSlices] = []
+    filled = 0
     for tensor in tensors:
         count = tensor.shape.num_elements() or 0
         size = count * tensor.dtype.size

@@ -42,7 +42,9 @@ class _OneForAPlace(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        return inspect.signature(functools.partial(cls.__init__, None))
+        # mypy warns of another class' __init__; that of `cls` itself is meant.
+        make = cls.__init__  # type: ignore[misc]
+        return inspect.signature(functools.partial(make, None))
 
 
 class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):

@@ -20,6 +20,7 @@ from tensorflow.python.trackable import base as trackable
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.collectives.broadcast import broadcast
 from keras_hvd.collectives.submission import on_cpu
+from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import reduction
@@ -61,7 +62,8 @@ def create(
     if synchronization == _ON_READ:
         variable._synchronization = synchronization
     elif aggregation != _NONE:
-        variable.__class__ = _aggregating_class(type(variable))
+        plain: type = type(variable)
+        variable.__class__ = _aggregating_class(plain)
     return variable
 
 
@@ -178,7 +180,7 @@ def _string_of_first_rank(
     return tf.ensure_shape(tf.io.parse_tensor(text, tf.string), tensor.shape)
 
 
-class _Aggregates:
+class _Aggregates(Mixin):
     """A variable with an aggregation of the ranks' assignments."""
 
     @_as_it_is
@@ -284,7 +286,7 @@ class _AggregatingSpec(resource_variable_ops.VariableSpec):
 
     __slots__ = ["_own"]
 
-    def __init__(self, shape, dtype, trainable, alias_id, *own: int) -> None:
+    def __init__(self, shape, dtype, trainable, alias_id, *own):
         super().__init__(shape, dtype, trainable, alias_id)
         self._own = own
 

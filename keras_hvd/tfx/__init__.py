@@ -4,7 +4,7 @@ TFX is imported when one of these names is first used.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_hvd.tfx.component import Trainer as Trainer
@@ -22,7 +22,7 @@ _DEFINED_IN = {
 __all__ = sorted(_DEFINED_IN)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -12,10 +12,11 @@ from tfx.orchestration import data_types
 from tfx.types import standard_component_specs
 from tfx.utils import json_utils
 
+from keras_hvd.mixin import Mixin
 from keras_hvd.tfx import executor, settings
 
 
-class _OnRanks:
+class _OnRanks(Mixin):
     """Adds the number of ranks and a time limit to a component."""
 
     def __init__(

@@ -60,7 +60,9 @@ def tf_dataset(
             f"of their number, {size}; got {options.batch_size}"
         )
     epoch = options._replace(batch_size=options.batch_size // size, num_epochs=1)
-    dataset = data_accessor.tf_dataset_factory(list(file_pattern), epoch, schema)
+    dataset: tf.data.Dataset = data_accessor.tf_dataset_factory(
+        list(file_pattern), epoch, schema
+    )
     with warnings.catch_warnings():
         # TFXIO also shuffles the files, from here on in the same order on all ranks.
         warnings.filterwarnings("ignore", "shard: a shuffle comes before")

@@ -26,6 +26,7 @@ from tfx.utils import json_utils, path_utils
 
 from keras_hvd import interactive
 from keras_hvd.launch import cores
+from keras_hvd.mixin import Mixin
 from keras_hvd.tfx import rank
 from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 
@@ -49,7 +50,7 @@ class TrainingFailedError(launcher._ExecutionFailedError):
         super().__init__(message, output)
 
 
-class _OnRanks:
+class _OnRanks(Mixin):
     """The changes to TFX's executors."""
 
     # What each rank does.

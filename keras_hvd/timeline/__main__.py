@@ -1,6 +1,7 @@
 """`python -m keras_hvd.timeline FILE`: prints where the time went."""
 
 import argparse
+import io
 import sys
 
 from keras_hvd.timeline import summary
@@ -15,7 +16,8 @@ def main() -> int:
     parser.add_argument("file", help="a timeline, also of a job that was killed")
     path = parser.parse_args().file
     # Names of tensors may have characters that the terminal cannot show.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             print(summary.text(summary.read(lines)))

@@ -231,6 +231,7 @@ _ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU")
 
 def _phases(summary: Summary) -> str:
     whole = max(summary.last - summary.first, 1e-9)
+    rows: list[tuple[str, ...]]
     rows = [("phase", "times", "mean", "longest", "all", "of the time")]
 
     def order(name: str) -> tuple[int, str]:
@@ -259,6 +260,7 @@ def _slowest(summary: Summary) -> str:
         summary.tensors.items(), key=lambda item: -item[1].total / item[1].requests
     )[:SLOWEST]
     parts = ("negotiate", "queue", "collective")
+    rows: list[tuple[str, ...]]
     rows = [("slowest tensors", "times", "mean", *parts)]
     for name, tensor in slowest:
         means = [_time(tensor.by_phase[part] / tensor.requests) for part in parts]
@@ -274,6 +276,7 @@ def _waits(summary: Summary) -> str:
     if not waited:
         return "no rank waited for another"
     total = sum(summary.was_last.values())
+    rows: list[tuple[str, ...]]
     rows = [("waited for", "time", "was last")]
     for time, rank in waited[:SLOWEST]:
         rows.append((f"rank {rank}", _time(time), f"{summary.was_last[rank]}/{total}"))

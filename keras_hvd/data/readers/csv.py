@@ -69,7 +69,7 @@ class Csv(Reader):
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
         if self.header:
             path = self._checked(path)
-        names = self.format[1] if self.header else list(self.columns)
+        names = self.format[1] if self.header else list(self.columns or ())
         columns = self.columns or dict.fromkeys(names, "")
         # tf.data needs the chosen columns in the order of the file.
         chosen = sorted(columns, key=names.index)

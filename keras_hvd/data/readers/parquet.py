@@ -101,10 +101,10 @@ class Parquet(Reader):
         return tf.data.Dataset.from_tensor_slices(dict(zip(self.format, columns)))
 
     def _read(self, path: bytes, group: np.ndarray) -> list[np.ndarray]:
-        path, group = path.decode(), int(group)
-        with _opened(path) as file:
-            table = file.read_row_group(group, list(self.format))
-        where = f"row group {group} of {path!r}"
+        name, number = path.decode(), int(group)
+        with _opened(name) as file:
+            table = file.read_row_group(number, list(self.format))
+        where = f"row group {number} of {name!r}"
         return [
             _array(table.column(name), spec, f"column {name!r} in {where}")
             for name, spec in self.format.items()

@@ -3,6 +3,7 @@
 import array
 import ctypes
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -119,7 +120,7 @@ def _repeat(copy: probes.Copy, seconds: Callable[[], float]) -> float:
     return statistics.median(seconds() for _ in range(times))
 
 
-def _reduce(size: int, memory: int, view: memoryview) -> list[float]:
+def _reduce(size: int, memory: int, view: mmap.mmap) -> list[float]:
     """Checks the sum once, finds out how often to repeat, and repeats."""
     allreduce = Allreduce(f"diagnose/{size}", memory, size)
     ranks = basics.size()

@@ -339,3 +339,18 @@ def test_datasets_of_a_process_set(rank, size):
             np.testing.assert_array_equal(rows, mine)
             np.testing.assert_array_equal(strategy.gather(rows, 0), np.arange(5))
     keras_hvd.remove_process_set(some)
+
+
+def test_a_dataset_of_a_removed_process_set_says_so(rank, size):
+    if size < 2:
+        pytest.skip("needs at least 2 ranks")
+    some = keras_hvd.add_process_set([0])
+    if rank == 0:
+        strategy = keras_hvd.Strategy(process_set=some)
+        dataset = uncounted(tf.data.Dataset.range(5).batch(5))
+        distributed = strategy.experimental_distribute_dataset(dataset)
+    keras_hvd.remove_process_set(some)
+    if rank == 0:
+        # Asked over all ranks, of which the others have no such dataset, it would wait.
+        with pytest.raises(ValueError, match="is not part of the job"):
+            iter(distributed)
