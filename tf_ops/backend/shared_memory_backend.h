@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "tf_ops/backend/collective_backend.h"
-#include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
 
 namespace keras_hvd {
@@ -33,13 +32,6 @@ class SharedMemoryBackend final : public CollectiveBackend {
   void set_recorder(PhaseRecorder* recorder) override;
 
  private:
-  bool RunAllreduce(const Batch& batch, const BatchSettings& settings);
-  bool RunAdasum(const AllreduceOptions& allreduce);
-  bool RunAllgather(Operation* operation);
-  bool RunAlltoall(Operation* operation);
-  bool RunBroadcast(const Operation& operation);
-  bool RunReducescatter(const Operation& operation);
-
   Communicator communicator_;
   StoreChoice* const store_choice_;
   std::vector<int> members_;

@@ -1,8 +1,8 @@
 // Searches for the settings of the engine with which a job moves most bytes a second.
 //
-// A state machine without clock or I/O, on rank 0: what has run and when goes in,
-// settings come out. It looks at one setting after the other, and at one value of it
-// beside the best so far, in turns, so that whatever else changes meets both. In the
+// A state machine without clock or I/O, on the coordinator: what has run and when goes
+// in, settings come out. It looks at one setting after the other, and at one value of
+// it beside the best so far, in turns, so that whatever else changes meets both. In the
 // end the best stand against the defaults in the same way, for longer, and are kept
 // only where they clearly win: noise alone leaves the defaults.
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_

@@ -1,4 +1,4 @@
-// The file in which rank 0 keeps what autotuning has found, for people, for
+// The file in which the coordinator keeps what autotuning has found, for people, for
 // spreadsheets, and for the next job.
 //
 //   keras_hvd autotune 1: ranks=2 state=result

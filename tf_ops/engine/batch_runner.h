@@ -27,8 +27,8 @@ class BatchRunner {
               StoreChoice* store_choice);
 
   // Runs batch `number` with the members of its process set; all of them count the
-  // batches alike. `results`: where rank 0 has sent them, see inline_tensors.h. Returns
-  // false if the job has failed or this rank stops waiting.
+  // batches alike. `results`: where the coordinator has sent them, see
+  // inline_tensors.h. Returns false if the job has failed or this rank stops waiting.
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
            const BatchSettings& settings,
            const std::optional<std::string_view>& results);

@@ -49,13 +49,30 @@ typedef enum {
   KHVD_COMPLEX128 = 16,
 } khvd_dtype;
 
-typedef enum {
-  KHVD_ALLREDUCE = 0,
-  KHVD_ALLGATHER = 1,
-  KHVD_BROADCAST = 2,
-  KHVD_BARRIER = 3,
-  KHVD_REDUCESCATTER = 4,
-  KHVD_ALLTOALL = 5,
+// The kinds of collectives, numbered from 0 in this order, which is part of the ABI,
+// and what each of them needs, 1 for yes:
+//   tensors  it has any
+//   group    it takes several at once
+//   reduces  it combines a tensor's elements of all ranks
+//   rows     it moves rows, so that a tensor needs a first dimension
+//   own      the ranks' first dimensions may differ; results are allocated when all are
+//            known
+//   parts    what a member gets depends on its index among the members
+// clang-format off
+#define KHVD_KINDS(KIND) \
+  /*                                            tensors group reduces rows own parts */ \
+  KIND(ALLREDUCE,     Allreduce,     allreduce,       1,    1,      1,   0,  0,    0) \
+  KIND(ALLGATHER,     Allgather,     allgather,       1,    1,      0,   1,  1,    0) \
+  KIND(BROADCAST,     Broadcast,     broadcast,       1,    0,      0,   0,  0,    0) \
+  KIND(BARRIER,       Barrier,       barrier,         0,    0,      0,   0,  0,    0) \
+  KIND(REDUCESCATTER, Reducescatter, reducescatter,   1,    1,      1,   1,  0,    1) \
+  KIND(ALLTOALL,      Alltoall,      alltoall,        1,    0,      0,   1,  1,    1)
+// clang-format on
+
+typedef enum {  // KHVD_ALLREDUCE and so on
+#define KHVD_KIND(UPPER, Camel, lower, ...) KHVD_##UPPER,
+  KHVD_KINDS(KHVD_KIND)
+#undef KHVD_KIND
 } khvd_kind;
 
 // Average is Sum, divided by the number of ranks: for integer types towards zero.

@@ -30,7 +30,7 @@ class CoordinatorService {
   // Has the job look for better settings; before anything is decided.
   void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);
   bool tunes() const { return autotune_ != nullptr && !autotune_->done(); }
-  // While it tunes: rank 0 has come to the last kTune; it has run a batch.
+  // While it tunes: the coordinator has come to the last kTune; it has run a batch.
   void NoteTuned() { autotune_->Begin(); }
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 

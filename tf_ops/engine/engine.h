@@ -2,16 +2,16 @@
 // end.
 //
 // One thread at a time does all of it but the submission, which any thread may call and
-// which never waits for a peer: it drives the engine. Who drives on rank 0 is the
-// coordinator as well, also while it waits in a collective. A request travels so:
+// which never waits for a peer: it drives the engine. Who drives the coordinator's
+// engine decides as well, also while it waits in a collective. A request travels so:
 //
-//   Submit -> this rank's submissions -> rank 0: CoordinatorService -> decisions ->
-//   every rank
+//   Submit -> this rank's submissions -> the coordinator: CoordinatorService ->
+//   decisions -> every rank
 //
 // Its parts: `Requests` are what was submitted and has not ended; `EngineLoop` is who
 // does the work, and how it waits; `Work` is what there is to do, of which
-// `CoordinatorService` (on rank 0) decides, `Execution` carries out what was decided,
-// and `StallWatch` looks after what takes too long.
+// `CoordinatorService` (the coordinator's) decides, `Execution` carries out what was
+// decided, and `StallWatch` looks after what takes too long.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 
@@ -62,7 +62,7 @@ class Engine {
   // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
   void Stop();
 
-  // Of what rank 0 knows; see timeline.h. On other ranks both do nothing.
+  // Of what the coordinator knows; see timeline.h. On other ranks both do nothing.
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline();
 

@@ -16,9 +16,9 @@ struct EngineOptions {
   double stall_warning_seconds = 60;  // negative: never
   double stall_abort_seconds = 0;     // 0: never
   int cores = 1;                      // that the ranks of this host share
-  bool check = false;                 // compare all outputs; rank 0's word counts
-  size_t cache_capacity = 16384;      // names that travel as numbers
-  AutotuneOptions autotune;           // rank 0's count
+  bool check = false;             // compare all outputs; the coordinator's word counts
+  size_t cache_capacity = 16384;  // names that travel as numbers
+  AutotuneOptions autotune;       // the coordinator's count
   int local_rank = 0;
   GpuLibraries gpu_libraries;
   std::string nvtx_library;  // "": the system's

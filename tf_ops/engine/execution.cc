@@ -104,7 +104,7 @@ void Execution::CarryOut(const AgreeMessage& agree) {
     requests_.RemoveProcessSet(agree.answer);
   }
   decides_for_others_ =
-      job_->is_coordinator() && requests_.process_sets().HasOneWithoutRankZero();
+      job_->is_coordinator() && requests_.process_sets().HasOneWithoutCoordinator();
   std::unique_ptr<Operation> operation = requests_.Take(agree.tensor);
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = agree.answer;

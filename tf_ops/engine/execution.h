@@ -1,7 +1,8 @@
-// Carries out rank 0's decisions on this rank, in the order that all ranks follow.
+// Carries out the coordinator's decisions on this rank, in the order that all ranks
+// follow.
 //
 // Decisions are read as soon as they come, also in the middle of a collective, so that
-// rank 0 finds room for more; they are carried out one after the other.
+// the coordinator finds room for more; they are carried out one after the other.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
 #define KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
 
@@ -65,7 +66,7 @@ class Execution {
   GpuRunner& gpu() { return runner_.gpu(); }
   const GpuRunner& gpu() const { return runner_.gpu(); }
   int64_t window_bytes() const { return runner_.window_bytes(); }
-  // Whether this is rank 0, which decides, and there is a set that it is not in.
+  // Whether this is the coordinator, and there is a set that it is not in.
   bool decides_for_others() const { return decides_for_others_; }
 
  private:

@@ -32,8 +32,8 @@ class Requests {
 
   // On any thread.
 
-  // Takes a request and tells rank 0 of it, but rings for nobody. On an error, its
-  // `done` is not called.
+  // Takes a request and tells the coordinator of it, but rings for nobody. On an error,
+  // its `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
   // Whether there are any that have not begun to run.
   bool any_pending() const { return pending_count_.load() > 0; }
@@ -43,7 +43,7 @@ class Requests {
 
   // The rest is for who drives.
 
-  // Tells rank 0 of what did not fit; returns true if any of it has gone.
+  // Tells the coordinator of what did not fit; returns true if any of it has gone.
   bool Flush() { return CanFlush() && FlushSubmissions(); }
   bool CanFlush() const { return submissions_->CanFlush(); }
 

@@ -23,13 +23,14 @@ void StallWatch::CheckAt(Clock::time_point now) {
   if (coordinator_service_ != nullptr) {
     return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
   }
-  // Rank 0 may not have looked, for want of a request of its own, at what waits here.
+  // The coordinator may not have looked, for want of a request of its own, at what
+  // waits here.
   if (requests_.any_pending()) job_->RingCoordinator();
   CheckSilentCoordinator();
 }
 
-// Rank 0 reports stalls, but not its own: if it decides nothing, another rank has a
-// look.
+// The coordinator reports stalls, but not its own: if it decides nothing, another rank
+// has a look.
 void StallWatch::CheckSilentCoordinator() {
   if (warning_seconds_ < 0 || !execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();

@@ -21,7 +21,7 @@ class StallWatch {
   // How often waiting requests are looked at; only while there are any.
   static constexpr std::chrono::milliseconds kInterval{500};
 
-  // `coordination`: rank 0's, or null.
+  // `coordinator_service`: the coordinator's, or null.
   StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
              Requests* requests, CoordinatorService* coordination,
              const Execution* execution);

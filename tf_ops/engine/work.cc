@@ -72,8 +72,9 @@ void Work::NoteForAutotune(const CarriedOut& carried_out) {
   }
 }
 
-// Nothing can be decided without rank 0's own submission, so it sleeps through those of
-// others while it has none under way; unless there is a process set without it.
+// Nothing can be decided without the coordinator's own submission, so it sleeps through
+// those of others while it has none under way; unless there is a process set without
+// it.
 uint32_t Work::Listening() const {
   const bool decides = execution_.decides_for_others() || requests_.any_pending();
   return Doorbell::kNews | (decides ? Doorbell::kSubmission : 0);
@@ -107,7 +108,8 @@ void Work::Leave() {
   }
 }
 
-// Without rank 0 nothing is decided any more. What it decided before is carried out.
+// Without the coordinator nothing is decided any more. What it decided before is
+// carried out.
 void Work::CheckCoordinatorLeft() {
   if (job_->is_coordinator() || execution_.anything_to_do()) return;
   if (job_->has_departed()) return;

@@ -61,7 +61,7 @@ class Work {
 
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
-  const std::unique_ptr<CoordinatorService> coordinator_service_;  // on rank 0
+  const std::unique_ptr<CoordinatorService> coordinator_service_;  // on the coordinator
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;

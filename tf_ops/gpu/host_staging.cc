@@ -22,7 +22,7 @@ int64_t InputBytes(const Operation& operation, size_t tensor) {
 // Of a result whose size is known at its start.
 int64_t OutputBytes(const Operation& operation, size_t tensor, const GpuBatch& batch) {
   const TensorDescription& description = operation.description->tensors[tensor];
-  if (operation.description->kind != Kind::kReducescatter) {
+  if (!TraitsOf(operation.description->kind).gives_parts) {
     return InputBytes(operation, tensor);
   }
   const int64_t rows = PartSize(description.shape.front(), batch.index,

@@ -13,7 +13,9 @@
 namespace keras_hvd {
 namespace {
 
-Status Allreduce(const std::vector<Operation*>& operations, const GpuBatch& batch,
+using Operations = std::vector<Operation*>;
+
+Status Allreduce(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
   nccl::AllreduceOptions allreduce;
   allreduce.reduction = operations.front()->description->reduction;
@@ -25,12 +27,13 @@ Status Allreduce(const std::vector<Operation*>& operations, const GpuBatch& batc
                                    operation->buffers[i].output});
     }
   }
-  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Allreduce(allreduce, communicator);
 }
 
-Status Allgather(Operation* operation, GpuBatch* batch,
+Status Allgather(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
+  Operation* const operation = operations.front();
   std::vector<std::vector<int64_t>> rows;
   Status status = batch->AllgatherValues(operation->rows, &rows);
   nccl::AllgatherOptions allgather;
@@ -47,8 +50,9 @@ Status Allgather(Operation* operation, GpuBatch* batch,
   return nccl::Allgather(allgather, communicator);
 }
 
-Status Alltoall(Operation* operation, GpuBatch* batch,
+Status Alltoall(const Operations& operations, GpuBatch* batch,
                 nccl::Communicator* communicator) {
+  Operation* const operation = operations.front();
   std::vector<std::vector<int64_t>> splits;
   Status status = batch->AllgatherValues(operation->splits, &splits);
   if (!status.ok()) return status;
@@ -66,21 +70,23 @@ Status Alltoall(Operation* operation, GpuBatch* batch,
   return nccl::Alltoall(alltoall, communicator);
 }
 
-Status Broadcast(const Operation& operation, const GpuBatch& batch,
+Status Broadcast(const Operations& operations, GpuBatch* batch,
                  nccl::Communicator* communicator) {
+  const Operation& operation = *operations.front();
   BroadcastOptions broadcast;
-  const auto root = std::lower_bound(batch.members.begin(), batch.members.end(),
+  const auto root = std::lower_bound(batch->members.begin(), batch->members.end(),
                                      operation.description->root);
-  broadcast.root = static_cast<int>(root - batch.members.begin());
+  broadcast.root = static_cast<int>(root - batch->members.begin());
   broadcast.bytes = operation.description->bytes();
   broadcast.input = operation.buffers.front().input;
   broadcast.output = operation.buffers.front().output;
-  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Broadcast(broadcast, communicator);
 }
 
-Status Reducescatter(const Operation& operation, const GpuBatch& batch,
+Status Reducescatter(const Operations& operations, GpuBatch* batch,
                      nccl::Communicator* communicator) {
+  const Operation& operation = *operations.front();
   ReducescatterOptions reducescatter;
   reducescatter.reduction = operation.description->reduction;
   for (size_t i = 0; i < operation.buffers.size(); ++i) {
@@ -89,8 +95,26 @@ Status Reducescatter(const Operation& operation, const GpuBatch& batch,
         {tensor.dtype, tensor.shape.front(), RowBytes(tensor) / Bytes(tensor.dtype),
          operation.buffers[i].input, operation.buffers[i].output});
   }
-  const GpuSpan span(batch.times.get(), GpuPhase::kNccl);
+  const GpuSpan span(batch->times.get(), GpuPhase::kNccl);
   return nccl::Reducescatter(reducescatter, communicator);
+}
+
+// Null: its tensors go through host memory.
+auto FunctionOf(Kind kind) -> decltype(&Allreduce) {
+  switch (kind) {
+    case Kind::kAllreduce:
+      return Allreduce;
+    case Kind::kAllgather:
+      return Allgather;
+    case Kind::kAlltoall:
+      return Alltoall;
+    case Kind::kBroadcast:
+      return Broadcast;
+    case Kind::kReducescatter:
+      return Reducescatter;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace
@@ -103,6 +127,7 @@ NcclBackend::NcclBackend(std::unique_ptr<nccl::Communicator> communicator, int m
 
 bool NcclBackend::CanRun(const Operation& operation) const {
   const Description& description = *operation.description;
+  if (FunctionOf(description.kind) == nullptr) return false;
   if (!Reduces(description.kind)) return true;
   return std::all_of(description.tensors.begin(), description.tensors.end(),
                      [&](const auto& tensor) {
@@ -115,26 +140,8 @@ bool NcclBackend::CanRun(const Operation& operation) const {
 }
 
 Status NcclBackend::Run(const std::vector<Operation*>& operations, GpuBatch* batch) {
-  nccl::Communicator* const communicator = communicator_.get();
-  Operation* const first = operations.front();
-  switch (first->description->kind) {
-    case Kind::kAllreduce:
-      return Allreduce(operations, *batch, communicator);
-    case Kind::kAllgather:
-      return Allgather(first, batch, communicator);
-    case Kind::kAlltoall:
-      return Alltoall(first, batch, communicator);
-    case Kind::kBroadcast:
-      return Broadcast(*first, *batch, communicator);
-    case Kind::kReducescatter:
-      return Reducescatter(*first, *batch, communicator);
-    case Kind::kBarrier:
-    case Kind::kAddProcessSet:
-    case Kind::kRemoveProcessSet:
-    case Kind::kJoin:
-      break;  // have no tensors
-  }
-  return Status::Internal(Title(*first->description) + " has no tensors on a GPU");
+  const Kind kind = operations.front()->description->kind;
+  return FunctionOf(kind)(operations, batch, communicator_.get());
 }
 
 }  // namespace keras_hvd

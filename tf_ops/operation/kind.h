@@ -1,46 +1,52 @@
-// The kinds of collectives, and what each needs: one table, with a row for each.
+// The kinds of collectives, and what each needs: the table of the C API, for C++.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_KIND_H_
 #define KERAS_HVD_TF_OPS_OPERATION_KIND_H_
 
 #include <cstdint>
+#include <iterator>
+
+#include "tf_ops/engine/c_api.h"
 
 namespace keras_hvd {
 
 enum class Kind : int32_t {
-  kAllreduce = 0,
-  kAllgather = 1,
-  kBroadcast = 2,
-  kBarrier = 3,
-  kReducescatter = 4,
-  kAlltoall = 5,
+#define KHVD_KIND(UPPER, Camel, lower, ...) k##Camel = KHVD_##UPPER,
+  KHVD_KINDS(KHVD_KIND)
+#undef KHVD_KIND
   // What all ranks agree on without moving data. No request of the C API has these.
   kAddProcessSet = 100,
   kRemoveProcessSet = 101,
   kJoin = 102,
 };
-// Of the C API.
-inline constexpr int kKinds = 6;
-const char* Name(Kind kind);
 inline bool IsAgreement(Kind kind) { return kind >= Kind::kAddProcessSet; }
 
 struct KindTraits {
   const char* name;
-  bool has_tensors = true;
-  // Takes several tensors at once.
+  // Of collectives; see KHVD_KINDS.
+  bool has_tensors = false;
   bool takes_group = false;
-  // Combines a tensor's elements of all ranks.
   bool reduces = false;
-  // Moves rows, so that a tensor needs a first dimension.
   bool moves_rows = false;
-  // The ranks' first dimensions may differ; results are allocated when all are known.
   bool has_own_rows = false;
-  // What a member gets depends on its index among the members.
   bool gives_parts = false;
 };
 
-// Of a collective; an agreement has a name alone.
-const KindTraits& TraitsOf(Kind kind);
+inline constexpr KindTraits kCollectives[] = {
+#define KHVD_KIND(UPPER, Camel, lower, ...) {#lower, __VA_ARGS__},
+    KHVD_KINDS(KHVD_KIND)
+#undef KHVD_KIND
+};
+inline constexpr int kKinds = std::size(kCollectives);
+inline constexpr KindTraits kAgreements[] = {
+    {"add_process_set"}, {"remove_process_set"}, {"join"}};
 
+inline const KindTraits& TraitsOf(Kind kind) {
+  const auto number = static_cast<uint32_t>(kind);
+  if (number < kKinds) return kCollectives[number];
+  return kAgreements[(number - static_cast<uint32_t>(Kind::kAddProcessSet)) % 3];
+}
+
+inline const char* Name(Kind kind) { return TraitsOf(kind).name; }
 inline bool HasOwnRows(Kind kind) { return TraitsOf(kind).has_own_rows; }
 inline bool Reduces(Kind kind) { return TraitsOf(kind).reduces; }
 

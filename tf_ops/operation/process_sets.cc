@@ -45,7 +45,7 @@ Status ProcessSets::Find(int32_t id, std::vector<int>* members) const {
   return Status::Ok();
 }
 
-bool ProcessSets::HasOneWithoutRankZero() const {
+bool ProcessSets::HasOneWithoutCoordinator() const {
   return std::any_of(sets_.begin(), sets_.end(),
                      [](const auto& set) { return set.second.front() != 0; });
 }

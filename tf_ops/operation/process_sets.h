@@ -22,8 +22,8 @@ class ProcessSets {
   // Ascending; empty where there is no such set.
   const std::vector<int>& MembersOf(int32_t id) const;
   Status Find(int32_t id, std::vector<int>* members) const;
-  // Whether there is one that rank 0 is not in.
-  bool HasOneWithoutRankZero() const;
+  // Whether there is one that the coordinator is not in.
+  bool HasOneWithoutCoordinator() const;
   // What the peers must never wait for is an error.
   Status Check(const Description& description) const;
 

@@ -1,14 +1,14 @@
-// The timeline: what rank 0 knows of where the time of each tensor goes, written to a
-// file while the job runs.
+// The timeline: what the coordinator knows of where the time of each tensor goes,
+// written to a file while the job runs.
 //
 // Who drives the engine only notes times, in a ring of a fixed size; a thread makes
 // events of them and writes them down (timeline_writer.h). It takes half a percent of
 // a core at most. Where more is noted than that goes through, the ring fills up, and
 // the timeline pauses until there is room again; the file says how much it left out.
 //
-// Rank 0 alone writes: it coordinates, and so knows when each rank submitted what. All
-// ranks of a host read the same clock, and send its time along with what they submit
-// while a timeline is written. No rank waits for another to start or to stop it.
+// The coordinator alone writes: it knows when each rank submitted
+// what. All ranks of a host read the same clock, and send its time along with what they
+// submit while a timeline is written. No rank waits for another to start or to stop it.
 #ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
 #define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
 
@@ -38,11 +38,11 @@ class Timeline : public PhaseRecorder {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // On any thread of rank 0.
+  // On any thread of the coordinator.
   Status Start(const std::string& path, bool mark_cycles);
   void Stop();
 
-  // The rest is for who drives rank 0's engine.
+  // The rest is for who drives the coordinator's engine.
   bool on() const { return session_.load(std::memory_order_acquire) != 0; }
   // Whether decisions are to say who submitted what when: it is on and does not pause.
   bool WantsTimes() { return on() && HasRoom(0); }
