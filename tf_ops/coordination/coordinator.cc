@@ -391,11 +391,6 @@ void Coordinator::Leave(int rank, const std::string& how) {
   }
 }
 
-bool Coordinator::Fusable(const Description& first, const Description& other) {
-  return other.kind == Kind::kAllreduce && first.process_set == other.process_set &&
-         first.on_gpu == other.on_gpu && first.reduction == other.reduction;
-}
-
 void Coordinator::Take(Settled* settled, Decision* decision) {
   decision->tensors.push_back(std::move(settled->key));
   if (!settled->since.empty()) {
@@ -433,7 +428,7 @@ bool Coordinator::Next(Decision* decision) {
         std::any_of(left.begin(), left.end(),
                     [&](const Settled& other) { return other.key == next.key; });
     const bool alike = next.inputs.empty() == decision->given.empty() &&
-                       Fusable(*first, *next.description);
+                       CanFuse(*first, *next.description);
     if (decision->bytes + more > fusion_bytes_ || !alike || behind_its_like) {
       left.push_back(std::move(next));
       continue;

@@ -176,7 +176,6 @@ class Coordinator {
   std::string WhatWaits(int32_t process_set) const;
   void ForgetIdleEntries();
   static void Take(Settled* settled, Decision* decision);
-  static bool Fusable(const Description& first, const Description& other);
 
   int64_t fusion_bytes_;
   std::map<int32_t, std::shared_ptr<const Members>> process_sets_;

@@ -49,6 +49,30 @@ TEST(MistakeTest, ANameUnderWayInAnotherOpFailsOnEveryRank) {
   job.ForEach([](Rank& self, int) { EXPECT_TRUE(self.Run(Sum("x", {2})).ok()); });
 }
 
+TEST(MistakeTest, ADecisionMayNotRunTogetherWhatDiffers) {
+  std::shared_ptr<Segment> segment;
+  ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
+  Rank self(EngineOptions(), SharedMemoryWorld(segment, 1));
+  const size_t sum = self.Submit(Sum("sum", std::vector<float>(1000)));
+  const size_t most =
+      self.Submit(Sum("most", std::vector<float>(1000), ReduceOp::kMax));
+  const World coordinator = SharedMemoryWorld(segment, 0);
+  const auto decisions = coordinator.channels->ToRanks();
+  Decision decision;
+  decision.tensors = {{0, "sum"}, {0, "most"}};
+  decision.ranks = {0, 1};
+  decisions->Queue(DecisionEncoder(16).Encode(decision, {}));
+  decisions->Flush();
+  coordinator.job->RingAll();
+  for (const size_t number : {sum, most}) {
+    EXPECT_EQ(self.End(number).code, Code::kInternal);
+    EXPECT_TRUE(Contains(self.End(number).message,
+                         "rank 1 was told to run as one allreduce 'sum' and allreduce "
+                         "'most'"))
+        << self.End(number).message;
+  }
+}
+
 // ---- Departures
 
 TEST(DepartureTest, OfAnyRankEndsWhatWaitsForIt) {

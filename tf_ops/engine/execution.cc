@@ -166,7 +166,7 @@ void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
   zeros_[KeyOf(*zeros.description)] = std::move(operation);
 }
 
-// Takes what is to run; ends the job if something is missing.
+// Takes what is to run; ends the job if something is missing, or does not belong there.
 bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   for (const TensorKey& key : keys) {
     std::unique_ptr<Operation> operation = Take(key);
@@ -178,6 +178,14 @@ bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
       return false;
     }
     batch->push_back(std::move(operation));
+    const Description& first = *batch->front()->description;
+    const Description& last = *batch->back()->description;
+    if (batch->size() == 1 || CanFuse(first, last)) continue;
+    job_->Fail(Code::kInternal, "rank " + std::to_string(rank_) +
+                                    " was told to run as one " + Title(first) +
+                                    " and " + Title(last) +
+                                    ". This is a bug in keras_hvd");
+    return false;
   }
   return true;
 }

@@ -48,6 +48,12 @@ bool Description::Matches(const Description& other) const {
          tensors == other.tensors && members == other.members && on_gpu == other.on_gpu;
 }
 
+bool CanFuse(const Description& first, const Description& other) {
+  return first.kind == Kind::kAllreduce && other.kind == Kind::kAllreduce &&
+         first.process_set == other.process_set && first.on_gpu == other.on_gpu &&
+         first.reduction == other.reduction;
+}
+
 bool TakesZeros(const Description& description) {
   const ReduceOp op = description.reduction.op;
   return description.kind == Kind::kAllreduce && description.process_set == 0 &&

@@ -42,6 +42,9 @@ struct Description {
   int64_t bytes() const;
 };
 
+// Whether an operation may run in one batch with another, which comes first in it.
+bool CanFuse(const Description& first, const Description& other);
+
 // Whether a rank that gives zeros leaves the others' result as it is.
 bool TakesZeros(const Description& description);
 
