@@ -242,35 +242,35 @@ Status Init(const khvd_options& options) {
   std::lock_guard<std::mutex> lock(g_mutex);
   if (Current() != nullptr) return Status::Ok();
   keras_hvd::SetLog(LeastLogLevel(options), options.log_timestamp != 0);
-  keras_hvd::JobMemberOptions joining;
-  joining.rendezvous.rank = options.rank;
-  joining.rendezvous.size = options.size;
-  joining.rendezvous.job = options.job == nullptr ? "" : options.job;
-  joining.rendezvous.exchange_bytes =
+  keras_hvd::JobMemberOptions member;
+  member.rendezvous.rank = options.rank;
+  member.rendezvous.size = options.size;
+  member.rendezvous.job = options.job == nullptr ? "" : options.job;
+  member.rendezvous.exchange_bytes =
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
-  joining.rendezvous.timeout_seconds =
+  member.rendezvous.timeout_seconds =
       options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
-  joining.engine.fusion_bytes =
+  member.engine.fusion_bytes =
       options.fusion_bytes > 0 ? options.fusion_bytes : kDefaultFusionBytes;
-  joining.engine.stall_warning_seconds =
+  member.engine.stall_warning_seconds =
       options.stall_warning != 0 ? options.stall_warning : kDefaultTimeoutSeconds;
-  joining.engine.stall_abort_seconds = options.stall_abort;
-  joining.engine.cores = options.cores;
-  joining.engine.check = options.check != 0;
-  joining.engine.cache_capacity = CacheCapacity(options);
-  joining.engine.gpu_libraries =
+  member.engine.stall_abort_seconds = options.stall_abort;
+  member.engine.cores = options.cores;
+  member.engine.check = options.check != 0;
+  member.engine.cache_capacity = CacheCapacity(options);
+  member.engine.gpu_libraries =
       GpuLibrariesOf(options.cuda_library, options.nccl_library);
   if (options.nvtx_library != nullptr) {
-    joining.engine.nvtx_library = options.nvtx_library;
+    member.engine.nvtx_library = options.nvtx_library;
   }
-  joining.engine.ranges = options.disable_ranges == 0;
-  status = MakeAutotuneOptions(options, &joining.engine.autotune);
+  member.engine.ranges = options.disable_ranges == 0;
+  status = MakeAutotuneOptions(options, &member.engine.autotune);
   if (!status.ok()) return status;
-  joining.local_rank = options.local_rank;
-  joining.local_size = options.local_size;
-  joining.cross_rank = options.cross_rank;
-  joining.cross_size = options.cross_size;
-  status = JobMember::Join(joining, &Current());
+  member.local_rank = options.local_rank;
+  member.local_size = options.local_size;
+  member.cross_rank = options.cross_rank;
+  member.cross_size = options.cross_size;
+  status = JobMember::Enter(member, &Current());
   if (status.ok()) {
     g_was_initialized = true;
     PastFailure().clear();
@@ -278,7 +278,7 @@ Status Init(const khvd_options& options) {
     return status;
   }
   status.message = "rank " + std::to_string(options.rank) + " could not join job '" +
-                   joining.rendezvous.job + "': " + status.message;
+                   member.rendezvous.job + "': " + status.message;
   return status;
 }
 

@@ -15,11 +15,11 @@ JobMember::JobMember(const JobMemberOptions& options)
   options_.engine.local_rank = options.local_rank;
 }
 
-Status JobMember::Join(const JobMemberOptions& options,
-                       std::shared_ptr<JobMember>* member) {
-  std::shared_ptr<JobMember> joining(new JobMember(options));
-  Status status = joining->Start();
-  if (status.ok()) *member = std::move(joining);
+Status JobMember::Enter(const JobMemberOptions& options,
+                        std::shared_ptr<JobMember>* member) {
+  std::shared_ptr<JobMember> entering(new JobMember(options));
+  Status status = entering->Start();
+  if (status.ok()) *member = std::move(entering);
   return status;
 }
 

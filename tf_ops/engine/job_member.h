@@ -1,4 +1,4 @@
-// This process as a rank of a job: joining it, and leaving it. What it makes is the
+// This process as a rank of a job: entering it, and leaving it. What it makes is the
 // world, which ends with it; what lasts for the process is in process.h.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
@@ -22,9 +22,9 @@ struct JobMemberOptions {
 
 class JobMember {
  public:
-  // Returns when all ranks have joined.
-  static Status Join(const JobMemberOptions& options,
-                     std::shared_ptr<JobMember>* member);
+  // Returns when all ranks have entered.
+  static Status Enter(const JobMemberOptions& options,
+                      std::shared_ptr<JobMember>* member);
   ~JobMember();
   JobMember(const JobMember&) = delete;
   JobMember& operator=(const JobMember&) = delete;
