@@ -89,15 +89,17 @@ def submit(
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Runs the op, or adds it to the graph; without `splits` these are even."""
-    return submission.run_in_any_order(
-        "alltoall",
-        native.ops().keras_hvd_alltoall,
-        name,
-        tensor=tensor,
-        splits=tf.zeros([0], tf.int64) if splits is None else splits,
-        even=splits is None,
-        process_set=process_set,
-    )
+    with submission.turn("alltoall", name, process_set):
+        received, received_splits = native.ops().keras_hvd_alltoall(
+            tensor=tensor,
+            splits=tf.zeros([0], tf.int64) if splits is None else splits,
+            even=splits is None,
+            process_set=process_set,
+            tensor_name=name.tensor,
+            name=name.node,
+        )
+    submission.run_independently(received)
+    return received, received_splits
 
 
 @tf.RegisterGradient("KerasHvdAlltoall")

@@ -45,8 +45,10 @@ def barrier(
 
 def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:
     """Runs the op, or adds it to the graph in its place among the side effects."""
-    submission.require_compilable(f"barrier {name.tensor!r}")
-    op = submission.run(native.ops().keras_hvd_barrier, name, process_set=process_set)
+    with submission.turn("barrier", name, process_set):
+        op = native.ops().keras_hvd_barrier(
+            process_set=process_set, tensor_name=name.tensor, name=name.node
+        )
     if op is not None:
         submission.keep_order(op)
     return op

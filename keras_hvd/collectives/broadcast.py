@@ -62,14 +62,16 @@ def submit(
     tensor: tf.Tensor, root_rank: int, name: submission.Name, process_set: int = 0
 ) -> tf.Tensor:
     """Runs the op, or adds it to the graph."""
-    return submission.run_in_any_order(
-        "broadcast",
-        native.ops().keras_hvd_broadcast,
-        name,
-        tensor=tensor,
-        root_rank=root_rank,
-        process_set=process_set,
-    )
+    with submission.turn("broadcast", name, process_set):
+        received = native.ops().keras_hvd_broadcast(
+            tensor=tensor,
+            root_rank=root_rank,
+            process_set=process_set,
+            tensor_name=name.tensor,
+            name=name.node,
+        )
+    submission.run_independently(received)
+    return received
 
 
 @tf.RegisterGradient("KerasHvdBroadcast")

@@ -220,6 +220,6 @@ def _not_reduced(optimizer: Any, why: str) -> RuntimeError:
         f"{kind.__module__}.{kind.__qualname__} {optimizer.name!r} would update with "
         f"gradients that are not summed over the ranks: {why}. The ranks' weights "
         "would drift apart. An optimizer has to update in update_step(), or to pass "
-        "all gradients to super().apply(); where it leaves updates to another optimizer, "
+        "all gradients to super().apply(); where it leaves updates to another one, "
         "distribute that one instead."
     )
