@@ -44,10 +44,15 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: int = 0,
+    kind: str = "allreduce",
 ) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    with submission.turn("allreduce", name, process_set):
-        reduced = native.ops().keras_hvd_allreduce(
+    """Runs the op, or adds it to the graph: one for one tensor or for a group.
+
+    That of a reducescatter takes the same.
+    """
+    op = getattr(native.ops(), f"keras_hvd_{kind}")
+    with submission.turn(kind, name, process_set):
+        reduced = op(
             tensors=tensors,
             reduce_op=int(reduce_op),
             # A float attribute would cut a double short.

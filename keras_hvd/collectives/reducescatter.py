@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, submission
+from keras_hvd.collectives import allgather, allreduce_op, submission
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.runtime import basics, native
@@ -162,37 +162,14 @@ def _reduced(
         return []
     compressed = [compression.compress(tensor) for tensor in given]
     names = submission.name_of(kind, name, ignore_name_scope, number)
-    reduced = submit(
-        [tensor for tensor, _ in compressed], names, reduce_op, *scales, number
+    group = [tensor for tensor, _ in compressed]
+    reduced = allreduce_op.submit(
+        group, names, reduce_op, *scales, number, "reducescatter"
     )
     return [
         compression.decompress(result, context)
         for result, (_, context) in zip(reduced, compressed, strict=True)
     ]
-
-
-def submit(
-    tensors: list[tf.Tensor],
-    name: submission.Name,
-    reduce_op: ReduceOp,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    with submission.turn("reducescatter", name, process_set):
-        reduced = native.ops().keras_hvd_reducescatter(
-            tensors=tensors,
-            reduce_op=int(reduce_op),
-            # A float attribute would cut a double short.
-            prescale=repr(float(prescale)),
-            postscale=repr(float(postscale)),
-            process_set=process_set,
-            tensor_name=name.tensor,
-            name=name.node,
-        )
-    submission.run_independently(reduced[0])
-    return reduced
 
 
 def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:

@@ -51,15 +51,7 @@ class Settings:
 def distribute(
     optimizer: Any, settings: Settings, local: Sequence[LocalVariables] = ()
 ) -> Any:
-    """Has an optimizer, or those inside of it, reduce gradients.
-
-    Args:
-        optimizer: a Keras optimizer; its class changes.
-        settings: how it is to reduce them.
-        local: variables whose gradients stay on their rank.
-
-    Returns:
-        The same object.
+    """Has an optimizer, or those inside of it, reduce gradients; its class changes.
 
     Raises:
         ValueError: it reduces them in another way already, or accumulates another
@@ -88,16 +80,7 @@ def distribute(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer reduces its gradients over all ranks.
-
-    Args:
-        optimizer: any object.
-
-    Returns:
-        True after `DistributedOptimizer`, and for a `LossScaleOptimizer` or
-        `MultiOptimizer` all of whose inner optimizers are distributed.
-
-    Example:
+    """Whether an optimizer, or each of those inside of it, reduces its gradients.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -115,16 +98,7 @@ def is_distributed(optimizer: Any) -> bool:
 def local_variables(
     optimizers: Sequence[keras.optimizers.Optimizer], variables: Sequence[Any]
 ) -> set[int]:
-    """Which variables' gradients stay on their rank.
-
-    Args:
-        optimizers: distributed ones, or others, which know of none.
-        variables: those to look at.
-
-    Returns:
-        The `gradient_reduction.identity` of each.
-
-    Example:
+    """The `identity` of those variables whose gradients stay on their rank.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -144,16 +118,10 @@ def local_variables(
 
 
 def shared_settings(optimizer: Any) -> dict[str, str]:
-    """What a distributed optimizer was asked for that all its ranks must agree on.
+    """What an optimizer was asked for that all its ranks must agree on, by argument.
 
-    Args:
-        optimizer: any object.
-
-    Returns:
-        Values by argument, as they are to be shown; empty if it is not distributed.
-        Of an optimizer that leaves the updates to others, those of the first of these.
-
-    Example:
+    It is empty if it is not distributed. Of one that leaves the updates to others, it
+    is what the first of these was asked for.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -177,14 +145,6 @@ def shared_settings(optimizer: Any) -> dict[str, str]:
 def reduces_with(optimizer: Any) -> ProcessSet:
     """The ranks whose gradients a distributed optimizer reduces with this rank's.
 
-    Args:
-        optimizer: a distributed optimizer that does the updates itself.
-
-    Returns:
-        A process set.
-
-    Example:
-
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
     >>> reduces_with(keras_hvd.DistributedOptimizer(keras.optimizers.SGD())).ranks
@@ -200,12 +160,8 @@ def before_first_update(
 
     In a `tf.function` that is while the first step is traced, before it runs. Where
     that trace creates variables, TensorFlow initializes them after it and traces again;
-    so the action says whether it is done, or is to be called again.
-
-    Args:
-        optimizer: a distributed optimizer.
-        action: called without arguments, outside of the graph that is being traced,
-            until it returns True; for each of several inner optimizers.
+    so the action, which is called outside of that graph, says whether it is done, or is
+    to be called again.
     """
     inner = inner_optimizers(optimizer)
     for each in inner or ():
@@ -216,14 +172,6 @@ def before_first_update(
 
 def require_no_strategy(optimizer: Any) -> None:
     """Raises where a `tf.distribute` strategy would reduce gradients as well.
-
-    Args:
-        optimizer: a Keras optimizer.
-
-    Raises:
-        RuntimeError: it was made in the scope of a strategy, or is used in one.
-
-    Example:
 
     >>> import keras
     >>> require_no_strategy(keras.optimizers.SGD())

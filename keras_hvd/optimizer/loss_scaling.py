@@ -22,10 +22,7 @@ def agree_on_finite_gradients(
 
     It looks at gradients before the inner optimizer reduces them. Patched on the class,
     because `compile` wraps optimizers in a `LossScaleOptimizer` without asking.
-
-    Args:
-        reduction_of: says how an inner optimizer's gradients are reduced; None if they
-            are not.
+    `reduction_of` an inner optimizer is None where its gradients are not reduced.
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
 
