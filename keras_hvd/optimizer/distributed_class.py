@@ -200,15 +200,16 @@ class _OfDistributed(UpdateHook):
         reduction = optimizer._settings.reduction
         return None if reduction.is_alone() else reduction
 
-    def reduce(self, optimizer, grads, variables):
+    def terms(self, optimizer, variables):
         settings = optimizer._settings
-        return settings.reduction.reduce(
-            settings.name or optimizer.name,
-            grads,
-            variables,
-            local_variables([optimizer], variables),
-            settings.passes,
-        )
+        local = local_variables([optimizer], variables)
+        return settings.name or optimizer.name, local, settings.passes
+
+    def factor(self, optimizer: Any) -> int:
+        # Keras averages what it accumulates.
+        settings = optimizer._settings
+        averages = settings.average_aggregated_gradients
+        return 1 if averages else settings.backward_passes_per_step
 
     def apply(self, plain, optimizer, grads, trainable_variables=None):
         if trainable_variables is not None:
@@ -218,15 +219,6 @@ class _OfDistributed(UpdateHook):
             require_no_strategy(optimizer)
             _run_before_first_update(optimizer, variables)
         return super().apply(plain, optimizer, grads, trainable_variables)
-
-    def before_clipping(self, optimizer, grads):
-        grads = super().before_clipping(optimizer, grads)
-        settings = optimizer._settings
-        passes = settings.backward_passes_per_step
-        if passes == 1 or settings.average_aggregated_gradients:
-            return grads
-        # Keras averages what it accumulates.
-        return [grad * passes for grad in grads]
 
 
 _hook = _OfDistributed()

@@ -7,8 +7,7 @@ update: after the loss scale and gradient accumulation, before clipping.
 from __future__ import annotations
 
 import collections
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from keras_hvd.collectives.allreduce import grouped_allreduce
@@ -73,10 +72,17 @@ class UpdateHook:
         """How gradients are reduced; None where there is nobody to do it with."""
         raise NotImplementedError
 
-    def reduce(
-        self, optimizer: Any, grads: list[Any], variables: list[Any]
-    ) -> list[Any]:
-        return self.reduction_of(optimizer).reduce(optimizer.name, grads, variables)
+    def terms(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> tuple[str, Collection[int], str]:
+        """The prefix of names, what is local, and what else the ranks must agree on."""
+        del variables
+        return optimizer.name, (), ""
+
+    def factor(self, optimizer: Any) -> int:
+        """What reduced gradients are multiplied by."""
+        del optimizer
+        return 1
 
     def update_of(self, optimizer: Any) -> _Update | None:
         """The call of `apply` that is under way, if it has to reduce gradients."""
@@ -106,8 +112,7 @@ class UpdateHook:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
         grads = _reduce_overwriting(optimizer.name, grads, variables, reduction)
-        update = _Update(functools.partial(self.reduce, optimizer), grads, variables)
-        self._updates[id(optimizer)] = update
+        update = self._updates[id(optimizer)] = _Update(grads, variables)
         try:
             result = plain(optimizer, grads, trainable_variables)
         finally:
@@ -129,32 +134,40 @@ class UpdateHook:
         return plain(optimizer, grads, trainable_variables)
 
     def clip_gradients(self, plain, optimizer, grads):
-        return plain(optimizer, self.before_clipping(optimizer, list(grads)))
+        grads = list(grads)
+        if self.reduction_of(optimizer) is None:
+            grads = add_up_all(grads)
+        else:
+            update = self.update_of(optimizer)
+            if update is None or len(update.variables) != len(grads):
+                raise _not_reduced(
+                    optimizer,
+                    f"it clips {len(grads)} gradients, and which variables they belong "
+                    "to cannot be known",
+                )
+            grads = self.reduce(optimizer, update, grads, update.variables)
+        factor = self.factor(optimizer)
+        if factor != 1:
+            grads = [grad * factor for grad in grads]
+        return plain(optimizer, grads)
 
-    def before_clipping(self, optimizer: Any, grads: list[Any]) -> list[Any]:
-        """What is to be clipped: reduced gradients, with each row once."""
-        update = self.update_of(optimizer)
-        if update is None and self.reduction_of(optimizer) is None:
-            return add_up_all(grads)
-        if update is None or len(update.variables) != len(grads):
-            raise _not_reduced(
-                optimizer,
-                f"it clips {len(grads)} gradients, and which variables they belong to "
-                "cannot be known",
-            )
-        return update.reduce(grads, update.variables)
+    def reduce(
+        self,
+        optimizer: Any,
+        update: _Update,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        update.note_reduced(variables)
+        prefix, local, agreed = self.terms(optimizer, variables)
+        reduction = self.reduction_of(optimizer)
+        return reduction.reduce(prefix, grads, variables, local, agreed)
 
 
 class _Update:
     """One call of `apply`: which gradients still have to be reduced."""
 
-    def __init__(
-        self,
-        reduce: Callable[[list[Any], list[Any]], list[Any]],
-        grads: Sequence[Any],
-        variables: Sequence[Any],
-    ):
-        self._reduce = reduce
+    def __init__(self, grads: Sequence[Any], variables: Sequence[Any]):
         # Those of the gradients that Keras is about to clip.
         self.variables = [
             variable
@@ -169,10 +182,9 @@ class _Update:
     def waits_for(self, variable: Any) -> bool:
         return self.is_noted or self.waiting[identity(variable)] > 0
 
-    def reduce(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+    def note_reduced(self, variables: Sequence[Any]) -> None:
         self.waiting -= collections.Counter(map(identity, variables))
         self.is_noted = False
-        return self._reduce(grads, variables)
 
 
 def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Callable:

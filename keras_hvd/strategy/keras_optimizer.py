@@ -77,14 +77,14 @@ class _OfStrategy(UpdateHook):
         with variables.equal_values():
             return super().apply(plain, optimizer, grads, trainable_variables)
 
-    def before_clipping(self, optimizer, grads):
+    def clip_gradients(self, plain, optimizer, grads):
         update = self.update_of(optimizer)
         if update is None:
             in_replica = current_strategy.of_replica() is not None
-            return add_up_all(grads) if in_replica else grads
+            return plain(optimizer, add_up_all(list(grads)) if in_replica else grads)
         if not update.is_noted or len(update.variables) != len(grads):
-            return grads
-        return super().before_clipping(optimizer, grads)
+            return plain(optimizer, grads)
+        return super().clip_gradients(plain, optimizer, grads)
 
     def all_reduce_sum_gradients(self, plain, optimizer, grads_and_vars):
         """Sums what did not pass clipping, or came there without its variables."""
@@ -98,9 +98,8 @@ class _OfStrategy(UpdateHook):
             if grad is not None and update.waits_for(variable)
         ]
         if late:
-            sums = update.reduce(
-                [pairs[i][0] for i in late], [pairs[i][1] for i in late]
-            )
+            grads, of_variables = zip(*(pairs[i] for i in late))
+            sums = self.reduce(optimizer, update, grads, of_variables)
             for i, reduced in zip(late, sums, strict=True):
                 pairs[i] = reduced, pairs[i][1]
         return pairs
