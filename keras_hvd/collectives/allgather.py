@@ -112,14 +112,7 @@ def submit(
     tensors: list[tf.Tensor], name: submission.Name, process_set: int = 0
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    with submission.turn("allgather", name, process_set):
-        gathered, _ = native.ops().keras_hvd_allgather(
-            tensors=tensors,
-            process_set=process_set,
-            tensor_name=name.tensor,
-            name=name.node,
-        )
-    submission.run_independently(gathered[0])
+    gathered, _ = submission.submit("allgather", name, process_set, tensors=tensors)
     return gathered
 
 

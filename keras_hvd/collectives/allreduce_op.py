@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from keras_hvd.collectives import submission
-from keras_hvd.runtime import native
 from keras_hvd.runtime.process_sets import ProcessSet
 
 
@@ -50,20 +49,16 @@ def submit(
 
     That of a reducescatter takes the same.
     """
-    op = getattr(native.ops(), f"keras_hvd_{kind}")
-    with submission.turn(kind, name, process_set):
-        reduced = op(
-            tensors=tensors,
-            reduce_op=int(reduce_op),
-            # A float attribute would cut a double short.
-            prescale=repr(float(prescale)),
-            postscale=repr(float(postscale)),
-            process_set=process_set,
-            tensor_name=name.tensor,
-            name=name.node,
-        )
-    submission.run_independently(reduced[0])
-    return reduced
+    return submission.submit(
+        kind,
+        name,
+        process_set,
+        tensors=tensors,
+        reduce_op=int(reduce_op),
+        # A float attribute would cut a double short.
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
+    )
 
 
 def require_supported(

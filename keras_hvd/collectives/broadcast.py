@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.collectives import allreduce_op, submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -55,23 +55,9 @@ def broadcast(
     root_rank = basics.root_of("broadcast", root_rank)
     name = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = submission.as_tensor("broadcast", tensor, reduces=False)
-    return submit(tensor, root_rank, name, number)
-
-
-def submit(
-    tensor: tf.Tensor, root_rank: int, name: submission.Name, process_set: int = 0
-) -> tf.Tensor:
-    """Runs the op, or adds it to the graph."""
-    with submission.turn("broadcast", name, process_set):
-        received = native.ops().keras_hvd_broadcast(
-            tensor=tensor,
-            root_rank=root_rank,
-            process_set=process_set,
-            tensor_name=name.tensor,
-            name=name.node,
-        )
-    submission.run_independently(received)
-    return received
+    return submission.submit(
+        "broadcast", name, number, tensor=tensor, root_rank=root_rank
+    )
 
 
 @tf.RegisterGradient("KerasHvdBroadcast")

@@ -61,16 +61,13 @@ def start(
     tensors: Sequence[tf.Tensor], name: str, reduce_op: ReduceOp, process_set: int = 0
 ) -> tf.Tensor:
     """Starts an allreduce of a group, for `done`, which gets what this returns."""
-    names = submission.name_of("start", name)
-    handle = native.ops().keras_hvd_start(
+    return submission.submit(
+        "start",
+        submission.name_of("start", name),
+        process_set,
         tensors=list(tensors),
         reduce_op=int(reduce_op),
-        process_set=process_set,
-        tensor_name=names.tensor,
-        name=names.node,
     )
-    submission.run_independently(handle)
-    return handle
 
 
 def done(

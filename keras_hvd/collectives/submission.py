@@ -224,8 +224,8 @@ def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     return Name(graph.unique_name(node, mark_as_used=False), node)
 
 
-def turn(kind: str, name: Name, process_set: int) -> contextlib.AbstractContextManager:
-    """What the op of a collective is called in.
+def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
+    """Runs the op of a collective, or adds it to the graph, free of the others' order.
 
     Raises:
         NotImplementedError: it would be compiled by XLA, which cannot be.
@@ -233,13 +233,25 @@ def turn(kind: str, name: Name, process_set: int) -> contextlib.AbstractContextM
 
     Example:
 
-    >>> with turn("allreduce", name_of("allreduce", None), process_set=0):
-    ...     pass
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> name = name_of("broadcast", None)
+    >>> submit("broadcast", name, 0, tensor=tf.constant(1), root_rank=0).numpy().item()
+    1
     """
     require_compilable(f"{kind} {name.tensor!r}")
-    if tf.executing_eagerly() and name.tensor.startswith(_UNNAMED):
-        return _turns.take(name.tensor, process_set)
-    return contextlib.nullcontext()
+    in_turn = tf.executing_eagerly() and name.tensor.startswith(_UNNAMED)
+    with _turns.take(name.tensor, process_set) if in_turn else contextlib.nullcontext():
+        outputs = getattr(native.ops(), f"keras_hvd_{kind}")(
+            process_set=process_set,
+            tensor_name=name.tensor,
+            name=name.node,
+            **attributes,
+        )
+    # A barrier has its place among other ops with side effects, and has no output.
+    if kind != "barrier":
+        run_independently(tf.nest.flatten(outputs)[0])
+    return outputs
 
 
 def smooth_gradients(

@@ -206,11 +206,12 @@ class GradientReduction:
             results = gradients.start_all(groups, names, self.op, number)
         else:
             results = [
-                allreduce_op.submit(
-                    group,
+                submission.submit(
+                    "allreduce",
                     submission.name_of(_KIND, name),
-                    self.op,
-                    process_set=number,
+                    number,
+                    tensors=group,
+                    reduce_op=int(self.op),
                 )
                 for group, name in zip(groups, names, strict=True)
             ]

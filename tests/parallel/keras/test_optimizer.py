@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.collectives import allreduce_op
+from keras_hvd.collectives import submission
 
 BATCH_OF_RANK = 2
 
@@ -146,13 +146,13 @@ def test_variables_may_come_from_a_generator(rank, size):
 
 def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     calls = []
-    reduce = allreduce_op.submit
+    reduce = submission.submit
 
     def counting(*arguments, **named):
         calls.append(arguments)
         return reduce(*arguments, **named)
 
-    monkeypatch.setattr(allreduce_op, "submit", counting)
+    monkeypatch.setattr(submission, "submit", counting)
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
