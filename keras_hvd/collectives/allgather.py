@@ -49,11 +49,8 @@ def allgather(
     array([[1, 2],
            [3, 4]], dtype=int32)
     """
-    basics.require_initialized("allgather")
-    number = number_of(process_set, "allgather")
-    tensor = submission.with_rows("allgather", "joins", tensor)
-    names = submission.name_of("allgather", name, ignore_name_scope, number)
-    return submit([tensor], names, number)[0]
+    [gathered] = _gathered("allgather", [tensor], name, ignore_name_scope, process_set)
+    return gathered
 
 
 def grouped_allgather(
@@ -92,28 +89,30 @@ def grouped_allgather(
     >>> [t.numpy().tolist() for t in keras_hvd.grouped_allgather([[1, 2], [[0.5]]])]
     [[1, 2], [[0.5]]]
     """
-    basics.require_initialized("grouped_allgather")
-    number = number_of(process_set, "grouped_allgather")
-    tensors = [
-        submission.with_rows("grouped_allgather", "joins", tensor) for tensor in tensors
-    ]
-    if not tensors:
+    return _gathered("grouped_allgather", tensors, name, ignore_name_scope, process_set)
+
+
+def _gathered(
+    kind: str,
+    tensors: Sequence[Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    basics.require_initialized(kind)
+    number = number_of(process_set, kind)
+    given = [submission.with_rows(kind, "joins", tensor) for tensor in tensors]
+    if not given:
         return []
-    names = submission.name_of("grouped_allgather", name, ignore_name_scope, number)
-    return submit(tensors, names, number)
+    names = submission.name_of(kind, name, ignore_name_scope, number)
+    return submit(given, names, number)
 
 
 def submit(
     tensors: list[tf.Tensor], name: submission.Name, process_set: int = 0
 ) -> list[tf.Tensor]:
     """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    gathered, _ = submission.run_in_any_order(
-        "allgather",
-        native.ops().keras_hvd_allgather,
-        name,
-        tensors=tensors,
-        process_set=process_set,
-    )
+    gathered, _ = submission.submit("allgather", name, process_set, tensors=tensors)
     return gathered
 
 

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from keras_hvd.collectives import allgather, submission
 from keras_hvd.collectives.allreduce_op import (
-    Adasum,
     Average,
     ReduceOp,
     Sum,
+    require_supported,
     submit,
 )
 from keras_hvd.compression import Compression, require_compressor
@@ -82,24 +82,17 @@ def allreduce(
     >>> keras_hvd.allreduce([1.0, 2.0], op=keras_hvd.Sum, postscale_factor=10.0).numpy()
     array([10., 20.], dtype=float32)
     """
-    basics.require_initialized("allreduce")
-    number = number_of(process_set, "allreduce")
-    reduce_op = _reduce_op("allreduce", average, op)
-    scales = submission.scales_of("allreduce", prescale_factor, postscale_factor)
-    require_compressor("allreduce", compression)
-    if isinstance(tensor, tf.IndexedSlices):
-        slices = _checked_slices("allreduce", tensor, reduce_op, scales)
-        names = submission.name_of("allreduce", name, ignore_name_scope, number)
-        return _reduce_slices(
-            slices, names, compression, reduce_op, scales, process_set
-        )
-    tensor = submission.as_tensor("allreduce", tensor)
-    submission.require_scalable("allreduce", scales, [tensor.dtype])
-    _require_supported("allreduce", reduce_op, [tensor], process_set)
-    compressed, context = compression.compress(tensor)
-    names = submission.name_of("allreduce", name, ignore_name_scope, number)
-    [reduced] = submit([compressed], names, reduce_op, *scales, number)
-    return compression.decompress(reduced, context)
+    [reduced] = _reduced(
+        "allreduce",
+        [tensor],
+        _reduce_op("allreduce", average, op),
+        (prescale_factor, postscale_factor),
+        compression,
+        process_set,
+        name,
+        ignore_name_scope,
+    )
+    return reduced
 
 
 def grouped_allreduce(
@@ -157,33 +150,45 @@ def grouped_allreduce(
     >>> [tensor.numpy().item() for tensor in group]
     [1.5, 2]
     """
-    basics.require_initialized("grouped_allreduce")
-    number = number_of(process_set, "grouped_allreduce")
-    reduce_op = _reduce_op("grouped_allreduce", average, op)
-    scales = submission.scales_of(
-        "grouped_allreduce", prescale_factor, postscale_factor
+    return _reduced(
+        "grouped_allreduce",
+        tensors,
+        _reduce_op("grouped_allreduce", average, op),
+        (prescale_factor, postscale_factor),
+        compression,
+        process_set,
+        name,
+        ignore_name_scope,
     )
-    require_compressor("grouped_allreduce", compression)
+
+
+def _reduced(
+    kind: str,
+    tensors: Sequence[Any],
+    reduce_op: ReduceOp,
+    factors: tuple[Any, Any],
+    compression: Any,
+    process_set: ProcessSet,
+    name: str | None,
+    ignore_name_scope: bool,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    basics.require_initialized(kind)
+    number = number_of(process_set, kind)
+    scales = submission.scales_of(kind, *factors)
+    require_compressor(kind, compression)
     results = list(tensors)
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
-    slices = [
-        _checked_slices("grouped_allreduce", results[i], reduce_op, scales)
-        for i in sparse
-    ]
-    given = [submission.as_tensor("grouped_allreduce", results[i]) for i in dense]
-    submission.require_scalable(
-        "grouped_allreduce", scales, [tensor.dtype for tensor in given]
-    )
-    _require_supported("grouped_allreduce", reduce_op, given, process_set)
+    slices = [_checked_slices(kind, results[i], reduce_op, scales) for i in sparse]
+    given = [submission.as_tensor(kind, results[i]) for i in dense]
+    submission.require_scalable(kind, scales, [tensor.dtype for tensor in given])
+    require_supported(kind, reduce_op, given, process_set)
 
     # The first collective has the call's own name, whatever it is of, and the others
     # wait for it: there ranks meet that have slices where others have none.
     def name_of(part: int) -> submission.Name:
         of_part = f"{name}/{part}" if name and part else name
-        return submission.name_of(
-            "grouped_allreduce", of_part, ignore_name_scope, number
-        )
+        return submission.name_of(kind, of_part, ignore_name_scope, number)
 
     first: list[tf.Tensor] = []
     if dense:
@@ -305,22 +310,3 @@ def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> Redu
     except ValueError:
         names = ", ".join(f"keras_hvd.{known.name}" for known in ReduceOp)
         raise ValueError(f"op must be one of {names}; got {op!r}") from None
-
-
-def _require_supported(
-    kind: str, op: ReduceOp, tensors: list[tf.Tensor], process_set: ProcessSet
-) -> None:
-    """Adasum halves the ranks again and again, and takes floating types."""
-    if op != Adasum:
-        return
-    size = process_set.size()
-    if size & (size - 1):
-        raise NotImplementedError(
-            f"{kind}: Adasum takes a number of ranks that is a power of 2, not {size}"
-        )
-    for tensor in tensors:
-        if not tensor.dtype.is_floating:
-            raise TypeError(
-                f"{kind}: Adasum takes tensors of floating types; got "
-                f"{tensor.dtype.name} of shape {tensor.shape}"
-            )

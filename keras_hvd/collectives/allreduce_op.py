@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from keras_hvd.collectives import submission
-from keras_hvd.runtime import native
+from keras_hvd.runtime.process_sets import ProcessSet
 
 
 class ReduceOp(enum.IntEnum):
@@ -42,18 +43,41 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: int = 0,
+    kind: str = "allreduce",
 ) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    return submission.run_reduction(
-        "allreduce",
-        native.ops().keras_hvd_allreduce,
+    """Runs the op, or adds it to the graph: one for one tensor or for a group.
+
+    That of a reducescatter takes the same.
+    """
+    return submission.submit(
+        kind,
         name,
-        tensors,
-        reduce_op,
-        prescale,
-        postscale,
         process_set,
+        tensors=tensors,
+        reduce_op=int(reduce_op),
+        # A float attribute would cut a double short.
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
     )
+
+
+def require_supported(
+    kind: str, op: ReduceOp, tensors: Sequence[tf.Tensor], process_set: ProcessSet
+) -> None:
+    """Raises where Adasum, which halves the ranks again and again, cannot be had."""
+    if op != Adasum:
+        return
+    size = process_set.size()
+    if size & (size - 1):
+        raise NotImplementedError(
+            f"{kind}: Adasum takes a number of ranks that is a power of 2, not {size}"
+        )
+    for tensor in tensors:
+        if not tensor.dtype.is_floating:
+            raise TypeError(
+                f"{kind}: Adasum takes tensors of floating types; got "
+                f"{tensor.dtype.name} of shape {tensor.shape}"
+            )
 
 
 def average_of_gradients(
@@ -82,13 +106,28 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
             "differentiated. Put tf.stop_gradient around it if none is wanted."
         )
     smooth = submission.smooth_gradients(op.outputs, gradients)
+    return reduced_alike(op, smooth, len(op.outputs))
+
+
+def reduced_alike(
+    op: tf.Operation,
+    gradients: dict[int, tf.Tensor],
+    size: int,
+    name: str | None = None,
+) -> list[tf.Tensor | None]:
+    """The gradients of a group of `size` that an op reduces, reduced as the group is.
+
+    They go by the tensors' numbers. `name` is the group's, where the op has several.
+    """
+    if not gradients:
+        return [None] * size
     reduced = submit(
-        list(smooth.values()),
-        submission.name_of_gradient(op),
-        reduce_op,
+        list(gradients.values()),
+        submission.name_of_gradient(op, name),
+        ReduceOp(op.get_attr("reduce_op")),
         float(op.get_attr("prescale")),
         float(op.get_attr("postscale")),
         op.get_attr("process_set"),
     )
-    by_index = dict(zip(smooth, reduced, strict=True))
-    return [by_index.get(i) for i in range(len(op.outputs))]
+    by_index = dict(zip(gradients, reduced, strict=True))
+    return [by_index.get(i) for i in range(size)]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.collectives import submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -89,14 +89,13 @@ def submit(
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Runs the op, or adds it to the graph; without `splits` these are even."""
-    return submission.run_in_any_order(
+    return submission.submit(
         "alltoall",
-        native.ops().keras_hvd_alltoall,
         name,
+        process_set,
         tensor=tensor,
         splits=tf.zeros([0], tf.int64) if splits is None else splits,
         even=splits is None,
-        process_set=process_set,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_hvd.collectives import submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -39,17 +39,11 @@ def barrier(
     """
     basics.require_initialized("barrier")
     number = number_of(process_set, "barrier")
-    op = submit(submission.name_of("barrier", name, process_set=number), number)
-    return op if submission.in_session_graph() else None
-
-
-def submit(name: submission.Name, process_set: int = 0) -> tf.Operation | None:
-    """Runs the op, or adds it to the graph in its place among the side effects."""
-    submission.require_compilable(f"barrier {name.tensor!r}")
-    op = submission.run(native.ops().keras_hvd_barrier, name, process_set=process_set)
+    names = submission.name_of("barrier", name, process_set=number)
+    op = submission.submit("barrier", names, number)
     if op is not None:
         submission.keep_order(op)
-    return op
+    return op if submission.in_session_graph() else None
 
 
 tf.no_gradient("KerasHvdBarrier")

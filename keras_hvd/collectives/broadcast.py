@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_hvd.collectives import allreduce_op, submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -55,20 +55,8 @@ def broadcast(
     root_rank = basics.root_of("broadcast", root_rank)
     names = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = submission.as_tensor("broadcast", tensor, reduces=False)
-    return submit(tensor, root_rank, names, number)
-
-
-def submit(
-    tensor: tf.Tensor, root_rank: int, name: submission.Name, process_set: int = 0
-) -> tf.Tensor:
-    """Runs the op, or adds it to the graph."""
-    return submission.run_in_any_order(
-        "broadcast",
-        native.ops().keras_hvd_broadcast,
-        name,
-        tensor=tensor,
-        root_rank=root_rank,
-        process_set=process_set,
+    return submission.submit(
+        "broadcast", names, number, tensor=tensor, root_rank=root_rank
     )
 
 

@@ -25,17 +25,8 @@ def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> b
     """Has a call with compiled collectives wait for the one before it in its graph.
 
     TensorFlow asks for each op of a graph, in the order of the program, what it reads
-    and writes. Calls of functions that use the same variables are in order anyhow.
-
-    Args:
-        op: an op of the graph that has been traced.
-        reads: the resources that it reads.
-        writes: those that it writes.
-
-    Returns:
-        False: `reads` and `writes` are left as they are.
-
-    Example:
+    and writes; False leaves both as they are. Calls of functions that use the same
+    variables are in order anyhow.
 
     >>> @tf.function
     ... def step(x):

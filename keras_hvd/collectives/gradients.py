@@ -33,7 +33,7 @@ def submit(
         reduce_op=int(reduce_op),
         process_set=process_set,
     )
-    submission.run_independently(reduced[0].op)
+    submission.run_independently(reduced[0])
     results = iter(reduced)
     return [list(itertools.islice(results, len(bucket))) for bucket in buckets]
 
@@ -61,17 +61,13 @@ def start(
     tensors: Sequence[tf.Tensor], name: str, reduce_op: ReduceOp, process_set: int = 0
 ) -> tf.Tensor:
     """Starts an allreduce of a group, for `done`, which gets what this returns."""
-    names = submission.name_of("start", name)
-    handle = native.ops().keras_hvd_start(
+    return submission.submit(
+        "start",
+        submission.name_of("start", name),
+        process_set,
         tensors=list(tensors),
         reduce_op=int(reduce_op),
-        process_set=process_set,
-        tensor_name=names.tensor,
-        name=names.node,
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(handle.op)
-    return handle
 
 
 def done(
@@ -86,8 +82,7 @@ def done(
         T=[dtype for of_handle in dtypes for dtype in of_handle],
         sizes=[len(of_handle) for of_handle in dtypes],
     )
-    if not tf.executing_eagerly():
-        submission.run_independently(reduced[0].op)
+    submission.run_independently(reduced[0])
     return reduced
 
 
@@ -120,7 +115,7 @@ def _gradients_of_gradients(
     sizes = op.get_attr("bucket_sizes")
     for size, name in zip(sizes, op.get_attr("tensor_names"), strict=True):
         of_bucket = _part(smooth, len(results), size)
-        results += _reduced(op, of_bucket, size, name)
+        results += allreduce_op.reduced_alike(op, of_bucket, size, name)
     return results
 
 
@@ -132,7 +127,8 @@ def _gradients_of_start(op: tf.Operation, handle: tf.Tensor) -> list[tf.Tensor |
         output_types=[each.dtype for each in smooth.values()],
         output_shapes=[each.shape for each in smooth.values()],
     )
-    return _reduced(op, dict(zip(smooth, given, strict=True)), len(op.inputs))
+    by_index = dict(zip(smooth, given, strict=True))
+    return allreduce_op.reduced_alike(op, by_index, len(op.inputs))
 
 
 @tf.RegisterGradient("KerasHvdDone")
@@ -155,24 +151,3 @@ def _part(smooth: dict[int, tf.Tensor], first: int, size: int) -> dict[int, tf.T
     """The gradients of a bucket, by their places in it."""
     places = range(first, first + size)
     return {i - first: smooth[i] for i in places if i in smooth}
-
-
-def _reduced(
-    op: tf.Operation,
-    gradients: dict[int, tf.Tensor],
-    size: int,
-    name: str | None = None,
-) -> list[tf.Tensor | None]:
-    """As the gradient of an allreduce of the name: for each of its tensors, or None."""
-    if not gradients:
-        return [None] * size
-    reduced = allreduce_op.submit(
-        list(gradients.values()),
-        submission.name_of_gradient(op, name),
-        ReduceOp(op.get_attr("reduce_op")),
-        float(op.get_attr("prescale")),
-        float(op.get_attr("postscale")),
-        op.get_attr("process_set"),
-    )
-    by_index = dict(zip(gradients, reduced, strict=True))
-    return [by_index.get(i) for i in range(size)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, submission
+from keras_hvd.collectives import allgather, allreduce_op, submission
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.runtime import basics, native
@@ -67,17 +67,17 @@ def reducescatter(
     array([[1., 2.],
            [3., 4.]], dtype=float32)
     """
-    basics.require_initialized("reducescatter")
-    number = number_of(process_set, "reducescatter")
-    op = _reduce_op("reducescatter", op)
-    scales = submission.scales_of("reducescatter", prescale_factor, postscale_factor)
-    require_compressor("reducescatter", compression)
-    tensor = submission.with_rows("reducescatter", "splits", tensor, reduces=True)
-    submission.require_scalable("reducescatter", scales, [tensor.dtype])
-    compressed, context = compression.compress(tensor)
-    names = submission.name_of("reducescatter", name, ignore_name_scope, number)
-    [reduced] = submit([compressed], names, op, *scales, number)
-    return compression.decompress(reduced, context)
+    [reduced] = _reduced(
+        "reducescatter",
+        [tensor],
+        op,
+        (prescale_factor, postscale_factor),
+        compression,
+        process_set,
+        name,
+        ignore_name_scope,
+    )
+    return reduced
 
 
 def grouped_reducescatter(
@@ -128,50 +128,48 @@ def grouped_reducescatter(
     >>> [each.numpy().tolist() for each in rows]
     [[1.0, 2.0], [[3]]]
     """
-    basics.require_initialized("grouped_reducescatter")
-    number = number_of(process_set, "grouped_reducescatter")
-    op = _reduce_op("grouped_reducescatter", op)
-    scales = submission.scales_of(
-        "grouped_reducescatter", prescale_factor, postscale_factor
+    return _reduced(
+        "grouped_reducescatter",
+        tensors,
+        op,
+        (prescale_factor, postscale_factor),
+        compression,
+        process_set,
+        name,
     )
-    require_compressor("grouped_reducescatter", compression)
-    tensors = [
-        submission.with_rows("grouped_reducescatter", "splits", tensor, reduces=True)
-        for tensor in tensors
+
+
+def _reduced(
+    kind: str,
+    tensors: Sequence[Any],
+    reduce_op: ReduceOp,
+    factors: tuple[Any, Any],
+    compression: Any,
+    process_set: ProcessSet,
+    name: str | None,
+    ignore_name_scope: bool = False,
+) -> list[tf.Tensor]:
+    basics.require_initialized(kind)
+    number = number_of(process_set, kind)
+    reduce_op = _reduce_op(kind, reduce_op)
+    scales = submission.scales_of(kind, *factors)
+    require_compressor(kind, compression)
+    given = [
+        submission.with_rows(kind, "splits", tensor, reduces=True) for tensor in tensors
     ]
-    submission.require_scalable(
-        "grouped_reducescatter", scales, [tensor.dtype for tensor in tensors]
-    )
-    if not tensors:
+    submission.require_scalable(kind, scales, [tensor.dtype for tensor in given])
+    if not given:
         return []
-    compressed = [compression.compress(tensor) for tensor in tensors]
-    names = submission.name_of("grouped_reducescatter", name, process_set=number)
-    reduced = submit([given for given, _ in compressed], names, op, *scales, number)
+    compressed = [compression.compress(tensor) for tensor in given]
+    names = submission.name_of(kind, name, ignore_name_scope, number)
+    group = [tensor for tensor, _ in compressed]
+    reduced = allreduce_op.submit(
+        group, names, reduce_op, *scales, number, "reducescatter"
+    )
     return [
         compression.decompress(result, context)
         for result, (_, context) in zip(reduced, compressed, strict=True)
     ]
-
-
-def submit(
-    tensors: list[tf.Tensor],
-    name: submission.Name,
-    reduce_op: ReduceOp,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
-    return submission.run_reduction(
-        "reducescatter",
-        native.ops().keras_hvd_reducescatter,
-        name,
-        tensors,
-        reduce_op,
-        prescale,
-        postscale,
-        process_set,
-    )
 
 
 def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -65,18 +65,12 @@ _turns = unnamed.Turns()
 
 
 def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
-    """What the user gave, as a tensor that a collective takes; sparse becomes dense.
+    """What the user gave, as a tensor; slices become dense, and equal rows one.
 
-    Args:
-        kind: the collective, for the message.
-        value: a tensor, variable, `tf.IndexedSlices`, array, list or number.
-        reduces: whether elements are combined; what only moves them takes more types.
-
-    Returns:
-        A dense tensor; slices of the same row are summed.
+    What only moves elements, and does not combine them, takes more types.
 
     Raises:
-        TypeError: its element type is not supported.
+        TypeError: `kind` does not take its element type.
 
     Example:
 
@@ -97,26 +91,7 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
 
 
 def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.Tensor:
-    """The same for a collective that works on rows: a scalar has none.
-
-    Args:
-        kind: the collective, for the message.
-        does: what it does to tensors: "joins" or "splits".
-        value: as for `as_tensor`.
-        reduces: as for `as_tensor`.
-
-    Returns:
-        A dense tensor of at least one dimension, as far as that is known.
-
-    Raises:
-        TypeError: its element type is not supported.
-        ValueError: it is a scalar.
-
-    Example:
-
-    >>> with_rows("allgather", "joins", [1, 2]).shape
-    TensorShape([2])
-    """
+    """The same for a collective that works on rows, which a scalar has none of."""
     tensor = as_tensor(kind, value, reduces=reduces)
     if tensor.shape.rank == 0:
         raise ValueError(
@@ -128,14 +103,6 @@ def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.
 
 def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
     """The factors of a reduction, as numbers.
-
-    Args:
-        kind: the collective, for the message.
-        prescale: what multiplies each rank's elements.
-        postscale: what multiplies the result.
-
-    Returns:
-        Both.
 
     Raises:
         TypeError: one is not a number, or not known before the graph runs.
@@ -170,17 +137,7 @@ def _scale(kind: str, argument: str, value: Any) -> float:
 def require_scalable(
     kind: str, scales: tuple[float, float], dtypes: Iterable[tf.DType]
 ) -> None:
-    """Raises for integers that are to be multiplied by infinity.
-
-    Args:
-        kind: the collective, for the message.
-        scales: as `scales_of` gives them.
-        dtypes: the tensors' types.
-
-    Raises:
-        ValueError: a scale is infinite, and a type has no infinity.
-
-    Example:
+    """Raises ValueError for integers that are to be multiplied by infinity.
 
     >>> require_scalable("allreduce", (float("inf"), 1.0), [tf.float32, tf.int8])
     Traceback (most recent call last):
@@ -216,16 +173,8 @@ def name_of(
     it; TensorFlow numbers the latter by what this process traced before, which may
     differ between ranks, so these numbers are left out.
 
-    Args:
-        kind: the collective.
-        name: what the user gave.
-        ignore_name_scope: leaves the `tf.name_scope`s around it out of the name that
-            an unnamed one gets in a graph.
-        process_set: whose ranks know it by the name. Those of a set are numbered by
-            themselves, for other ranks may not have them in their graphs.
-
-    Returns:
-        The names; the tensor's is the same on all ranks.
+    Those of a process set are numbered by themselves, for other ranks may not have them
+    in their graphs.
 
     Raises:
         ValueError: `name` is empty, or has a zero byte.
@@ -258,15 +207,8 @@ def name_of(
 def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     """The names of the collective in an op's gradient, after those of the op.
 
-    Args:
-        forward: the op, as a gradient function gets it.
-        name: that of the part of it that is meant, where it has several.
-
-    Returns:
-        In a graph, names that no other op has there: one op may be differentiated
-        several times.
-
-    Example:
+    One op may be differentiated several times, so they are unique in a graph. `name` is
+    that of the part of the op that is meant, where it has several.
 
     >>> class Forward:
     ...     def get_attr(self, name):
@@ -282,44 +224,8 @@ def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     return Name(graph.unique_name(node, mark_as_used=False), node)
 
 
-def run(op: Callable, name: Name, **attributes: Any) -> Any:
-    """Runs a collective's op, or adds it to the graph.
-
-    Args:
-        op: a function of `native.ops()`.
-        name: the op's names.
-        attributes: its inputs and other attributes, `process_set` among them.
-
-    Returns:
-        What the op returns.
-
-    Raises:
-        MismatchError: without a name, eagerly, and from several threads.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> from keras_hvd.runtime import native
-    >>> keras_hvd.init()
-    >>> run(native.ops().keras_hvd_barrier, name_of("barrier", None), process_set=0)
-    """
-    if not tf.executing_eagerly() or not name.tensor.startswith(_UNNAMED):
-        return op(tensor_name=name.tensor, name=name.node, **attributes)
-    with _turns.take(name.tensor, attributes["process_set"]):
-        return op(tensor_name=name.tensor, name=name.node, **attributes)
-
-
-def run_in_any_order(kind: str, op: Callable, name: Name, **attributes: Any) -> Any:
-    """Runs a collective's op, or adds it to the graph, free of the order of the others.
-
-    Args:
-        kind: the collective, for messages.
-        op: a function of `native.ops()` that has outputs.
-        name: the op's names.
-        attributes: its inputs and other attributes, `process_set` among them.
-
-    Returns:
-        What the op returns.
+def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
+    """Runs the op of a collective, or adds it to the graph, free of the others' order.
 
     Raises:
         NotImplementedError: it would be compiled by XLA, which cannot be.
@@ -328,100 +234,32 @@ def run_in_any_order(kind: str, op: Callable, name: Name, **attributes: Any) -> 
     Example:
 
     >>> import keras_hvd
-    >>> from keras_hvd.runtime import native
     >>> keras_hvd.init()
-    >>> run_in_any_order(
-    ...     "broadcast",
-    ...     native.ops().keras_hvd_broadcast,
-    ...     name_of("broadcast", None),
-    ...     tensor=tf.constant(1),
-    ...     root_rank=0,
-    ...     process_set=0,
-    ... ).numpy().item()
+    >>> name = name_of("broadcast", None)
+    >>> submit("broadcast", name, 0, tensor=tf.constant(1), root_rank=0).numpy().item()
     1
     """
     require_compilable(f"{kind} {name.tensor!r}")
-    outputs = run(op, name, **attributes)
-    if not tf.executing_eagerly():
-        run_independently(tf.nest.flatten(outputs)[0].op)
+    in_turn = tf.executing_eagerly() and name.tensor.startswith(_UNNAMED)
+    with _turns.take(name.tensor, process_set) if in_turn else contextlib.nullcontext():
+        outputs = getattr(native.ops(), f"keras_hvd_{kind}")(
+            process_set=process_set,
+            tensor_name=name.tensor,
+            name=name.node,
+            **attributes,
+        )
+    # A barrier has its place among other ops with side effects, and has no output.
+    if kind != "barrier":
+        run_independently(tf.nest.flatten(outputs)[0])
     return outputs
-
-
-def run_reduction(
-    kind: str,
-    op: Callable,
-    name: Name,
-    tensors: list[tf.Tensor],
-    reduce_op: int,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-) -> list[tf.Tensor]:
-    """Runs an op that combines the ranks' elements, or adds it to the graph.
-
-    Args:
-        kind: the collective, for messages.
-        op: a function of `native.ops()`.
-        name: the op's names.
-        tensors: one tensor, or a group.
-        reduce_op: an `allreduce_op.ReduceOp`.
-        prescale: multiplies each rank's elements before the reduction.
-        postscale: multiplies the result.
-        process_set: the ranks that take part.
-
-    Returns:
-        The results, in the order of `tensors`.
-
-    Raises:
-        NotImplementedError: it would be compiled by XLA, which cannot be.
-        MismatchError: without a name, eagerly, and from several threads.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> from keras_hvd.runtime import native
-    >>> keras_hvd.init()
-    >>> [tripled] = run_reduction(
-    ...     "allreduce",
-    ...     native.ops().keras_hvd_allreduce,
-    ...     name_of("allreduce", None),
-    ...     [tf.constant(2.0)],
-    ...     keras_hvd.Sum,
-    ...     prescale=3.0,
-    ...     postscale=1.0,
-    ...     process_set=0,
-    ... )
-    >>> tripled.numpy().item()
-    6.0
-    """
-    return run_in_any_order(
-        kind,
-        op,
-        name,
-        tensors=tensors,
-        reduce_op=int(reduce_op),
-        # A float attribute would cut a double short.
-        prescale=repr(float(prescale)),
-        postscale=repr(float(postscale)),
-        process_set=process_set,
-    )
 
 
 def smooth_gradients(
     outputs: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tf.Tensor]:
-    """The gradients of those outputs of a collective that can have one.
+    """The gradients of those outputs that can have one, by the outputs' numbers.
 
     Which ones is a matter of types alone, so that all ranks submit the same group.
-
-    Args:
-        outputs: the op's outputs.
-        gradients: a gradient for each, or None.
-
-    Returns:
-        By the number of the output; zeros for None.
-
-    Example:
 
     >>> gradients = smooth_gradients([tf.constant(1.0), tf.constant(2)], [None, None])
     >>> {i: gradient.numpy().item() for i, gradient in gradients.items()}
@@ -437,14 +275,6 @@ def smooth_gradients(
 def as_pairs(tensor: tf.Tensor) -> tf.Tensor:
     """Complex numbers as pairs, which sums and averages can be taken of.
 
-    Args:
-        tensor: of a complex type.
-
-    Returns:
-        Its real and its imaginary parts, in a new last dimension.
-
-    Example:
-
     >>> as_pairs(tf.constant([1 + 2j])).numpy()
     array([[1., 2.]])
     """
@@ -454,14 +284,6 @@ def as_pairs(tensor: tf.Tensor) -> tf.Tensor:
 def from_pairs(pairs: tf.Tensor) -> tf.Tensor:
     """The complex numbers that `as_pairs` was given.
 
-    Args:
-        pairs: what it gave.
-
-    Returns:
-        A tensor with one dimension less.
-
-    Example:
-
     >>> from_pairs(tf.constant([[1.0, 2.0]], tf.float64)).numpy()
     array([1.+2.j])
     """
@@ -469,16 +291,7 @@ def from_pairs(pairs: tf.Tensor) -> tf.Tensor:
 
 
 def is_compiled() -> bool:
-    """Whether what is being traced will be compiled by XLA.
-
-    Returns:
-        True inside of a `tf.function(jit_compile=True)`, its branches and loops.
-
-    Example:
-
-    >>> is_compiled()
-    False
-    """
+    """Whether XLA will compile what is being traced, or a function around it."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
@@ -487,13 +300,6 @@ def is_compiled() -> bool:
 def in_session_graph() -> bool:
     """Whether what is built is a graph for sessions of `tf.compat.v1`.
 
-    Returns:
-        True in a `tf.Graph` that is not a `tf.function`'s.
-
-    Example:
-
-    >>> in_session_graph()
-    False
     >>> with tf.Graph().as_default():
     ...     in_session_graph()
     True
@@ -510,11 +316,6 @@ def on_cpu() -> contextlib.AbstractContextManager:
     before it; and ranks with a GPU and without one would not meet in it. In a program
     that XLA compiles all is on its one device.
 
-    Returns:
-        A context for the collective and what it is given.
-
-    Example:
-
     >>> import keras_hvd
     >>> keras_hvd.init()
     >>> with on_cpu():
@@ -530,11 +331,6 @@ def leaving_thread() -> contextlib.AbstractContextManager:
     An op whose tensor is small may otherwise do the engine's work for a moment, and
     wait for peers there: the soonest way to a result that all else waits for. Beside
     the reduction of gradients there is backprop.
-
-    Returns:
-        A context in which to add the collectives to the graph.
-
-    Example:
 
     >>> @tf.function
     ... def step(x):
@@ -553,15 +349,7 @@ def leaving_thread() -> contextlib.AbstractContextManager:
 
 
 def require_compilable(what: str) -> None:
-    """Raises where a program with collectives is traced for XLA and cannot be compiled.
-
-    Args:
-        what: the collective, for the message.
-
-    Raises:
-        NotImplementedError: keras_hvd was built against a TensorFlow whose XLA lacks
-            what collectives need.
-    """
+    """Raises where XLA would compile a collective and TensorFlow is too old for it."""
     if not is_compiled() or native.ops_info(tf.__version__)["xla"]:
         return
     raise NotImplementedError(
@@ -571,25 +359,23 @@ def require_compilable(what: str) -> None:
     )
 
 
-def run_independently(op: tf.Operation) -> None:
-    """Frees an op from the order that a `tf.function` gives to ops with a state.
+def run_independently(output: tf.Tensor) -> None:
+    """Frees a collective from the order that a `tf.function` gives to ops with a state.
 
-    Left alone, TensorFlow would have each collective wait for the one before it, and
-    nothing would overlap or fuse. The op still always runs.
-
-    Args:
-        op: a collective in the graph that is being built.
-
-    Example:
+    Left alone, TensorFlow would have each wait for the one before it, and nothing would
+    overlap or fuse. The op still always runs.
 
     >>> @tf.function
     ... def step(x):
     ...     y = tf.identity(x)
-    ...     run_independently(y.op)
+    ...     run_independently(y)
     ...     return y
     >>> int(step(1))
     1
     """
+    if tf.executing_eagerly():
+        return
+    op = output.op
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)
@@ -603,11 +389,6 @@ def keep_order(op: tf.Operation) -> None:
     they decide the order in which TensorFlow hands the ops to XLA, which else depends
     on the names of all the nodes around; and the starts of a program are chained in
     that order, which must be the same on ranks whose programs differ otherwise.
-
-    Args:
-        op: a collective in the graph that is being built.
-
-    Example:
 
     >>> @tf.function(jit_compile=True)
     ... def step(x):

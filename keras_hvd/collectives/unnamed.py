@@ -20,10 +20,6 @@ _Key = tuple[int, str]  # a process set and a name
 def require_name(kind: str, name: Any) -> None:
     """Raises unless something can name a collective.
 
-    Args:
-        kind: the collective, for the message.
-        name: what the user gave, other than None.
-
     Raises:
         TypeError: it is not a string.
         ValueError: it is empty, or has a zero byte.
@@ -69,10 +65,6 @@ class Turns:
     @contextlib.contextmanager
     def take(self, name: str, process_set: int = 0) -> Iterator[None]:
         """For as long as this thread runs a collective.
-
-        Args:
-            name: the collective's.
-            process_set: the number of those who take part.
 
         Raises:
             MismatchError: another thread may run one of the same name on another rank.

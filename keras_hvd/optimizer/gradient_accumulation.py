@@ -9,12 +9,7 @@ import tensorflow as tf
 
 
 def accumulate(optimizer: Any, passes: int) -> None:
-    """Has Keras accumulate the gradients of several passes.
-
-    Args:
-        optimizer: a Keras optimizer that does the updates itself, built or not.
-        passes: number of gradients that are added up before one update; 1 leaves the
-            optimizer as it is.
+    """Has Keras accumulate the gradients of several passes; 1 changes nothing.
 
     Raises:
         ValueError: it accumulates another number already.
@@ -47,13 +42,7 @@ def accumulate(optimizer: Any, passes: int) -> None:
 def only_accumulated(optimizer: Any) -> bool:
     """Whether the `apply` that just ended has accumulated and not updated.
 
-    Args:
-        optimizer: a Keras optimizer.
-
-    Returns:
-        True only in eager mode: a graph has both cases in it.
-
-    Example:
+    It is known in eager mode only: a graph has both cases in it.
 
     >>> optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
     >>> weight = keras.Variable(1.0)

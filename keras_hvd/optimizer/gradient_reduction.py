@@ -1,7 +1,4 @@
-"""Reduction of the gradients of a step over all ranks: settings, buckets and slices.
-
-What `DistributedOptimizer` and `DistributedGradientTape` have in common.
-"""
+"""Reduction of the gradients of a step: for optimizers, tapes and strategies."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import gradients, submission
-from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
+from keras_hvd.collectives import allreduce_op, gradients, submission
+from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
+from keras_hvd.optimizer import buckets
 from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
-# Gradients leave in groups of about this size: large enough to be worth a collective,
-# small enough that the last layers' travel while backprop works on the first.
-_BUCKET_BYTES = 4 << 20
+# What raises, in messages.
+_KIND = "the reduction of gradients"
 
 # Set on a tensor that is reduced already.
 _REDUCED_BY = "_keras_hvd_reduced_by"
@@ -61,22 +58,7 @@ class GradientReduction:
         process_set: ProcessSet,
         scale_local_gradients: bool,
     ) -> GradientReduction:
-        """Checks what the user gave.
-
-        Args:
-            kind: the function that it was given to, for messages.
-            op: `Average`, `Sum` or `Adasum`; None: `Average`.
-            compression: a class with the methods of `Compressor`.
-            sparse_as_dense: whether slices become dense before they are reduced.
-            gradient_predivide_factor: divides before the sum, and multiplies after it.
-            num_groups: Horovod's old name for a number of `groups`.
-            groups: a number of groups, or lists of variables; None: by size.
-            process_set: the ranks that reduce together.
-            scale_local_gradients: whether gradients of local variables are divided by
-                the number of ranks.
-
-        Returns:
-            The settings.
+        """Checks what the user gave to the function `kind`.
 
         Raises:
             TypeError: something is of a wrong type.
@@ -98,15 +80,7 @@ class GradientReduction:
         )
 
     def differences(self, other: GradientReduction) -> str:
-        """What two settings differ in, for messages.
-
-        Args:
-            other: other settings.
-
-        Returns:
-            The names and values, those of `self` first; empty if there is none.
-
-        Example:
+        """The names and values that two settings differ in, those of `self` first.
 
         >>> GradientReduction(op=Sum).differences(GradientReduction())
         'op=Sum and op=Average'
@@ -121,15 +95,10 @@ class GradientReduction:
     def is_alone(self) -> bool:
         """Whether this rank has nobody to reduce with.
 
-        Returns:
-            False also for a rank outside of the process set: collectives say so.
-
-        Raises:
-            NotInitializedError: `keras_hvd.init` was not called.
-            ValueError: the process set is not part of the job any more.
+        It has where it is outside of the process set: the collectives say so.
         """
-        basics.require_initialized("the reduction of gradients")
-        number_of(self.process_set, "the reduction of gradients")
+        basics.require_initialized(_KIND)
+        number_of(self.process_set, _KIND)
         return self.process_set.size() == 1 and bool(self.process_set.included())
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
@@ -144,7 +113,7 @@ class GradientReduction:
         local: Collection[int] = (),
         agreed: str = "",
     ) -> list[Gradient]:
-        """Reduces gradients over the ranks.
+        """Reduces the gradients of variables over the ranks.
 
         Args:
             prefix: begins the names that match them to the other ranks'.
@@ -158,12 +127,9 @@ class GradientReduction:
             have each row once.
 
         Raises:
-            NotImplementedError: Adasum of slices.
+            NotImplementedError: Adasum of slices, or of a number of ranks that is no
+                power of 2.
         """
-        with submission.leaving_thread():
-            return self._reduce(prefix, grads, variables, local, agreed)
-
-    def _reduce(self, prefix, grads, variables, local, agreed):
         paths = _distinct_paths(variables)
         results = list(grads)
         dense, sparse = [], []
@@ -178,36 +144,35 @@ class GradientReduction:
                 dense.append(i)
         # Slices come last: ranks that differ in which gradients are sparse differ in
         # the dense ones too, and get an error there before they wait for each other.
-        reduced = self._reduce_dense(
-            f"{prefix}/gradients",
-            [results[i] for i in dense],
-            [variables[i] for i in dense],
-            [paths[i] for i in dense],
-            agreed,
-        )
-        for i, result in zip(dense, reduced, strict=True):
-            results[i] = result
-        with tf.control_dependencies(reduced):
-            for i in sparse:
-                results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grads[i])
+        with submission.leaving_thread():
+            reduced = self._reduce_dense(
+                f"{prefix}/gradients",
+                [results[i] for i in dense],
+                [variables[i] for i in dense],
+                [paths[i] for i in dense],
+                agreed,
+            )
+            for i, result in zip(dense, reduced, strict=True):
+                results[i] = result
+            with tf.control_dependencies(reduced):
+                for i in sparse:
+                    results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grads[i])
         return results
 
     def _reduce_dense(self, prefix, grads, variables, paths, agreed):
-        if self.gradient_predivide_factor != 1:
-            agreed += f" predivided by {self.gradient_predivide_factor!r}"
         factor = self.gradient_predivide_factor
+        if factor != 1:
+            agreed += f" predivided by {factor!r}"
         pairs = [self.compression.compress(_times(grad, 1 / factor)) for grad in grads]
-        buckets = list(self._buckets(variables, paths))
-        names = [name_in_graph(f"{prefix}/{place}") for place in range(len(buckets))]
-        results = _reduce_buckets(
-            [[pairs[i][0] for i in bucket] for bucket in buckets],
-            names,
-            [_mark_of([paths[i] for i in bucket], agreed) for bucket in buckets],
-            self.op,
-            self.process_set,
+        sent = [submission.as_tensor(_KIND, tensor) for tensor, _ in pairs]
+        places = list(self._buckets(variables, paths))
+        results = self._reduce_buckets(
+            [[sent[i] for i in bucket] for bucket in places],
+            [name_in_graph(f"{prefix}/{number}") for number in range(len(places))],
+            [_mark_of([paths[i] for i in bucket], agreed) for bucket in places],
         )
         reduced = list(grads)
-        for bucket, bucket_results in zip(buckets, results, strict=True):
+        for bucket, bucket_results in zip(places, results, strict=True):
             for i, result in zip(bucket, bucket_results, strict=True):
                 reduced[i] = _times(
                     self.compression.decompress(result, pairs[i][1]), factor
@@ -218,9 +183,41 @@ class GradientReduction:
         self, variables: Sequence[Any], paths: Sequence[str]
     ) -> Iterator[list[int]]:
         if isinstance(self.groups, int):
-            return _numbered_buckets(len(paths), self.groups)
-        sizes = [_bytes(variable) for variable in variables]
-        return _buckets(sizes, _places(self.groups or (), paths))
+            return buckets.by_number(len(paths), self.groups)
+        sizes = [buckets.size_of(variable) for variable in variables]
+        return buckets.by_size(sizes, list(_places(self.groups or (), paths)))
+
+    def _reduce_buckets(
+        self, tensors: list[list[tf.Tensor]], names: list[str], marks: list[int]
+    ) -> list[list[tf.Tensor]]:
+        """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
+        if not tensors:
+            return []
+        sums = self.op in (Average, Sum)
+        number = number_of(self.process_set, _KIND)
+        if sums and submission.is_compiled():
+            return gradients.submit(tensors, names, marks, self.op, number)
+        every = [each for bucket in tensors for each in bucket]
+        allreduce_op.require_supported(_KIND, self.op, every, self.process_set)
+        # What is no sum is not one of integers either.
+        groups = [
+            [*bucket, tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)]
+            for bucket, mark in zip(tensors, marks, strict=True)
+        ]
+        if sums and gradients.are_on_gpu(every):
+            results = gradients.start_all(groups, names, self.op, number)
+        else:
+            results = [
+                submission.submit(
+                    "allreduce",
+                    submission.name_of(_KIND, name),
+                    number,
+                    tensors=group,
+                    reduce_op=int(self.op),
+                )
+                for group, name in zip(groups, names, strict=True)
+            ]
+        return [result[:-1] for result in results]
 
     def _require_sum(self, name: str) -> None:
         if self.op not in (Average, Sum):
@@ -247,15 +244,7 @@ class GradientReduction:
 
 
 def identity(variable: Any) -> int:
-    """What tells a variable from others, its Keras form or TensorFlow's.
-
-    Args:
-        variable: a Keras variable, a `tf.Variable`, or a tensor.
-
-    Returns:
-        A number that is its own as long as it lives.
-
-    Example:
+    """What tells a variable from others, in its Keras form or TensorFlow's.
 
     >>> variable = keras.Variable([1.0])
     >>> identity(variable) == identity(variable.value)
@@ -265,15 +254,7 @@ def identity(variable: Any) -> int:
 
 
 def path(variable: Any) -> str:
-    """The name by which the ranks know a variable.
-
-    Args:
-        variable: a Keras variable, a `tf.Variable`, or a tensor.
-
-    Returns:
-        Its path, or name; a tensor has none that ranks would share.
-
-    Example:
+    """The name by which the ranks know a variable; tensors have none that they share.
 
     >>> path(tf.Variable(1.0, name="w")), path(tf.constant(1.0))
     ('w:0', 'tensor')
@@ -289,14 +270,6 @@ def name_in_graph(name: str) -> str:
     Optimizers and variables of the same names in one `tf.function` (twins, copies) may
     reduce at the same time, in another order on each rank. Ranks that trace the program
     more often than others count the same, since each trace has a graph of its own.
-
-    Args:
-        name: a collective's name.
-
-    Returns:
-        The name, or one that no other collective of the graph got from here.
-
-    Example:
 
     >>> @tf.function
     ... def step():
@@ -317,15 +290,7 @@ def name_in_graph(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting as messages show it.
-
-    Args:
-        value: an operation, a compressor, a number, a name...
-
-    Returns:
-        Its name if it has one.
-
-    Example:
+    """A setting as messages show it: by its name if it has one.
 
     >>> shown(Average), shown(Compression.fp16), shown(None)
     ('Average', 'FP16Compressor', 'None')
@@ -336,27 +301,14 @@ def shown(value: Any) -> str:
 
 
 def mark_reduced(grads: Iterable[Gradient | None], kind: str) -> None:
-    """Notes that gradients are reduced, so that an optimizer does not do it again.
-
-    Args:
-        grads: reduced gradients.
-        kind: what reduced them, for the message.
-    """
+    """Notes what has reduced gradients, so that an optimizer does not do it again."""
     for grad in grads:
         if grad is not None:
             setattr(grad, _REDUCED_BY, kind)
 
 
 def require_not_reduced(optimizer: Any, grads: Iterable[Gradient | None]) -> None:
-    """Raises if gradients are reduced that an optimizer is about to reduce.
-
-    Args:
-        optimizer: a distributed optimizer.
-        grads: what it was given.
-
-    Raises:
-        RuntimeError: one of them comes from a distributed tape.
-    """
+    """Raises if a tape has reduced gradients that an optimizer is about to reduce."""
     kinds = {getattr(grad, _REDUCED_BY, None) for grad in grads} - {None}
     if not kinds:
         return
@@ -365,33 +317,6 @@ def require_not_reduced(optimizer: Any, grads: Iterable[Gradient | None]) -> Non
         f"{kinds.pop()} has reduced: they would be reduced twice. Use one of the two, "
         "the tape with a plain optimizer or a tf.GradientTape with the distributed one."
     )
-
-
-def _reduce_buckets(
-    buckets: list[list[tf.Tensor]],
-    names: list[str],
-    marks: list[int],
-    reduce_op: ReduceOp,
-    process_set: ProcessSet = global_process_set,
-) -> list[list[tf.Tensor]]:
-    """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
-    sums = reduce_op in (Average, Sum)
-    number = number_of(process_set, "the reduction of gradients")
-    if buckets and sums and submission.is_compiled():
-        return gradients.submit(buckets, names, marks, reduce_op, number)
-    # What is no sum is not one of integers either.
-    groups = [
-        [*bucket, tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)]
-        for bucket, mark in zip(buckets, marks, strict=True)
-    ]
-    if buckets and sums and gradients.are_on_gpu([each for b in buckets for each in b]):
-        results = gradients.start_all(groups, names, reduce_op, number)
-    else:
-        results = [
-            grouped_allreduce(group, op=reduce_op, name=name, process_set=process_set)
-            for group, name in zip(groups, names, strict=True)
-        ]
-    return [result[:-1] for result in results]
 
 
 def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
@@ -405,47 +330,6 @@ def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
     return zlib.crc32("\n".join([*paths, agreed]).encode()) & 0x7FFFFFFF
 
 
-def _buckets(
-    sizes: Sequence[int], groups: Iterable[Sequence[int]] = ()
-) -> Iterator[list[int]]:
-    """Groups of indices, from the last to the first: the order backprop ends them in.
-
-    Given groups are kept as they are, and leave with the last of theirs.
-
-    >>> list(_buckets([1 << 20, 3 << 20, 9 << 20, 1 << 10]))
-    [[3], [2], [1, 0]]
-    >>> list(_buckets([1 << 20, 3 << 20, 9 << 20, 1 << 10], [[0, 2]]))
-    [[2, 0], [3, 1]]
-    """
-    of_index = {i: sorted(group, reverse=True) for group in groups for i in group}
-    bucket: list[int] = []
-    filled = 0
-    for i in reversed(range(len(sizes))):
-        if i in of_index:
-            if i == of_index[i][0]:
-                yield of_index[i]
-            continue
-        if bucket and filled + sizes[i] > _BUCKET_BYTES:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(i)
-        filled += sizes[i]
-    if bucket:
-        yield bucket
-
-
-def _numbered_buckets(count: int, groups: int) -> Iterator[list[int]]:
-    """As many buckets as asked for, of nearly as many gradients each.
-
-    >>> list(_numbered_buckets(5, 2)), list(_numbered_buckets(2, 3))
-    ([[4, 3, 2], [1, 0]], [[1], [0]])
-    """
-    ends = [count * group // groups for group in reversed(range(groups + 1))]
-    for end, start in zip(ends, ends[1:]):
-        if start < end:
-            yield list(range(end - 1, start - 1, -1))
-
-
 def _places(
     groups: Sequence[Sequence[str]], paths: Sequence[str]
 ) -> Iterator[list[int]]:
@@ -455,11 +339,6 @@ def _places(
         found = [by_path[each] for each in group if each in by_path]
         if found:
             yield found
-
-
-def _bytes(variable: Any) -> int:
-    # A tensor that a tape watches may have dimensions that are not known yet.
-    return math.prod(n or 1 for n in variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _distinct_paths(variables: Sequence[Any]) -> list[str]:

@@ -24,11 +24,6 @@ _times_reduced = 0
 def times_reduced() -> int:
     """How often gradients of distributed tapes were reduced, or traced to be.
 
-    Returns:
-        A number that only grows; a traced step counts once, however often it runs.
-
-    Example:
-
     >>> times_reduced() >= 0
     True
     """

@@ -26,18 +26,7 @@ class LocalVariables:
 
     @classmethod
     def of(cls, variable: Any) -> LocalVariables:
-        """One variable.
-
-        Args:
-            variable: a Keras variable or a `tf.Variable`.
-
-        Returns:
-            It alone.
-
-        Raises:
-            TypeError: it is something else.
-
-        Example:
+        """One Keras variable or `tf.Variable`; anything else raises TypeError.
 
         >>> LocalVariables.of(keras.Variable(1.0, name="bias")).paths()
         {'bias'}
@@ -48,14 +37,6 @@ class LocalVariables:
 
     def among(self, variables: Iterable[Any]) -> set[int]:
         """The `identity` of those variables that are local.
-
-        Args:
-            variables: those to look at.
-
-        Returns:
-            A set, empty if all are shared.
-
-        Example:
 
         >>> local, shared = keras.Variable(1.0), keras.Variable(1.0)
         >>> LocalVariables.of(local).among([shared, local]) == {identity(local)}
@@ -69,11 +50,7 @@ class LocalVariables:
         }
 
     def paths(self) -> set[str]:
-        """What they are known by after a copy, which is of other variables.
-
-        Returns:
-            Their paths.
-        """
+        """What they are known by after a copy, which is of other variables."""
         return {*self.local_paths, *map(path, self._all())}
 
     def _all(self) -> list[Any]:
@@ -83,13 +60,6 @@ class LocalVariables:
 
 def local_layers_of(kind: str, local_layers: Any) -> LocalVariables:
     """The variables of the layers that a `Partial...` function was given.
-
-    Args:
-        kind: the function, for the message.
-        local_layers: a layer, several, or None.
-
-    Returns:
-        All of the layers' variables.
 
     Raises:
         ValueError: something is not a Keras layer.

@@ -14,6 +14,7 @@ from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import GradientReduction, name_in_graph
 
 
+@functools.cache
 def agree_on_finite_gradients(
     reduction_of: Callable[[Any], GradientReduction | None],
 ) -> None:
@@ -21,21 +22,16 @@ def agree_on_finite_gradients(
 
     It looks at gradients before the inner optimizer reduces them. Patched on the class,
     because `compile` wraps optimizers in a `LossScaleOptimizer` without asking.
-
-    Args:
-        reduction_of: says how an optimizer's gradients are reduced; None if they are
-            not.
+    `reduction_of` an inner optimizer is None where its gradients are not reduced.
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
-    if hasattr(plain, "_keras_hvd"):
-        return
 
     @functools.wraps(plain)
     def check_finite(self, grads):
         finite = plain(self, grads)
         inner = self.inner_optimizer
         reduction = reduction_of(inner)
-        if reduction is None or reduction.is_alone():
+        if reduction is None:
             return finite
         name = name_in_graph(f"{self.name}/{inner.name}/finite")
         # The host decides by it.
@@ -44,5 +40,4 @@ def agree_on_finite_gradients(
                 finite, op=Min, name=name, process_set=reduction.process_set
             )
 
-    check_finite.__dict__["_keras_hvd"] = True
     keras.optimizers.LossScaleOptimizer.check_finite = check_finite

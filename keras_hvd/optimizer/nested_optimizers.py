@@ -9,16 +9,9 @@ import keras
 
 
 def inner_optimizers(optimizer: Any) -> list[keras.optimizers.Optimizer] | None:
-    """The optimizers that one leaves the updates to.
+    """The optimizers that one leaves the updates to; None if it does them itself.
 
-    Args:
-        optimizer: any object.
-
-    Returns:
-        A list, empty while a `MultiOptimizer` has not chosen any; None for an optimizer
-        that does the updates itself.
-
-    Example:
+    There are none of them while a `MultiOptimizer` has not chosen any.
 
     >>> import keras
     >>> inner_optimizers(keras.optimizers.SGD()) is None
@@ -35,14 +28,6 @@ def leaf_optimizers(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[keras.optimizers.Optimizer]:
     """The optimizers that do the updates: the inner ones, or the optimizer itself.
-
-    Args:
-        optimizer: a Keras optimizer.
-
-    Returns:
-        A list.
-
-    Example:
 
     >>> import keras
     >>> outer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(name="inner"))

@@ -17,15 +17,8 @@ from keras_hvd.collectives import submission
 def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds up the rows of slices that have the same index.
 
-    Args:
-        slices: with an index for each row.
-
-    Returns:
-        Slices of the same tensor, each index once. Where XLA compiles, shapes are
-        fixed: there are as many slices as before, a row's sum where it comes first, and
-        zeros where it comes again.
-
-    Example:
+    Where XLA compiles, shapes are fixed: there are as many slices as before, with a
+    row's sum where it comes first, and zeros where it comes again.
 
     >>> values, indices = tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 5, 7])
     >>> added_up = add_up(tf.IndexedSlices(values, indices, tf.constant([9, 1])))
@@ -44,15 +37,7 @@ def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def add_up_all(grads: Any) -> Any:
-    """Adds up the repeated rows of the sparse ones of gradients.
-
-    Args:
-        grads: a nested structure of gradients; None for those that there are not.
-
-    Returns:
-        The structure, with its other gradients as they are.
-
-    Example:
+    """Adds up the repeated rows of the sparse gradients in a structure.
 
     >>> add_up_all([None])
     [None]

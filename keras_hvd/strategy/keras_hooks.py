@@ -15,13 +15,10 @@ import keras
 def replace(owner: Any, name: str, replacement: Any) -> None:
     """Replaces a function of a module, or a method where a class gets it from.
 
-    Args:
-        owner: the module or class.
-        name: the function's name.
-        replacement: called with the plain function, then with the arguments.
+    The replacement is called with the plain function, and then with the arguments.
 
     Raises:
-        RuntimeError: there is none of that name.
+        RuntimeError: this Keras has none of that name.
 
     Example:
 

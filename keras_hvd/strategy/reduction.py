@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from keras_hvd.collectives import submission
 from keras_hvd.collectives.allgather import grouped_allgather
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
+from keras_hvd.optimizer import buckets
 from keras_hvd.runtime.process_sets import ProcessSet
 
 # Types that the engine lacks, and one that holds all their values, or adds them up
@@ -19,10 +20,6 @@ _WIDER = {
     tf.int16: tf.int64,
     tf.uint16: tf.int64,
 }
-
-# Large enough to be worth a collective, small enough that the first can travel while
-# backprop works on the next: as for the gradients of a DistributedOptimizer.
-_PART_BYTES = 4 << 20
 
 # What turns a result that travelled in another form into the form that it is wanted in.
 _Restore = Callable[[Any], Any]
@@ -34,24 +31,10 @@ def all_reduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces values over the ranks, as few collectives as there are parts of 4 MiB.
+    """Reduces values over the ranks, in as many collectives as they fill buckets.
 
-    Args:
-        reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
-        values: tensors, variables, numbers or `tf.IndexedSlices`, of the same shapes
-            and types on every rank.
-        process_set: the ranks that take part.
-        name: matches the call to the other ranks'; by default as for
-            `keras_hvd.grouped_allreduce`.
-
-    Returns:
-        The results in the order of `values`. The mean of integers is a float, as in
-        `tf.distribute`.
-
-    Raises:
-        TypeError: a type cannot be reduced.
-
-    Example:
+    They are tensors, variables, numbers or `tf.IndexedSlices`, of the same shapes and
+    types on every rank. The mean of integers is a float, as in `tf.distribute`.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -67,9 +50,14 @@ def all_reduce(
         restore.append(back)
     op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
     reduced = []
-    for number, part in enumerate(_parts(sent)):
-        of_part = f"{name}/{number}" if name and number else name
-        reduced += grouped_allreduce(part, op=op, name=of_part, process_set=process_set)
+    parts = buckets.by_size([*map(buckets.size_of, sent)], last_first=False)
+    for number, part in enumerate(parts):
+        reduced += grouped_allreduce(
+            [sent[i] for i in part],
+            op=op,
+            name=f"{name}/{number}" if name and number else name,
+            process_set=process_set,
+        )
     return [back(result) for back, result in zip(restore, reduced, strict=True)]
 
 
@@ -83,17 +71,6 @@ def all_gather(
 
     The gradient is that of `tf.distribute`: this rank's part of the sum of all ranks'
     gradients.
-
-    Args:
-        values: tensors of at least one dimension; the ranks' may differ in that along
-            which they are joined.
-        axis: the dimension: a number, or a scalar integer tensor.
-        process_set: the ranks that take part.
-        name: matches the call to the other ranks'; by default as for
-            `keras_hvd.grouped_allgather`.
-
-    Returns:
-        The results in the order of `values`.
 
     Raises:
         TypeError: a type cannot be sent.
@@ -115,24 +92,6 @@ def all_gather(
         restore.append(back)
     gathered = grouped_allgather(sent, name=name, process_set=process_set)
     return [back(result) for back, result in zip(restore, gathered, strict=True)]
-
-
-def _parts(
-    tensors: list[tf.Tensor | tf.IndexedSlices],
-) -> Iterator[list[tf.Tensor | tf.IndexedSlices]]:
-    """Tensors that travel together: those of the last layers while others are made."""
-    part: list[tf.Tensor | tf.IndexedSlices] = []
-    filled = 0
-    for tensor in tensors:
-        count = tensor.shape.num_elements() or 0
-        size = count * tensor.dtype.size
-        if part and filled + size > _PART_BYTES:
-            yield part
-            part, filled = [], 0
-        part.append(tensor)
-        filled += size
-    if part:
-        yield part
 
 
 def _reducible(

@@ -152,6 +152,22 @@ def test_model_without_input_shape(
     assert difference(model.get_weights(), built.get_weights()) < 1e-5
 
 
+def test_optimizers_that_a_scaled_one_chooses_when_it_is_built(
+    rank, equal_on_all_ranks, recwarn
+):
+    """The first step waits for the variables there too."""
+    keras.utils.set_random_seed(rank)
+    inner = keras.optimizers.MultiOptimizer(lambda _: keras.optimizers.SGD(0.1))
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(keras_hvd.DistributedOptimizer(inner)),
+        "mse",
+    )
+    fit(model)
+    assert equal_on_all_ranks(model.get_weights())
+    assert not [each for each in recwarn if "not shared" in str(each.message)]
+
+
 class WithUnusedLayer(keras.Model):
     """Never built as a whole, however long it trains."""
 

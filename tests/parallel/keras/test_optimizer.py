@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.collectives import submission
 
 BATCH_OF_RANK = 2
 
@@ -101,7 +102,7 @@ def test_gradients_that_start_and_end_apart(
     starts,
     monkeypatch,
 ):
-    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 1)
+    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 1)
     keras.utils.set_random_seed(5)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model = make_linear(optimizer, run_eagerly=run_eagerly)
@@ -145,15 +146,13 @@ def test_variables_may_come_from_a_generator(rank, size):
 
 def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     calls = []
-    reduce = keras_hvd.grouped_allreduce
+    reduce = submission.submit
 
     def counting(*arguments, **named):
         calls.append(arguments)
         return reduce(*arguments, **named)
 
-    monkeypatch.setattr(
-        "keras_hvd.optimizer.gradient_reduction.grouped_allreduce", counting
-    )
+    monkeypatch.setattr(submission, "submit", counting)
     variable = keras.Variable([0.0], name="v")
     optimizer = keras_hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -416,7 +415,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
     if on_gpu:
         request.getfixturevalue("starts")
-    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
@@ -443,7 +442,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
 
     Else those ranks would wait for it that have submitted all at once.
     """
-    monkeypatch.setattr("keras_hvd.optimizer.gradient_reduction._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]
     variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

@@ -287,8 +287,8 @@ def test_can_fail(both_ways, require_equal, digits, monkeypatch, several_ranks):
     alone, _ = both_ways(*arguments)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "keras_hvd.optimizer.gradient_reduction._reduce_buckets",
-            lambda buckets, *others: buckets,
+            "keras_hvd.optimizer.gradient_reduction.GradientReduction._reduce_buckets",
+            lambda reduction, buckets, *others: buckets,
         )
         _, here = both_ways(*arguments)
         with pytest.raises(AssertionError):
@@ -530,6 +530,29 @@ def test_optimizer_that_does_not_clip(both_ways, require_equal, digits):
 
     case = Case(without_shape, lambda: Unclipped(0.1))
     require_equal(*both_ways(train, "unclipped", case, *digits, False))
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_optimizer_that_updates_in_parts(eagerly, both_ways, require_equal, digits):
+    """The gradients of every part are summed."""
+
+    class InParts(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            for each in ([0, 2], [1, 3]):
+                super()._backend_apply_gradients(
+                    [grads[i] for i in each], [trainable_variables[i] for i in each]
+                )
+
+    def run():
+        model = keras.Sequential(
+            [keras.Input((2,)), layers.Dense(3, "tanh"), layers.Dense(1)]
+        )
+        model.compile(InParts(0.1), "mse", run_eagerly=eagerly)
+        x = np.linspace(-1, 1, 24).reshape(12, 2)
+        model.fit(x, x.sum(1), batch_size=6, verbose=0, shuffle=False)
+        return {"weights": model.get_weights()}
+
+    require_equal(*both_ways(run, f"in parts {eagerly}"))
 
 
 def test_optimizer_of_another_kind(strategy, several_ranks, raises_on_all_ranks):

@@ -1,0 +1,64 @@
+"""Which tensors travel together: those that are there at about the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# Large enough to be worth a collective, small enough that the last layers' travel while
+# backprop works on the first.
+_BUCKET_BYTES = 4 << 20
+
+
+def size_of(tensor: Any) -> int:
+    """The bytes of a tensor, a variable or slices; 0 where a dimension is not known."""
+    elements = tf.TensorShape(tensor.shape).num_elements() or 0
+    return elements * tf.as_dtype(tensor.dtype).size
+
+
+def by_size(
+    sizes: Sequence[int],
+    groups: Sequence[Sequence[int]] = (),
+    *,
+    last_first: bool = True,
+) -> Iterator[list[int]]:
+    """Buckets of indices, from the last to the first: the order backprop ends them in.
+
+    Given groups are kept as they are, and leave with the last of theirs.
+
+    >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10]))
+    [[3], [2], [1, 0]]
+    >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10], [[0, 2]]))
+    [[2, 0], [3, 1]]
+    >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10], last_first=False))
+    [[0, 1], [2], [3]]
+    """
+    of_index = {i: sorted(group, reverse=last_first) for group in groups for i in group}
+    bucket: list[int] = []
+    filled = 0
+    for i in sorted(range(len(sizes)), reverse=last_first):
+        if i in of_index:
+            if i == of_index[i][0]:
+                yield of_index[i]
+            continue
+        if bucket and filled + sizes[i] > _BUCKET_BYTES:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(i)
+        filled += sizes[i]
+    if bucket:
+        yield bucket
+
+
+def by_number(count: int, buckets: int) -> Iterator[list[int]]:
+    """As many buckets as asked for, of nearly as many indices each.
+
+    >>> list(by_number(5, 2)), list(by_number(2, 3))
+    ([[4, 3, 2], [1, 0]], [[1], [0]])
+    """
+    ends = [count * bucket // buckets for bucket in reversed(range(buckets + 1))]
+    for end, start in zip(ends, ends[1:]):
+        if start < end:
+            yield list(range(end - 1, start - 1, -1))

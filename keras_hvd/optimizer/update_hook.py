@@ -1,0 +1,242 @@
+"""The one place where gradients get from Keras to their reduction.
+
+It is `_clip_gradients`, which every shipped optimizer passes exactly once for each real
+update: after the loss scale and gradient accumulation, before clipping.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from keras_hvd.collectives.allreduce import grouped_allreduce
+from keras_hvd.collectives.allreduce_op import Max
+from keras_hvd.optimizer.gradient_accumulation import only_accumulated
+from keras_hvd.optimizer.gradient_reduction import (
+    GradientReduction,
+    identity,
+    name_in_graph,
+    path,
+    require_not_reduced,
+)
+from keras_hvd.optimizer.repeated_rows import add_up_all
+
+
+class UpdateHook:
+    """Has every update of an optimizer reduce all of its gradients, or raises.
+
+    Its `replacements` go before methods of Keras: before those of one optimizer that is
+    distributed, and before those of all optimizers under a strategy. A subclass says
+    how gradients are reduced.
+
+    Example:
+
+    >>> class OnThisRank(UpdateHook):
+    ...     def reduction_of(self, optimizer):
+    ...         return GradientReduction()
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> class SkipsClipping(keras.optimizers.SGD):
+    ...     def _backend_apply_gradients(self, grads, trainable_variables):
+    ...         pass
+    >>> hook, optimizer = OnThisRank(), SkipsClipping()
+    >>> apply = keras.optimizers.Optimizer.apply
+    >>> hook.apply(apply, optimizer, [1.0], [keras.Variable(1.0)])
+    Traceback (most recent call last):
+    RuntimeError: ... of 1 gradients that apply() was given, 0 were reduced...
+    """
+
+    def __init__(self) -> None:
+        # Both by the optimizer's id, and only for as long as its method runs.
+        self._updates: dict[int, _Update] = {}
+        self._has_to_apply: set[int] = set()
+
+    def replacements(self) -> dict[str, Callable[..., Any]]:
+        """By the method's name: what is called with it, and with its arguments."""
+        return {
+            "apply_gradients": self.apply_gradients,
+            "apply": self.apply,
+            "_backend_apply_gradients": self.note_variables,
+            "_clip_gradients": self.clip_gradients,
+        }
+
+    def methods_before(self, plain: type) -> dict[str, Callable[..., Any]]:
+        """The methods of a class that extends another one."""
+        return {
+            name: _method(getattr(plain, name), replacement)
+            for name, replacement in self.replacements().items()
+        }
+
+    def reduction_of(self, optimizer: Any) -> GradientReduction | None:
+        """How gradients are reduced; None where there is nobody to do it with."""
+        raise NotImplementedError
+
+    def terms(
+        self, optimizer: Any, variables: Sequence[Any]
+    ) -> tuple[str, Collection[int], str]:
+        """The prefix of names, what is local, and what else the ranks must agree on."""
+        del variables
+        return optimizer.name, (), ""
+
+    def factor(self, optimizer: Any) -> int:
+        """What reduced gradients are multiplied by."""
+        del optimizer
+        return 1
+
+    def update_of(self, optimizer: Any) -> _Update | None:
+        """The call of `apply` that is under way, if it has to reduce gradients."""
+        return self._updates.get(id(optimizer))
+
+    def apply_gradients(self, plain, optimizer, grads_and_vars):
+        if self.reduction_of(optimizer) is None:
+            return plain(optimizer, grads_and_vars)
+        self._has_to_apply.add(id(optimizer))
+        try:
+            result = plain(optimizer, list(grads_and_vars))
+            if id(optimizer) in self._has_to_apply:
+                raise _not_reduced(
+                    optimizer, "apply_gradients() updated without Keras' apply()"
+                )
+        finally:
+            self._has_to_apply.discard(id(optimizer))
+        return result
+
+    def apply(self, plain, optimizer, grads, trainable_variables=None):
+        self._has_to_apply.discard(id(optimizer))
+        reduction = self.reduction_of(optimizer)
+        if reduction is None:
+            return plain(optimizer, grads, trainable_variables)
+        require_not_reduced(optimizer, grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        variables = trainable_variables or optimizer._trainable_variables
+        grads = _reduce_overwriting(optimizer.name, grads, variables, reduction)
+        update = self._updates[id(optimizer)] = _Update(reduction, grads, variables)
+        try:
+            result = plain(optimizer, grads, trainable_variables)
+        finally:
+            del self._updates[id(optimizer)]
+        missing = update.waiting.total()
+        if missing and not only_accumulated(optimizer):
+            raise _not_reduced(
+                optimizer,
+                f"of {update.expected} gradients that apply() was given, "
+                f"{update.expected - missing} were reduced",
+            )
+        return result
+
+    def note_variables(self, plain, optimizer, grads, trainable_variables):
+        update = self.update_of(optimizer)
+        if update is not None:
+            update.variables = list(trainable_variables)
+            update.is_noted = True
+        return plain(optimizer, grads, trainable_variables)
+
+    def clip_gradients(self, plain, optimizer, grads):
+        grads = list(grads)
+        if self.reduction_of(optimizer) is None:
+            grads = add_up_all(grads)
+        else:
+            update = self.update_of(optimizer)
+            if update is None or len(update.variables) != len(grads):
+                raise _not_reduced(
+                    optimizer,
+                    f"it clips {len(grads)} gradients, and which variables they belong "
+                    "to cannot be known",
+                )
+            grads = self.reduce(optimizer, update, grads, update.variables)
+        factor = self.factor(optimizer)
+        if factor != 1:
+            grads = [grad * factor for grad in grads]
+        return plain(optimizer, grads)
+
+    def reduce(
+        self,
+        optimizer: Any,
+        update: _Update,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        update.note_reduced(variables)
+        prefix, local, agreed = self.terms(optimizer, variables)
+        return update.reduction.reduce(prefix, grads, variables, local, agreed)
+
+
+class _Update:
+    """One call of `apply`: which gradients still have to be reduced."""
+
+    def __init__(
+        self,
+        reduction: GradientReduction,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+    ):
+        self.reduction = reduction
+        # Those of the gradients that Keras is about to clip.
+        self.variables = [
+            variable
+            for grad, variable in zip(grads, variables)
+            if grad is not None and not _is_overwritten(variable)
+        ]
+        self.expected = len(self.variables)
+        self.waiting = collections.Counter(map(identity, self.variables))
+        # Whether Keras has said whose gradients come next, and they have yet to come.
+        self.is_noted = False
+
+    def waits_for(self, variable: Any) -> bool:
+        return self.is_noted or self.waiting[identity(variable)] > 0
+
+    def note_reduced(self, variables: Sequence[Any]) -> None:
+        self.waiting -= collections.Counter(map(identity, variables))
+        self.is_noted = False
+
+
+def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Callable:
+    # Without functools.wraps: autograph would take it for the user's code, and convert
+    # what it calls.
+    def method(self, *args, **kwargs):
+        return replacement(plain, self, *args, **kwargs)
+
+    return method
+
+
+def _is_overwritten(variable: Any) -> bool:
+    """Whether Keras assigns the gradient to the variable (scales of float8 layers)."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def _reduce_overwriting(
+    prefix: str,
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    reduction: GradientReduction,
+) -> list[Any]:
+    """Reduces by maximum what Keras assigns to variables before it clips."""
+    results = list(grads)
+    chosen = [
+        i
+        for i, (grad, variable) in enumerate(zip(grads, variables))
+        if grad is not None and _is_overwritten(variable)
+    ]
+    if chosen:
+        maxima = grouped_allreduce(
+            [grads[i] for i in chosen],
+            op=Max,
+            name=name_in_graph(f"{prefix}/{path(variables[chosen[0]])}/overwriting"),
+            process_set=reduction.process_set,
+        )
+        for i, result in zip(chosen, maxima, strict=True):
+            results[i] = result
+    return results
+
+
+def _not_reduced(optimizer: Any, why: str) -> RuntimeError:
+    kind = type(optimizer)
+    return RuntimeError(
+        f"{kind.__module__}.{kind.__qualname__} {optimizer.name!r} would update with "
+        f"gradients that are not summed over the ranks: {why}. The ranks' weights "
+        "would drift apart. An optimizer has to update in update_step(), or to pass "
+        "all gradients to super().apply(); where it leaves updates to another one, "
+        "distribute that one instead."
+    )
