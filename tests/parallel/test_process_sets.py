@@ -326,7 +326,7 @@ def test_what_cannot_be_added(add, rank, size):
     known = add([0])
     with pytest.raises(ValueError, match="is part of the job already"):
         keras_hvd.add_process_set(known)
-    with pytest.raises(keras_hvd.MismatchError, match=r"process set \d+ already has rank 0"):
+    with pytest.raises(keras_hvd.MismatchError, match="already has rank 0"):
         keras_hvd.add_process_set([0])
     with pytest.raises(keras_hvd.MismatchError, match="process set 0 already has rank"):
         keras_hvd.add_process_set(range(size))
