@@ -1,4 +1,4 @@
-"""Compression: what gradients are turned into while they travel."""
+"""Compression of gradients in collectives."""
 
 from __future__ import annotations
 
@@ -8,46 +8,25 @@ import tensorflow as tf
 
 
 class Compressor:
-    """What happens to a tensor before a collective, and to its result after it.
+    """Base class of compressors, which convert a tensor for a collective, and back.
 
-    A compressor of your own extends this class, and its results must be tensors whose
-    elementwise reduction means something.
+    Subclass it for your own compressor. The elementwise reduction of compressed tensors
+    must be meaningful.
     """
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Makes a tensor smaller.
-
-        Args:
-            tensor: of any type.
-
-        Returns:
-            What travels, and what `decompress` has to know about the original.
-
-        Raises:
-            NotImplementedError: this class only says what compressors do.
-        """
+        """Returns a smaller tensor, and the context that `decompress` needs."""
         raise NotImplementedError("a compressor has a static method compress")
 
     @staticmethod
     def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Undoes `compress`.
-
-        Args:
-            tensor: the result of the collective.
-            context: what `compress` returned besides the tensor.
-
-        Returns:
-            A tensor of the type of the original.
-
-        Raises:
-            NotImplementedError: this class only says what compressors do.
-        """
+        """Converts the collective's result back to the original type."""
         raise NotImplementedError("a compressor has a static method decompress")
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are.
+    """Leaves tensors unchanged.
 
     Example:
 
@@ -58,27 +37,12 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
-        """Returns the tensor.
-
-        Args:
-            tensor: of any type.
-
-        Returns:
-            The tensor itself, and None.
-        """
+        """Returns the tensor unchanged, and None."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Returns the tensor.
-
-        Args:
-            tensor: the result of the collective.
-            context: ignored.
-
-        Returns:
-            The tensor itself.
-        """
+        """Returns the tensor unchanged."""
         return tensor
 
 
@@ -89,29 +53,14 @@ class _CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """Casts a tensor of wider floating-point numbers; others stay what they are.
-
-        Args:
-            tensor: of any type.
-
-        Returns:
-            What travels, and the type of the original.
-        """
+        """Casts a wider floating-point tensor; also returns the original type."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls._travels_as.size:
             return tf.cast(tensor, cls._travels_as), tensor.dtype
         return tensor, tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: tf.Tensor, context: tf.DType) -> tf.Tensor:
-        """Casts a tensor back.
-
-        Args:
-            tensor: the result of the collective.
-            context: the type of the original.
-
-        Returns:
-            A tensor of the type of the original.
-        """
+        """Casts a tensor back to its original type."""
         return tf.cast(tensor, context)
 
 
@@ -144,7 +93,7 @@ class BF16Compressor(_CastCompressor):
 
 
 class Compression:
-    """The compressors that collectives and optimizers can be given.
+    """The compressors for collectives and optimizers: `none`, `fp16`, `bf16`.
 
     Example:
 
@@ -159,14 +108,7 @@ class Compression:
 
 
 def require_compressor(function: str, compression: Any) -> None:
-    """Raises unless something can be used as a compressor.
-
-    Args:
-        function: the public function that it was given to, for the message.
-        compression: what the user gave.
-
-    Raises:
-        TypeError: it lacks one of the methods of `Compressor`.
+    """Raises a `TypeError` unless `compression` has the methods of `Compressor`.
 
     Example:
 

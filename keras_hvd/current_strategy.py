@@ -1,4 +1,4 @@
-"""Which `keras_hvd.Strategy` code runs under."""
+"""The current `keras_hvd.Strategy`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from tensorflow.python.distribute import distribute_lib
 
 
 class OwnExtended(distribute_lib.StrategyExtendedV1):
-    """What tells the strategies of `keras_hvd.Strategy` from all others."""
+    """The base class that identifies strategies of `keras_hvd.Strategy`."""
 
 
 def is_ours(strategy: Any) -> bool:
     """Whether a strategy is a `keras_hvd.Strategy`.
-
-    Args:
-        strategy: any `tf.distribute` strategy, or None.
-
-    Returns:
-        True if it is.
 
     Example:
 
@@ -30,13 +24,7 @@ def is_ours(strategy: Any) -> bool:
 
 
 def of_model(model: Any) -> Any:
-    """The strategy that a model trains under.
-
-    Args:
-        model: a Keras model.
-
-    Returns:
-        A `keras_hvd.Strategy`, or None.
+    """The `keras_hvd.Strategy` that a Keras model trains under, or None.
 
     Example:
 
@@ -48,10 +36,7 @@ def of_model(model: Any) -> Any:
 
 
 def of_replica() -> Any:
-    """The strategy in whose replica context code runs.
-
-    Returns:
-        A `keras_hvd.Strategy`, or None.
+    """The `keras_hvd.Strategy` of the current replica context, or None.
 
     Example:
 
@@ -64,13 +49,7 @@ def of_replica() -> Any:
 
 
 def several_ranks(strategy: Any) -> Any:
-    """The strategy, if it has anything to do.
-
-    Args:
-        strategy: a `keras_hvd.Strategy`, or None.
-
-    Returns:
-        It, or None where it has one rank only.
+    """The strategy, or None if it has only one rank.
 
     Example:
 

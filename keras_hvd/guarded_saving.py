@@ -1,12 +1,11 @@
-"""What saves a model does so only once its steps are known to have ended well.
+"""Saves models only after their steps are known to have succeeded.
 
-On a GPU a step's collectives run long after the call that asked for them. When the job
-fails they are aborted: the GPU runs on over whatever is in their buffers, and updates
-weights with it, while the host has seen no error yet. Where a step itself raises, on a
-CPU too, some weights may be updated and others not.
+On a GPU, a step's collectives run long after their call. If the job fails, they are
+aborted, and the GPU updates weights with garbage before the host sees an error. If a
+step raises an error, on a CPU too, only some weights may be updated.
 
-The engine notes a failure before it aborts anything. So whoever waits for the GPU
-first, and asks the engine then, knows that all that the GPU has done is good.
+The engine records a failure before it aborts anything. So if the engine reports none
+after a wait for the GPU, the GPU's results are valid.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from keras.src.saving import saving_lib
 from keras_hvd import exceptions
 from keras_hvd.runtime import native
 
-# Where all ways of saving come through: a model's own methods, Keras' functions and
+# All ways of saving use one of these: a model's methods, Keras' functions and
 # callbacks, and TensorFlow's checkpoints.
 _PLACES = (
     (saving_lib, "save_model"),
@@ -37,10 +36,7 @@ _PLACES = (
 
 @functools.cache
 def install() -> None:
-    """Has nothing save a model, from now on, that may be of an aborted step.
-
-    Raises:
-        RuntimeError: this version of Keras saves in another way.
+    """Makes every way of saving a model check for aborted steps first.
 
     Example:
 
@@ -48,17 +44,14 @@ def install() -> None:
     """
     for owner, name in _PLACES:
         _guard(owner, name)
-    # Newer versions of Keras have it.
+    # Only newer versions of Keras have it.
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", None)
     if orbax is not None:
         _guard(orbax, "_save_checkpoint")
 
 
 def require_good_steps() -> None:
-    """Waits for the GPUs, and raises if what they have done may be worth nothing.
-
-    Raises:
-        RankFailedError: the job has failed.
+    """Waits for the GPUs, and raises a `RankFailedError` if the job has failed.
 
     Example:
 
@@ -67,14 +60,14 @@ def require_good_steps() -> None:
     >>> require_good_steps()
     """
     engine = native.engine()
-    # A failure that is noted later than this belongs to none of these steps.
+    # A failure recorded after this wait does not affect these steps.
     if engine.khvd_size() != 1 and _may_run_ahead():
         tf.test.experimental.sync_devices()
     failure = engine.khvd_failure().decode(errors="replace")
     if failure:
         raise exceptions.RankFailedError(
-            "nothing is saved any more, for the weights may be those of a step that "
-            f"was aborted: {failure}. Start the job again, from what was saved last"
+            "nothing is saved any more, since the weights may come from an aborted "
+            f"step: {failure}. Start the job again from the last checkpoint"
         )
 
 
@@ -86,8 +79,8 @@ def _guard(owner: Any, name: str) -> None:
     plain = getattr(owner, name, None)
     if plain is None:
         raise RuntimeError(
-            f"{owner.__name__} has no {name}, which keras_hvd has to guard, in Keras "
-            f"{keras.__version__} and TensorFlow {tf.__version__}: use other versions"
+            f"{owner.__name__} has no {name} in Keras {keras.__version__} and "
+            f"TensorFlow {tf.__version__}, which keras_hvd must guard: use other ones"
         )
 
     @functools.wraps(plain)

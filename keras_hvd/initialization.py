@@ -18,7 +18,7 @@ from keras_hvd.gpu import gpu_libraries, gpu_pinning
 from keras_hvd.runtime import basics, installed, log, native, settings
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
-# Held while a thread joins, so that a second one finds it done.
+# Held while a thread joins, so a second one finds the job joined.
 _joining = threading.RLock()
 
 
@@ -26,32 +26,28 @@ def init(
     comm: Sequence[int] | Any = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
-    """Joins the job that `khvdrun`, `mpirun` or `srun` started; returns with all ranks.
+    """Joins the job that `khvdrun`, `mpirun` or `srun` started; waits for all ranks.
 
-    A process that none of them started is a job of its own, of size 1. Calling it
-    again does nothing.
+    A process that none of them started is a job of size 1. Further calls do nothing.
 
-    Where there are GPUs, TensorFlow is told to use one: that of this local rank, its
-    memory as it is needed. What the script has told it before counts. Tensors in host
-    memory come from TensorFlow's pool, unless an allocator was chosen already.
+    If there are GPUs, TensorFlow uses the one of this local rank, with memory growth;
+    earlier settings of the script win. Tensors in host memory come from TensorFlow's
+    pool, unless an allocator was already chosen.
 
     Args:
-        comm: the ranks of the job, or an mpi4py communicator. This version takes all
-            processes that were started, in their order, which None and an empty list
-            mean as well; process sets are for parts of them.
-        process_sets: sets to add at once, as `add_process_set` does, the same on all
-            ranks; or "dynamic", which changes nothing: sets can always be added later.
+        comm: None, an empty list, or all started processes in their order, as ranks
+            or an mpi4py communicator. For a part of them, use process sets.
+        process_sets: sets to add, as with `add_process_set`, the same on all ranks; or
+            "dynamic", without effect: sets can always be added later.
 
     Raises:
-        TypeError: `comm` or `process_sets` is something else.
+        TypeError: `comm` or `process_sets` has another type.
         MismatchError: the ranks gave different process sets.
-        KerasHvdError: another rank did not arrive in time, or the system refused
-            something; the text says what.
+        KerasHvdError: another rank did not arrive in time, or a system call failed.
         ForkedError: this process was forked from a rank.
-        ValueError: an environment variable of keras_hvd or Horovod is malformed; the
-            text names it and its value. Or two process sets have the same ranks, or
-            one is given to a second call that the first one was not. Or `comm` is not
-            all processes in their order.
+        ValueError: an environment variable of keras_hvd or Horovod is malformed; two
+            process sets have the same ranks; a second call has a new process set; or
+            `comm` is not all processes in their order.
 
     Example:
 
@@ -68,7 +64,7 @@ def init(
 
 
 def _renew_lock() -> None:
-    """In a forked child nobody is left who would let go of it."""
+    """Replaces the lock in a forked child, where no thread would release it."""
     global _joining
     _joining = threading.RLock()
 
@@ -81,7 +77,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
         missing = [each for each in sets if each.process_set_id is None]
         if missing:
             raise ValueError(
-                f"init: keras_hvd is initialized already, without {missing[0]}: give "
+                f"init: keras_hvd is already initialized, without {missing[0]}: pass "
                 "it to keras_hvd.add_process_set()"
             )
         return
@@ -102,7 +98,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
     timeline = settings.timeline()
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job)
-    # At once: the other ranks go on, and what they submit before is not in it.
+    # At once: the other ranks continue, and earlier submissions are not recorded.
     if timeline.path:
         _start_timeline(timeline)
     if world.rank == 0:
@@ -119,7 +115,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
 
 
 def _check_is_world(comm: Any, world: environment.World) -> None:
-    """Raises unless ranks or a communicator are all processes, in their order."""
+    """Raises an error unless `comm` is all processes, in their order."""
     if hasattr(comm, "Get_rank"):
         rank, size = comm.Get_rank(), comm.Get_size()
         is_world = (rank, size) == (world.rank, world.size)
@@ -137,22 +133,20 @@ def _check_is_world(comm: Any, world: environment.World) -> None:
     if not is_world:
         raise ValueError(
             f"init: comm is {given}, but this process was started as rank {world.rank} "
-            f"of {world.size}. A job is all of the processes: leave comm out, "
-            "and give parts of them as process_sets"
+            f"of {world.size}. A job includes all processes: leave out comm, "
+            "and use process_sets for a part of them"
         )
 
 
-# The functions below do something once in a process, however often it joins.
+# The functions below run once in a process, however often it joins.
 
 
 @functools.cache
 def _spare_what_is_imported() -> None:
-    """Has Python's garbage collector pass over all that the imports have made.
+    """Excludes all imported objects from Python's garbage collector.
 
-    When Python exits it looks several times through all objects, which takes a rank
-    that has imported TensorFlow more than a second: where many ranks share few cores
-    they would end long after the failure that ended their job. What the script makes
-    from now on is finalized as ever.
+    At exit Python scans all objects several times, which takes more than a second after
+    importing TensorFlow. Many ranks on few cores would end long after their job failed.
     """
     gc.freeze()
 
@@ -172,7 +166,7 @@ def _warn_of_other_copies() -> None:
             "warning",
             f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
             f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
-            "one that you do not want, or take its folder off sys.path",
+            "one that you do not want, or remove its folder from sys.path",
         )
 
 

@@ -135,7 +135,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     >>> keras_hvd.init()
     >>> keras_hvd.add_process_set([0])
     Traceback (most recent call last):
-    keras_hvd.exceptions.MismatchError: ... rank 0 are process set 0 already. No two ...
+    keras_hvd.exceptions.MismatchError: ... process set 0 already has rank 0. No two ...
     """
     basics.require_initialized("add_process_set")
     if not isinstance(process_set, ProcessSet):

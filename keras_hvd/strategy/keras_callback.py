@@ -1,4 +1,4 @@
-"""What `fit` needs of callbacks under a strategy, without the user giving any."""
+"""The callback that `fit` adds under a strategy."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ from keras_hvd.callbacks.coordination import surround
 
 
 class EqualStart(BroadcastGlobalVariables):
-    """Gives all ranks what rank 0 starts with: weights may have been restored there.
+    """Broadcasts rank 0's initial state, which a callback may have restored there.
 
-    With what every callback of keras_hvd does besides: rank 0 alone prints and writes,
-    moving statistics are averaged after each epoch, and all ranks stop together.
+    Like every keras_hvd callback it also coordinates `fit`: rank 0 alone prints and
+    writes, moving statistics are averaged, and all ranks stop together.
     """
 
 
 def coordinated(callbacks: Any, model: keras.Model) -> Any:
-    """The callbacks of a `fit` under a strategy.
-
-    Args:
-        callbacks: what `fit` was given.
-        model: the model.
-
-    Returns:
-        What it is to be given.
+    """The callbacks of a `fit` under a strategy, with `EqualStart` added.
 
     Example:
 

@@ -27,15 +27,15 @@ from keras_hvd.strategy import (
 
 
 class _OneForAPlace(type):
-    """Has a call of `Strategy` give the object that there is for its arguments.
+    """Makes `Strategy` return the existing object for the same arguments.
 
-    TensorFlow tells strategies apart by identity, and refuses variables of one under
-    another: a model made under `Strategy()` here, and used under `Strategy()` there.
+    TensorFlow compares strategies by identity, and refuses variables of another one.
+    Without this, a model from one `Strategy()` could not be used under a second one.
     """
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         made = super().__call__(*arguments, **named)
-        # What a class that is derived from it adds is not known.
+        # The arguments of a subclass are not known.
         if cls is not Strategy:
             return made
         return _there_are.setdefault(made.extended.place(), made)
@@ -50,22 +50,22 @@ class _OneForAPlace(type):
 class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
     """A `tf.distribute.Strategy` whose replicas are the ranks of the job.
 
-    Each process is one replica, on one device. What `run` returns, and what a
-    distributed dataset gives, is a plain tensor: this rank's. `reduce` and `gather`
-    combine the ranks' tensors. While there is a strategy of a process set and a device,
-    making another one gives the same.
+    Each process is one replica, on one device. `run` and distributed datasets give
+    plain tensors: this rank's. `reduce` and `gather` combine the ranks' tensors.
+    Constructing a strategy again, with the same process set and device, returns the
+    same object.
 
     Args:
         process_set: the ranks that train together; by default all of them.
-        device: where this rank computes, as in "/device:CPU:0"; by default its first
+        device: this rank's device, such as "/device:CPU:0"; by default its first
             GPU, or its CPU.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: `process_set` is not a `ProcessSet`, or `device` not a string.
-        ValueError: the process set is not part of the job, or this rank not of the set,
-            or there is no such device.
-        NotImplementedError: several devices are given, or a cluster.
+        TypeError: `process_set` is not a `ProcessSet`, or `device` is not a string.
+        ValueError: the process set is not part of the job, this rank is not in the
+            set, or the device does not exist.
+        NotImplementedError: several devices or a cluster are given.
 
     Example:
 
@@ -93,7 +93,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         if not process_set.included():
             raise ValueError(
                 f"Strategy: rank {basics.rank()} is not in {process_set}: only its "
-                "ranks make a strategy of it"
+                "ranks can create its strategy"
             )
         place = _default_device() if device is None else _known_device(device)
         super().__init__(extended.Extended(self, process_set, place))
@@ -102,17 +102,16 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Combines the ranks' values, and with `axis` the elements of each as well.
+        """Combines the ranks' values, and with `axis` also the elements of each.
 
-        A value that is equal on all ranks counts as many times as there are ranks.
+        A value that is equal on all ranks counts once for each rank.
 
         Args:
             reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
             value: this rank's value: a tensor, or a nested structure of them.
-            axis: the dimension, or dimensions, along which each rank's tensor is
-                reduced first; the ranks' may differ in them, and the mean is that of
-                all elements. None: the ranks' tensors have one shape, which the result
-                has too.
+            axis: the dimension or dimensions along which each rank's tensor is reduced
+                first. Their sizes may differ between ranks, and the mean is over all
+                elements. None: the ranks' tensors and the result have one shape.
 
         Returns:
             A tensor, or a structure of them, the same on all ranks. The mean of
@@ -120,7 +119,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
 
         Raises:
             RuntimeError: it is called in a replica context.
-            TypeError: `reduce_op` is no reduction, or a type cannot be reduced.
+            TypeError: `reduce_op` is not a reduction, or a type cannot be reduced.
 
         Example:
 
@@ -152,7 +151,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
     def experimental_assign_to_logical_device(
         self, tensor: Any, logical_device_id: int
     ) -> Any:
-        """Leaves a tensor on the one device that a replica has.
+        """Returns the tensor, which stays on the replica's only device.
 
         Args:
             tensor: a tensor.
@@ -162,7 +161,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
             The tensor.
 
         Raises:
-            NotImplementedError: it is to go to another device.
+            NotImplementedError: `logical_device_id` is not 0.
         """
         if logical_device_id != 0:
             raise NotImplementedError(
@@ -172,21 +171,17 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         return tensor
 
     def __deepcopy__(self, memo: Any) -> Strategy:
-        # It stands for the job, and variables know it by its identity.
+        # It represents the job, and variables compare it by identity.
         return self
 
 
-# By what they are made of.
+# Keyed by process set and device.
 _there_are: weakref.WeakValueDictionary[Any, Strategy] = weakref.WeakValueDictionary()
 
 
 @functools.cache
 def _install_hooks() -> None:
-    """Replaces what Keras does otherwise under a strategy of ours.
-
-    Raises:
-        RuntimeError: this Keras lacks one of the places.
-    """
+    """Patches Keras for this strategy."""
     for module in (
         keras_optimizer,
         keras_losses,
@@ -199,11 +194,11 @@ def _install_hooks() -> None:
 
 
 def _refuse(process_set: Any, device: Any) -> None:
-    """Raises for what other strategies are made of."""
+    """Raises an error for arguments of other strategies."""
     if isinstance(process_set, tf.distribute.cluster_resolver.ClusterResolver):
         raise NotImplementedError(
-            "Strategy: there are no parameter servers, and no cluster to resolve: "
-            "khvdrun, mpirun or srun starts the ranks, each of which is a replica"
+            "Strategy: parameter servers and cluster resolvers are not supported: "
+            "start the ranks, one for each replica, with khvdrun, mpirun or srun"
         )
     for given in process_set, device:
         if isinstance(given, (list, tuple)):
@@ -220,7 +215,7 @@ def _default_device() -> str:
 
 
 def _known_device(device: str) -> str:
-    """A device that there is; TensorFlow would take the CPU for one that is missing."""
+    """Checks that the device exists; TensorFlow would silently use the CPU instead."""
     if not isinstance(device, str):
         raise TypeError(
             f'Strategy: device must be a name, such as "/device:CPU:0"; got {device!r}'
@@ -244,7 +239,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _count(tensor: tf.Tensor, axis: Any) -> tf.Tensor:
-    """How many elements of a tensor each sum along an axis is made of."""
+    """The number of elements in each sum along an axis."""
     axes = tf.math.floormod(tf.reshape(axis, [-1]), tf.rank(tensor))
     return tf.reduce_prod(tf.gather(tf.shape(tensor, tf.int64), axes))
 

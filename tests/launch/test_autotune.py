@@ -75,7 +75,7 @@ def test_a_file_of_something_else_ends_the_job_and_stays(khvdrun, tmp_path):
     options = ("--autotune", "--autotune-log-file", script)
     ended = khvdrun.run("-np", 2, *options, sys.executable, script)
     assert ended.returncode == 1
-    assert f"'{script}' exists and is none that keras_hvd can read" in ended.stderr
+    assert f"'{script}' exists but is not a keras_hvd autotune log" in ended.stderr
     assert script.read_text() == "import keras_hvd\nkeras_hvd.init()\n"
 
 

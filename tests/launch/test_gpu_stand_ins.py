@@ -84,7 +84,7 @@ def test_a_communicator_that_cannot_be_made_is_done_without(stand_ins, tmp_path)
     assert errors[0] == ""
     assert re.fullmatch(
         r"keras_hvd \[rank 1\] warning: collectives of tensors on GPUs go through host "
-        rf"memory, which is slow, for rank 1 \(pid {ranks[1].pid} on .*\) could not "
+        rf"memory, which is slow: rank 1 \(pid {ranks[1].pid} on .*\) could not "
         r"make a communicator with the others: NCCL failed in "
         r"ncclCommInitRankConfig: invalid argument.*\n",
         errors[1],

@@ -326,9 +326,9 @@ def test_what_cannot_be_added(add, rank, size):
     known = add([0])
     with pytest.raises(ValueError, match="is part of the job already"):
         keras_hvd.add_process_set(known)
-    with pytest.raises(keras_hvd.MismatchError, match="rank 0 are process set"):
+    with pytest.raises(keras_hvd.MismatchError, match="already has rank 0"):
         keras_hvd.add_process_set([0])
-    with pytest.raises(keras_hvd.MismatchError, match="are process set 0 already"):
+    with pytest.raises(keras_hvd.MismatchError, match="process set 0 already has rank"):
         keras_hvd.add_process_set(range(size))
     with pytest.raises(keras_hvd.MismatchError, match=rf"ranks of 0\.\.{size - 1}"):
         keras_hvd.add_process_set([size])

@@ -305,7 +305,7 @@ def test_one_program_in_two_threads(size):
             try:
                 ends.append(step(tf.ones([2])).numpy().tolist())
             except tf.errors.FailedPreconditionError as error:
-                ends.append("by the same in another call" in str(error))
+                ends.append("by another call of the same op" in str(error))
 
     # That they meet, and that not all do, is up to the scheduler.
     seen_by = [False]

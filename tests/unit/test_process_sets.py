@@ -71,7 +71,7 @@ def test_init_refuses_what_are_no_ranks(comm):
 def test_init_again_adds_nothing():
     keras_hvd.init(process_sets="dynamic")
     keras_hvd.init(process_sets=[])
-    with pytest.raises(ValueError, match="initialized already, without ProcessSet"):
+    with pytest.raises(ValueError, match="already initialized, without ProcessSet"):
         keras_hvd.init(process_sets=[keras_hvd.ProcessSet([0])])
 
 

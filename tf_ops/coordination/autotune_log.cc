@@ -75,7 +75,7 @@ Status ReadAutotuneLog(int ranks, AutotuneOptions* options) {
       !ParseBest(best, &tuning)) {
     return Status::InvalidArgument(
         "the autotune log '" + path +
-        "' exists and is none that keras_hvd can read: remove it, or give another "
+        "' exists but is not a keras_hvd autotune log: remove it, or give another "
         "name");
   }
   if (ranks_then != ranks) return Status::Ok();

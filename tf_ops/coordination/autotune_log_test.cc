@@ -113,7 +113,7 @@ TEST_F(AutotuneLogTest, SomethingElseIsAnErrorAndStaysAsItIs) {
     Write(text);
     const Status status = ReadAutotuneLog(2, &options_);
     EXPECT_EQ(status.code, Code::kInvalidArgument) << text;
-    EXPECT_NE(status.message.find(options_.log + "' exists and is none"),
+    EXPECT_NE(status.message.find(options_.log + "' exists but is not"),
               std::string::npos);
     EXPECT_EQ(Contents(options_.log), text);
   }

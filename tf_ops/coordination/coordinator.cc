@@ -45,8 +45,8 @@ size_t PlaceOf(int rank, const std::vector<int>& members) {
 
 std::string JoinedText(const Description& description, const std::vector<int>& joined) {
   std::string text = RankList(joined) + (joined.size() == 1 ? " has" : " have");
-  text += " joined, and gives zeros from then on. Only allreduces of all ranks with ";
-  text += "Sum or Average can be completed with those, not " + Details(description);
+  text += " joined, and gives zeros from then on. Zeros only suit allreduces of all ";
+  text += "ranks with Sum or Average, not " + Details(description);
   if (description.process_set != 0) {
     text += " in process set " + std::to_string(description.process_set);
   }
@@ -256,8 +256,8 @@ std::string Coordinator::AgreeOnAdding(const Description& description,
                                        Decision* decision) {
   for (const auto& [id, members] : process_sets_) {
     if (*members != description.members) continue;
-    return RankList(*members) + " are process set " + std::to_string(id) +
-           " already. No two sets may have the same ranks";
+    return "process set " + std::to_string(id) + " already has " + RankList(*members) +
+           ". No two sets may have the same ranks";
   }
   decision->answer = last_process_set_ + 1;
   AddProcessSet(decision->answer, description.members);
@@ -312,9 +312,8 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
     if (head.duplicate) {
       return Title(*head.description) + " was submitted on rank " +
              std::to_string(members[i]) +
-             " by a second op, or by the same in another call, while the first was "
-             "under way. Give each op a name of its own, or have one thread make the "
-             "calls";
+             " by a second op, or by another call of the same op, while the first was "
+             "pending. Give each op its own name, or make the calls from one thread";
     }
     heads.emplace_back(members[i], head.description.get());
     // Equal descriptions are usually one and the same object.

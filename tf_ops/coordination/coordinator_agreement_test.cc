@@ -77,9 +77,9 @@ TEST(AgreementTest, NoTwoSetsHaveTheSameRanks) {
   const Decision again = AllAsk(&coordinator, 2, AddSet({0}));
   EXPECT_EQ(again.type, Decision::Type::kFail);
   EXPECT_THAT(again.ranks, ElementsAre(0, 1));
-  EXPECT_THAT(again.text, HasSubstr("rank 0 are process set 1 already"));
+  EXPECT_THAT(again.text, HasSubstr("process set 1 already has rank 0"));
   EXPECT_THAT(AllAsk(&coordinator, 2, AddSet({0, 1})).text,
-              HasSubstr("ranks 0, 1 are process set 0 already"));
+              HasSubstr("process set 0 already has ranks 0, 1"));
 }
 
 TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {

@@ -274,7 +274,7 @@ TEST(DuplicateTest, FailsOnAllRanksAndLeavesTheFirstAlone) {
   EXPECT_THAT(decisions[1].ranks, ElementsAre(0));
   EXPECT_THAT(decisions[1].text,
               HasSubstr("allreduce 'x' was submitted on rank 0 by a second op, or by "
-                        "the same in another call, while the first was under way"));
+                        "another call of the same op, while the first was pending"));
   coordinator.Submit(1, Share(Allreduce("x")), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);

@@ -109,7 +109,7 @@ Status Engine::AddProcessSet(const std::vector<int>& ranks, int32_t* id) {
                                    std::to_string(size_ - 1) + ", ascending; got " +
                                    RankList(ranks));
   }
-  if (ranks.empty()) return Status::InvalidArgument("a process set has a rank");
+  if (ranks.empty()) return Status::InvalidArgument("a process set needs a rank");
   Description description;
   description.kind = Kind::kAddProcessSet;
   description.name = kProcessSets;

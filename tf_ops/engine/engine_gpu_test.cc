@@ -305,7 +305,7 @@ TEST(GpuTest, RanksThatShareAGpuUseNcclWhereItAllowsThat) {
     EXPECT_EQ(FunctionsOf(libraries).count("ncclAllReduce"), allowed ? 1 : 0);
     if (!allowed) {
       EXPECT_TRUE(errors.AwaitText("[rank 0] warning: collectives of tensors on GPUs"));
-      EXPECT_TRUE(Contains(errors.text(), "this rank has the GPU of rank 2"));
+      EXPECT_TRUE(Contains(errors.text(), "this rank shares the GPU of rank 2"));
     }
   }
   unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");

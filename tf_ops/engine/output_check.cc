@@ -12,11 +12,10 @@ namespace keras_hvd {
 namespace {
 
 constexpr char kAdvice[] =
-    ". A result must have the same bits on all ranks. On a rank that stands alone, "
-    "look for what else writes to that memory meanwhile (an op or library that uses "
-    "the buffer again, two outputs that overlap), and test its memory and processor; "
-    "if it is none of these, this is a bug in keras_hvd: please report it with this "
-    "message";
+    ". A result must have the same bits on all ranks. On a rank that differs, "
+    "check whether something else writes to that memory (an op or library that reuses "
+    "the buffer, two outputs that overlap), and test its memory and processor; "
+    "otherwise this is a bug in keras_hvd: please report it with this message";
 
 int64_t OutputBytes(const Operation& operation, size_t tensor) {
   const Description& description = *operation.description;

@@ -84,8 +84,8 @@ Status CheckReduction(const khvd_request& request, const Membership& membership)
   }
   if (request.reduce_op != KHVD_ADASUM) return Status::Ok();
   if (request.kind != KHVD_ALLREDUCE) {
-    return WrongRequest(
-        request, std::string(Name(static_cast<Kind>(request.kind))) + " has no Adasum");
+    return WrongRequest(request, std::string(Name(static_cast<Kind>(request.kind))) +
+                                     " does not support Adasum");
   }
   if (membership.members > 0 && !CanAdasum(membership.members)) {
     return WrongRequest(request,
@@ -101,19 +101,19 @@ Status CheckType(const khvd_request& request, DataType dtype, bool empty,
   const std::string name = Name(dtype);
   if (reduction.op == ReduceOp::kAdasum) {
     if (empty) return Status::Ok();
-    return WrongRequest(request,
-                        name + " tensors have no Adasum; it takes floating types");
+    return WrongRequest(request, "Adasum takes floating types, not " + name);
   }
   if (IsInteger(dtype)) {
     return WrongRequest(request, name + " tensors cannot be scaled by infinity");
   }
   if (!IsReduced(dtype)) {
-    return WrongRequest(request, name + " tensors have no " + Name(reduction.op) +
-                                     ": they are only moved; cast them");
+    return WrongRequest(request, std::string(Name(reduction.op)) +
+                                     " does not support " + name +
+                                     " tensors: cast them");
   }
-  return WrongRequest(request,
-                      name + " tensors have no " + Name(reduction.op) +
-                          " and no scales; use Min (and), Max (or), or cast them");
+  return WrongRequest(request, std::string(Name(reduction.op)) +
+                                   " and scales do not support " + name +
+                                   " tensors: use Min (and), Max (or), or cast them");
 }
 
 Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,

@@ -115,11 +115,10 @@ void Work::CheckCoordinatorLeft() {
   if (job_->has_departed()) return;
   if (!job_->HasShutDown(JobState::kCoordinator) || execution_.HasNews()) return;
   if (!requests_.any_pending() || job_->Failed()) return;
-  job_->Fail(
-      Code::kRankFailed,
-      job_->Describe(JobState::kCoordinator) +
-          " has left the job: its script ended or called shutdown, while others "
-          "still had work for it, which decides for process sets without it too");
+  job_->Fail(Code::kRankFailed,
+             job_->Describe(JobState::kCoordinator) +
+                 " has left the job: its script ended or called shutdown, while others "
+                 "still needed it. Rank 0 decides for all process sets");
 }
 
 }  // namespace keras_hvd

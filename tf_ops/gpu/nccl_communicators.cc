@@ -147,9 +147,8 @@ Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
   } else {
-    Warn("this rank has the GPU of rank " + std::to_string(batch->members[sharing]) +
-         ", for which NCCL must be 2.30 or later, and NCCL_MULTI_RANK_GPU_ENABLE=1 be "
-         "set; here it is " +
+    Warn("this rank shares the GPU of rank " + std::to_string(batch->members[sharing]) +
+         ", which needs NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1; this is " +
          library_->text());
   }
   return status;
@@ -159,7 +158,7 @@ Status NcclCommunicators::OpenLibrary() {
   const char* const blocking = getenv("NCCL_COMM_BLOCKING");
   if (blocking != nullptr && strcmp(blocking, "1") == 0) {
     return Status::InvalidArgument(
-        "NCCL_COMM_BLOCKING=1 has it wait for ever for a rank that has died; unset it");
+        "NCCL_COMM_BLOCKING=1 makes NCCL wait forever for a dead rank; unset it");
   }
   return access_->OpenNccl(&library_);
 }
@@ -170,7 +169,7 @@ void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = job_->ClaimGpuWarning();
   Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
-      "collectives of tensors on GPUs go through host memory, which is slow, for " +
+      "collectives of tensors on GPUs go through host memory, which is slow: " +
           reason);
 }
 

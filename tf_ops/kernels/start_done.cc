@@ -172,7 +172,7 @@ absl::StatusOr<std::vector<Tensor>> Started::Finish() {
   if (end_.code() != KHVD_OK) return EngineStatus(end_.code(), end_.message());
   if (!results.empty()) return results;
   return absl::FailedPreconditionError(absl::StrCat(
-      "'", name_, "': its KerasHvdDone has run, and has given its results away"));
+      "'", name_, "': its KerasHvdDone has already run and returned its results"));
 }
 
 // What a handle holds. TensorFlow copies it, but must not write it anywhere.
@@ -222,7 +222,7 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
       const Handle* const handle = ctx->input(i).scalar<Variant>()().get<Handle>();
       OP_REQUIRES_ASYNC(ctx, handle != nullptr,
                         absl::InvalidArgumentError(absl::StrCat(
-                            "input ", i, " of ", name(), " is no KerasHvdStart's")),
+                            "input ", i, " of ", name(), " is not a KerasHvdStart's")),
                         done);
       all->push_back(handle->started);
     }
@@ -249,7 +249,7 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
         if (output == ctx->num_outputs() ||
             result.dtype() != ctx->expected_output_dtype(output)) {
           status = absl::InvalidArgumentError(absl::StrCat(
-              ctx->op_kernel().name(), " has not the types of its starts"));
+              ctx->op_kernel().name(), " does not have the types of its starts"));
           break;
         }
         ctx->set_output(output++, std::move(result));

@@ -41,7 +41,7 @@ std::string HowItEndedText(int status) {
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);
     return "was killed by " + SignalName(signal) +
-           (signal == SIGKILL ? " (by somebody, or by the kernel for want of memory)"
+           (signal == SIGKILL ? " (by a user, or by the kernel because memory ran out)"
                               : "");
   }
   return "exited with code " + std::to_string(WEXITSTATUS(status)) +

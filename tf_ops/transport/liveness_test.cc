@@ -157,7 +157,7 @@ void ExpectText(World* world, int rank, const std::string& told) {
 }
 
 constexpr char kKilled[] =
-    "was killed by SIGKILL (by somebody, or by the kernel for want of memory)";
+    "was killed by SIGKILL (by a user, or by the kernel because memory ran out)";
 
 TEST(LivenessTest, AKilledRankIsNoticedByWhomeverAndWhicheverItIs) {
   for (int self = 0; self < 3; ++self) {

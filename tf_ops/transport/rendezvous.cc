@@ -113,7 +113,7 @@ Status ReceiveAnswer(int connection, Clock::time_point deadline, Answer* answer,
   if (events == 0) {
     return Status::RankFailed(
         "rank 0 did not answer in time while the job started. See what it does; if it "
-        "only is slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+        "is only slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
   }
   iovec data = {answer, sizeof(*answer)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -200,7 +200,7 @@ Status Rendezvous::AcceptAll() {
           RankList(missing) + " of job '" + options_.job +
           "' did not call init within " +
           std::to_string(static_cast<int>(options_.timeout_seconds)) +
-          " s. Every rank has to; if they only are slow to start, raise "
+          " s. Every rank must; if they are only slow to start, raise "
           "KERAS_HVD_INIT_TIMEOUT_SECONDS");
     }
     for (int rank = 1; rank < options_.size; ++rank) {
@@ -299,9 +299,8 @@ Status Rendezvous::ConnectToRoot() {
       return Status::RankFailed(
           "rank 0 of job '" + options_.job + "' did not call init within " +
           std::to_string(static_cast<int>(options_.timeout_seconds)) +
-          " s. Every rank has to, on this host and in the same network namespace; if "
-          "it "
-          "only is slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+          " s. Every rank must, on this host and in the same network namespace; if "
+          "it is only slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
     }
     nanosleep(&pause, nullptr);
     pause.tv_nsec = std::min<long>(pause.tv_nsec * 2, 20000000);

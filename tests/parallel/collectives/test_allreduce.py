@@ -627,7 +627,7 @@ def test_the_same_call_in_two_threads_is_an_error(call, size, several_ranks):
         try:
             ends.append(call())
         except wrong as error:
-            ends.append("by the same in another call" in str(error))
+            ends.append("by another call of the same op" in str(error))
 
     # That they meet is up to the scheduler.
     while True not in ends:
