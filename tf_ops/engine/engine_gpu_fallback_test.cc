@@ -173,7 +173,7 @@ void ExpectOneWarning(CapturedErrors* errors, const Failure& failure) {
       "rank " + (failure.speaker < 0 ? "" : std::to_string(failure.speaker));
   EXPECT_TRUE(Contains(text, "keras_hvd [" + speaker)) << text;
   EXPECT_TRUE(Contains(text, "warning: ")) << text;
-  EXPECT_TRUE(Contains(text, "for " + speaker)) << text;
+  EXPECT_TRUE(Contains(text, "slow: " + speaker)) << text;
   EXPECT_TRUE(Contains(text, " (pid " + std::to_string(getpid()) + " on here)"))
       << text;
   EXPECT_TRUE(Contains(text, "NCCL failed in " + failure.function + ": ")) << text;
