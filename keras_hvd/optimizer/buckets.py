@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ _BUCKET_BYTES = 4 << 20
 
 
 def size_of(tensor: Any) -> int:
-    """The bytes of a tensor, a variable or slices; 0 where a dimension is not known."""
-    elements = tf.TensorShape(tensor.shape).num_elements() or 0
+    """The bytes of a tensor, a variable or slices; unknown dimensions count as 1."""
+    shape = tf.TensorShape(tensor.shape)
+    elements = math.prod(n or 1 for n in shape) if shape.rank is not None else 0
     return elements * tf.as_dtype(tensor.dtype).size
 
 

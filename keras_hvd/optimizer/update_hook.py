@@ -7,6 +7,7 @@ update: after the loss scale and gradient accumulation, before clipping.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -107,16 +108,21 @@ class UpdateHook:
         reduction = self.reduction_of(optimizer)
         if reduction is None:
             return plain(optimizer, grads, trainable_variables)
+        grads = list(grads)
         require_not_reduced(optimizer, grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
         grads = _reduce_overwriting(optimizer.name, grads, variables, reduction)
+        # An optimizer may call its own apply() again from within it.
+        outer = self.update_of(optimizer)
         update = self._updates[id(optimizer)] = _Update(reduction, grads, variables)
         try:
             result = plain(optimizer, grads, trainable_variables)
         finally:
             del self._updates[id(optimizer)]
+            if outer is not None:
+                self._updates[id(optimizer)] = outer
         missing = update.waiting.total()
         if missing and not only_accumulated(optimizer):
             raise _not_reduced(
@@ -193,11 +199,12 @@ class _Update:
 
 
 def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Callable:
-    # Without functools.wraps: autograph would take it for the user's code, and convert
-    # what it calls.
     def method(self, *args, **kwargs):
         return replacement(plain, self, *args, **kwargs)
 
+    functools.update_wrapper(method, plain, updated=())
+    # By which autograph would take it for the user's code, and convert what it calls.
+    del vars(method)["__wrapped__"]
     return method
 
 

@@ -63,7 +63,7 @@ class _OfStrategy(UpdateHook):
         return super().replacements() | late
 
     def reduction_of(self, optimizer: Any) -> GradientReduction | None:
-        # Those that leave the updates to others do not come here.
+        # One that leaves the updates to others leaves the reduction to them too.
         if inner_optimizers(optimizer) is not None:
             return None
         return _reduction_of_replica(optimizer)

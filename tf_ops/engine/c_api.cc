@@ -277,7 +277,7 @@ Status Init(const khvd_options& options) {
     LogMembership(*Current(), "joined");
     return status;
   }
-  status.message = "rank " + std::to_string(options.rank) + " could not join job '" +
+  status.message = "rank " + std::to_string(options.rank) + " could not enter job '" +
                    member.rendezvous.job + "': " + status.message;
   return status;
 }

@@ -187,7 +187,7 @@ TEST(InitTest, AMissingPeerIsAnErrorThatNamesIt) {
     khvd_options options = Options(0, 2, job.c_str());
     options.init_timeout = 0.2;
     CHECK_HERE(khvd_init(&options) == KHVD_RANK_FAILED);
-    CHECK_HERE(LastErrorHas("rank 0 could not join job '" + job + "': rank 1"));
+    CHECK_HERE(LastErrorHas("rank 0 could not enter job '" + job + "': rank 1"));
     CHECK_HERE(khvd_is_initialized() == 0);
     return 0;
   });

@@ -19,12 +19,12 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
   const World world = SharedMemoryWorld(segment, 0);
   Timeline timeline(world.job);
-  CoordinatorService coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  CoordinatorService service(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
   const auto submissions = SharedMemoryWorld(segment, 1).channels->ToCoordinator();
   const int64_t flags = 99;
   submissions->Queue({reinterpret_cast<const char*>(&flags), sizeof(flags)});
   submissions->Flush();
-  coordination.Poll();
+  service.Poll();
   EXPECT_EQ(world.job->Failure().code, Code::kInternal);
   EXPECT_THAT(world.job->Failure().message, HasSubstr("rank 1"));
   EXPECT_THAT(world.job->Failure().message, HasSubstr("flags = 99"));
@@ -36,19 +36,19 @@ TEST(TuningTest, LeavesWithTheBatchThatItFollowsFrom) {
   ASSERT_TRUE(Segment::CreateLocal(2, 1 << 20, &segment).ok());
   const World world = SharedMemoryWorld(segment, 0);
   Timeline timeline(world.job);
-  CoordinatorService coordination(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
+  CoordinatorService service(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
   AutotuneOptions options;
   options.on = true;
   options.steps_per_sample = 1;
   options.least_seconds = 0;
   options.most_window_bytes = 1 << 20;
-  coordination.StartAutotune(options, Tuning());
-  coordination.Poll();
+  service.StartAutotune(options, Tuning());
+  service.Poll();
   const auto receiver = SharedMemoryWorld(segment, 1).channels->FromCoordinator();
   ASSERT_TRUE(receiver->Receive());
-  coordination.NoteTuned();
+  service.NoteTuned();
   for (int run = 0; run < 10000 && !receiver->HasNews(); ++run) {
-    coordination.NoteRun({{0, "gradient"}}, 1 << 20);
+    service.NoteRun({{0, "gradient"}}, 1 << 20);
   }
   EXPECT_TRUE(receiver->HasNews());
 }

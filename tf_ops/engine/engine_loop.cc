@@ -208,7 +208,7 @@ bool EngineLoop::Pause(int64_t times) {
 
 // ---- Waiting outside of a collective
 
-// Where decisions come soon; see promptness.h.
+// Where decisions come soon; see spin_policy.h.
 bool EngineLoop::SpinForNews() {
   if (!requests_.any_pending()) return false;
   spin_policy_.NoteWait();

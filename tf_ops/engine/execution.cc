@@ -65,8 +65,7 @@ bool Execution::Read() {
   return true;
 }
 
-CarriedOut Execution::CarryOutNext() {
-  carried_out_ = {};
+void Execution::CarryOutNext() {
   const std::string message = std::move(to_do_.front());
   to_do_.pop_front();
   DecisionMessage decision;
@@ -77,11 +76,10 @@ CarriedOut Execution::CarryOutNext() {
                    std::to_string(rank_) +
                    " a decision that is malformed: " + status.message +
                    ". This is a bug in keras_hvd, or memory was overwritten");
-    return {};
+    return;
   }
-  std::visit([this](auto& each) { CarryOut(std::move(each)); }, decision);
+  std::visit([this](const auto& each) { CarryOut(each); }, decision);
   job_->NoteCarriedOut();
-  return std::move(carried_out_);
 }
 
 void Execution::CarryOut(const FailMessage& fail) {
@@ -126,13 +124,13 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
 void Execution::CarryOut(const TuneMessage& tune) {
   settings_.tuning = tune.tuning;
   counters_.tunings += 1;
-  carried_out_.tuning = true;
+  if (observer_.tuned) observer_.tuned();
 }
 
 // ---- Batches
 
 // All ranks count all batches, so that the numbers agree on those that share one.
-void Execution::CarryOut(RunMessage&& run) {
+void Execution::CarryOut(const RunMessage& run) {
   sequence_ += 1;
   settings_.stores = run.stores;
   for (const Decision::Zeros& zeros : run.zeros) {
@@ -149,9 +147,8 @@ void Execution::CarryOut(RunMessage&& run) {
   requests_.NoteRunning(batch);
   const bool ok = runner_.Run(batch, members, sequence_, settings_, run.results);
   running_.clear();
-  if (ok && batch.front()->description->kind == Kind::kAllreduce) {
-    carried_out_.tensors = std::move(run.tensors);
-    carried_out_.bytes = InputBytes(batch);
+  if (ok && observer_.ran && batch.front()->description->kind == Kind::kAllreduce) {
+    observer_.ran(run.tensors, InputBytes(batch));
   }
   EndBatch(std::move(batch), ok);
 }

@@ -8,11 +8,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/backend/world.h"
@@ -28,12 +30,12 @@
 
 namespace keras_hvd {
 
-// What has been carried out that a tuning follows from: a change of settings, or a
-// batch of allreduces that has run. Nothing else changes with them, but for spinning.
-struct CarriedOut {
-  bool tuning = false;
-  std::vector<TensorKey> tensors;
-  int64_t bytes = 0;  // of this rank's tensors
+// Who wants to know what a tuning follows from: a change of settings, and batches of
+// allreduces that have run. Nothing else changes with them, but for spinning.
+struct TuningObserver {
+  std::function<void()> tuned;
+  // `bytes`: of this rank's tensors.
+  std::function<void(const std::vector<TensorKey>& tensors, int64_t bytes)> ran;
 };
 
 // All of it is for who drives the engine.
@@ -51,10 +53,12 @@ class Execution {
   // Reads what there is; returns true if there was anything.
   bool Read();
 
+  void set_observer(TuningObserver observer) { observer_ = std::move(observer); }
+
   // Whether there are decisions that are read and not carried out.
   bool anything_to_do() const { return !to_do_.empty(); }
   // Carries out the next one, which may wait for peers.
-  CarriedOut CarryOutNext();
+  void CarryOutNext();
 
   // How often a batch, or a new process set, was decided for any of the ranks, so far
   // as they are carried out.
@@ -70,7 +74,7 @@ class Execution {
   bool decides_for_others() const { return decides_for_others_; }
 
  private:
-  void CarryOut(RunMessage&& run);
+  void CarryOut(const RunMessage& run);
   void CarryOut(const FailMessage& fail);
   void CarryOut(const AgreeMessage& agree);
   void CarryOut(const TuneMessage& tune);
@@ -94,7 +98,7 @@ class Execution {
   // For the next batch: zeros for what this rank has joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   BatchSettings settings_;
-  CarriedOut carried_out_;
+  TuningObserver observer_;  // empty: nobody
   uint64_t sequence_ = 0;
   std::string running_;
   bool decides_for_others_ = false;

@@ -143,7 +143,7 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
   }
   // Only a broadcast's root is asked for its input; some allocate their output later,
   // and a reducescatter may leave this rank without rows.
-  const bool gets_none = request.kind == KHVD_REDUCESCATTER &&
+  const bool gets_none = traits.gives_parts && !traits.has_own_rows &&
                          ScatteredRows(membership, tensor.shape[0]) == 0;
   if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||
                  (tensor.output == nullptr && !traits.has_own_rows && !gets_none))) {

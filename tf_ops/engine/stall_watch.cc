@@ -9,13 +9,13 @@
 namespace keras_hvd {
 
 StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
-                       Requests* requests, CoordinatorService* coordination,
+                       Requests* requests, CoordinatorService* coordinator_service,
                        const Execution* execution)
     : warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
       job_(std::move(job)),
       requests_(*requests),
-      coordinator_service_(coordination),
+      coordinator_service_(coordinator_service),
       execution_(*execution) {}
 
 void StallWatch::CheckAt(Clock::time_point now) {

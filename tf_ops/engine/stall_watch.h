@@ -23,7 +23,7 @@ class StallWatch {
 
   // `coordinator_service`: the coordinator's, or null.
   StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
-             Requests* requests, CoordinatorService* coordination,
+             Requests* requests, CoordinatorService* coordinator_service,
              const Execution* execution);
 
   // Looks at what waits, if it is time to.

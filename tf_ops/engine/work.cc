@@ -8,9 +8,9 @@
 namespace keras_hvd {
 namespace {
 
-std::unique_ptr<CoordinatorService> CoordinationOf(const EngineOptions& options,
-                                                   const World& world,
-                                                   Timeline* timeline) {
+std::unique_ptr<CoordinatorService> CoordinatorServiceOf(const EngineOptions& options,
+                                                         const World& world,
+                                                         Timeline* timeline) {
   if (!world.job->is_coordinator()) return nullptr;
   return std::make_unique<CoordinatorService>(world, options.fusion_bytes,
                                               options.cache_capacity, timeline);
@@ -23,7 +23,7 @@ Work::Work(const EngineOptions& options, const World& world,
            SpinPolicy* spin_policy, Timeline* timeline, EngineCounters* counters)
     : job_(world.job),
       requests_(*requests),
-      coordinator_service_(CoordinationOf(options, world, timeline)),
+      coordinator_service_(CoordinatorServiceOf(options, world, timeline)),
       execution_(options, world, std::move(gpu), waiter, requests, spin_policy,
                  timeline,
                  coordinator_service_ == nullptr ? nullptr
@@ -40,6 +40,13 @@ Work::Work(const EngineOptions& options, const World& world,
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
   coordinator_service_->StartAutotune(autotune, defaults);
+  execution_.set_observer(
+      {[this] { coordinator_service_->NoteTuned(); },
+       [this](const std::vector<TensorKey>& tensors, int64_t bytes) {
+         if (bytes > 0 && coordinator_service_->tunes()) {
+           coordinator_service_->NoteRun(tensors, bytes);
+         }
+       }});
 }
 
 bool Work::Poll() {
@@ -60,16 +67,8 @@ bool Work::RunNext() {
     return true;
   }
   if (!execution_.anything_to_do()) return false;
-  NoteForAutotune(execution_.CarryOutNext());
+  execution_.CarryOutNext();
   return true;
-}
-
-void Work::NoteForAutotune(const CarriedOut& carried_out) {
-  if (coordinator_service_ == nullptr) return;
-  if (carried_out.tuning) coordinator_service_->NoteTuned();
-  if (carried_out.bytes > 0 && coordinator_service_->tunes()) {
-    coordinator_service_->NoteRun(carried_out.tensors, carried_out.bytes);
-  }
 }
 
 // Nothing can be decided without the coordinator's own submission, so it sleeps through

@@ -55,7 +55,6 @@ class Work {
   const Execution& execution() const { return execution_; }
 
  private:
-  void NoteForAutotune(const CarriedOut& carried_out);
   void HandleFailure();
   void CheckCoordinatorLeft();
 

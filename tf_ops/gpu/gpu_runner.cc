@@ -122,7 +122,8 @@ Status GpuRunner::Move(GpuBatch* batch) {
     if (taken != left.end()) status = backend->Run({taken, left.end()}, batch);
     left.erase(taken, left.end());
   }
-  return status;
+  if (!status.ok() || left.empty()) return status;
+  return Status::Internal(Title(*left.front()->description) + " has no backend");
 }
 
 Status GpuRunner::End(GpuBatch* batch) {

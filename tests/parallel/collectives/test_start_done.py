@@ -158,7 +158,9 @@ def test_without_done_in_a_function(size):
 def test_results_are_given_once():
     handle = gradients.start([tf.ones(1)], "once", Sum)
     gradients.done([handle], [[tf.float32]])
-    with pytest.raises(tf.errors.FailedPreconditionError, match="'once'.*has already run"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="'once'.*has already run"
+    ):
         gradients.done([handle], [[tf.float32]])
 
 
@@ -171,7 +173,9 @@ def test_results_have_the_types_of_the_starts(dtypes):
 
 
 def test_a_handle_is_no_other_variant():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is not a KerasHvdStart's"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="is not a KerasHvdStart's"
+    ):
         gradients.done(
             [
                 tf.raw_ops.EmptyTensorList(

@@ -144,6 +144,26 @@ def test_variables_may_come_from_a_generator(rank, size):
         np.testing.assert_allclose(variable, [-(size - 1) / 2])
 
 
+class Probing(keras.optimizers.SGD):
+    """Applies nothing first, by its own apply(), and then the gradients."""
+
+    _probes = False
+
+    def apply(self, grads, trainable_variables=None):
+        if not self._probes:
+            self._probes = True
+            self.apply([0.0 * grad for grad in grads], trainable_variables)
+            self._probes = False
+        super().apply(grads, trainable_variables)
+
+
+def test_an_optimizer_may_apply_within_apply(rank, size):
+    variable = keras.Variable([0.0])
+    optimizer = keras_hvd.DistributedOptimizer(Probing(1.0))
+    optimizer.apply([tf.constant([float(rank)])], [variable])
+    np.testing.assert_allclose(variable, [-(size - 1) / 2])
+
+
 def test_accumulation_reduces_once_per_update(rank, size, monkeypatch):
     calls = []
     reduce = submission.submit

@@ -65,6 +65,17 @@ def test_strategies_are_not_mixed(strategy):
         strategy.run(lambda: strategy.gather(tf.ones([1]), axis=0))
 
 
+def test_gradients_may_come_from_a_generator(strategy, rank, size):
+    with strategy.scope():
+        variables = [keras.Variable([0.0], name=name) for name in ("a", "b")]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(variables)
+    gradients = [tf.constant([float(rank)]), tf.constant([1.0])]
+    strategy.run(lambda: optimizer.apply((each for each in gradients), variables))
+    np.testing.assert_allclose(variables[0], [-sum(range(size))])
+    np.testing.assert_allclose(variables[1], [-size])
+
+
 def test_running(strategy):
     def step(x, times=1):
         return {"product": x * times, "twice": (x + x,)}
