@@ -24,12 +24,12 @@ from tensorflow.python.eager import context
 from keras_hvd import current_strategy
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import log
-from keras_hvd.strategy import keras_hooks
+from keras_hvd.strategy import keras_patches
 
 
 def install() -> None:
     """Makes Keras iterate over data as a `keras_hvd.Strategy` needs it."""
-    keras_hooks.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
+    keras_patches.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
 
 
 def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:

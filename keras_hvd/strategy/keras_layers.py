@@ -13,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy
-from keras_hvd.strategy import keras_hooks
+from keras_hvd.strategy import keras_patches
 
 _here = threading.local()
 
 
 def install() -> None:
     """Makes Keras' layers behave as a `keras_hvd.Strategy` needs it."""
-    keras_hooks.replace(keras.layers.Layer, "__call__", _call)
-    keras_hooks.replace(keras.layers.BatchNormalization, "_moments", _moments)
-    keras_hooks.replace(keras.layers.RNN, "call", _call_rnn)
-    keras_hooks.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
+    keras_patches.replace(keras.layers.Layer, "__call__", _call)
+    keras_patches.replace(keras.layers.BatchNormalization, "_moments", _moments)
+    keras_patches.replace(keras.layers.RNN, "call", _call_rnn)
+    keras_patches.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
 
 
 def _call(plain, layer, *args, **kwargs):

@@ -23,7 +23,7 @@ from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import log
-from keras_hvd.strategy import keras_hooks
+from keras_hvd.strategy import keras_patches
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -36,13 +36,13 @@ _here = threading.local()
 def install() -> None:
     """Makes Keras weight losses as a `keras_hvd.Strategy` needs it."""
     for name in ("_compute_loss", "compute_loss"):
-        keras_hooks.replace(keras.Model, name, _compute_loss)
+        keras_patches.replace(keras.Model, name, _compute_loss)
     for name, replacement in {
         "reduce_weighted_values": _reduce_weighted_values,
         "scale_loss_for_distribution": _scale,
         "unscale_loss_for_distribution": _unscale,
     }.items():
-        keras_hooks.replace(loss_module, name, replacement)
+        keras_patches.replace(loss_module, name, replacement)
 
 
 class _Batch:

@@ -20,7 +20,7 @@ from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
-from keras_hvd.strategy import keras_hooks
+from keras_hvd.strategy import keras_patches
 
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
@@ -30,11 +30,11 @@ _here = threading.local()
 
 def install() -> None:
     """Makes Keras' models compute results as a `keras_hvd.Strategy` needs it."""
-    keras_hooks.replace(keras.Model, "get_metrics_result", _get_metrics_result)
-    keras_hooks.replace(
+    keras_patches.replace(keras.Model, "get_metrics_result", _get_metrics_result)
+    keras_patches.replace(
         keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
     )
-    keras_hooks.replace(keras.Model, "_make_function", _make_function)
+    keras_patches.replace(keras.Model, "_make_function", _make_function)
 
 
 def means_over_ranks(logs: Any, strategy: Any) -> Any:

@@ -17,13 +17,13 @@ from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers
 from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.optimizer.update_hook import UpdateHook
-from keras_hvd.strategy import keras_hooks, variables
+from keras_hvd.strategy import keras_patches, variables
 
 
 def install() -> None:
     """Has Keras' optimizers reduce as a `keras_hvd.Strategy` wants it."""
     for name, replacement in _OfStrategy().replacements().items():
-        keras_hooks.replace(keras.optimizers.Optimizer, name, replacement)
+        keras_patches.replace(keras.optimizers.Optimizer, name, replacement)
     agree_on_finite_gradients(_reduction_of_replica)
 
 

@@ -19,7 +19,7 @@ from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime.process_sets import global_process_set
-from keras_hvd.strategy import keras_hooks, reduction
+from keras_hvd.strategy import keras_patches, reduction
 from keras_hvd.strategy.keras_callback import coordinated
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
@@ -55,8 +55,8 @@ def install() -> None:
         "predict_on_batch": _predict_on_batch,
         "_maybe_symbolic_build": _maybe_symbolic_build,
     }.items():
-        keras_hooks.replace(model, name, replacement)
-    keras_hooks.replace(trainer_module, "reduce_per_replica", _reduce_per_replica)
+        keras_patches.replace(model, name, replacement)
+    keras_patches.replace(trainer_module, "reduce_per_replica", _reduce_per_replica)
 
 
 def _compile(plain, model, *args, **kwargs):

@@ -12,13 +12,13 @@ from keras_hvd import current_strategy, keras_tuner
 from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
 from keras_hvd.optimizer import gradient_tape
 from keras_hvd.runtime import basics, native
-from keras_hvd.strategy import keras_hooks
+from keras_hvd.strategy import keras_patches
 
 
 def require_in_fit() -> None:
     """Makes Keras' training raise before its first step unless the ranks share it."""
     for name in ("fit", "train_on_batch"):
-        keras_hooks.replace(keras.Model, name, _train)
+        keras_patches.replace(keras.Model, name, _train)
 
 
 def require_has_been() -> None:
