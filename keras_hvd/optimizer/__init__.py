@@ -1,1 +1,1 @@
-"""The distributed optimizer and tape: gradients that are reduced over all ranks."""
+"""The distributed optimizer and tape, which reduce gradients over all ranks."""

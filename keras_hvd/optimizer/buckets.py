@@ -1,4 +1,4 @@
-"""Which tensors travel together: those that are there at about the same time."""
+"""Buckets: tensors that are ready at about the same time are sent together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-# Large enough to be worth a collective, small enough that the last layers' travel while
-# backprop works on the first.
+# Large enough to be worth a collective. Small enough to send the gradients of the last
+# layers while backprop works on the first.
 _BUCKET_BYTES = 4 << 20
 
 
 def size_of(tensor: Any) -> int:
-    """The bytes of a tensor, a variable or slices; unknown dimensions count as 1."""
+    """The size of a tensor, variable or slices in bytes; unknown dimensions are 1."""
     shape = tf.TensorShape(tensor.shape)
     elements = math.prod(n or 1 for n in shape) if shape.rank is not None else 0
     return elements * tf.as_dtype(tensor.dtype).size
@@ -26,9 +26,9 @@ def by_size(
     *,
     last_first: bool = True,
 ) -> Iterator[list[int]]:
-    """Buckets of indices, from the last to the first: the order backprop ends them in.
+    """Yields buckets of indices, from last to first: backprop finishes in that order.
 
-    Given groups are kept as they are, and leave with the last of theirs.
+    Each group in `groups` stays whole, and is yielded when its last index comes up.
 
     >>> list(by_size([1 << 20, 3 << 20, 9 << 20, 1 << 10]))
     [[3], [2], [1, 0]]
@@ -55,7 +55,7 @@ def by_size(
 
 
 def by_number(count: int, buckets: int) -> Iterator[list[int]]:
-    """As many buckets as asked for, of nearly as many indices each.
+    """Yields up to `buckets` buckets, with about the same number of indices in each.
 
     >>> list(by_number(5, 2)), list(by_number(2, 3))
     ([[4, 3, 2], [1, 0]], [[1], [0]])

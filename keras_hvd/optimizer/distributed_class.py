@@ -1,8 +1,8 @@
-"""The class that a distributed optimizer has.
+"""The class of a distributed optimizer.
 
-The optimizer stays the object it was: only its class changes, to one that extends its
-own and looks like it, so that variables, state, configuration and saved files are the
-plain optimizer's.
+The optimizer stays the same object. Only its class changes, to a subclass of its own
+class that looks like it. So variables, state, configuration and saved files stay those
+of the plain optimizer.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from keras_hvd.runtime.process_sets import ProcessSet
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `DistributedOptimizer` was asked for."""
+    """The arguments of `DistributedOptimizer`."""
 
     reduction: GradientReduction
-    # What begins the names of collectives; None: the optimizer's own name.
+    # The prefix of collective names; None means the optimizer's own name.
     name: str | None = None
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
 
     @property
     def passes(self) -> str:
-        """What is made of several passes, in words; empty where there is one."""
+        """How gradients of several passes are combined, in words; empty for one."""
         if self.backward_passes_per_step == 1:
             return ""
         how = "averaged" if self.average_aggregated_gradients else "added up"
@@ -52,11 +52,10 @@ class Settings:
 def distribute(
     optimizer: Any, settings: Settings, local: Sequence[LocalVariables] = ()
 ) -> Any:
-    """Has an optimizer, or those inside of it, reduce gradients; its class changes.
+    """Makes an optimizer, or its inner optimizers, reduce gradients; changes its class.
 
-    Raises:
-        ValueError: it reduces them in another way already, or accumulates another
-            number of them.
+    Raises ValueError if it already reduces them with other settings, or accumulates a
+    different number of them.
 
     Example:
 
@@ -82,7 +81,7 @@ def distribute(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer, or each of those inside of it, reduces its gradients.
+    """Whether an optimizer, or each of its inner optimizers, reduces its gradients.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -100,7 +99,7 @@ def is_distributed(optimizer: Any) -> bool:
 def local_variables(
     optimizers: Sequence[keras.optimizers.Optimizer], variables: Sequence[Any]
 ) -> set[int]:
-    """The `identity` of those variables whose gradients stay on their rank.
+    """The `identity` of each variable whose gradients stay on their rank.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -120,10 +119,9 @@ def local_variables(
 
 
 def shared_settings(optimizer: Any) -> dict[str, str]:
-    """What an optimizer was asked for that all its ranks must agree on, by argument.
+    """The settings of an optimizer that its ranks must agree on, by argument name.
 
-    It is empty if it is not distributed. Of one that leaves the updates to others, it
-    is what the first of these was asked for.
+    A plain optimizer has none, or those of its first distributed inner optimizer.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -133,19 +131,19 @@ def shared_settings(optimizer: Any) -> dict[str, str]:
     'Sum'
     """
     if not _is_distributing(optimizer):
-        # compile() puts a LossScaleOptimizer around one.
+        # compile() wraps a distributed optimizer in a plain LossScaleOptimizer.
         inner = inner_optimizers(optimizer) or ()
         return next(filter(None, map(shared_settings, inner)), {})
     settings = optimizer._settings
     values = {**vars(settings.reduction), **vars(settings)}
-    # Sets train side by side, and what is local differs by its nature.
+    # Process sets train separately, and local gradients differ between ranks anyway.
     for each in ("reduction", "process_set", "scale_local_gradients"):
         del values[each]
     return {argument: shown(value) for argument, value in values.items()}
 
 
 def reduces_with(optimizer: Any) -> ProcessSet:
-    """The ranks whose gradients a distributed optimizer reduces with this rank's.
+    """The process set over which a distributed optimizer reduces its gradients.
 
     >>> import keras, keras_hvd
     >>> keras_hvd.init()
@@ -158,12 +156,12 @@ def reduces_with(optimizer: Any) -> ProcessSet:
 def before_first_update(
     optimizer: keras.optimizers.Optimizer, action: Callable[[], bool]
 ) -> None:
-    """Has a distributed optimizer run something once it is built, before it updates.
+    """Makes a distributed optimizer call `action` once it is built, before it updates.
 
-    In a `tf.function` that is while the first step is traced, before it runs. Where
-    that trace creates variables, TensorFlow initializes them after it and traces again;
-    so the action, which is called outside of that graph, says whether it is done, or is
-    to be called again.
+    In a `tf.function`, that is while the first step is traced, before it runs. If the
+    trace creates variables, TensorFlow initializes them afterwards and traces again. So
+    `action`, which is called outside of that graph, returns whether it is done. If not,
+    it is called again.
     """
     inner = inner_optimizers(optimizer)
     for each in inner or ():
@@ -173,7 +171,7 @@ def before_first_update(
 
 
 def require_no_strategy(optimizer: Any) -> None:
-    """Raises where a `tf.distribute` strategy would reduce gradients as well.
+    """Raises if a `tf.distribute` strategy would reduce the gradients as well.
 
     >>> import keras
     >>> require_no_strategy(keras.optimizers.SGD())
@@ -196,7 +194,7 @@ def _default_strategy() -> tf.distribute.Strategy:
 
 
 class _OfDistributed(UpdateHook):
-    """What goes before the methods of an optimizer that is distributed."""
+    """Hooks into the methods of a distributed optimizer."""
 
     def reduction_of(self, optimizer: Any) -> GradientReduction | None:
         reduction = optimizer._settings.reduction
@@ -208,7 +206,7 @@ class _OfDistributed(UpdateHook):
         return settings.name or optimizer.name, local, settings.passes
 
     def factor(self, optimizer: Any) -> int:
-        # Keras averages what it accumulates.
+        # Keras averages the gradients that it accumulates.
         settings = optimizer._settings
         averages = settings.average_aggregated_gradients
         return 1 if averages else settings.backward_passes_per_step
@@ -227,7 +225,7 @@ _hook = _OfDistributed()
 
 
 class _Own:
-    """What an optimizer has once it is distributed, past what Keras would track."""
+    """Attributes of a distributed optimizer that Keras must not track."""
 
     def __init__(self) -> None:
         self.local: list[LocalVariables] = []
@@ -235,24 +233,24 @@ class _Own:
 
 
 class _Distributed(Mixin):
-    """An optimizer whose class `DistributedOptimizer` has changed."""
+    """An optimizer whose class was changed by `DistributedOptimizer`."""
 
     _plain_class: type
     _settings: Settings
 
     @property
     def _own(self) -> _Own:
-        # One that was made by `type(optimizer).from_config` has none yet.
+        # An optimizer made by `type(optimizer).from_config` has none yet.
         return self.__dict__.setdefault("_keras_hvd", _Own())
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves the gradients of a variable on their rank.
+        """Keeps the gradients of a variable on their rank.
 
         Args:
             var: a Keras variable or a `tf.Variable`.
 
         Raises:
-            TypeError: it is something else.
+            TypeError: `var` is something else.
         """
         self._keep_local(LocalVariables.of(var))
 
@@ -262,15 +260,15 @@ class _Distributed(Mixin):
             each._keep_local(local)
 
     def __reduce__(self):
-        # Keras pickles (and copies) a reference to the class, which here has no name of
-        # its own, next to the saved optimizer.
+        # Keras pickles (and copies) a reference to the class with the saved optimizer.
+        # This class has no name of its own to refer to.
         _, saved = super().__reduce__()
         paths = frozenset(each for local in self._own.local for each in local.paths())
         return _unpickle, (self._plain_class, self._settings, paths, *saved)
 
 
 class _DistributesInner(_Distributed):
-    """An optimizer that leaves the updates to inner ones, chosen at build at last."""
+    """An optimizer that delegates updates to inner ones; `build` may choose them."""
 
     def apply(self, grads, trainable_variables=None):
         if not self._settings.reduction.is_alone():
@@ -289,10 +287,10 @@ class _DistributesInner(_Distributed):
 
 @functools.cache
 def _distributed_class(plain: type, updates: bool, settings: Settings) -> type:
-    """A subclass that Keras, and who saves or prints the optimizer, takes for `plain`.
+    """A subclass that looks like `plain` to Keras, and when it is saved or printed.
 
-    Keras serializes `obj.__class__`: with a class that was neither exported by Keras
-    nor registered by the user, plain Keras could not load what was saved.
+    Keras serializes `obj.__class__`. Plain Keras cannot load a class that is neither
+    exported by Keras nor registered by the user.
     """
     return type(
         plain.__name__,
@@ -335,7 +333,7 @@ def _require_same_settings(optimizer: Any, settings: Settings) -> None:
 
 
 def _reduction_of(optimizer: Any) -> GradientReduction | None:
-    """How those inside of a `LossScaleOptimizer` reduce; None if they do not."""
+    """How the optimizers inside a `LossScaleOptimizer` reduce; None if they do not."""
     if not is_distributed(optimizer):
         return None
     return _hook.reduction_of((leaf_optimizers(optimizer) or [optimizer])[0])

@@ -1,7 +1,6 @@
 """DistributedOptimizer: a Keras optimizer that reduces its gradients over all ranks.
 
-What the user gives it is looked at here; what it makes of the optimizer is in
-`distributed_class`.
+This module checks the user's arguments; `distributed_class` changes the optimizer.
 """
 
 from __future__ import annotations
@@ -45,54 +44,54 @@ def DistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer reduce its gradients over all ranks, before clipping them.
 
-    It works under `fit`, `train_on_batch`, a custom `train_step` and a `GradientTape`
+    It works with `fit`, `train_on_batch`, a custom `train_step`, and a `GradientTape`
     with `apply` or `apply_gradients`. Configuration, state and saved files stay those
-    of the plain optimizer; a saved model loads without keras_hvd. Wrapping twice in
-    the same way does nothing.
+    of the plain optimizer. A saved model loads without keras_hvd. Wrapping an optimizer
+    twice with the same arguments has no effect.
 
-    The optimizer gets a method `register_local_var(variable)`: the gradients of such a
-    variable stay on their rank, and each rank trains its own.
+    The optimizer gets a method `register_local_var(variable)`. The gradients of such a
+    variable stay on their rank, so each rank trains its own.
 
     Args:
-        optimizer: a Keras 3 optimizer; it is changed in place and keeps its state. Of
-            a `MultiOptimizer` or `LossScaleOptimizer` the inner ones reduce.
-        name: begins the names that match gradients between ranks; by default the
+        optimizer: a Keras 3 optimizer. It is changed in place and keeps its state. In a
+            `MultiOptimizer` or `LossScaleOptimizer`, the inner optimizers reduce.
+        name: prefix of the names that match gradients between ranks; by default the
             optimizer's own name.
-        use_locking: without meaning; as in Horovod.
-        device_dense: without meaning; as in Horovod.
-        device_sparse: without meaning; as in Horovod.
-        compression: what gradients travel as: `keras_hvd.Compression.none`, `.fp16` or
-            `.bf16`.
-        sparse_as_dense: whether sparse gradients (`tf.IndexedSlices`, of `Embedding`)
-            become dense and are reduced with the others. By default the ranks gather
-            each other's slices, and equal rows are added up: the step is the same.
-        backward_passes_per_step: number of gradients that are added up on each rank
-            before one reduction and one update. They are Keras' accumulated gradients:
-            this sets `gradient_accumulation_steps`.
-        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        use_locking: ignored, as in Horovod.
+        device_dense: ignored, as in Horovod.
+        device_sparse: ignored, as in Horovod.
+        compression: how gradients are compressed for sending:
+            `keras_hvd.Compression.none`, `.fp16` or `.bf16`.
+        sparse_as_dense: whether to make sparse gradients (`tf.IndexedSlices`, from
+            `Embedding`) dense and reduce them with the others. By default the ranks
+            gather all slices and add up equal rows. The step is the same.
+        backward_passes_per_step: number of gradients that each rank adds up before one
+            reduction and one update. Keras accumulates them: this argument sets
+            `gradient_accumulation_steps`.
+        op: `keras_hvd.Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: gradients are divided by it before they are summed,
             and by `size() / gradient_predivide_factor` afterwards.
-        average_aggregated_gradients: whether the gradients of
-            `backward_passes_per_step` are averaged instead of added up.
-        num_groups: the old name of a number of `groups`.
-        groups: what travels together: a number of groups of about as many gradients
-            each, or lists of variables, besides which others go by size. By default
-            all go by size.
+        average_aggregated_gradients: whether to average the gradients of
+            `backward_passes_per_step` instead of adding them up.
+        num_groups: old name of `groups`, as a number.
+        groups: which gradients are sent together: a number of groups of about equal
+            length, or lists of variables. Gradients in no list are grouped by size. By
+            default all are.
         process_set: the ranks that train together; by default all of them.
-        scale_local_gradients: whether gradients of local variables are divided by the
-            number of ranks, as those of the others are by averaging.
+        scale_local_gradients: whether to divide gradients of local variables by the
+            number of ranks, as averaging divides the others.
 
     Returns:
         The same object.
 
     Raises:
-        TypeError: `optimizer` is not a Keras 3 optimizer, or `compression` not a
+        TypeError: `optimizer` is not a Keras 3 optimizer, or `compression` is not a
             compressor.
-        ValueError: a value is wrong, does not go with another, or differs from what the
-            optimizer was distributed with before; `backward_passes_per_step` differs
-            from the optimizer's own `gradient_accumulation_steps`.
-        RuntimeError: inside the scope of a `tf.distribute` strategy, which reduces
-            gradients itself; or Keras does not run on TensorFlow.
+        ValueError: an argument is invalid, conflicts with another, or differs from an
+            earlier call with this optimizer; or `backward_passes_per_step` differs from
+            the optimizer's own `gradient_accumulation_steps`.
+        RuntimeError: the call is in the scope of a `tf.distribute` strategy, which
+            reduces gradients itself; or Keras does not run on TensorFlow.
 
     Example:
 
@@ -148,14 +147,14 @@ def PartialDistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> keras.optimizers.Optimizer:
-    """A distributed optimizer that leaves the gradients of some layers on their rank.
+    """Like `DistributedOptimizer`, but keeps gradients of some layers on their rank.
 
     Each rank trains its own weights of these layers. `BroadcastGlobalVariables` gives
-    all ranks the same ones to begin with, unless it is told of them too.
+    all ranks the same initial weights, unless these are among its `local_variables`.
 
     Args:
         optimizer: as for `DistributedOptimizer`.
-        name: as for `DistributedOptimizer`, and so are the others but one.
+        name: as for `DistributedOptimizer`, like all others except `local_layers`.
         device_dense: the same.
         device_sparse: the same.
         compression: the same.
@@ -175,8 +174,8 @@ def PartialDistributedOptimizer(
 
     Raises:
         TypeError: as for `DistributedOptimizer`.
-        ValueError: something in `local_layers` is not a layer; what
-            `DistributedOptimizer` raises.
+        ValueError: something in `local_layers` is not a layer; also as for
+            `DistributedOptimizer`.
         RuntimeError: as for `DistributedOptimizer`.
 
     Example:

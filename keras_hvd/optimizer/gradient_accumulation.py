@@ -1,4 +1,4 @@
-"""Gradients of several passes that make one update: Keras' own accumulation."""
+"""Accumulation of several passes' gradients for one update, done by Keras itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import tensorflow as tf
 
 
 def accumulate(optimizer: Any, passes: int) -> None:
-    """Has Keras accumulate the gradients of several passes; 1 changes nothing.
+    """Makes Keras accumulate the gradients of several passes; 1 changes nothing.
 
-    Raises:
-        ValueError: it accumulates another number already.
+    Raises ValueError if the optimizer already accumulates a different number.
 
     Example:
 
@@ -32,17 +31,17 @@ def accumulate(optimizer: Any, passes: int) -> None:
         )
     optimizer.gradient_accumulation_steps = passes
     if tf.executing_eagerly():
-        # What counted updates counts passes from now on. While a step is traced, the
-        # optimizer is a new one, and this would be done again in each step.
+        # The count of updates becomes a count of passes. While a step is traced, the
+        # optimizer is new, and this assignment would run again in every step.
         optimizer._iterations.assign(optimizer._iterations * passes)
     if optimizer.built:
         _add_accumulators(optimizer)
 
 
 def only_accumulated(optimizer: Any) -> bool:
-    """Whether the `apply` that just ended has accumulated and not updated.
+    """Whether the `apply` that just ended accumulated gradients without an update.
 
-    It is known in eager mode only: a graph has both cases in it.
+    This is known in eager mode only: a graph contains both cases.
 
     >>> optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
     >>> weight = keras.Variable(1.0)
@@ -59,7 +58,7 @@ def only_accumulated(optimizer: Any) -> bool:
 
 
 def _add_accumulators(optimizer: Any) -> None:
-    """Adds what `build` would have, in its place: files number an optimizer's state."""
+    """Adds accumulators where `build` would: files number an optimizer's variables."""
     tracked = optimizer._variables
     first_slot = len(optimizer._trainable_variables) if optimizer.use_ema else 0
     first_slot += 1 + isinstance(optimizer._learning_rate, keras.Variable)

@@ -1,4 +1,4 @@
-"""Reduction of the gradients of a step: for optimizers, tapes and strategies."""
+"""Reduction of a step's gradients, for optimizers, tapes and strategies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
-# What raises, in messages.
+# Who raises the error, in messages.
 _KIND = "the reduction of gradients"
 
-# Set on a tensor that is reduced already.
+# An attribute that marks tensors as reduced.
 _REDUCED_BY = "_keras_hvd_reduced_by"
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -39,7 +39,7 @@ class GradientReduction:
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
-    # A number of groups, or the paths of the variables of each; None: by size.
+    # A number of groups, or each group's variable paths; None groups by size.
     groups: int | tuple[tuple[str, ...], ...] | None = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
@@ -58,12 +58,7 @@ class GradientReduction:
         process_set: ProcessSet,
         scale_local_gradients: bool,
     ) -> GradientReduction:
-        """Checks what the user gave to the function `kind`.
-
-        Raises:
-            TypeError: something is of a wrong type.
-            ValueError: something has a wrong value, or does not go together.
-        """
+        """Checks the user's arguments of `kind`; raises TypeError or ValueError."""
         reduce_op = _gradient_op(kind, op)
         require_compressor(kind, compression)
         number_of(process_set, kind)
@@ -80,7 +75,7 @@ class GradientReduction:
         )
 
     def differences(self, other: GradientReduction) -> str:
-        """The names and values that two settings differ in, those of `self` first.
+        """The settings in which two reductions differ, as text; those of `self` first.
 
         >>> GradientReduction(op=Sum).differences(GradientReduction())
         'op=Sum and op=Average'
@@ -93,16 +88,16 @@ class GradientReduction:
         )
 
     def is_alone(self) -> bool:
-        """Whether this rank has nobody to reduce with.
+        """Whether this rank has no other rank to reduce with.
 
-        It has where it is outside of the process set: the collectives say so.
+        False outside of the process set: there the collectives raise an error.
         """
         basics.require_initialized(_KIND)
         number_of(self.process_set, _KIND)
         return self.process_set.size() == 1 and bool(self.process_set.included())
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
-        # The process set is part of the job, and a copy of it would not be.
+        # The process set is part of the job; a copy of it would not be.
         return self
 
     def reduce(
@@ -115,20 +110,13 @@ class GradientReduction:
     ) -> list[Gradient]:
         """Reduces the gradients of variables over the ranks.
 
-        Args:
-            prefix: begins the names that match them to the other ranks'.
-            grads: a gradient for each variable.
-            variables: what they are the gradients of.
-            local: `identity` of the variables whose gradients stay on their rank.
-            agreed: what else must be the same on all ranks, in words.
+        `prefix` begins the names that match gradients between ranks. `local` holds the
+        `identity` of each variable whose gradients stay on their rank. `agreed` says in
+        words what else must be equal on all ranks.
 
-        Returns:
-            The reduced gradients; slices remain slices unless `sparse_as_dense`, and
-            have each row once.
-
-        Raises:
-            NotImplementedError: Adasum of slices, or of a number of ranks that is no
-                power of 2.
+        In the result, slices remain slices unless `sparse_as_dense`, and have each row
+        once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
+        that is not a power of 2.
         """
         paths = _distinct_paths(variables)
         results = list(grads)
@@ -142,8 +130,8 @@ class GradientReduction:
             else:
                 results[i] = tf.convert_to_tensor(grad)
                 dense.append(i)
-        # Slices come last: ranks that differ in which gradients are sparse differ in
-        # the dense ones too, and get an error there before they wait for each other.
+        # Slices come last. Ranks that disagree on which gradients are sparse also
+        # disagree on the dense ones, and get an error before they wait for each other.
         with submission.leaving_thread():
             reduced = self._reduce_dense(
                 f"{prefix}/gradients",
@@ -190,7 +178,7 @@ class GradientReduction:
     def _reduce_buckets(
         self, tensors: list[list[tf.Tensor]], names: list[str], marks: list[int]
     ) -> list[list[tf.Tensor]]:
-        """Reduces gradients; the ranks need not agree on having it compiled by XLA."""
+        """Reduces gradients; some ranks may compile this with XLA, others not."""
         if not tensors:
             return []
         sums = self.op in (Average, Sum)
@@ -199,7 +187,7 @@ class GradientReduction:
             return gradients.submit(tensors, names, marks, self.op, number)
         every = [each for bucket in tensors for each in bucket]
         allreduce_op.require_supported(_KIND, self.op, every, self.process_set)
-        # What is no sum is not one of integers either.
+        # Adasum takes no integers, so its mark has the type of the gradients.
         groups = [
             [*bucket, tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)]
             for bucket, mark in zip(tensors, marks, strict=True)
@@ -227,7 +215,7 @@ class GradientReduction:
             )
 
     def _reduce_slices(self, prefix: str, grad: tf.IndexedSlices) -> tf.IndexedSlices:
-        """All ranks' slices; a rank's own are added up first, so that fewer travel."""
+        """Gathers all ranks' slices; first adds up equal rows here, to send fewer."""
         gathered = allreduce(
             add_up(grad),
             compression=self.compression,
@@ -238,13 +226,13 @@ class GradientReduction:
         return add_up(gathered)
 
     def _scale_local(self, grad: Gradient) -> Gradient:
-        """A local gradient in the scale of the others: of the mean over all ranks."""
+        """Scales a local gradient like the others, which are means over all ranks."""
         size = self.process_set.size()
         return _times(grad, 1 / size) if self.scale_local_gradients else grad
 
 
 def identity(variable: Any) -> int:
-    """What tells a variable from others, in its Keras form or TensorFlow's.
+    """A variable's id, the same for a Keras variable and the `tf.Variable` in it.
 
     >>> variable = keras.Variable([1.0])
     >>> identity(variable) == identity(variable.value)
@@ -254,7 +242,7 @@ def identity(variable: Any) -> int:
 
 
 def path(variable: Any) -> str:
-    """The name by which the ranks know a variable; tensors have none that they share.
+    """A variable's name on all ranks; tensors, which share no name, get a fixed one.
 
     >>> path(tf.Variable(1.0, name="w")), path(tf.constant(1.0))
     ('w:0', 'tensor')
@@ -265,11 +253,11 @@ def path(variable: Any) -> str:
 
 
 def name_in_graph(name: str) -> str:
-    """The name, numbered where the graph that is being built has it already.
+    """Adds a number to a name that the current graph already has.
 
-    Optimizers and variables of the same names in one `tf.function` (twins, copies) may
-    reduce at the same time, in another order on each rank. Ranks that trace the program
-    more often than others count the same, since each trace has a graph of its own.
+    Optimizers and variables with equal names (twins, copies) in one `tf.function` may
+    reduce at the same time, in a different order on each rank. Each trace has a graph
+    of its own, so the numbers are the same on ranks that trace more often.
 
     >>> @tf.function
     ... def step():
@@ -290,7 +278,7 @@ def name_in_graph(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting as messages show it: by its name if it has one.
+    """A setting as text for messages: its name if it has one.
 
     >>> shown(Average), shown(Compression.fp16), shown(None)
     ('Average', 'FP16Compressor', 'None')
@@ -301,14 +289,14 @@ def shown(value: Any) -> str:
 
 
 def mark_reduced(grads: Iterable[Gradient | None], kind: str) -> None:
-    """Notes what has reduced gradients, so that an optimizer does not do it again."""
+    """Records what reduced the gradients, so that an optimizer does not do it again."""
     for grad in grads:
         if grad is not None:
             setattr(grad, _REDUCED_BY, kind)
 
 
 def require_not_reduced(optimizer: Any, grads: Iterable[Gradient | None]) -> None:
-    """Raises if a tape has reduced gradients that an optimizer is about to reduce."""
+    """Raises if a tape has already reduced the gradients given to an optimizer."""
     kinds = {getattr(grad, _REDUCED_BY, None) for grad in grads} - {None}
     if not kinds:
         return
@@ -320,12 +308,12 @@ def require_not_reduced(optimizer: Any, grads: Iterable[Gradient | None]) -> Non
 
 
 def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
-    """The length of a tensor without elements that tells the variables of a bucket.
+    """A hash of a bucket's variables, used as the length of a tensor without elements.
 
-    Where a variable has a gradient on some ranks only, the buckets of the ranks hold
-    different variables, perhaps of equal shapes; and settings that are applied around
-    the reduction may differ. Shapes are compared between ranks, so this makes it an
-    error, and costs nothing: there is nothing to reduce.
+    If a variable has a gradient on some ranks only, the ranks' buckets hold different
+    variables, perhaps of equal shapes. Settings applied around the reduction may differ
+    too. The ranks compare shapes, so this tensor turns a difference into an error. It
+    costs nothing, as it has no elements.
     """
     return zlib.crc32("\n".join([*paths, agreed]).encode()) & 0x7FFFFFFF
 
@@ -333,7 +321,7 @@ def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
 def _places(
     groups: Sequence[Sequence[str]], paths: Sequence[str]
 ) -> Iterator[list[int]]:
-    """Where the variables of each group are."""
+    """The indices in `paths` of each group's variables."""
     by_path = {each: i for i, each in enumerate(paths)}
     for group in groups:
         found = [by_path[each] for each in group if each in by_path]
@@ -342,7 +330,7 @@ def _places(
 
 
 def _distinct_paths(variables: Sequence[Any]) -> list[str]:
-    """The variables' paths; those that several share get their place in the list."""
+    """The variables' paths; a path that several share gets the variable's index."""
     paths = [path(variable) for variable in variables]
     times = collections.Counter(paths)
     return [each if times[each] == 1 else f"{each}#{i}" for i, each in enumerate(paths)]

@@ -1,4 +1,4 @@
-"""DistributedGradientTape: a tape whose gradients are reduced over all ranks."""
+"""DistributedGradientTape: a tape that reduces its gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _times_reduced = 0
 
 
 def times_reduced() -> int:
-    """How often gradients of distributed tapes were reduced, or traced to be.
+    """How often distributed tapes have reduced gradients, or traced a reduction.
 
     >>> times_reduced() >= 0
     True
@@ -43,41 +43,41 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """Makes a tape whose `gradient` is reduced over all ranks.
+    """Makes a tape whose `gradient` method reduces gradients over all ranks.
 
-    Every rank must call `gradient`, for the same sources. Hand the result to a plain
-    optimizer: a distributed one would reduce it again, and refuses it. The tape given
-    here is left as it is; both have recorded the same.
+    Every rank must call `gradient` with the same sources. Pass the result to a plain
+    optimizer: a distributed one raises an error, as it would reduce it again. The given
+    tape is not changed. Both tapes have the same recording.
 
-    The tape gets a method `register_local_source(variable)`: the gradients of such a
-    variable stay on their rank. `jacobian` and `batch_jacobian` are refused: no
-    gradients are what they return.
+    The tape gets a method `register_local_source(variable)`. The gradients of such a
+    variable stay on their rank. `jacobian` and `batch_jacobian` raise an error, because
+    they do not return gradients.
 
     Args:
-        gradtape: a tape, before, while or after it records.
-        device_dense: without meaning; as in Horovod.
-        device_sparse: without meaning; as in Horovod.
-        compression: what gradients travel as: `keras_hvd.Compression.none`, `.fp16` or
-            `.bf16`.
-        sparse_as_dense: whether sparse gradients become dense; by default the ranks
-            gather each other's slices, and equal rows are added up.
-        op: `keras_hvd.Average` or `keras_hvd.Sum`.
+        gradtape: a tape before, during or after recording.
+        device_dense: ignored, as in Horovod.
+        device_sparse: ignored, as in Horovod.
+        compression: how gradients are compressed for sending:
+            `keras_hvd.Compression.none`, `.fp16` or `.bf16`.
+        sparse_as_dense: whether to make sparse gradients dense. By default the ranks
+            gather all slices and add up equal rows.
+        op: `keras_hvd.Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: gradients are divided by it before they are summed,
             and by `size() / gradient_predivide_factor` afterwards.
-        num_groups: the old name of a number of `groups`.
-        groups: what travels together: a number of groups, or lists of variables. By
-            default gradients go by size.
+        num_groups: old name of `groups`, as a number.
+        groups: which gradients are sent together: a number of groups, or lists of
+            variables. By default gradients are grouped by size.
         process_set: the ranks that reduce together; by default all of them.
-        scale_local_gradients: whether gradients of local sources are divided by the
-            number of ranks, as those of the others are by averaging.
+        scale_local_gradients: whether to divide gradients of local sources by the
+            number of ranks, as averaging divides the others.
 
     Returns:
         A tape.
 
     Raises:
-        TypeError: `gradtape` is not a `tf.GradientTape`, or `compression` not a
+        TypeError: `gradtape` is not a `tf.GradientTape`, or `compression` is not a
             compressor.
-        ValueError: a value is wrong, or does not go with another.
+        ValueError: an argument is invalid, or conflicts with another.
 
     Example:
 
@@ -118,12 +118,12 @@ def PartialDistributedGradientTape(
     local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """A distributed tape that leaves the gradients of some layers on their rank.
+    """Like `DistributedGradientTape`, but keeps gradients of some layers on their rank.
 
     Args:
         gradtape: as for `DistributedGradientTape`.
-        device_dense: without meaning; as in Horovod.
-        device_sparse: without meaning; as in Horovod.
+        device_dense: ignored, as in Horovod.
+        device_sparse: ignored, as in Horovod.
         compression: as for `DistributedGradientTape`.
         sparse_as_dense: as for `DistributedGradientTape`.
         op: as for `DistributedGradientTape`.
@@ -139,8 +139,8 @@ def PartialDistributedGradientTape(
 
     Raises:
         TypeError: as for `DistributedGradientTape`.
-        ValueError: something in `local_layers` is not a layer; what
-            `DistributedGradientTape` raises.
+        ValueError: something in `local_layers` is not a layer; also as for
+            `DistributedGradientTape`.
 
     Example:
 
@@ -172,7 +172,7 @@ def PartialDistributedGradientTape(
 
 
 class _Own:
-    """What a distributed tape has that the tape it was made of has not."""
+    """What a distributed tape does not share with the tape it was made from."""
 
     def __init__(self, reduction: GradientReduction):
         self.reduction = reduction
@@ -180,18 +180,18 @@ class _Own:
 
 
 class _ReducesGradients(Mixin):
-    """A tape that shares the state of the one that it was made of."""
+    """A tape that shares its state with the tape it was made from."""
 
     __slots__ = ("_own",)
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradients of a variable on their rank.
+        """Keeps the gradients of a variable on their rank.
 
         Args:
             source: a Keras variable or a `tf.Variable`.
 
         Raises:
-            TypeError: it is something else.
+            TypeError: `source` is something else.
         """
         self._own.local.append(LocalVariables.of(source))
 
@@ -242,7 +242,7 @@ def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
     guarded_saving.install()
     plain: type = type(gradtape)
     tape: Any = object.__new__(_distributed_class(plain))
-    # One state for both: which of them the `with` statement ends makes no difference.
+    # The tapes share one state, so it does not matter which one `with` exits.
     tape.__dict__ = gradtape.__dict__
     tape._own = _Own(reduction)
     return tape

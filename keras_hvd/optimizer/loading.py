@@ -1,4 +1,4 @@
-"""load_model: a saved model whose optimizer is distributed again."""
+"""load_model: loads a saved model and distributes its optimizer again."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ def load_model(
 ) -> keras.Model:
     """Loads a model with `keras.models.load_model` and distributes its optimizer.
 
-    The optimizer keeps the state it was saved with. It does not matter whether it was
-    distributed then.
+    The optimizer keeps its saved state, whether or not it was distributed when saved.
 
     Args:
         filepath: where the model was saved.
-        custom_optimizers: optimizer classes that the file refers to by their name.
+        custom_optimizers: optimizer classes that the file refers to by name.
         custom_objects: other classes and functions by name, as for Keras.
         compression: as for `DistributedOptimizer`.
         legacy_opts: must be False: Keras 3 has no legacy optimizers.
-        compile: whether to compile the model; without it there is no optimizer.
-        safe_mode: whether to refuse files that hold Python code.
-        **arguments: the other ones of `DistributedOptimizer`. A model that was saved
-            with `backward_passes_per_step` accumulates as many again; to add gradients
-            up as before, and not to average them as Keras does, give the same number.
+        compile: whether to compile the model; otherwise it has no optimizer.
+        safe_mode: whether to reject files that contain Python code.
+        **arguments: other arguments of `DistributedOptimizer`. A model saved with
+            `backward_passes_per_step` still accumulates as many gradients, but Keras
+            averages them. To add them up as before, pass the same number again.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the file is no model, or `legacy_opts` is asked for; what else
-            `keras.models.load_model` and `DistributedOptimizer` raise.
+        ValueError: the file is not a model, or `legacy_opts` is True; also errors of
+            `keras.models.load_model` and `DistributedOptimizer`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Variables of one rank alone: each rank trains its own, on its own data."""
+"""Local variables: each rank trains its own, on its own data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_hvd.optimizer.gradient_reduction import identity, path
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocalVariables:
-    """Those whose gradients stay on their rank.
+    """Variables whose gradients stay on their rank.
 
-    Variables themselves, all of some layers (which may get them later), and those of
-    some paths, where the variables are others than those that were named.
+    They are given as variables, as layers (which may create theirs later), or as paths,
+    for copies of the variables that were named.
     """
 
     variables: tuple[Any, ...] = ()
@@ -36,7 +36,7 @@ class LocalVariables:
         return cls(variables=(variable,))
 
     def among(self, variables: Iterable[Any]) -> set[int]:
-        """The `identity` of those variables that are local.
+        """The `identity` of each local variable in `variables`.
 
         >>> local, shared = keras.Variable(1.0), keras.Variable(1.0)
         >>> LocalVariables.of(local).among([shared, local]) == {identity(local)}
@@ -50,7 +50,7 @@ class LocalVariables:
         }
 
     def paths(self) -> set[str]:
-        """What they are known by after a copy, which is of other variables."""
+        """The variables' paths, which also identify their copies."""
         return {*self.local_paths, *map(path, self._all())}
 
     def _all(self) -> list[Any]:
@@ -59,10 +59,9 @@ class LocalVariables:
 
 
 def local_layers_of(kind: str, local_layers: Any) -> LocalVariables:
-    """The variables of the layers that a `Partial...` function was given.
+    """The variables of the layers given to a `Partial...` function.
 
-    Raises:
-        ValueError: something is not a Keras layer.
+    Raises ValueError if something is not a Keras layer.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Loss scaling: whether gradients are finite is agreed on by all ranks."""
+"""Loss scaling: all ranks agree on whether gradients are finite."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from keras_hvd.optimizer.gradient_reduction import GradientReduction, name_in_gr
 def agree_on_finite_gradients(
     reduction_of: Callable[[Any], GradientReduction | None],
 ) -> None:
-    """Has Keras' loss scaling skip a step on all ranks if one has to.
+    """Makes Keras' loss scaling skip a step on all ranks if any rank must skip it.
 
-    It looks at gradients before the inner optimizer reduces them. Patched on the class,
-    because `compile` wraps optimizers in a `LossScaleOptimizer` without asking.
-    `reduction_of` an inner optimizer is None where its gradients are not reduced.
+    Loss scaling checks gradients before the inner optimizer reduces them. The patch is
+    on the class because `compile` wraps optimizers in a `LossScaleOptimizer` unasked.
+    `reduction_of` returns None for inner optimizers that do not reduce gradients.
     """
     plain = keras.optimizers.LossScaleOptimizer.check_finite
 
@@ -34,7 +34,7 @@ def agree_on_finite_gradients(
         if reduction is None:
             return finite
         name = name_in_graph(f"{self.name}/{inner.name}/finite")
-        # The host decides by it.
+        # The host reads the result.
         with on_cpu():
             return allreduce(
                 finite, op=Min, name=name, process_set=reduction.process_set

@@ -1,4 +1,4 @@
-"""Optimizers that leave the updates to others, and what is inside of them."""
+"""Optimizers that delegate updates to inner optimizers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import keras
 
 
 def inner_optimizers(optimizer: Any) -> list[keras.optimizers.Optimizer] | None:
-    """The optimizers that one leaves the updates to; None if it does them itself.
+    """The optimizers to which one delegates its updates; None if it does them itself.
 
-    There are none of them while a `MultiOptimizer` has not chosen any.
+    The list is empty until a `MultiOptimizer` has chosen its optimizers.
 
     >>> import keras
     >>> inner_optimizers(keras.optimizers.SGD()) is None
@@ -42,6 +42,6 @@ def leaf_optimizers(
 
 @functools.cache
 def _multi_optimizer() -> tuple[Any, ...]:
-    """The class, or nothing where this Keras has none yet."""
+    """The `MultiOptimizer` class, or nothing if this version of Keras has none."""
     found = getattr(keras.optimizers, "MultiOptimizer", None)
     return (found,) if found else ()

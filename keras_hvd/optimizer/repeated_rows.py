@@ -1,8 +1,8 @@
-"""Rows that `tf.IndexedSlices` have several times, added up.
+"""Adds up rows that occur several times in `tf.IndexedSlices`.
 
-TensorFlow takes such rows for terms of a sum, but Keras' optimizers and its clipping
-look at each by itself: Adam adds up squares where it should square the sum. After a
-gather every row that two ranks have is such a one.
+TensorFlow treats such rows as terms of a sum. Keras' optimizers and clipping treat each
+row separately: Adam adds up squares where it should square the sum. After a gather,
+every row that two ranks have occurs several times.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from keras_hvd.collectives import submission
 def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds up the rows of slices that have the same index.
 
-    Where XLA compiles, shapes are fixed: there are as many slices as before, with a
-    row's sum where it comes first, and zeros where it comes again.
+    XLA needs fixed shapes, so there the number of slices stays the same. A row's first
+    occurrence gets the sum, and the others become zeros.
 
     >>> values, indices = tf.constant([[1.0], [2.0], [4.0]]), tf.constant([7, 5, 7])
     >>> added_up = add_up(tf.IndexedSlices(values, indices, tf.constant([9, 1])))
@@ -37,7 +37,7 @@ def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def add_up_all(grads: Any) -> Any:
-    """Adds up the repeated rows of the sparse gradients in a structure.
+    """Adds up repeated rows in all sparse gradients of a structure.
 
     >>> add_up_all([None])
     [None]
@@ -48,7 +48,7 @@ def add_up_all(grads: Any) -> Any:
 
 
 def _first_places(indices: tf.Tensor) -> tf.Tensor:
-    """Where each of the indices comes first."""
+    """The position of the first occurrence of each index."""
     order = tf.argsort(indices, stable=True)
     ordered = tf.gather(indices, order)
     before = tf.concat([ordered[:1], ordered[:-1]], 0)

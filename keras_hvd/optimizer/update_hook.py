@@ -1,7 +1,7 @@
-"""The one place where gradients get from Keras to their reduction.
+"""The one place where Keras' gradients are handed over for reduction.
 
-It is `_clip_gradients`, which every shipped optimizer passes exactly once for each real
-update: after the loss scale and gradient accumulation, before clipping.
+It is `_clip_gradients`. Every optimizer of Keras calls it exactly once per real update,
+after loss scaling and gradient accumulation and before clipping.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from keras_hvd.optimizer.repeated_rows import add_up_all
 
 
 class UpdateHook:
-    """Has every update of an optimizer reduce all of its gradients, or raises.
+    """Makes every update of an optimizer reduce all of its gradients, or raises.
 
-    Its `replacements` go before methods of Keras: before those of one optimizer that is
-    distributed, and before those of all optimizers under a strategy. A subclass says
-    how gradients are reduced.
+    Its `replacements` wrap methods of Keras: those of one distributed optimizer, or
+    those of all optimizers under a strategy. A subclass defines how gradients are
+    reduced.
 
     Example:
 
@@ -49,12 +49,12 @@ class UpdateHook:
     """
 
     def __init__(self) -> None:
-        # Both by the optimizer's id, and only for as long as its method runs.
+        # Both are keyed by the optimizer's id, and last only while its method runs.
         self._updates: dict[int, _Update] = {}
         self._has_to_apply: set[int] = set()
 
     def replacements(self) -> dict[str, Callable[..., Any]]:
-        """By the method's name: what is called with it, and with its arguments."""
+        """By method name: functions that take the plain method and its arguments."""
         return {
             "apply_gradients": self.apply_gradients,
             "apply": self.apply,
@@ -63,30 +63,30 @@ class UpdateHook:
         }
 
     def methods_before(self, plain: type) -> dict[str, Callable[..., Any]]:
-        """The methods of a class that extends another one."""
+        """The replaced methods, for a subclass of `plain`."""
         return {
             name: _method(getattr(plain, name), replacement)
             for name, replacement in self.replacements().items()
         }
 
     def reduction_of(self, optimizer: Any) -> GradientReduction | None:
-        """How gradients are reduced; None where there is nobody to do it with."""
+        """How gradients are reduced; None if there is no other rank to reduce with."""
         raise NotImplementedError
 
     def terms(
         self, optimizer: Any, variables: Sequence[Any]
     ) -> tuple[str, Collection[int], str]:
-        """The prefix of names, what is local, and what else the ranks must agree on."""
+        """The name prefix, local variables, and what else all ranks must agree on."""
         del variables
         return optimizer.name, (), ""
 
     def factor(self, optimizer: Any) -> int:
-        """What reduced gradients are multiplied by."""
+        """The factor by which reduced gradients are multiplied."""
         del optimizer
         return 1
 
     def update_of(self, optimizer: Any) -> _Update | None:
-        """The call of `apply` that is under way, if it has to reduce gradients."""
+        """The running call of `apply`, if it must reduce gradients."""
         return self._updates.get(id(optimizer))
 
     def apply_gradients(self, plain, optimizer, grads_and_vars):
@@ -114,7 +114,7 @@ class UpdateHook:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
         grads = _reduce_overwriting(optimizer.name, grads, variables, reduction)
-        # An optimizer may call its own apply() again from within it.
+        # An optimizer's apply() may call itself.
         outer = self.update_of(optimizer)
         update = self._updates[id(optimizer)] = _Update(reduction, grads, variables)
         try:
@@ -170,7 +170,7 @@ class UpdateHook:
 
 
 class _Update:
-    """One call of `apply`: which gradients still have to be reduced."""
+    """One call of `apply`, with the gradients that it still has to reduce."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Update:
         variables: Sequence[Any],
     ):
         self.reduction = reduction
-        # Those of the gradients that Keras is about to clip.
+        # The variables of the gradients that Keras is about to clip.
         self.variables = [
             variable
             for grad, variable in zip(grads, variables)
@@ -187,7 +187,7 @@ class _Update:
         ]
         self.expected = len(self.variables)
         self.waiting = collections.Counter(map(identity, self.variables))
-        # Whether Keras has said whose gradients come next, and they have yet to come.
+        # Whether Keras has named the variables of gradients that are still to come.
         self.is_noted = False
 
     def waits_for(self, variable: Any) -> bool:
@@ -203,7 +203,7 @@ def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Calla
         return replacement(plain, self, *args, **kwargs)
 
     functools.update_wrapper(method, plain, updated=())
-    # By which autograph would take it for the user's code, and convert what it calls.
+    # With it, AutoGraph would treat this as user code and convert what it calls.
     del vars(method)["__wrapped__"]
     return method
 
@@ -219,7 +219,7 @@ def _reduce_overwriting(
     variables: Sequence[Any],
     reduction: GradientReduction,
 ) -> list[Any]:
-    """Reduces by maximum what Keras assigns to variables before it clips."""
+    """Reduces by Max the gradients that Keras assigns to variables before clipping."""
     results = list(grads)
     chosen = [
         i
