@@ -1,4 +1,4 @@
-"""The collectives as TensorFlow functions: one file each, in the same inner order.
+"""The collectives as TensorFlow functions, one file each.
 
-That order: the public functions, the op, the gradient.
+Each file has the public functions, then the op, then the gradient.
 """

@@ -1,4 +1,4 @@
-"""Concatenation of all ranks' tensors: every rank gets all of them."""
+"""Allgather: every rank gets the concatenation of all ranks' tensors."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def allgather(
     in Horovod.
 
     Args:
-        tensor: a tensor, variable, array or list of at least one dimension. The first
-            may differ between ranks, and be zero; the others, and the type, may not.
-        name: matches the tensor to the other ranks'; by default the op's name in its
+        tensor: a tensor, variable, array or list with at least one dimension. The first
+            may differ between ranks, and may be zero; the others and the type may not.
+        name: matches the tensor between ranks; by default the op's name in its
             `tf.function`.
-        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The rows of the lowest rank, then those of the next one, and so on.
+        The rows of the lowest rank, then those of the next rank, and so on.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: the element type is not supported.
-        ValueError: `tensor` is a scalar, or the process set not part of the job.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        ValueError: `tensor` is a scalar, or the process set is not part of the job.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -59,16 +59,16 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Concatenates the ranks' tensors, several of them as one: all or none.
+    """Concatenates several tensors over the ranks as one group: all or none.
 
     Differentiable: each rank gets its rows of the averages of all ranks' gradients, as
     in Horovod.
 
     Args:
         tensors: as for `allgather`; types and shapes may be mixed.
-        name: matches the group to the other ranks'; by default the op's name in its
+        name: matches the group between ranks; by default the op's name in its
             `tf.function`.
-        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
@@ -77,9 +77,9 @@ def grouped_allgather(
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: an element type is not supported.
-        ValueError: one of `tensors` is a scalar, or the process set not part of the
+        ValueError: one of `tensors` is a scalar, or the process set is not part of the
             job.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -111,17 +111,17 @@ def _gathered(
 def submit(
     tensors: list[tf.Tensor], name: submission.Name, process_set: int = 0
 ) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group."""
+    """Runs one op for all tensors, or adds it to the graph."""
     gathered, _ = submission.submit("allgather", name, process_set, tensors=tensors)
     return gathered
 
 
 @tf.RegisterGradient("KerasHvdAllgather")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """This rank's rows of the gradients' averages, of those outputs that have one."""
+    """This rank's rows of the averaged gradients, for outputs that have a gradient."""
     gathered, first_dims = op.outputs[:-1], op.outputs[-1]
     process_set = op.get_attr("process_set")
-    # A branch that is never taken is differentiated on ranks outside of the set too.
+    # Ranks outside of the set also differentiate branches that they never take.
     rank = max(native.engine().khvd_process_set_rank(process_set), 0)
     smooth = submission.smooth_gradients(gathered, gradients[:-1])
     averages = allreduce_op.average_of_gradients(
@@ -129,9 +129,9 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     )
     by_index = {}
     for i, average in zip(smooth, averages, strict=True):
-        # XLA must know how much it is, also in a branch. Where it starts is no constant
-        # to it: slice would have it compile every step anew, since all that first_dims
-        # comes from, the tensors, were constants then.
+        # XLA must know the number of rows, also in a branch. The start is not constant.
+        # tf.slice would turn it, and the tensors that first_dims comes from, into
+        # constants, and XLA would compile every step anew.
         rows = tf.range(tf.shape(op.inputs[i], tf.int64)[0])
         start = tf.reduce_sum(first_dims[i, :rank])
         by_index[i] = tf.ensure_shape(

@@ -1,4 +1,4 @@
-"""Reduction over all ranks: every rank gets the same result."""
+"""Allreduce: every rank gets the same reduced tensor."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ def allreduce(
     Differentiable for Sum and Average: the gradient is reduced in the same way.
 
     Args:
-        tensor: a tensor, variable, array, list or number, of the same shape and type on
-            every rank; or `tf.IndexedSlices`, on every rank, whose values and indices
-            are gathered.
-        average: True is `op=Average`, False is `op=Sum`; give one of the two arguments.
-        device_dense: accepted for scripts that give it; it changes nothing.
-        device_sparse: the same.
-        compression: what travels instead of the tensor: `keras_hvd.Compression.none`,
-            `fp16` or `bf16`.
+        tensor: a tensor, variable, array, list or number, with the same shape and type
+            on every rank; or, on every rank, `tf.IndexedSlices`. Their values and
+            indices are gathered.
+        average: True means `op=Average`, False `op=Sum`. Pass either this or `op`.
+        device_dense: ignored; accepted for existing scripts.
+        device_sparse: ignored; accepted for existing scripts.
+        compression: how the tensor is compressed for sending:
+            `keras_hvd.Compression.none`, `fp16` or `bf16`.
         op: `keras_hvd.Average` (the default), `Sum`, `Min`, `Max`, `Product` or
-            `Adasum`. Integers are averaged towards zero; bool takes Min, Max and
-            Product; `tf.IndexedSlices` take Average, which makes floats of integers,
-            and Sum; Adasum takes floating types, of 1, 2, 4, 8... ranks.
-        prescale_factor: multiplies each rank's elements before the reduction: integers
-            towards zero. It is finite for them, as `postscale_factor` is.
+            `Adasum`. Averages of integers are rounded towards zero. bool takes Min, Max
+            and Product. `tf.IndexedSlices` take Sum, and Average, which turns integers
+            into floats. Adasum takes floating types, and 1, 2, 4, 8... ranks.
+        prescale_factor: multiplies each rank's elements before the reduction; integers
+            are rounded towards zero. For integers, both factors must be finite.
         postscale_factor: multiplies the result.
-        name: matches the tensor to the other ranks'; by default the op's name in its
+        name: matches the tensor between ranks; by default the op's name in its
             `tf.function`.
         process_set: the ranks that take part; by default all of them.
-        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
 
     Returns:
         A tensor of the same shape and type, equal bit for bit on all ranks. For
-        `tf.IndexedSlices` the slices of all ranks, in the order of the ranks.
+        `tf.IndexedSlices`, the slices of all ranks, in rank order.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, or not by `op`; `average` is no
-            bool, a factor no number, or `compression` no compressor.
-        ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
-            have more rows than indices or fewer, a factor is infinite and a tensor of
-            integers, or the process set is not part of the job.
-        NotImplementedError: `tf.IndexedSlices` with another `op`, or Adasum of a number
-            of ranks that is no power of 2.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        TypeError: the element type is not supported, or not by `op`; `average` is not a
+            bool, a factor is not a number, or `compression` is not a compressor.
+        ValueError: `op` is not a reduction, `average` is passed too, `tf.IndexedSlices`
+            do not have one index per row, a factor is infinite for integers, or the
+            process set is not part of the job.
+        NotImplementedError: `tf.IndexedSlices` with another `op`, or Adasum with a
+            number of ranks that is not a power of 2.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -108,23 +108,23 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces several tensors as one: all of them together, or none.
+    """Reduces several tensors as one group: all or none.
 
     Args:
-        tensors: as for `allreduce`; types and shapes may be mixed. `tf.IndexedSlices`
-            among them are reduced each by itself.
-        average: True is `op=Average`, False is `op=Sum`; give one of the two arguments.
-        device_dense: accepted for scripts that give it; it changes nothing.
-        device_sparse: the same.
-        compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
-            `fp16` or `bf16`.
-        op: as for `allreduce`; Adasum takes each tensor for itself.
-        prescale_factor: multiplies each rank's elements before the reduction: integers
-            towards zero.
+        tensors: as for `allreduce`; types and shapes may be mixed. Each
+            `tf.IndexedSlices` among them is reduced separately.
+        average: True means `op=Average`, False `op=Sum`. Pass either this or `op`.
+        device_dense: ignored; accepted for existing scripts.
+        device_sparse: ignored; accepted for existing scripts.
+        compression: how the tensors are compressed for sending:
+            `keras_hvd.Compression.none`, `fp16` or `bf16`.
+        op: as for `allreduce`; Adasum treats each tensor separately.
+        prescale_factor: multiplies each rank's elements before the reduction; integers
+            are rounded towards zero.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part; by default all of them.
-        ignore_name_scope: leaves `tf.name_scope`s out of the default name.
-        name: matches the group to the other ranks'; by default the op's name in its
+        ignore_name_scope: whether to leave `tf.name_scope`s out of the default name.
+        name: matches the group between ranks; by default the op's name in its
             `tf.function`.
 
     Returns:
@@ -132,14 +132,14 @@ def grouped_allreduce(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported, or not by `op`; `average` is no
-            bool, a factor no number, or `compression` no compressor.
-        ValueError: `op` is no reduction, `average` is given as well, `tf.IndexedSlices`
-            have more rows than indices or fewer, a factor is infinite and a tensor of
-            integers, or the process set is not part of the job.
-        NotImplementedError: `tf.IndexedSlices` with another `op` than Average or Sum,
-            or Adasum of a number of ranks that is no power of 2.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        TypeError: an element type is not supported, or not by `op`; `average` is not a
+            bool, a factor is not a number, or `compression` is not a compressor.
+        ValueError: `op` is not a reduction, `average` is passed too, `tf.IndexedSlices`
+            do not have one index per row, a factor is infinite for integers, or the
+            process set is not part of the job.
+        NotImplementedError: `tf.IndexedSlices` with an `op` other than Average or Sum,
+            or Adasum with a number of ranks that is not a power of 2.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -184,8 +184,8 @@ def _reduced(
     submission.require_scalable(kind, scales, [tensor.dtype for tensor in given])
     require_supported(kind, reduce_op, given, process_set)
 
-    # The first collective has the call's own name, whatever it is of, and the others
-    # wait for it: there ranks meet that have slices where others have none.
+    # The first collective, dense or not, has the call's own name, and the others wait
+    # for it. There, ranks that have slices meet ranks that have none.
     def name_of(part: int) -> submission.Name:
         of_part = f"{name}/{part}" if name and part else name
         return submission.name_of(kind, of_part, ignore_name_scope, number)
@@ -213,7 +213,7 @@ def _checked_slices(
     reduce_op: ReduceOp,
     scales: tuple[float, float],
 ) -> tf.IndexedSlices:
-    """Slices that can be reduced; whatever is wrong raises before anything is sent."""
+    """Converts slices to tensors; raises any error before anything is sent."""
     if reduce_op not in (Average, Sum):
         raise NotImplementedError(
             f"{kind} of tf.IndexedSlices takes op=Average or Sum, got {reduce_op.name}:"
@@ -223,7 +223,7 @@ def _checked_slices(
     indices = submission.as_tensor(kind, slices.indices, reduces=False)
     submission.require_scalable(kind, scales, [values.dtype])
     is_number = np.dtype(values.dtype.as_numpy_dtype).kind in "iufc"
-    is_number |= values.dtype.is_floating  # those that NumPy itself has not
+    is_number |= values.dtype.is_floating  # types that NumPy itself lacks
     if not is_number and (reduce_op == Average or scales != (1, 1)):
         raise TypeError(
             f"{kind} of tf.IndexedSlices of {values.dtype.name} takes op=Sum, without "
@@ -250,7 +250,7 @@ def _reduce_slices(
     scales: tuple[float, float],
     process_set: ProcessSet,
 ) -> tf.IndexedSlices:
-    """All ranks' slices: what stands at an index several times counts as the sum."""
+    """Gathers all ranks' slices; rows with the same index stand for their sum."""
     compressed, context = compression.compress(slices.values)
     number = number_of(process_set, "allreduce")
     gathered, indices = allgather.submit([compressed, slices.indices], names, number)
@@ -263,11 +263,10 @@ def _reduce_slices(
 def _scaled(
     values: tf.Tensor, scales: tuple[float, float], count: int | None
 ) -> tf.Tensor:
-    """The values times both scales, divided by a count for an average.
+    """Multiplies values by both scales, and divides by `count` for an average.
 
-    Integers are scaled towards zero, each time, and their average is as TensorFlow
-    divides them: of rows that are yet to be added up, each would lose what it has
-    beyond a whole number.
+    Each scaling rounds integers towards zero. Their average is a float, as from
+    tf.truediv: rows are added up later, and rounding would lose each row's fraction.
     """
     prescale, postscale = scales
     if values.dtype.is_integer:
@@ -278,7 +277,7 @@ def _scaled(
     factor, count = prescale * postscale, count or 1
     if factor == count:
         return values
-    if values.dtype.size == 1:  # TensorFlow multiplies no float8
+    if values.dtype.size == 1:  # TensorFlow cannot multiply float8
         return tf.cast(tf.cast(values, tf.float32) * (factor / count), values.dtype)
     return values * (factor / count)
 
@@ -290,7 +289,7 @@ def _truncated(integers: tf.Tensor, factor: float) -> tf.Tensor:
 
 
 def _reduce_op(function: str, average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    # A ReduceOp is a number, and Average is 0: taken for a bool it would mean Sum.
+    # A ReduceOp is a number. Average is 0, which would mean Sum if taken as a bool.
     if average is not None and not isinstance(average, (bool, np.bool_)):
         raise TypeError(
             f"{function}: average must be True or False, got {average!r}; give the "

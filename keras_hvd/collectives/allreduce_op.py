@@ -45,9 +45,9 @@ def submit(
     process_set: int = 0,
     kind: str = "allreduce",
 ) -> list[tf.Tensor]:
-    """Runs the op, or adds it to the graph: one for one tensor or for a group.
+    """Runs one op for all tensors, or adds it to the graph.
 
-    That of a reducescatter takes the same.
+    `kind` may be "reducescatter", whose op takes the same arguments.
     """
     return submission.submit(
         kind,
@@ -55,7 +55,7 @@ def submit(
         process_set,
         tensors=tensors,
         reduce_op=int(reduce_op),
-        # A float attribute would cut a double short.
+        # A float attribute would lose the precision of a double.
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),
     )
@@ -64,7 +64,7 @@ def submit(
 def require_supported(
     kind: str, op: ReduceOp, tensors: Sequence[tf.Tensor], process_set: ProcessSet
 ) -> None:
-    """Raises where Adasum, which halves the ranks again and again, cannot be had."""
+    """Raises if Adasum, which halves the ranks repeatedly, cannot reduce `tensors`."""
     if op != Adasum:
         return
     size = process_set.size()
@@ -83,7 +83,7 @@ def require_supported(
 def average_of_gradients(
     gradients: list[tf.Tensor], name: submission.Name, process_set: int
 ) -> list[tf.Tensor]:
-    """Averages over the ranks, of complex numbers too."""
+    """Averages gradients over the ranks, including complex ones."""
     given = [
         submission.as_pairs(each) if each.dtype.is_complex else each
         for each in gradients
@@ -97,7 +97,7 @@ def average_of_gradients(
 
 @tf.RegisterGradient("KerasHvdAllreduce")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """The same reduction of the gradients, of those outputs that have one."""
+    """Reduces the gradients like the tensors, for outputs that have a gradient."""
     reduce_op = ReduceOp(op.get_attr("reduce_op"))
     if reduce_op not in (Sum, Average):
         raise LookupError(
@@ -115,9 +115,9 @@ def reduced_alike(
     size: int,
     name: str | None = None,
 ) -> list[tf.Tensor | None]:
-    """The gradients of a group of `size` that an op reduces, reduced as the group is.
+    """Reduces the gradients of a group of `size` tensors as `op` reduced the tensors.
 
-    They go by the tensors' numbers. `name` is the group's, where the op has several.
+    Their keys are tensor indices. `name` is the group's, if the op has several groups.
     """
     if not gradients:
         return [None] * size

@@ -1,4 +1,4 @@
-"""Exchange between all ranks: every rank gets some rows of each rank's tensor."""
+"""Alltoall: every rank gets some rows of each rank's tensor."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Gives each rank some rows of a tensor, and gets some rows of each rank's.
+    """Sends some rows of a tensor to each rank, and receives some rows from each rank.
 
-    Differentiable: the gradient's rows go back to where they came from.
+    Differentiable: the gradients of the rows return to the ranks that sent the rows.
 
     Args:
-        tensor: a tensor, variable, array or list of at least one dimension. The first
-            may differ between ranks; the others, and the type, may not.
-        splits: how many rows go to the lowest rank, how many of those that follow to
-            the next one, and so on: int32, int64, or narrower integers, which count as
-            int32. By default as many to each.
-        name: matches the tensor to the other ranks'; by default the op's name in its
+        tensor: a tensor, variable, array or list with at least one dimension. The first
+            may differ between ranks; the others and the type may not.
+        splits: the number of rows for each rank. The first rows go to the lowest rank,
+            the next rows to the next rank, and so on. The type is int32 or int64;
+            narrower integers become int32. By default all ranks get the same number.
+        name: matches the tensor between ranks; by default the op's name in its
             `tf.function`.
-        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
-        The rows from the lowest rank, then those from the next one, and so on. With
-        `splits` also how many came from each rank, in the type of `splits`.
+        The rows from the lowest rank, then those from the next rank, and so on. With
+        `splits`, also the number of rows from each rank, in the type of `splits`.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, or `splits` are no integers.
-        ValueError: `tensor` is a scalar, `splits` no list, or the process set not part
-            of the job.
-        tf.errors.InvalidArgumentError: `splits` are not as many as there are ranks, not
-            all at least 0, or do not add up to the rows; without them, the rows are not
-            a multiple of the ranks.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        TypeError: the element type is not supported, or `splits` are not integers.
+        ValueError: `tensor` is a scalar, `splits` is not a list, or the process set is
+            not part of the job.
+        tf.errors.InvalidArgumentError: `splits` do not have one number per rank, have a
+            negative one, or do not add up to the number of rows; without `splits`, the
+            number of rows is not a multiple of the number of ranks.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -64,7 +64,7 @@ def alltoall(
     if splits is None:
         names = submission.name_of("alltoall", name, ignore_name_scope, number)
         return submit(tensor, None, names, number)[0]
-    # A dtype_hint would cut larger numbers short.
+    # A dtype_hint would truncate larger numbers.
     splits = tf.convert_to_tensor(splits)
     if splits.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16):
         splits = tf.cast(splits, tf.int32)
@@ -88,7 +88,7 @@ def submit(
     name: submission.Name,
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Runs the op, or adds it to the graph; without `splits` these are even."""
+    """Runs the op, or adds it to the graph; without `splits`, all get as many rows."""
     return submission.submit(
         "alltoall",
         name,
@@ -103,7 +103,7 @@ def submit(
 def _gradient(
     op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor | None
 ) -> list[tf.Tensor | None]:
-    """The rows' gradients, back on the ranks that gave them."""
+    """Returns the gradients of the rows to the ranks that sent the rows."""
     returned, _ = submit(
         tf.convert_to_tensor(gradient),
         op.outputs[1],

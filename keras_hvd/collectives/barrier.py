@@ -1,4 +1,4 @@
-"""A point that no rank passes before all have reached it."""
+"""Barrier: no rank passes it before all ranks have reached it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def barrier(
 ) -> tf.Operation | None:
     """Waits until every rank of the process set has called it.
 
-    In a `tf.function` it always runs, after the ops with side effects before it (such
-    as `tf.print`, `tf.py_function` or another barrier) and before those after it. Other
-    collectives keep no such order; `tf.control_dependencies` gives them one.
+    In a `tf.function` it always runs, after the preceding ops with side effects (such
+    as `tf.print`, `tf.py_function` or another barrier) and before the following ones.
+    Other collectives are not ordered; `tf.control_dependencies` orders them.
 
     Args:
         process_set: the ranks that take part; by default all of them.
-        name: matches the barrier to the other ranks'; by default the op's name in its
-            `tf.function`.
+        name: matches the barrier between ranks; by default the op's name in
+            its `tf.function`.
 
     Returns:
-        In a graph of `tf.compat.v1` the op, for a session to run.
+        In a `tf.compat.v1` graph, the op for a session to run.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.

@@ -1,4 +1,4 @@
-"""One rank's tensor, on every rank."""
+"""Broadcast: every rank gets one rank's tensor."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def broadcast(
 ) -> tf.Tensor:
     """Gives every rank the tensor of the root rank.
 
-    Differentiable: the root gets the average of all ranks' gradients, the others zeros,
-    as in Horovod.
+    Differentiable: the root gets the average of all ranks' gradients, the others get
+    zeros, as in Horovod.
 
     Args:
-        tensor: a tensor, variable, array, list or number, of the same shape and type
+        tensor: a tensor, variable, array, list or number, with the same shape and type
             on every rank.
-        root_rank: the rank whose tensor it is, counted in the whole job.
-        name: matches the tensor to the other ranks'; by default the op's name in its
+        root_rank: the rank that sends its tensor, as numbered in the whole job.
+        name: matches the tensor between ranks; by default the op's name in its
             `tf.function`.
-        ignore_name_scope: leaves `tf.name_scope`s out of that default name.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
         process_set: the ranks that take part; by default all of them.
 
     Returns:
@@ -37,10 +37,10 @@ def broadcast(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, or `root_rank` no whole number.
+        TypeError: the element type is not supported, or `root_rank` is not an integer.
         ValueError: the process set is not part of the job.
-        tf.errors.InvalidArgumentError: there is no such root.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        tf.errors.InvalidArgumentError: there is no such root rank.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -62,7 +62,7 @@ def broadcast(
 
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    """The gradients' average on the root, which all values came from; else zeros."""
+    """The average of the gradients on the root rank, zeros on the others."""
     [average] = allreduce_op.average_of_gradients(
         [tf.convert_to_tensor(gradient)],
         submission.name_of_gradient(op),
@@ -70,6 +70,6 @@ def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     )
     if basics.rank() == op.get_attr("root_rank"):
         return average
-    # Zeros need no average, and a session runs nothing that is not needed.
+    # Zeros do not depend on the average, so a session would not compute it.
     with tf.control_dependencies([average]):
         return tf.zeros_like(average)

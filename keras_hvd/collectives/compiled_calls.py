@@ -1,9 +1,9 @@
-"""The order of the compiled functions in a `tf.function` that is not compiled.
+"""Keeps compiled functions in order within a `tf.function` that is not compiled.
 
-XLA holds the thread that runs a program until the program has ended, and TensorFlow has
-as many threads for that as the process has cores. Left alone, it runs functions that do
-not depend on each other in any order: each rank would hold its threads for a program
-that waits for another rank, which cannot begin it. In one order on all ranks, the first
+XLA holds a thread until its program has ended, and TensorFlow has as many such threads
+as the process has cores. By default, TensorFlow runs independent functions in any
+order. Then each rank could fill its threads with programs that wait for another rank,
+which has no thread left to run them. With one order on all ranks, the first program
 that has not ended can always go on.
 """
 
@@ -17,16 +17,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
-# Ops with a state that run functions.
+# Stateful ops that call functions.
 _CALLS = frozenset({"StatefulPartitionedCall", "If", "Case", "While"})
 
 
 def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> bool:
-    """Has a call with compiled collectives wait for the one before it in its graph.
+    """Makes a call with compiled collectives wait for the previous one in its graph.
 
-    TensorFlow asks for each op of a graph, in the order of the program, what it reads
-    and writes; False leaves both as they are. Calls of functions that use the same
-    variables are in order anyhow.
+    TensorFlow asks it, for each op of a graph in program order, what the op reads and
+    writes. False leaves both unchanged. Calls that use the same variables are in order
+    anyway.
 
     >>> @tf.function
     ... def step(x):
@@ -42,14 +42,14 @@ def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> b
         return False
     last = getattr(op.graph, "_keras_hvd_last_compiled_call", None)
     op.graph._keras_hvd_last_compiled_call = op
-    # Those of an old-style branch have their own place in the graph.
+    # An old-style branch has a place of its own in the graph.
     if last not in (None, op) and _place(last) is _place(op):
         op._add_control_input(last)
     return False
 
 
 def _runs_compiled_collectives(op: tf.Operation) -> bool:
-    # A graph that is compiled itself becomes one program with all that it calls.
+    # A compiled graph becomes one program, including all functions that it calls.
     if control_flow_util.GraphOrParentsInXlaContext(op.graph):
         return False
     return any(_has_compiled_collectives(name) for name in _functions([op.node_def]))
@@ -57,7 +57,7 @@ def _runs_compiled_collectives(op: tf.Operation) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _has_compiled_collectives(function: str, compiled: bool = False) -> bool:
-    """Whether there are any in a function, or in what it calls."""
+    """Whether a function, or one that it calls, has compiled collectives."""
     if not context.context().has_function(function):
         return False
     definition = context.context().get_function_def(function)
@@ -70,7 +70,7 @@ def _has_compiled_collectives(function: str, compiled: bool = False) -> bool:
 
 
 def _functions(nodes: Iterable[Any]) -> Iterator[str]:
-    """The names of the functions that nodes of a graph run."""
+    """The names of the functions that nodes of a graph call."""
     for node in nodes:
         for value in node.attr.values():
             names = [value.func.name, *(each.name for each in value.list.func)]
@@ -78,7 +78,7 @@ def _functions(nodes: Iterable[Any]) -> Iterator[str]:
 
 
 def _place(op: tf.Operation) -> Any:
-    """The old-style branch of a call, on whose inside a compiled one seems to be."""
+    """The old-style branch around a call, without a compiled call's own XLA context."""
     place = op._control_flow_context
     if place is not None and place.IsXLAContext():
         return place.outer_context

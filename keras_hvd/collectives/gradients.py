@@ -1,4 +1,4 @@
-"""Reduction of a step's gradients, bucket by bucket, while backprop goes on."""
+"""Reduction of a step's gradients, bucket by bucket, while backprop continues."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def submit(
     reduce_op: ReduceOp,
     process_set: int = 0,
 ) -> list[list[tf.Tensor]]:
-    """Adds the op to the graph: one for all buckets, which XLA lets travel meanwhile.
+    """Adds one op for all buckets to the graph; XLA sends buckets during backprop.
 
-    Each bucket meets an allreduce of its name on the other ranks, compiled or not, that
-    ends with a tensor of uint8 of the shape [0, mark].
+    On the other ranks, each bucket matches an allreduce of the same name, compiled or
+    not. The last tensor of that allreduce is of uint8 and shape [0, mark].
     """
     submission.require_compilable(f"gradients {names[0]!r}")
     reduced = native.ops().keras_hvd_gradients(
@@ -44,9 +44,9 @@ def start_all(
     reduce_op: ReduceOp,
     process_set: int = 0,
 ) -> list[list[tf.Tensor]]:
-    """Starts an allreduce for each bucket when it is there, and ends all as one.
+    """Starts an allreduce of each bucket once it is ready, and ends all in one op.
 
-    On a GPU nothing but the end of all has to wait for a collective.
+    On a GPU, only that last op has to wait for collectives.
     """
     handles = [
         start(bucket, name, reduce_op, process_set)
@@ -60,7 +60,7 @@ def start_all(
 def start(
     tensors: Sequence[tf.Tensor], name: str, reduce_op: ReduceOp, process_set: int = 0
 ) -> tf.Tensor:
-    """Starts an allreduce of a group, for `done`, which gets what this returns."""
+    """Starts an allreduce of a group, and returns a handle for `done`."""
     return submission.submit(
         "start",
         submission.name_of("start", name),
@@ -73,9 +73,9 @@ def start(
 def done(
     handles: Sequence[tf.Tensor], dtypes: Sequence[Sequence[tf.DType]]
 ) -> list[tf.Tensor]:
-    """What has been started, when all of it has ended; once for each handle.
+    """Waits for started allreduces and returns their results; once for each handle.
 
-    `dtypes` are those of each handle's tensors.
+    `dtypes` are the types of each handle's tensors.
     """
     reduced = native.ops().keras_hvd_done(
         handles=list(handles),
@@ -87,7 +87,7 @@ def done(
 
 
 def are_on_gpu(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether tensors are on a GPU, or will be in the graph that is being built.
+    """Whether tensors are on a GPU, or will be when the current graph runs.
 
     Example:
 
@@ -102,8 +102,8 @@ def are_on_gpu(tensors: Sequence[tf.Tensor]) -> bool:
     return bool(tf.config.list_logical_devices("GPU"))
 
 
-# Gradients of reduced gradients, which a penalty on them has: as those of an allreduce
-# of each bucket, under the names that those have, for other ranks may reduce so.
+# Gradients of reduced gradients, as in a gradient penalty. They equal those of an
+# allreduce per bucket, and have the same names: other ranks may reduce that way.
 
 
 @tf.RegisterGradient("KerasHvdGradients")
@@ -135,7 +135,7 @@ def _gradients_of_start(op: tf.Operation, handle: tf.Tensor) -> list[tf.Tensor |
 def _gradients_of_done(
     op: tf.Operation, *gradients: tf.Tensor
 ) -> list[tf.Tensor | None]:
-    """What the gradients of the starts unpack: one tensor leads to each."""
+    """Packs each group's gradients into a tensor that the start's gradient unpacks."""
     smooth = submission.smooth_gradients(op.outputs, gradients)
     parts, first = [], 0
     for size in op.get_attr("sizes"):
@@ -148,6 +148,6 @@ def _gradients_of_done(
 
 
 def _part(smooth: dict[int, tf.Tensor], first: int, size: int) -> dict[int, tf.Tensor]:
-    """The gradients of a bucket, by their places in it."""
+    """A bucket's gradients, by their index in the bucket."""
     places = range(first, first + size)
     return {i - first: smooth[i] for i in places if i in smooth}

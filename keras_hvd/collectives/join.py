@@ -1,4 +1,4 @@
-"""The end of a rank's data, before that of the others."""
+"""Join: a rank runs out of data before the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from keras_hvd.runtime import basics, native
 def join() -> int:
     """Says that this rank has no more data, and waits until every rank has said so.
 
-    Meanwhile it takes part in the others' allreduces of all ranks, with zeros. An
-    average is still divided by the number of all ranks. Only Sum and Average of dense
-    tensors can be completed so: anything else that would need this rank, such as
-    another `op`, another collective, or one of a process set that it is in, raises
-    on the ranks that wait for it.
+    Meanwhile this rank takes part in the others' allreduces over all ranks, with zeros.
+    `Average` still divides by the number of all ranks. This works for `Sum` and
+    `Average` of dense tensors only. Everything else that needs this rank raises an
+    error on the waiting ranks: another `op`, another collective, or a process set that
+    contains this rank.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -22,7 +22,7 @@ def join() -> int:
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
         RankFailedError: another rank died or left.
-        MismatchError: another thread of this rank is in `join` already.
+        MismatchError: another thread of this rank is already in `join`.
 
     Example:
 

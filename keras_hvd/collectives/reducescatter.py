@@ -1,4 +1,4 @@
-"""Reduction over all ranks, of which every rank gets some rows."""
+"""Reducescatter: every rank gets some rows of the reduced tensor."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduces a tensor over all ranks, and gives each rank some rows of the result.
 
-    Differentiable: the gradient is the ranks' gradients, one behind the other, with
-    `Sum` times the number of ranks, as in Horovod.
+    Differentiable: the gradient is the concatenation of the ranks' gradients. With
+    `Sum` it is multiplied by the number of ranks, as in Horovod.
 
     Args:
-        tensor: a tensor, variable, array or list of at least one dimension; the same
-            shape and type on every rank.
-        device_dense: accepted for scripts that give it; it changes nothing.
-        compression: what travels instead of the tensor: `keras_hvd.Compression.none`,
-            `fp16` or `bf16`.
+        tensor: a tensor, variable, array or list with at least one dimension, and the
+            same shape and type on every rank.
+        device_dense: ignored; accepted for existing scripts.
+        compression: how the tensor is compressed for sending:
+            `keras_hvd.Compression.none`, `fp16` or `bf16`.
         op: `keras_hvd.Average` or `keras_hvd.Sum`.
-        name: matches the tensor to the other ranks'; by default the op's name in its
+        name: matches the tensor between ranks; by default the op's name in its
             `tf.function`.
         process_set: the ranks that take part; by default all of them.
-        ignore_name_scope: leaves the name scopes around it out of its default name.
-        prescale_factor: multiplies each rank's elements before the reduction: integers
-            towards zero.
+        ignore_name_scope: whether to leave `tf.name_scope`s out of that default name.
+        prescale_factor: multiplies each rank's elements before the reduction; integers
+            are rounded towards zero.
         postscale_factor: multiplies the result.
 
     Returns:
-        This rank's rows. Rank 0 has the first ones, rank 1 those that follow, and so
-        on: as many on each, and one more on the first ranks where the number of rows
-        does not divide. The bits are those of `allreduce`.
+        This rank's rows. Rank 0 has the first rows, rank 1 the next ones, and so on. If
+        the rows do not divide, the first ranks have one more. The values are bit for
+        bit those of `allreduce`.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: the element type is not supported, a factor is no number, or
-            `compression` no compressor.
-        ValueError: `tensor` is a scalar, `op` another reduction, a factor infinite and
-            the tensor one of integers, or the process set not part of the job.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        TypeError: the element type is not supported, a factor is not a number, or
+            `compression` is not a compressor.
+        ValueError: `tensor` is a scalar, `op` is another reduction, a factor is
+            infinite for integers, or the process set is not part of the job.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -90,21 +90,21 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces and scatters several tensors as one: all of them together, or none.
+    """Reduces and scatters several tensors as one group: all or none.
 
     Differentiable, as `reducescatter` is.
 
     Args:
         tensors: as for `reducescatter`; types and shapes may be mixed.
-        device_dense: accepted for scripts that give it; it changes nothing.
-        compression: what travels instead of the tensors: `keras_hvd.Compression.none`,
-            `fp16` or `bf16`.
+        device_dense: ignored; accepted for existing scripts.
+        compression: how the tensors are compressed for sending:
+            `keras_hvd.Compression.none`, `fp16` or `bf16`.
         op: `keras_hvd.Average` or `keras_hvd.Sum`.
         process_set: the ranks that take part; by default all of them.
-        prescale_factor: multiplies each rank's elements before the reduction: integers
-            towards zero.
+        prescale_factor: multiplies each rank's elements before the reduction; integers
+            are rounded towards zero.
         postscale_factor: multiplies the results.
-        name: matches the group to the other ranks'; by default the op's name in its
+        name: matches the group between ranks; by default the op's name in its
             `tf.function`.
 
     Returns:
@@ -112,12 +112,11 @@ def grouped_reducescatter(
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
-        TypeError: an element type is not supported, a factor is no number, or
-            `compression` no compressor.
-        ValueError: one of `tensors` is a scalar, `op` another reduction, a factor
-            infinite and a tensor one of integers, or the process set not part of the
-            job.
-        tf.errors.FailedPreconditionError: the ranks' requests do not fit each other.
+        TypeError: an element type is not supported, a factor is not a number, or
+            `compression` is not a compressor.
+        ValueError: one of `tensors` is a scalar, `op` is another reduction, a factor is
+            infinite for integers, or the process set is not part of the job.
+        tf.errors.FailedPreconditionError: the ranks' requests do not match.
         tf.errors.AbortedError: another rank died or left.
 
     Example:
@@ -182,9 +181,9 @@ def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:
 
 @tf.RegisterGradient("KerasHvdReducescatter")
 def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    """The ranks' gradients one behind the other, of those outputs that have one.
+    """Concatenates the ranks' gradients, for outputs that have a gradient.
 
-    Those of a sum are as many times greater as those of an average are in Horovod.
+    With `Sum`, they are multiplied by the number of ranks, as in Horovod.
     """
     process_set = op.get_attr("process_set")
     size = native.engine().khvd_process_set_size(process_set)
@@ -204,8 +203,8 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     return [by_index.get(i) for i in range(len(op.outputs))]
 
 
-# Under XLA an allgather takes as many rows from every rank. What the first ranks have
-# more the others add, compiled or not, so that the ranks need not agree on that.
+# Under XLA, an allgather takes the same number of rows from every rank. So ranks with a
+# row less add one, compiled or not. Then the ranks need not agree on compilation.
 
 
 def _padded(gradient: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:
