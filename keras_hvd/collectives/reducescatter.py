@@ -203,8 +203,8 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     return [by_index.get(i) for i in range(len(op.outputs))]
 
 
-# Under XLA, an allgather takes the same number of rows from every rank. So ranks with a
-# row less add one, compiled or not. Then the ranks need not agree on compilation.
+# Under XLA, an allgather takes the same number of rows from every rank. Ranks with one
+# row fewer add one, compiled or not. So the ranks need not agree on compilation.
 
 
 def _padded(gradient: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:

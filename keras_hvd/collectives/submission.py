@@ -1,4 +1,4 @@
-"""What the collectives' ops share: their inputs, their names, their place in graphs."""
+"""What the ops of all collectives share: inputs, names, and their order in graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REDUCED = (
     tf.bool,
     tf.uint32,
     tf.uint64,
-    # Which not all of our versions of TensorFlow have as attributes.
+    # Not all supported versions of TensorFlow have these as attributes.
     tf.as_dtype("float8_e5m2"),
     tf.as_dtype("float8_e4m3fn"),
 )
@@ -50,12 +50,12 @@ _MOVED = (
     tf.as_dtype("uint4"),
 )
 
-# From here on, TensorFlow asks it about every op of every `tf.function`.
+# From now on, TensorFlow calls it for every op of every `tf.function`.
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
 )
 
-# AutoGraph would rewrite this package's code where a `tf.function` calls it: seconds.
+# AutoGraph would take seconds to convert this package's code in a `tf.function`.
 autograph.CONVERSION_RULES = (
     autograph.DoNotConvert(__package__.partition(".")[0]),
     *autograph.CONVERSION_RULES,
@@ -65,12 +65,10 @@ _turns = unnamed.Turns()
 
 
 def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
-    """What the user gave, as a tensor; slices become dense, and equal rows one.
+    """Converts a value to a tensor; slices become dense, and equal rows are added up.
 
-    What only moves elements, and does not combine them, takes more types.
-
-    Raises:
-        TypeError: `kind` does not take its element type.
+    Collectives that only move elements, with `reduces` False, take more types. Raises
+    TypeError if `kind` does not take the element type.
 
     Example:
 
@@ -91,7 +89,7 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
 
 
 def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.Tensor:
-    """The same for a collective that works on rows, which a scalar has none of."""
+    """Like `as_tensor`, for collectives of rows: a scalar raises ValueError."""
     tensor = as_tensor(kind, value, reduces=reduces)
     if tensor.shape.rank == 0:
         raise ValueError(
@@ -104,9 +102,8 @@ def with_rows(kind: str, does: str, value: Any, *, reduces: bool = False) -> tf.
 def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
     """The factors of a reduction, as numbers.
 
-    Raises:
-        TypeError: one is not a number, or not known before the graph runs.
-        ValueError: one is not a number (NaN), or too large for a float.
+    Raises TypeError if one is not a number, or unknown before the graph runs. Raises
+    ValueError if one is NaN, or too large for a float.
 
     Example:
 
@@ -119,7 +116,7 @@ def scales_of(kind: str, prescale: Any, postscale: Any) -> tuple[float, float]:
 
 def _scale(kind: str, argument: str, value: Any) -> float:
     try:
-        # A string is none, though Python would take it for one.
+        # float() would accept a string, which is not a number.
         scale = None if isinstance(value, (str, bytes)) else float(value)
     except OverflowError:
         raise ValueError(
@@ -137,7 +134,7 @@ def _scale(kind: str, argument: str, value: Any) -> float:
 def require_scalable(
     kind: str, scales: tuple[float, float], dtypes: Iterable[tf.DType]
 ) -> None:
-    """Raises ValueError for integers that are to be multiplied by infinity.
+    """Raises ValueError if a factor is infinite and one of `dtypes` is an integer type.
 
     >>> require_scalable("allreduce", (float("inf"), 1.0), [tf.float32, tf.int8])
     Traceback (most recent call last):
@@ -153,7 +150,7 @@ def require_scalable(
 
 
 class Name(NamedTuple):
-    """An op's two names: among the ranks, and in its graph."""
+    """An op's two names: `tensor` between ranks, `node` in its graph."""
 
     tensor: str
     node: str
@@ -167,18 +164,17 @@ def name_of(
 ) -> Name:
     """The names of a collective.
 
-    The ranks know an unnamed one by a fixed name when it runs eagerly: they run the
-    same program, and each waits for its collective to end. In a graph it is the op's
-    unique name, after those of the `tf.function` and of the branches and loops around
-    it; TensorFlow numbers the latter by what this process traced before, which may
+    An unnamed eager collective has a fixed name: the ranks run the same program, and
+    each waits for its collective to end. In a graph, its name consists of the names of
+    the `tf.function` and of the enclosing branches and loops, and the op's unique name.
+    TensorFlow numbers branches and loops by what this process traced before. That may
     differ between ranks, so these numbers are left out.
 
-    Those of a process set are numbered by themselves, for other ranks may not have them
-    in their graphs.
+    Collectives of a process set are numbered separately, because other ranks may not
+    have them in their graphs.
 
-    Raises:
-        ValueError: `name` is empty, or has a zero byte.
-        TypeError: `name` is not a string.
+    Raises ValueError if `name` is empty or has a zero byte, and TypeError if it is not
+    a string.
 
     Example:
 
@@ -196,7 +192,7 @@ def name_of(
         kind = f"{kind}_in_set_{process_set}"
     graph = tf.compat.v1.get_default_graph()
     if ignore_name_scope:
-        # The node's own name will have the scope, so nothing else would mark it.
+        # The node's own name will have the scope, so it would not mark this one.
         with graph.name_scope(None):
             unique = graph.unique_name(kind)
     else:
@@ -205,10 +201,10 @@ def name_of(
 
 
 def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
-    """The names of the collective in an op's gradient, after those of the op.
+    """The names of the collective in an op's gradient, derived from those of the op.
 
-    One op may be differentiated several times, so they are unique in a graph. `name` is
-    that of the part of the op that is meant, where it has several.
+    An op may be differentiated several times, so the names are unique in a graph. If
+    the op has several parts, `name` is the name of one of them.
 
     >>> class Forward:
     ...     def get_attr(self, name):
@@ -225,11 +221,10 @@ def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
 
 
 def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
-    """Runs the op of a collective, or adds it to the graph, free of the others' order.
+    """Runs a collective's op, or adds it to the graph, with no order among collectives.
 
-    Raises:
-        NotImplementedError: it would be compiled by XLA, which cannot be.
-        MismatchError: without a name, eagerly, and from several threads.
+    Raises NotImplementedError if XLA would have to compile it and cannot. Raises
+    MismatchError if several threads run it eagerly and without a name.
 
     Example:
 
@@ -248,7 +243,7 @@ def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
             name=name.node,
             **attributes,
         )
-    # A barrier has its place among other ops with side effects, and has no output.
+    # A barrier stays in order with other stateful ops, and has no output.
     if kind != "barrier":
         run_independently(tf.nest.flatten(outputs)[0])
     return outputs
@@ -257,9 +252,9 @@ def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
 def smooth_gradients(
     outputs: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor | None]
 ) -> dict[int, tf.Tensor]:
-    """The gradients of those outputs that can have one, by the outputs' numbers.
+    """The gradients of those outputs that can have one, by output index.
 
-    Which ones is a matter of types alone, so that all ranks submit the same group.
+    This depends on types only, so all ranks submit the same group.
 
     >>> gradients = smooth_gradients([tf.constant(1.0), tf.constant(2)], [None, None])
     >>> {i: gradient.numpy().item() for i, gradient in gradients.items()}
@@ -273,7 +268,7 @@ def smooth_gradients(
 
 
 def as_pairs(tensor: tf.Tensor) -> tf.Tensor:
-    """Complex numbers as pairs, which sums and averages can be taken of.
+    """Converts complex numbers to pairs, which can be summed and averaged.
 
     >>> as_pairs(tf.constant([1 + 2j])).numpy()
     array([[1., 2.]])
@@ -282,7 +277,7 @@ def as_pairs(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def from_pairs(pairs: tf.Tensor) -> tf.Tensor:
-    """The complex numbers that `as_pairs` was given.
+    """Converts the pairs of `as_pairs` back to complex numbers.
 
     >>> from_pairs(tf.constant([[1.0, 2.0]], tf.float64)).numpy()
     array([1.+2.j])
@@ -291,14 +286,14 @@ def from_pairs(pairs: tf.Tensor) -> tf.Tensor:
 
 
 def is_compiled() -> bool:
-    """Whether XLA will compile what is being traced, or a function around it."""
+    """Whether XLA will compile the function being traced, or one around it."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
 
 
 def in_session_graph() -> bool:
-    """Whether what is built is a graph for sessions of `tf.compat.v1`.
+    """Whether the current graph is for sessions of `tf.compat.v1`.
 
     >>> with tf.Graph().as_default():
     ...     in_session_graph()
@@ -310,11 +305,11 @@ def in_session_graph() -> bool:
 
 
 def on_cpu() -> contextlib.AbstractContextManager:
-    """Has a few numbers that keras_hvd itself agrees on travel between CPUs.
+    """Keeps collectives of keras_hvd's own few numbers on the CPU.
 
-    From a GPU they would be a collective of NCCL's, behind all that is to be computed
-    before it; and ranks with a GPU and without one would not meet in it. In a program
-    that XLA compiles all is on its one device.
+    On a GPU, NCCL would run them after all computation queued before them, and ranks
+    with a GPU would not match ranks without one. A program that XLA compiles runs on
+    one device anyway.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -326,11 +321,11 @@ def on_cpu() -> contextlib.AbstractContextManager:
 
 
 def leaving_thread() -> contextlib.AbstractContextManager:
-    """Has collectives in a graph leave their threads to the ops beside them at once.
+    """Makes collectives in a graph free their threads at once for the ops beside them.
 
-    An op whose tensor is small may otherwise do the engine's work for a moment, and
-    wait for peers there: the soonest way to a result that all else waits for. Beside
-    the reduction of gradients there is backprop.
+    Otherwise, an op with a small tensor may do the engine's work for a moment, and wait
+    for peers. That is the fastest way to a result that everything waits for. But during
+    the reduction of gradients, backprop can use the thread.
 
     >>> @tf.function
     ... def step(x):
@@ -349,7 +344,7 @@ def leaving_thread() -> contextlib.AbstractContextManager:
 
 
 def require_compilable(what: str) -> None:
-    """Raises where XLA would compile a collective and TensorFlow is too old for it."""
+    """Raises if XLA would compile a collective and TensorFlow is too old for that."""
     if not is_compiled() or native.ops_info(tf.__version__)["xla"]:
         return
     raise NotImplementedError(
@@ -360,9 +355,9 @@ def require_compilable(what: str) -> None:
 
 
 def run_independently(output: tf.Tensor) -> None:
-    """Frees a collective from the order that a `tf.function` gives to ops with a state.
+    """Frees a collective from the order that a `tf.function` gives to stateful ops.
 
-    Left alone, TensorFlow would have each wait for the one before it, and nothing would
+    Otherwise TensorFlow would make each wait for the previous one, and nothing would
     overlap or fuse. The op still always runs.
 
     >>> @tf.function
@@ -383,12 +378,12 @@ def run_independently(output: tf.Tensor) -> None:
 
 
 def keep_order(op: tf.Operation) -> None:
-    """Has the collectives of a compiled program start in the order of their creation.
+    """Makes the collectives of a compiled program start in the order of their creation.
 
-    XLA knows no control edges, so that nothing waits for anything on their account. But
-    they decide the order in which TensorFlow hands the ops to XLA, which else depends
-    on the names of all the nodes around; and the starts of a program are chained in
-    that order, which must be the same on ranks whose programs differ otherwise.
+    XLA ignores control edges, so they make nothing wait. But they decide the order in
+    which TensorFlow hands the ops to XLA, which otherwise depends on the names of all
+    nodes around them. The starts of a program are chained in that order. It must be the
+    same on all ranks, even if their programs differ in other ways.
 
     >>> @tf.function(jit_compile=True)
     ... def step(x):
@@ -405,13 +400,13 @@ def keep_order(op: tf.Operation) -> None:
         return
     last = getattr(op.graph, "_keras_hvd_last_collective", None)
     op.graph._keras_hvd_last_collective = op
-    # Those of an old-style loop or branch have their own place in the graph.
+    # An old-style loop or branch has a place of its own in the graph.
     if last is not None and last._control_flow_context is op._control_flow_context:
         op._add_control_input(last)
 
 
 def _path(graph: tf.Graph) -> list[str]:
-    """The names of a `tf.function`, and of the branches and loops down to `graph`."""
+    """The names of the `tf.function`, the branches and the loops down to `graph`."""
     if not isinstance(graph, tf.__internal__.FuncGraph):
         return []
     if getattr(graph, "is_control_flow_graph", False):
@@ -422,7 +417,7 @@ def _path(graph: tf.Graph) -> list[str]:
 
 
 def _node_name(name: str) -> str:
-    """A tensor name as TensorFlow allows it for a node."""
+    """Converts a tensor name to one that TensorFlow allows for a node."""
     return re.sub(r"^[^A-Za-z0-9.]", ".", re.sub(r"[^A-Za-z0-9_./-]", "_", name))
 
 

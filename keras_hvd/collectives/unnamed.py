@@ -1,8 +1,8 @@
-"""Unnamed eager collectives, which have one name for each kind, and one thread.
+"""Unnamed eager collectives, which have one name and one thread for each kind.
 
-Two threads may call theirs in another order on each rank, which nobody could tell from
-the tensors. So a thread may go on where another has stopped only if the program leaves
-no choice: it was started afterwards, or it is the main thread and the other has ended.
+Two threads may call them in different orders on different ranks, which the tensors
+would not show. So a second thread may take over only if the program fixes the order:
+the thread was started afterwards, or it is the main thread and the other has ended.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ _Key = tuple[int, str]  # a process set and a name
 
 
 def require_name(kind: str, name: Any) -> None:
-    """Raises unless something can name a collective.
-
-    Raises:
-        TypeError: it is not a string.
-        ValueError: it is empty, or has a zero byte.
+    """Raises TypeError for a non-string, ValueError for an empty name or a zero byte.
 
     Example:
 
@@ -35,12 +31,12 @@ def require_name(kind: str, name: Any) -> None:
     if not name:
         raise ValueError(f"{kind}: name must not be empty; leave it out instead")
     if "\0" in name:
-        # It would end there in the engine, and mean another tensor's.
+        # The engine would end the name there, and match another tensor's.
         raise ValueError(f"{kind}: name must not have a zero byte, got {name!r}")
 
 
 class Turns:
-    """Which thread called the collectives of a name last, and who else was there.
+    """Tracks which thread called collectives of a name last, and who else was there.
 
     Example:
 
@@ -57,17 +53,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # All below is guarded by the lock.
+        # The lock guards all attributes below.
         self._running: dict[_Key, threading.Thread] = {}
         self._last: dict[_Key, threading.Thread] = {}
         self._there: dict[_Key, frozenset[threading.Thread]] = {}
 
     @contextlib.contextmanager
     def take(self, name: str, process_set: int = 0) -> Iterator[None]:
-        """For as long as this thread runs a collective.
+        """A context in which this thread runs a collective.
 
-        Raises:
-            MismatchError: another thread may run one of the same name on another rank.
+        Raises MismatchError if another thread may run one of that name on another rank.
         """
         this = threading.current_thread()
         key = process_set, name
@@ -98,5 +93,5 @@ class Turns:
             return True
         if this is threading.main_thread() and not other.is_alive():
             return True
-        # TensorFlow's own, in a tf.py_function, have the order of its graph.
+        # TensorFlow's own threads, in a tf.py_function, have the order of its graph.
         return any(isinstance(each, threading._DummyThread) for each in (this, other))

@@ -14,7 +14,7 @@ _BUCKET_BYTES = 4 << 20
 
 
 def size_of(tensor: Any) -> int:
-    """The size of a tensor, variable or slices in bytes; unknown dimensions are 1."""
+    """The bytes of a tensor, variable or slices; unknown dimensions count as 1."""
     shape = tf.TensorShape(tensor.shape)
     elements = math.prod(n or 1 for n in shape) if shape.rank is not None else 0
     return elements * tf.as_dtype(tensor.dtype).size

@@ -34,7 +34,7 @@ def agree_on_finite_gradients(
         if reduction is None:
             return finite
         name = name_in_graph(f"{self.name}/{inner.name}/finite")
-        # The host reads the result.
+        # The host reads the result, to decide on the step.
         with on_cpu():
             return allreduce(
                 finite, op=Min, name=name, process_set=reduction.process_set
