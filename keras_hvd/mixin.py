@@ -1,8 +1,8 @@
-"""What classes extend that are mixed into others, and use what those have."""
+"""The base of mixins that use attributes of the classes they are mixed into."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# It adds nothing. Type checkers take what it lacks for something of the other class.
+# It adds nothing. As its type is Any, type checkers accept attributes that it lacks.
 Mixin: Any = object

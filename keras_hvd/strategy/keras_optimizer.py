@@ -1,7 +1,7 @@
 """Keras optimizers under a strategy: gradients are summed before they are clipped.
 
-Keras would sum them after clipping, one collective for all. Here they travel as those
-of a `DistributedOptimizer` do: in buckets, as backprop produces them.
+Keras would sum them after clipping, all in one collective. Here they are sent like
+those of a `DistributedOptimizer`: in buckets, as backprop produces them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ from keras_hvd.strategy import keras_patches, variables
 
 
 def install() -> None:
-    """Has Keras' optimizers reduce as a `keras_hvd.Strategy` wants it."""
+    """Makes Keras' optimizers reduce gradients as a `keras_hvd.Strategy` needs it."""
     for name, replacement in _OfStrategy().replacements().items():
         keras_patches.replace(keras.optimizers.Optimizer, name, replacement)
     agree_on_finite_gradients(_reduction_of_replica)
 
 
 def require_made_under(strategy: Any, optimizer: Any) -> None:
-    """Raises unless an optimizer, or None, was made in the scope of a strategy.
-
-    Raises:
-        RuntimeError: it was made elsewhere.
+    """Raises RuntimeError unless an optimizer (or None) was made in a strategy's scope.
 
     Example:
 
@@ -52,10 +49,10 @@ def require_made_under(strategy: Any, optimizer: Any) -> None:
 
 
 class _OfStrategy(UpdateHook):
-    """What goes before the methods of all optimizers.
+    """Hooks into the methods of all optimizers.
 
-    Methods that a user's class overrides come before these. So it is not known here
-    whether gradients that are clipped have been through here before.
+    Overrides in a user's class run before these methods. So this class cannot know
+    whether it has already seen the gradients that are clipped.
     """
 
     def replacements(self):
@@ -63,7 +60,7 @@ class _OfStrategy(UpdateHook):
         return super().replacements() | late
 
     def reduction_of(self, optimizer: Any) -> GradientReduction | None:
-        # One that leaves the updates to others leaves the reduction to them too.
+        # An optimizer that delegates its updates delegates the reduction too.
         if inner_optimizers(optimizer) is not None:
             return None
         return _reduction_of_replica(optimizer)
@@ -73,7 +70,7 @@ class _OfStrategy(UpdateHook):
         if strategy is None:
             return plain(optimizer, grads, trainable_variables)
         require_made_under(strategy, optimizer)
-        # Gradients are sums by the time that variables are assigned, and so are equal.
+        # Gradients are summed before variables are assigned, so the values are equal.
         with variables.equal_values():
             return super().apply(plain, optimizer, grads, trainable_variables)
 
@@ -87,7 +84,7 @@ class _OfStrategy(UpdateHook):
         return super().clip_gradients(plain, optimizer, grads)
 
     def all_reduce_sum_gradients(self, plain, optimizer, grads_and_vars):
-        """Sums what did not pass clipping, or came there without its variables."""
+        """Sums gradients that skipped clipping or got there without their variables."""
         update = self.update_of(optimizer)
         if update is None:
             return plain(optimizer, grads_and_vars)

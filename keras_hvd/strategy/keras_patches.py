@@ -1,4 +1,4 @@
-"""The places in Keras where a `keras_hvd.Strategy` comes in.
+"""Replaces parts of Keras for a `keras_hvd.Strategy`.
 
 Methods of Keras' classes are replaced once, when the first strategy is made. Each
 replacement does what the plain method does, unless our strategy is in force.
@@ -13,12 +13,10 @@ import keras
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:
-    """Replaces a function of a module, or a method where a class gets it from.
+    """Replaces a function of a module, or a method in the class that defines it.
 
-    The replacement is called with the plain function, and then with the arguments.
-
-    Raises:
-        RuntimeError: this Keras has none of that name.
+    The replacement gets the plain function, and then the arguments. Raises RuntimeError
+    if this version of Keras has no function of that name.
 
     Example:
 

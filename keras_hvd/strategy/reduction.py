@@ -1,4 +1,4 @@
-"""Reduction and concatenation of whatever a `tf.distribute` user hands over."""
+"""Reduction and concatenation of any values that a `tf.distribute` user passes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.optimizer import buckets
 from keras_hvd.runtime.process_sets import ProcessSet
 
-# Types that the engine lacks, and one that holds all their values, or adds them up
-# modulo the same power of two.
+# Types that the engine lacks, with one that holds all their values. Cast back, its sums
+# wrap around like those of the original type.
 _WIDER = {
     tf.int16: tf.int64,
     tf.uint16: tf.int64,
 }
 
-# What turns a result that travelled in another form into the form that it is wanted in.
+# Converts a result from the form that was sent to the form that is wanted.
 _Restore = Callable[[Any], Any]
 
 
@@ -31,9 +31,9 @@ def all_reduce(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduces values over the ranks, in as many collectives as they fill buckets.
+    """Reduces values over the ranks, with one collective per bucket.
 
-    They are tensors, variables, numbers or `tf.IndexedSlices`, of the same shapes and
+    They are tensors, variables, numbers or `tf.IndexedSlices`, with the same shapes and
     types on every rank. The mean of integers is a float, as in `tf.distribute`.
 
     >>> import keras_hvd
@@ -67,14 +67,11 @@ def all_gather(
     process_set: ProcessSet,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Joins the ranks' tensors along a dimension, several of them together.
+    """Concatenates the ranks' tensors along a dimension, several tensors as one group.
 
-    The gradient is that of `tf.distribute`: this rank's part of the sum of all ranks'
-    gradients.
-
-    Raises:
-        TypeError: a type cannot be sent.
-        ValueError: a value is a scalar, or has no such dimension.
+    As in `tf.distribute`, the gradient is this rank's part of the sum of all ranks'
+    gradients. Raises TypeError if a type cannot be sent, and ValueError if a value is a
+    scalar or has no such dimension.
 
     Example:
 
@@ -97,7 +94,7 @@ def all_gather(
 def _reducible(
     reduce_op: tf.distribute.ReduceOp, value: Any
 ) -> tuple[tf.Tensor | tf.IndexedSlices, _Restore]:
-    """What the engine can reduce in place of a value, and the way back."""
+    """Converts a value to one that the engine can reduce; also returns the way back."""
     if isinstance(value, tf.IndexedSlices):
         values, back = _reducible(reduce_op, value.values)
         slices = tf.IndexedSlices(values, value.indices, value.dense_shape)
@@ -118,7 +115,7 @@ def _reducible(
 def _gatherable(
     value: Any, axis: int | tf.Tensor, size: int
 ) -> tuple[tf.Tensor, _Restore]:
-    """What the engine can join along its rows in place of a value, and the way back."""
+    """Converts a value to one that the engine can gather by rows, with the way back."""
     tensor = tf.convert_to_tensor(value)
     if tensor.shape.rank == 0:
         raise ValueError(
@@ -132,7 +129,7 @@ def _gatherable(
 
 
 def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Restore]:
-    """How a dimension becomes the first one, and how it is put back."""
+    """How to move a dimension to the front, and how to move it back."""
     known = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
     rank = tensor.shape.rank
     if known is None or rank is None:
@@ -159,7 +156,7 @@ def _axis_first(tensor: tf.Tensor, axis: int | tf.Tensor) -> tuple[_Restore, _Re
 
 
 def _gradient_times(tensor: tf.Tensor, factor: int) -> tf.Tensor:
-    """The tensor, whose gradient is multiplied."""
+    """The same tensor, but its gradient is multiplied by `factor`."""
 
     @tf.custom_gradient
     def identity(x):

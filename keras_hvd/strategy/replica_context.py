@@ -1,4 +1,4 @@
-"""What code that a strategy runs knows of its replica."""
+"""The replica context of code that a strategy runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     Args:
         strategy: the `keras_hvd.Strategy`.
-        replica_id: this rank's place among those of the strategy.
+        replica_id: this rank's place among the strategy's ranks.
 
     Example:
 
@@ -30,19 +30,19 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The one device of this rank, as a tuple."""
+        """This rank's only device, as a tuple."""
         return self.strategy.extended.worker_devices
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Reduces a structure of tensors over the ranks, all of them together.
+        """Reduces a structure of tensors over the ranks, as one group.
 
         Differentiable: the gradient is reduced in the same way.
 
         Args:
             reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
             value: a tensor, `tf.IndexedSlices`, or a nested structure of them.
-            options: accepted for scripts that give it; it changes nothing.
+            options: ignored; accepted for existing scripts.
 
         Returns:
             The results, in the structure of `value`.
@@ -52,14 +52,14 @@ class ReplicaContext(tf.distribute.ReplicaContext):
 
     @tf.autograph.experimental.do_not_convert
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
-        """Joins the ranks' tensors along a dimension.
+        """Concatenates the ranks' tensors along a dimension.
 
         Differentiable: each rank gets its part of the sum of all ranks' gradients.
 
         Args:
-            value: a tensor of at least one dimension, or a nested structure of them.
-            axis: the dimension, in which the ranks' tensors may differ.
-            options: accepted for scripts that give it; it changes nothing.
+            value: a tensor with at least one dimension, or a nested structure of them.
+            axis: the dimension. Its size may differ between ranks.
+            options: ignored; accepted for existing scripts.
 
         Returns:
             The results, in the structure of `value`.
