@@ -327,8 +327,8 @@ def _require_same_settings(optimizer: Any, settings: Settings) -> None:
         for each in (has, settings)
     )
     raise ValueError(
-        f"optimizer {optimizer.name!r} is already distributed, in another way than "
-        f"asked for now: {differing}"
+        f"optimizer {optimizer.name!r} is already distributed, with other "
+        f"arguments: {differing}"
     )
 
 
