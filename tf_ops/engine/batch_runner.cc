@@ -25,7 +25,7 @@ std::unique_ptr<const cuda::ProfilerRanges> OpenRanges(const EngineOptions& opti
   return ranges;
 }
 
-// What profilers show: "allreduce 'a' and 2 more, 3 tensors, 12 bytes".
+// A batch's name in profilers: "allreduce 'a' and 2 more, 3 tensors, 12 bytes".
 std::string RangeName(const Batch& batch) {
   size_t tensors = 0;
   for (const auto& operation : batch) tensors += operation->description->tensors.size();
@@ -39,7 +39,7 @@ std::string RangeName(const Batch& batch) {
 
 }  // namespace
 
-// Host memory's part in a batch of tensors on GPUs, which often has none.
+// The host-memory part of a batch of GPU tensors. Often there is none.
 class BatchRunner::Host : public HostCollectives {
  public:
   Host(BatchRunner* runner, const std::vector<int>& members, uint64_t number,
@@ -147,10 +147,10 @@ bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& member
 
 bool BatchRunner::checks() const { return job_->compares_outputs(); }
 
-// The consistency mode: all members find the same difference; one says so for all.
+// The consistency mode. All members find the same difference; one reports it for all.
 bool BatchRunner::CheckOutputs(const Batch& batch, const std::vector<int>& members) {
   if (members.size() == 1 || batch.front()->buffers.empty()) return true;
-  // Of these each member gets something else.
+  // Each member gets a different result from these kinds.
   if (TraitsOf(batch.front()->description->kind).gives_parts) return true;
   std::string difference;
   const auto exchange = [this](const auto& own, auto* all) {

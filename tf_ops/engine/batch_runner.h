@@ -1,4 +1,4 @@
-// Runs one batch: hands its tensors to the collective of their kind.
+// Runs one batch: passes its tensors to the collective of their kind.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_BATCH_RUNNER_H_
 
@@ -26,23 +26,24 @@ class BatchRunner {
               std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline,
               StoreChoice* store_choice);
 
-  // Runs batch `number` with the members of its process set; all of them count the
-  // batches alike. `results`: where the coordinator has sent them, see
+  // Runs batch `number` with the members of its process set. All members number batches
+  // alike. `results` holds the results if the coordinator has sent them; see
   // inline_tensors.h. Returns false if the job has failed or this rank stops waiting.
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
            const BatchSettings& settings,
            const std::optional<std::string_view>& results);
 
-  // All ranks add a process set. `number` and `settings` as of a batch of all ranks.
+  // Adds a process set on all ranks. `number` and `settings` are as for a batch of all
+  // ranks.
   bool AddProcessSet(int32_t id, const std::vector<int>& members,
                      const std::vector<int>& all, uint64_t number,
                      const BatchSettings& settings);
 
-  // For tensors on GPUs.
+  // Runs the batches whose tensors are on GPUs.
   GpuRunner& gpu() { return gpu_; }
   const GpuRunner& gpu() const { return gpu_; }
 
-  // The largest part of a tensor that is moved at a time.
+  // The largest part of a tensor that is moved at once.
   int64_t window_bytes() const { return backend_->window_bytes(); }
 
  private:
@@ -57,7 +58,7 @@ class BatchRunner {
 
   const std::shared_ptr<JobState> job_;
   const int rank_;
-  // Null where no profiler shows them.
+  // Null if no profiler shows them.
   const std::unique_ptr<const cuda::ProfilerRanges> ranges_;
   Timeline& timeline_;
   const std::unique_ptr<CollectiveBackend> backend_;

@@ -30,23 +30,23 @@ using keras_hvd::Status;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
 constexpr int64_t kLeastExchangeBytes = 8 << 10;
-// More makes nothing faster, and the system may give it until it has none left.
+// More makes nothing faster, and the system may hand it out until none is left.
 constexpr int64_t kMostExchangeBytes = 1 << 30;
-// It is part of a socket's address, of 107 bytes in all.
+// The job name is part of a socket address, which has 107 bytes in all.
 constexpr size_t kLongestJobName = 80;
 constexpr int64_t kDefaultFusionBytes = 64 << 20;
 constexpr double kDefaultTimeoutSeconds = 60;
 constexpr int64_t kDefaultCacheCapacity = 16384;
 
 std::mutex g_mutex;
-// Guarded by g_mutex. Allocated for good: threads may still call in while the process
-// ends and static objects are destroyed.
+// Guarded by g_mutex. Never freed: threads may still call in while the process ends and
+// static objects are destroyed.
 std::shared_ptr<JobMember>& Current() {
   static auto* member = new std::shared_ptr<JobMember>();
   return *member;
 }
 bool g_was_initialized = false;
-// Of the job that this process has left.
+// The failure of the job that this process has left.
 std::string& PastFailure() {
   static auto* text = new std::string;
   return *text;
@@ -108,7 +108,7 @@ Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
   if (!status.ok()) return status;
   const keras_hvd::RendezvousOptions& job = (*member)->options().rendezvous;
   std::vector<int> ranks;
-  // Asked for only where it counts: small allreduces take microseconds.
+  // Members are looked up only where they matter: small allreduces take microseconds.
   if (keras_hvd::DependsOnMembers(request) &&
       !(*member)->engine().MembersOf(request.process_set, &ranks).ok()) {
     ranks.clear();
@@ -198,7 +198,7 @@ Status CheckOptions(const khvd_options& options) {
   return Status::Ok();
 }
 
-// The log is read on every rank, though rank 0's counts, so that a mistake ends all.
+// Only rank 0's log counts, but every rank reads it, so a mistake ends all ranks.
 Status MakeAutotuneOptions(const khvd_options& options, AutotuneOptions* autotune) {
   autotune->on = options.autotune != 0;
   if (!autotune->on) return Status::Ok();
@@ -293,8 +293,8 @@ int khvd_shutdown(void) {
     std::lock_guard<std::mutex> lock(g_mutex);
     member.swap(Current());
   }
-  // Here, not with the last reference: another thread may hold one while it waits for
-  // the end of its request.
+  // Stop here, not when the last reference goes: another thread may hold one while it
+  // waits for its request to end.
   if (member == nullptr) return KHVD_OK;
   member->engine().Stop();
   LogMembership(*member, "left");
@@ -377,7 +377,7 @@ int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
 
 int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
 
-// The stream waits in any case: what runs on it may be about to free the buffers.
+// The stream waits in any case, since work on it may be about to free the buffers.
 int khvd_await_end(void* end, void* stream) {
   const std::unique_ptr<keras_hvd::EndMark> mark(static_cast<keras_hvd::EndMark*>(end));
   const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));

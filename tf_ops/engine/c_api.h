@@ -1,9 +1,9 @@
 // The C API of keras_hvd: one engine per process, without TensorFlow.
 //
-// TensorFlow's ops, the Python objects, the benchmarks and other frameworks all
-// drive the engine through these functions. Structures start with their own size,
-// so that fields can be appended without breaking older callers: set
-// `struct_size = sizeof(...)` and leave what you do not use zero.
+// TensorFlow's ops, the Python objects, the benchmarks and other frameworks all drive
+// the engine through these functions. Every structure starts with its own size, so
+// fields can be appended without breaking older callers: set `struct_size =
+// sizeof(...)` and leave unused fields zero.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_C_API_H_
 #define KERAS_HVD_TF_OPS_ENGINE_C_API_H_
 
@@ -16,7 +16,7 @@ extern "C" {
 
 #define KHVD_EXPORT __attribute__((visibility("default")))
 
-// Result of a call or of a collective. Values are part of the ABI.
+// Result of a call or of a collective. The values are part of the ABI.
 typedef enum {
   KHVD_OK = 0,
   KHVD_INVALID_ARGUMENT = 1,  // this rank's request is wrong
@@ -25,7 +25,7 @@ typedef enum {
   KHVD_SHUT_DOWN = 4,         // after khvd_shutdown on this rank
   KHVD_FORKED = 5,            // in a child process forked from a rank
   KHVD_INTERNAL = 6,          // the operating system refused something, or a bug
-  KHVD_MISMATCH = 7,          // the ranks' requests do not fit each other
+  KHVD_MISMATCH = 7,          // the ranks' requests do not match
 } khvd_code;
 
 typedef enum {
@@ -41,8 +41,8 @@ typedef enum {
   KHVD_UINT32 = 9,
   KHVD_UINT64 = 10,
   KHVD_FLOAT8_E5M2 = 11,
-  KHVD_FLOAT8_E4M3FN = 12,  // without infinities
-  // What follows is only moved: there is no reduction of it.
+  KHVD_FLOAT8_E4M3FN = 12,  // no infinities
+  // These types are only moved, never reduced.
   KHVD_INT16 = 13,
   KHVD_UINT16 = 14,
   KHVD_COMPLEX64 = 15,
@@ -50,14 +50,14 @@ typedef enum {
 } khvd_dtype;
 
 // The kinds of collectives, numbered from 0 in this order, which is part of the ABI,
-// and what each of them needs, 1 for yes:
-//   tensors  it has any
-//   group    it takes several at once
+// and the properties of each; 1 means yes:
+//   tensors  it has tensors
+//   group    it takes several tensors at once
 //   reduces  it combines a tensor's elements of all ranks
-//   rows     it moves rows, so that a tensor needs a first dimension
-//   own      the ranks' first dimensions may differ; results are allocated when all are
-//            known
-//   parts    what a member gets depends on its index among the members
+//   rows     it moves rows, so a tensor needs a first dimension
+//   own      first dimensions may differ between ranks; results are allocated when all
+//            are known
+//   parts    a member's result depends on its index among the members
 // clang-format off
 #define KHVD_KINDS(KIND) \
   /*                                            tensors group reduces rows own parts */ \
@@ -75,9 +75,9 @@ typedef enum {  // KHVD_ALLREDUCE and so on
 #undef KHVD_KIND
 } khvd_kind;
 
-// Average is Sum, divided by the number of ranks: for integer types towards zero.
-// bool takes Min (and), Max (or) and Product (and). Adasum is an allreduce's alone, of
-// floating types, of a number of ranks that is a power of two.
+// Average is Sum divided by the number of ranks; integer types round towards zero. bool
+// takes Min (and), Max (or) and Product (and). Adasum is only for allreduce, for
+// floating types, and for a power-of-two number of ranks.
 typedef enum {
   KHVD_AVERAGE = 0,
   KHVD_SUM = 1,
@@ -87,15 +87,15 @@ typedef enum {
   KHVD_ADASUM = 5,
 } khvd_reduce_op;
 
-// What a line on standard error is about.
+// The level of a line on standard error.
 typedef enum {
-  KHVD_LOG_DEFAULT = 0,  // the same as KHVD_LOG_WARNING
+  KHVD_LOG_DEFAULT = 0,  // same as KHVD_LOG_WARNING
   KHVD_LOG_TRACE = 1,    // each tensor
   KHVD_LOG_DEBUG = 2,    // each batch
-  KHVD_LOG_INFO = 3,     // joining and leaving
-  KHVD_LOG_WARNING = 4,  // what goes on, but not as it should
-  KHVD_LOG_ERROR = 5,    // what ends the job
-  KHVD_LOG_FATAL = 6,    // what ends the process
+  KHVD_LOG_INFO = 3,     // entering and leaving a job
+  KHVD_LOG_WARNING = 4,  // the job goes on, but something is wrong
+  KHVD_LOG_ERROR = 5,    // the job ends
+  KHVD_LOG_FATAL = 6,    // the process ends
 } khvd_log_level;
 
 typedef struct {
@@ -107,94 +107,94 @@ typedef struct {
   double init_timeout;       // seconds to wait for the other ranks; 0: 60
   double stall_warning;      // seconds until a stall is reported; 0: 60, < 0: never
   double stall_abort;        // seconds until a stall aborts the job; 0: never
-  int64_t exchange_bytes;    // exchange memory of a rank; 0: 4 MiB
+  int64_t exchange_bytes;    // exchange memory per rank; 0: 4 MiB
   int64_t fusion_bytes;      // largest fused batch; 0: 64 MiB
-  int32_t cores;             // cores this job may use; 0: asks the system
-  int32_t check;             // 1: compare all results between ranks; as rank 0 says
+  int32_t cores;             // cores this job may use; 0: ask the system
+  int32_t check;             // 1: compare all results between ranks; rank 0 decides
   int64_t cache_capacity;    // names that travel as numbers; 0: 16384, < 0: none
-  int32_t log_level;         // khvd_log_level: what is less is not written
+  int32_t log_level;         // khvd_log_level: lower levels are not written
   int32_t log_timestamp;     // 1: lines start with the time
-  int32_t autotune;          // 1: look for better settings; as rank 0 says
-  const char* autotune_log;  // rank 0's file of what it found; NULL or "": none
-  int32_t autotune_warmup;   // samples that do not count; 0: 3, < 0: none
-  int32_t autotune_steps;    // steps of a sample; 0: 10
-  int32_t autotune_samples;  // the most samples of the search; 0: no limit
-  // The libraries for tensors on GPUs, which are opened when there is one; NULL or "":
-  // libcuda.so.1 and libnccl.so.2 of the library path.
+  int32_t autotune;          // 1: search for better settings; rank 0 decides
+  const char* autotune_log;  // rank 0's file of findings; NULL or "": none
+  int32_t autotune_warmup;   // discarded first samples; 0: 3, < 0: none
+  int32_t autotune_steps;    // steps per sample; 0: 10
+  int32_t autotune_samples;  // sample limit of the search; 0: no limit
+  // The libraries for GPU tensors, opened with the first such tensor; NULL or "":
+  // libcuda.so.1 and libnccl.so.2 on the library path.
   const char* cuda_library;
   const char* nccl_library;
-  // The library for ranges in NVIDIA's profilers, which is opened under one; NULL or
-  // "": libnvtx3interop.so.1 or libnvToolsExt.so.1 of the library path.
+  // The library for ranges in NVIDIA's profilers, opened only under a profiler; NULL or
+  // "": libnvtx3interop.so.1 or libnvToolsExt.so.1 on the library path.
   const char* nvtx_library;
-  int32_t disable_ranges;  // 1: profilers get none
+  int32_t disable_ranges;  // 1: no ranges for profilers
 } khvd_options;
 
-// One tensor of a request, contiguous, row-major; in host memory, or on a GPU.
+// One tensor of a request: contiguous, row-major, in host memory or on a GPU.
 typedef struct {
-  int32_t dtype;         // khvd_dtype; an integer, for it may be wrong
+  int32_t dtype;         // khvd_dtype; an integer because it may be wrong
   int32_t rank;          // number of dimensions
   const int64_t* shape;  // `rank` sizes
   const void* input;
-  // May be `input`; NULL where `allocate` gives it. A reducescatter's holds this rank's
-  // rows only (khvd_scattered_rows) and is no input.
+  // May equal `input`. NULL if `allocate` provides it. A reducescatter's output holds
+  // only this rank's rows (khvd_scattered_rows) and must not be its input.
   void* output;
 } khvd_tensor;
 
-// Called once when a collective has ended, on the engine's thread or in any thread that
-// is in khvd_run or khvd_submit_and_drive: it must not block and must not call
-// khvd_run. `message` is "" on KHVD_OK and valid during the call only.
+// Called once when a collective has ended, on the engine's thread or on any thread
+// inside khvd_run or khvd_submit_and_drive. It must not block and must not call
+// khvd_run. `message` is "" on KHVD_OK, and valid only during the call.
 typedef void (*khvd_done)(void* context, int code, const char* message);
 
 // Called, like `done`, when an allgather or alltoall knows the first dimension of the
-// result of its tensor number `tensor`: the sum of `first_dims[0..count)`, the rows
-// that come from each rank. Returns memory for the result, or NULL if there is none
-// (the collective then fails on this rank alone).
+// result of tensor number `tensor`: the sum of `first_dims[0..count)`, the rows from
+// each rank. Returns memory for the result, or NULL if there is none; the collective
+// then fails on this rank alone.
 typedef void* (*khvd_allocate)(void* context, int32_t tensor, const int64_t* first_dims,
                                int32_t count);
 
 // A collective that every rank of the process set submits under the same name. A
-// request with several tensors (allreduce, allgather, reducescatter) is a group: all of
-// it, or nothing.
+// request with several tensors (allreduce, allgather, reducescatter) is a group: it
+// runs as a whole or not at all.
 typedef struct {
   size_t struct_size;
   int32_t kind;                // khvd_kind
-  const char* name;            // what matches it to the peers' requests; not ""
-  uint64_t submitter;          // who asks: requests of one may queue, of two may not
+  const char* name;            // matches the peers' requests by name; not ""
+  uint64_t submitter;          // a name's requests may queue only within one submitter
   int32_t process_set;         // 0: all ranks
   int32_t reduce_op;           // khvd_reduce_op; allreduce, reducescatter
-  int32_t root;                // broadcast; a rank of the job
-  double prescale, postscale;  // where there is a reduction; both 0 means both 1
-  int32_t count;               // number of tensors; barrier: 0, else at least 1
-  const khvd_tensor* tensors;  // copied, shapes included; the data is not
+  int32_t root;                // broadcast: a rank of the job
+  double prescale, postscale;  // for reductions; both 0 means both 1
+  int32_t count;               // number of tensors; barrier: 0, others: at least 1
+  const khvd_tensor* tensors;  // copied with their shapes, without the data
   khvd_done done;
   khvd_allocate allocate;  // allgather, alltoall
   void* context;           // handed to `done` and `allocate`
-  // alltoall: how many rows go to each rank, copied; NULL: as many to each
+  // alltoall: how many rows go to each rank, copied; NULL: the same number to each
   const int64_t* splits;
   int32_t split_count;
-  // 1: the tensors are on the GPU, the same on every rank. Then `stream`, a CUstream of
-  // the device's primary context, is where the inputs come to be and the outputs are
-  // free to be written, also those of `allocate`: the collective runs, on a stream of
-  // its own, behind what is on `stream` when the request is submitted, or memory
-  // allocated. `done` is called as soon as the collective is enqueued; nobody waits for
-  // the GPU.
+  // 1: the tensors are on the GPU; the same value on every rank. `stream` is a CUstream
+  // of the device's primary context. Work on it produces the inputs and frees the
+  // outputs for writing, also those from `allocate`. The collective runs on its own
+  // stream, after all work that is on `stream` when the request is submitted or memory
+  // is allocated. `done` is called as soon as the collective is enqueued; no thread
+  // waits for the GPU.
   int32_t on_gpu;
   void* stream;
-  // NULL: what is put on `stream` after `done` runs behind the collective. Otherwise a
-  // place for a mark of the collective's end, which is there when `done` is called with
-  // KHVD_OK, and is handed to khvd_await_end, once.
+  // NULL: work put on `stream` after `done` runs after the collective. Otherwise: where
+  // to store a mark of the collective's end. The mark is there when `done` is called
+  // with KHVD_OK, and must be passed to khvd_await_end once.
   void** end;
 } khvd_request;
 
-// Joins the job and returns when every rank has, or with an error. On an error the
-// text is in khvd_last_error().
+// Enters the job. Returns when every rank has, or with an error; khvd_last_error() then
+// has the text.
 KHVD_EXPORT int khvd_init(const khvd_options* options);
-// Leaves the job; pending requests end with KHVD_SHUT_DOWN. Harmless when not
+// Leaves the job; pending requests end with KHVD_SHUT_DOWN. Harmless if not
 // initialized.
 KHVD_EXPORT int khvd_shutdown(void);
 KHVD_EXPORT int khvd_is_initialized(void);
 
-// Each returns -1 when not initialized.
+// Each returns -1 if not initialized.
 KHVD_EXPORT int khvd_rank(void);
 KHVD_EXPORT int khvd_size(void);
 KHVD_EXPORT int khvd_local_rank(void);
@@ -202,67 +202,68 @@ KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
 
-// Makes a process set of `ranks[0..count)`, ascending, and gives its number, which
-// requests name it by; or removes one. Every rank calls these, with the same ranks and
-// in the same order, also those outside of the set; they return when all have. It is an
-// error to add a set twice, and to remove one whose requests wait for a rank.
+// Adds a process set of `ranks[0..count)`, ascending, and returns the number by which
+// requests name it; or removes a set. Every rank must call these, also ranks outside
+// the set, with the same ranks and in the same order. They return when all ranks have
+// called. It is an error to add a set twice, or to remove one with requests that wait
+// for a rank.
 KHVD_EXPORT int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);
 KHVD_EXPORT int khvd_remove_process_set(int32_t id);
-// The number of a set's ranks, and this rank's index among them, from 0. -1 if there is
-// no such set, or this rank is not in it.
+// The size of a set, and this rank's index in it, from 0. -1 if there is no such set or
+// this rank is not in it.
 KHVD_EXPORT int khvd_process_set_size(int32_t id);
 KHVD_EXPORT int khvd_process_set_rank(int32_t id);
 
-// Waits until every rank has called it, and gives the last one. Meanwhile this rank
-// takes part in allreduces of all ranks with Sum or Average: with zeros, counting as
-// any other for the average. Whatever else would wait for it is an error on those that
-// do.
+// Waits until every rank has joined, and returns the last one that did. Meanwhile this
+// rank contributes zeros to allreduces of all ranks with Sum or Average, and counts in
+// the average. Any other request that would wait for this rank fails on the ranks that
+// submit it.
 KHVD_EXPORT int khvd_join(int32_t* last);
-// How many of `rows` rows this rank gets of a reducescatter: as many as the others, and
-// the first ranks one more where it does not divide. 0 for a rank outside of the set,
-// -1 if there is no such set.
+// How many of `rows` rows a reducescatter gives this rank: an equal share, plus one for
+// each of the first ranks if the rows do not divide evenly. 0 for a rank outside the
+// set, -1 if there is no such set.
 KHVD_EXPORT int64_t khvd_scattered_rows(int32_t process_set, int64_t rows);
 
-// Hands a request to the engine and returns without waiting for the peers. On KHVD_OK
-// `done` is called exactly once, and the tensors' data stays the engine's until then;
-// on anything else it is never called, and khvd_last_error() has the text.
+// Passes a request to the engine and returns without waiting for the peers. On KHVD_OK,
+// `done` is called exactly once, and the engine owns the tensors' data until then. On
+// any other result it is never called, and khvd_last_error() has the text.
 KHVD_EXPORT int khvd_submit(const khvd_request* request);
-// The same for a thread that has nothing better to do: for a small request it does the
-// engine's work for as long as the peers are expected at any moment. `done` may be
-// called on it before this returns.
+// Like khvd_submit, for a thread with nothing better to do: for a small request it does
+// the engine's work while the peers are expected at any moment. It may call `done`
+// before it returns.
 KHVD_EXPORT int khvd_submit_and_drive(const khvd_request* request);
-// The same, and waits for its end; `done` is not called. Meanwhile the calling thread
-// does the engine's work, if no other thread does.
+// Like khvd_submit, but waits for the end; `done` is not called. Meanwhile the calling
+// thread does the engine's work if no other thread does.
 KHVD_EXPORT int khvd_run(const khvd_request* request);
 
-// Has what is put on `stream` from now on run behind a collective whose `end` this is,
-// and takes the mark back. Until then the collective's buffers are the engine's.
+// Makes later work on `stream` run after the collective that `end` belongs to, and
+// takes the mark back. Until then the engine owns the collective's buffers.
 KHVD_EXPORT int khvd_await_end(void* end, void* stream);
 
-// Whether tensors on GPUs can be reduced there, and by what.
+// Whether GPU tensors can be reduced on the GPU, and by what.
 typedef struct {
   size_t struct_size;
-  int32_t devices;       // that CUDA finds; 0: none, or no CUDA
-  int32_t nccl_version;  // 22304 for 2.23.4; 0: there is none that can be used
-  char text[512];        // for people: what was found, or why it cannot be used
+  int32_t devices;       // devices that CUDA finds; 0: none, or no CUDA
+  int32_t nccl_version;  // 22304 for 2.23.4; 0: no usable NCCL
+  char text[512];        // readable: what was found, or why it is unusable
 } khvd_gpu_support;
-// For libraries as in khvd_options; works before khvd_init.
+// Takes libraries as in khvd_options. Works before khvd_init.
 KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
                                      khvd_gpu_support* support);
 
-// The text of this thread's last error; "" if there was none.
+// This thread's last error text; "" if none.
 KHVD_EXPORT const char* khvd_last_error(void);
 
-// Why the engine cannot be used any more (a peer's death, an abort), or "" if it can;
-// after khvd_shutdown, and until the next khvd_init, why it could not. Known before any
-// collective on a GPU is aborted: if it is "" when a caller's stream has passed one,
-// its results are right.
+// Why the engine can no longer be used (a peer's death, an abort), or "" if it can.
+// After khvd_shutdown, and until the next khvd_init: why it could not. Set before any
+// collective on a GPU is aborted: if it is "" once a caller's stream has passed a
+// collective, the results are right.
 KHVD_EXPORT const char* khvd_failure(void);
 
-// Writes where the time of each tensor goes to `path`, from now on until
-// khvd_stop_timeline or khvd_shutdown, as rank 0 sees it; with a mark at each round of
-// decisions if `mark_cycles` is not 0. On other ranks both do nothing, so that it does
-// not matter which ranks call them when.
+// Records where the time of each tensor goes, as rank 0 sees it, in `path`, from now
+// until khvd_stop_timeline or khvd_shutdown. Marks each round of decisions if
+// `mark_cycles` is not 0. On other ranks both calls do nothing, so it does not matter
+// which ranks make them when.
 KHVD_EXPORT int khvd_start_timeline(const char* path, int32_t mark_cycles);
 KHVD_EXPORT int khvd_stop_timeline(void);
 
@@ -273,11 +274,11 @@ typedef struct {
   int64_t tensors;     // requests completed
   int64_t bytes;       // bytes of their inputs
   int64_t sleeps;      // times the engine went to sleep
-  int64_t lost_wakes;  // sleeps that only a time-out ended though work was due
+  int64_t lost_wakes;  // sleeps ended only by a timeout although work was due
 } khvd_counters;
 KHVD_EXPORT int khvd_get_counters(khvd_counters* counters);
 
-// Writes a line to standard error, as the engine does its own, if the level is enabled.
+// Writes a line to standard error, like the engine's own, if the level is enabled.
 KHVD_EXPORT void khvd_log(int level, const char* text);
 
 KHVD_EXPORT const char* khvd_version(void);

@@ -52,7 +52,7 @@ bool CoordinatorService::HasNews() {
 bool CoordinatorService::Poll() {
   bool progressed = false;
   coordinator_.set_wants_times(timeline_.WantsTimes());
-  // In this order: who submits after another rank has left is told so.
+  // The order matters: a rank that submits after another has left is told so.
   for (Submitter& each : submitters_) progressed |= each.channel->Receive();
   progressed |= NoteDepartures();
   for (int rank = 0; rank < job_->size(); ++rank) HandleSubmissions(rank);
@@ -91,8 +91,8 @@ void CoordinatorService::HandleSubmission(int rank, std::string_view message) {
                       submission.duplicate, std::move(submission.input));
 }
 
-// A rank's submissions are all written before it says that it leaves, so they are read
-// once more after that has been seen.
+// A rank writes all its submissions before it says that it leaves. Hence they are read
+// once more after the departure is seen.
 bool CoordinatorService::NoteDepartures() {
   bool progressed = false;
   for (int rank = 0; rank < job_->size(); ++rank) {
@@ -139,7 +139,8 @@ void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t 
   if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
   if (autotune_->tuning() != before) {
     WriteTuning();
-    // At once: who drives may stop here, and does not look at what is queued.
+    // Send at once: the driving thread may stop here and does not look at what is
+    // queued.
     Send();
   }
   WriteAutotuneLog();
@@ -149,15 +150,15 @@ void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t 
   }
 }
 
-// What is decided after this is carried out with it, on every rank: the message has its
-// place among the decisions.
+// The message has its place among the decisions, so every rank applies it to the
+// decisions after it.
 void CoordinatorService::WriteTuning() {
   const Tuning& tuning = autotune_->tuning();
   coordinator_.set_fusion_bytes(tuning.fusion_bytes);
   decisions_->Queue(encoder_.Encode(tuning));
 }
 
-// A job goes on without the file.
+// The job goes on without the file.
 void CoordinatorService::WriteAutotuneLog() {
   if (autotune_log_.empty()) return;
   const Status status =

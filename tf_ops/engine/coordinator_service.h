@@ -1,5 +1,5 @@
-// The coordinator's side of the coordination: feeds the coordinator with what the ranks
-// submit, and hands its decisions to them.
+// The coordinator's side of coordination: passes the ranks' submissions to the
+// coordinator and its decisions to the ranks.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
 
@@ -24,24 +24,24 @@ class CoordinatorService {
   CoordinatorService(const World& world, int64_t fusion_bytes, size_t cache_capacity,
                      Timeline* timeline);
 
-  // To be told how long allreduces took.
+  // Must be told how long allreduces took.
   StoreChoice* store_choice() { return &store_choice_; }
 
-  // Has the job look for better settings; before anything is decided.
+  // Makes the job search for better settings. Call before anything is decided.
   void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);
   bool tunes() const { return autotune_ != nullptr && !autotune_->done(); }
-  // While it tunes: the coordinator has come to the last kTune; it has run a batch.
+  // For use while it tunes: the coordinator has carried out the last kTune, or has run
+  // a batch.
   void NoteTuned() { autotune_->Begin(); }
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
-  // Does what there is to do without waiting. Returns true if there was anything.
+  // Does what can be done without waiting. Returns true if there was anything.
   bool Poll();
-  // Whether there is something to do for Poll: submissions to read, or other
-  // things.
+  // Whether Poll has something to do: submissions to read, or anything else.
   bool HasSubmissions() const;
   bool HasNews();
-  // Reports requests that wait for longer than `warning` seconds, each once, and fails
-  // the job over one that waits for longer than `abort` (0: never).
+  // Reports each request that has waited for more than `warning` seconds once. Fails
+  // the job if one has waited for more than `abort` seconds (0: never).
   void CheckStalls(double warning, double abort);
   bool anything_waits() const { return anything_waits_; }
 
@@ -67,12 +67,13 @@ class CoordinatorService {
   Coordinator coordinator_;
   DescriptionPool descriptions_;
   std::vector<Submitter> submitters_;  // by rank
-  uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
+  uint64_t batches_ =
+      0;  // batches and new process sets decided; ranks number them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;
   StoreChoice store_choice_;
   std::unique_ptr<Autotune> autotune_;  // null: off
-  std::string autotune_log_;            // its file; "": none, or it has failed
+  std::string autotune_log_;  // its file; "" if there is none or writing it failed
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
   bool anything_waits_ = false;
 };

@@ -10,10 +10,10 @@
 namespace keras_hvd {
 namespace {
 
-// Up to here a collective takes less time than to have another thread run it.
+// Up to this size a collective takes less time than handing it to another thread.
 constexpr int64_t kSmallBytes = 64 << 10;
 
-// The name of agreements that must come in one order on all ranks.
+// The names of agreements that must come in the same order on all ranks.
 constexpr char kProcessSets[] = "keras_hvd.process_sets";
 constexpr char kJoin[] = "keras_hvd.join";
 
@@ -61,7 +61,7 @@ Status Engine::SetStreamPoint(cuda::Stream stream, void** end, Operation* operat
 }
 
 Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
-  // Where others are under way, what comes next may be one that takes long.
+  // If others are under way, the next one to run may take long.
   const bool alone = !requests_.any_pending();
   const bool small = operation->input_bytes() <= kSmallBytes;
   if (!alone || !small || operation->stream_point != nullptr) {
@@ -88,7 +88,7 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
     std::lock_guard<std::mutex> lock(result.mutex);
     result.status = status;
     result.ended.store(true);
-    // Under the lock: the waiting thread takes the variable away as soon as it can.
+    // Under the lock: the waiting thread destroys the variable as soon as it can.
     result.changed.notify_one();
   };
   const Status submitted = requests_.Submit(std::move(operation));

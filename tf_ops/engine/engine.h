@@ -1,17 +1,17 @@
-// The engine of one rank: takes requests, has them ordered, runs them, reports their
+// The engine of one rank: takes requests, has them ordered, runs them and reports their
 // end.
 //
-// One thread at a time does all of it but the submission, which any thread may call and
-// which never waits for a peer: it drives the engine. Who drives the coordinator's
-// engine decides as well, also while it waits in a collective. A request travels so:
+// Any thread may submit a request; a submission never waits for a peer. One thread at a
+// time does all other work: it drives the engine. On the coordinator this thread also
+// decides, even while it waits in a collective. A request takes this path:
 //
 //   Submit -> this rank's submissions -> the coordinator: CoordinatorService ->
 //   decisions -> every rank
 //
-// Its parts: `Requests` are what was submitted and has not ended; `EngineLoop` is who
-// does the work, and how it waits; `Work` is what there is to do, of which
-// `CoordinatorService` (the coordinator's) decides, `Execution` carries out what was
-// decided, and `StallWatch` looks after what takes too long.
+// `Requests` holds what was submitted and has not ended. `EngineLoop` determines who
+// does the work and how to wait. `Work` is what there is to do: `CoordinatorService`
+// (on the coordinator) decides, `Execution` carries out decisions, and `StallWatch`
+// watches for what takes too long.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 
@@ -38,31 +38,31 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Does not wait for the peers. On an error `done` is not called.
+  // Does not wait for the peers. On an error, `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
-  // The same, but for a small request the calling thread drives while the peers are
-  // expected at any moment; it may then call `done` itself.
+  // Like Submit, but for a small request the calling thread drives while the peers are
+  // expected at any moment. It may call `done` itself.
   Status SubmitAndDrive(std::unique_ptr<Operation> operation);
-  // The same, and waits for the end, which it returns; `done` is not called.
+  // Like Submit, but waits for the end and returns its status; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
 
-  // Gives an operation whose tensors are on a GPU its point on the caller's stream,
-  // now; it is then submitted by Submit or Run. `end`: see khvd_request.
+  // Gives an operation with GPU tensors its current point on the caller's stream. Call
+  // this before Submit or Run. `end`: see khvd_request.
   Status SetStreamPoint(cuda::Stream stream, void** end, Operation* operation);
 
-  // Have all ranks agree on something, and wait for it. `ranks` ascending; `*id` is the
-  // new set's number, from 1, and `*last` the rank that joined last. Until all have
-  // joined, a rank that has takes part in allreduces of all ranks, with zeros.
+  // Make all ranks agree on something, and wait for it. `ranks` is ascending. `*id` is
+  // the new set's number, from 1; `*last` is the rank that joined last. Until all ranks
+  // have joined, a joined rank contributes zeros to allreduces of all ranks.
   Status AddProcessSet(const std::vector<int>& ranks, int32_t* id);
   Status RemoveProcessSet(int32_t id);
   Status Join(int32_t* last);
   // The ranks of a set that this rank knows.
   Status MembersOf(int32_t process_set, std::vector<int>* ranks);
 
-  // Leaves the job. What is running is finished, what is waiting ends with kShutDown.
+  // Leaves the job. A running batch is finished; waiting requests end with kShutDown.
   void Stop();
 
-  // Of what the coordinator knows; see timeline.h. On other ranks both do nothing.
+  // Record what the coordinator knows; see timeline.h. On other ranks both do nothing.
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline();
 
@@ -77,7 +77,7 @@ class Engine {
   Timeline timeline_;
   const std::shared_ptr<GpuAccess> gpu_;
   Requests requests_;
-  EngineLoop loop_;  // the last one: its thread uses the others
+  EngineLoop loop_;  // last: its thread uses the other members
 };
 
 }  // namespace keras_hvd

@@ -1,4 +1,4 @@
-// What an engine counts of its work; read by any thread.
+// An engine's counters, which any thread may read.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_COUNTERS_H_
 
@@ -13,7 +13,7 @@ struct EngineCounters {
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> sleeps{0};
   std::atomic<int64_t> lost_wakes{0};
-  std::atomic<int64_t> tunings{0};  // settings that have held
+  std::atomic<int64_t> tunings{0};  // changes of settings carried out
 };
 
 }  // namespace keras_hvd

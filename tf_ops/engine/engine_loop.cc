@@ -13,18 +13,18 @@
 namespace keras_hvd {
 namespace {
 
-// How long a caller spins for who drives, with a core for each rank. A futex round trip
-// takes about as long; more would only take time from the training. For a peer that is
-// known to be ready it is the same, unless tuned.
+// How long a caller spins for its turn to drive, if each rank has a core. A futex round
+// trip takes about as long; more would only take time from the training. The spin for a
+// peer known to be ready is the same, unless tuned.
 constexpr std::chrono::microseconds kSpin(50);
-// With fewer cores than ranks: how often it lets others run before it sleeps, and for
-// how long. Where they take their whole time slices, yielding would go on for long, and
-// they may be what keeps a killed rank from being seen.
+// With fewer cores than ranks: how often, and for how long, a rank yields before it
+// sleeps. Ranks that use up their time slices would make the yielding last long, and
+// may keep a killed rank from being noticed.
 constexpr int kYields = 100;
 constexpr std::chrono::microseconds kLongestYields(1000);
-// How often it looks for what rings for nobody, after as many yields.
+// How often it checks for what comes without a ring, after as many yields.
 constexpr std::chrono::microseconds kPause(50);
-// How long a rank that shuts down waits for the peers of a batch that runs.
+// How long a rank that shuts down waits for the peers of a running batch.
 constexpr std::chrono::seconds kShutdownPatience(5);
 
 }  // namespace
@@ -72,12 +72,12 @@ void EngineLoop::Loop() {
 void EngineLoop::Leave() {
   work_.Leave();
   requests_.EndAll(Code::kShutDown, kShutDownHere);
-  // Decisions that were made are with the peers; now they may know that this rank is
-  // gone.
+  // The peers have all decisions that were made, so they may now learn that this rank
+  // has gone.
   job_->ShutDown();
 }
 
-// One takes over, or has its result already, within a moment.
+// Within a moment a caller takes over, or already has its result.
 void EngineLoop::GiveWay(std::unique_lock<std::mutex>* driving) {
   driving->unlock();
   SpinUntil([this] { return callers_.load() == 0; }, kSpin);
@@ -89,8 +89,8 @@ void EngineLoop::GiveWay(std::unique_lock<std::mutex>* driving) {
 void EngineLoop::Ring() {
   job_->RingCoordinator(job_->is_coordinator() ? Doorbell::kEverything
                                                : Doorbell::kSubmission);
-  // Its own engine is woken where it will have something to do at once, and where
-  // nobody decides any more or watches whether somebody does.
+  // Wakes this rank's engine if it will have work at once, or if nobody decides any
+  // more or watches for that.
   if (!job_->is_coordinator() && (spin_policy_.prompt() || resting_.load() ||
                                   job_->HasShutDown(JobState::kCoordinator))) {
     bell_.Ring();
@@ -105,7 +105,8 @@ void EngineLoop::DriveIfFree(const std::atomic<bool>& ended) {
 void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
-  // No longer than until the end: who drives may wait for what this thread does next.
+  // Spin only until the end: the driving thread may wait for what this thread does
+  // next.
   SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
   DriveOrRing(&driving, ended, false);
@@ -119,22 +120,23 @@ void EngineLoop::DriveOrRing(std::unique_lock<std::mutex>* driving,
   driving->unlock();
 }
 
-// Drives while there is something to do, or soon may be, instead of the engine's
-// thread; leaves the rest to it.
+// Drives in place of the engine's thread while there is something to do, or soon may
+// be. Leaves the rest to that thread.
 void EngineLoop::Drive(const std::atomic<bool>& ended, bool has_other_work) {
-  // The engine's thread sleeps on: nobody needs to wake it while this one looks.
+  // The engine's thread sleeps on: nobody needs to wake it while this thread looks.
   bell_.Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = work_.Poll();
-    // What has been decided by now was pending: if nothing else is, it is the caller's.
+    // All that was decided by now was pending. If nothing else is, it belongs to the
+    // caller.
     if (has_other_work && requests_.several_pending()) break;
     if (!work_.RunNext() && !progressed && !SpinForNews()) break;
   }
   LeaveDriving();
 }
 
-// What has come meanwhile is taken in here where that is all there is to do; waking the
-// engine's thread would cost more, and this thread may be back at once.
+// Takes in news itself if that is all there is to do. Waking the engine's thread would
+// cost more, and this thread may be back at once.
 void EngineLoop::LeaveDriving() {
   bell_.Announce(work_.Listening());
   if (work_.HasNews(work_.Listening())) {
@@ -142,7 +144,8 @@ void EngineLoop::LeaveDriving() {
     work_.Poll();
     bell_.Announce(work_.Listening());
   }
-  // The ring needs the announcement: the engine's thread may sleep since before it.
+  // The ring needs the announcement: the engine's thread may have slept since before
+  // it.
   if (requests_.any_pending() || work_.HasNews(work_.Listening()) ||
       work_.HasDecision() || stopping_.load()) {
     bell_.Ring();
@@ -176,8 +179,8 @@ bool EngineLoop::Wait(const Ready& ready, int awaited) {
   }
 }
 
-// Nobody else may go on with the collective. `stopping` is what the caller has seen,
-// and acted on, of the wish to stop.
+// No other thread may continue the collective. `stopping` is the stop request as the
+// caller has seen it and acted on it.
 void EngineLoop::SleepInCollective(const Ready& ready, bool stopping) {
   const auto due = [&] { return ready() || work_.HasNews(); };
   bell_.Announce();
@@ -199,7 +202,7 @@ bool EngineLoop::Pause(int64_t times) {
     sched_yield();
     return true;
   }
-  // Woken by what Poll sees to.
+  // Poll handles whatever wakes it.
   bell_.Announce();
   if (!work_.HasNews()) bell_.Sleep(Clock::now() + kPause);
   bell_.Cancel();
@@ -208,7 +211,7 @@ bool EngineLoop::Pause(int64_t times) {
 
 // ---- Waiting outside of a collective
 
-// Where decisions come soon; see spin_policy.h.
+// Spins if decisions come soon; see spin_policy.h.
 bool EngineLoop::SpinForNews() {
   if (!requests_.any_pending()) return false;
   spin_policy_.NoteWait();
@@ -219,19 +222,19 @@ bool EngineLoop::SpinForNews() {
   return false;
 }
 
-// Sleeps until there is something to do. Only while something waits does it wake up by
-// itself, to look for stalls: an idle engine uses no time. It rests, so that the next
-// submission has to wake it, only after a while without any: in a loop of collectives
-// that would cost each of them a wake.
+// Sleeps until there is something to do. It wakes up by itself, to look for stalls,
+// only while something waits: an idle engine uses no time. It rests, so the next
+// submission must wake it, only after a while without any: in a loop of collectives
+// each would pay for a wake.
 //
-// All that a ring may be about is looked at after the announcement.
+// Everything that a ring may announce is checked after the announcement.
 void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
   const uint32_t listening = work_.Listening();
   bell_.Announce(listening);
   resting_.store(was_idle_);
   const bool watchful = !was_idle_ || work_.AnythingWaits();
   if (watchful) resting_.store(false);
-  // A ring about what this was not listening to yet has been missed.
+  // A ring of a kind that this did not yet listen to was missed.
   const bool listens = listening == work_.Listening();
   if (!listens || work_.HasNews(listening) || stopping_.load()) {
     return bell_.Cancel();
@@ -242,7 +245,7 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
                                          : Clock::time_point::max();
   driving->unlock();
   const bool rung = bell_.Sleep(deadline, listening);
-  // Where a caller drives meanwhile, the news may be its own.
+  // If a caller drives meanwhile, the news may be its own.
   const bool alone = driving->try_lock();
   if (!alone) driving->lock();
   was_idle_ = !rung;
@@ -253,7 +256,7 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
 
 // ---- Both
 
-// Lets others run instead, where not all ranks have a core.
+// Yields to others instead if not all ranks have a core.
 bool EngineLoop::SpinUntil(const Ready& ready, Clock::duration spin) const {
   if (!has_cores_) {
     const Clock::time_point end = Clock::now() + kLongestYields;
@@ -274,8 +277,8 @@ bool EngineLoop::SpinUntil(const Ready& ready, Clock::duration spin) const {
   return ready();
 }
 
-// After a sleep that no ring has ended. Who published the news may have been held up
-// before it could ring; but ring it must.
+// For a sleep that no ring has ended. Whoever published the news may have been delayed
+// before ringing, but must ring in the end.
 void EngineLoop::CheckForLostWake(uint32_t listening, const Ready& has_news) {
   if (!has_news()) return;
   if (bell_.Sleep(Clock::now() + StallWatch::kInterval, listening)) return;

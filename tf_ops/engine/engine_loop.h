@@ -1,8 +1,9 @@
-// Who does an engine's work, and how it passes the time where there is none.
+// Who does an engine's work, and how it passes the time when there is none.
 //
-// One thread at a time drives an engine: its own, or a caller that would only wait
-// otherwise, which saves two changes of thread. Callers come first. Who drives spins
-// for a moment where that is worth it, and sleeps else, until somebody rings.
+// One thread at a time drives an engine: the engine's own, or a caller that would
+// otherwise only wait, which saves two thread switches. Callers come first. The driving
+// thread spins for a moment if that is worthwhile, and otherwise sleeps until the
+// doorbell rings.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_LOOP_H_
 
@@ -34,20 +35,20 @@ class EngineLoop : private Waiter {
   EngineLoop(const EngineLoop&) = delete;
   EngineLoop& operator=(const EngineLoop&) = delete;
 
-  // Ends the engine's thread, and with it this rank's part in the job: what is running
-  // is finished, what is waiting ends with kShutDown.
+  // Ends the engine's thread, and with it this rank's part in the job. A running batch
+  // is finished; waiting requests end with kShutDown.
   void Stop();
 
-  // Each of these, for a request that was just submitted, has somebody see to it.
+  // Each of these makes sure that a thread handles a request that was just submitted.
   //
-  // Wakes who has to.
+  // Wakes whoever must handle it.
   void Ring();
-  // The calling thread, which has other work as well, drives if no other does, until
-  // the request has ended, nothing is expected soon, or others are under way: what they
-  // wait for, and how long they take, is none of its concern.
+  // The calling thread has other work too. It drives, if no other thread does, until
+  // the request has ended, nothing is expected soon, or other requests are under way:
+  // what they wait for, and for how long, does not concern it.
   void DriveIfFree(const std::atomic<bool>& ended);
-  // The calling thread, which waits for the end, drives until then, or until nothing is
-  // expected soon. It waits for a moment for its turn.
+  // The calling thread waits for the end. It drives until then, or until nothing is
+  // expected soon, and waits a moment for its turn.
   void DriveSoon(const std::atomic<bool>& ended);
 
  private:
@@ -61,33 +62,33 @@ class EngineLoop : private Waiter {
   void LeaveDriving();
   void GiveWay(std::unique_lock<std::mutex>* driving);
 
-  // Inside of a collective.
+  // Inside a collective.
   bool Wait(const Ready& ready, int awaited) override;
   bool Pause(int64_t times) override;
   void SleepInCollective(const Ready& ready, bool stopping);
-  // Outside of one.
+  // Outside a collective.
   bool SpinForNews();
   void Rest(std::unique_lock<std::mutex>* driving);
 
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;
   void CheckForLostWake(uint32_t listening, const Ready& has_news);
 
-  const bool has_cores_;  // for all ranks of this host
+  const bool has_cores_;  // one for each rank of this host
   const std::shared_ptr<JobState> job_;
   Doorbell& bell_;
   Requests& requests_;
   EngineCounters& counters_;
   SpinPolicy spin_policy_;
 
-  // Held by who drives, but not while it rests.
+  // Held by the driving thread, except while it rests.
   std::mutex driving_;
   Work work_;                                             // guarded by driving_
   Clock::time_point stop_at_ = Clock::time_point::max();  // guarded by driving_
   bool was_idle_ = false;  // the last sleep ended without a ring; guarded by driving_
 
-  std::atomic<int> callers_{0};  // that want to drive
+  std::atomic<int> callers_{0};  // threads that want to drive
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> resting_{false};  // asleep until somebody rings, stalls or not
+  std::atomic<bool> resting_{false};  // asleep until a ring, even if something stalls
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// What an engine is started with.
+// The options of an engine.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_OPTIONS_H_
 
@@ -15,14 +15,14 @@ struct EngineOptions {
   int64_t fusion_bytes = 64 << 20;
   double stall_warning_seconds = 60;  // negative: never
   double stall_abort_seconds = 0;     // 0: never
-  int cores = 1;                      // that the ranks of this host share
-  bool check = false;             // compare all outputs; the coordinator's word counts
+  int cores = 1;                      // shared by the ranks of this host
+  bool check = false;             // compare all outputs; the coordinator's value counts
   size_t cache_capacity = 16384;  // names that travel as numbers
-  AutotuneOptions autotune;       // the coordinator's count
+  AutotuneOptions autotune;       // the coordinator's value counts
   int local_rank = 0;
   GpuLibraries gpu_libraries;
   std::string nvtx_library;  // "": the system's
-  bool ranges = true;        // for profilers, where there is one
+  bool ranges = true;        // for profilers, if there is one
 };
 
 }  // namespace keras_hvd

@@ -23,7 +23,7 @@ bool Contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-// Gives an operation zeros as its tensors, which its results replace.
+// Gives an operation zeros as its tensors; the results replace them.
 void AllocateZeros(Operation* operation) {
   const auto lines = [](const TensorDescription& tensor) {
     const size_t bytes = Elements(tensor) * Bytes(tensor.dtype);
@@ -95,7 +95,7 @@ void Execution::CarryOut(const FailMessage& fail) {
 
 void Execution::CarryOut(const AgreeMessage& agree) {
   if (agree.kind == Kind::kAddProcessSet) {
-    // The failure of the job ends the request.
+    // The job's failure ends the request.
     if (!AddProcessSet(agree.answer, agree.members)) return;
   } else if (agree.kind == Kind::kRemoveProcessSet) {
     if (!gpu().RemoveProcessSet(agree.answer)) return;
@@ -109,7 +109,7 @@ void Execution::CarryOut(const AgreeMessage& agree) {
   requests_.End(std::move(operation), Status::Ok());
 }
 
-// All ranks count this as a batch, which it is where a communicator is made for it.
+// All ranks count this as a batch. It is one if a communicator is made for the set.
 bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
   sequence_ += 1;
   running_ = "the addition of process set " + std::to_string(id);
@@ -120,7 +120,7 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
   return ok;
 }
 
-// The one order of the decisions has all ranks change this between the same batches.
+// Decisions have one order, so all ranks change this between the same batches.
 void Execution::CarryOut(const TuneMessage& tune) {
   settings_.tuning = tune.tuning;
   counters_.tunings += 1;
@@ -129,7 +129,7 @@ void Execution::CarryOut(const TuneMessage& tune) {
 
 // ---- Batches
 
-// All ranks count all batches, so that the numbers agree on those that share one.
+// All ranks count all batches, so ranks that share a batch agree on its number.
 void Execution::CarryOut(const RunMessage& run) {
   sequence_ += 1;
   settings_.stores = run.stores;
@@ -153,7 +153,7 @@ void Execution::CarryOut(const RunMessage& run) {
   EndBatch(std::move(batch), ok);
 }
 
-// This rank has joined, and takes part in the batch with zeros.
+// This rank has joined and takes part in the batch with zeros.
 void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
   auto operation = std::make_unique<Operation>();
   operation->description = zeros.description;
@@ -163,7 +163,7 @@ void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
   zeros_[KeyOf(*zeros.description)] = std::move(operation);
 }
 
-// Takes what is to run; ends the job if something is missing, or does not belong there.
+// Takes what is to run. Ends the job if something is missing or does not belong there.
 bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   for (const TensorKey& key : keys) {
     std::unique_ptr<Operation> operation = Take(key);
@@ -187,7 +187,7 @@ bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
   return true;
 }
 
-// What the rank has submitted under the name, or the zeros that stand for it.
+// What the rank has submitted under the name, or the zeros in its place.
 std::unique_ptr<Operation> Execution::Take(const TensorKey& key) {
   const auto zeros = zeros_.find(key);
   if (zeros == zeros_.end()) return requests_.Take(key);
@@ -197,7 +197,7 @@ std::unique_ptr<Operation> Execution::Take(const TensorKey& key) {
 }
 
 void Execution::EndBatch(Batch batch, bool ok) {
-  // First: a program that gets the error may end before anyone else says more.
+  // Report first: a program that gets the error may end before anyone else says more.
   if (!ok) ReportFailureOnce(job_.get());
   for (auto& operation : batch) {
     const Status status = OutcomeOf(*operation, ok);

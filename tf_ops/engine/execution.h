@@ -1,8 +1,8 @@
-// Carries out the coordinator's decisions on this rank, in the order that all ranks
-// follow.
+// Carries out the coordinator's decisions on this rank, in the order common to all
+// ranks.
 //
-// Decisions are read as soon as they come, also in the middle of a collective, so that
-// the coordinator finds room for more; they are carried out one after the other.
+// Decisions are read as soon as they come, even in the middle of a collective, so the
+// coordinator finds room for more. They are carried out one after the other.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
 #define KERAS_HVD_TF_OPS_ENGINE_EXECUTION_H_
 
@@ -30,19 +30,19 @@
 
 namespace keras_hvd {
 
-// Who wants to know what a tuning follows from: a change of settings, and batches of
-// allreduces that have run. Nothing else changes with them, but for spinning.
+// Gets told what tuning depends on: changes of settings, and batches of allreduces that
+// have run. The settings affect nothing else, except spinning.
 struct TuningObserver {
   std::function<void()> tuned;
   // `bytes`: of this rank's tensors.
   std::function<void(const std::vector<TensorKey>& tensors, int64_t bytes)> ran;
 };
 
-// All of it is for who drives the engine.
+// Only the driving thread uses this class.
 class Execution {
  public:
-  // `waiter` passes the time inside of collectives; `store_choice` is the
-  // coordinator's, or null.
+  // `waiter` passes the time inside collectives. `store_choice` is the coordinator's,
+  // or null.
   Execution(const EngineOptions& options, const World& world,
             std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
             SpinPolicy* spin_policy, Timeline* timeline, StoreChoice* store_choice,
@@ -50,27 +50,27 @@ class Execution {
 
   // Whether there are decisions to read.
   bool HasNews() const { return decisions_->HasNews(); }
-  // Reads what there is; returns true if there was anything.
+  // Reads the decisions that have come. Returns true if there were any.
   bool Read();
 
   void set_observer(TuningObserver observer) { observer_ = std::move(observer); }
 
-  // Whether there are decisions that are read and not carried out.
+  // Whether there are decisions that were read but not carried out.
   bool anything_to_do() const { return !to_do_.empty(); }
-  // Carries out the next one, which may wait for peers.
+  // Carries out the next decision, which may wait for peers.
   void CarryOutNext();
 
-  // How often a batch, or a new process set, was decided for any of the ranks, so far
-  // as they are carried out.
+  // How many batches and new process sets, decided for any of the ranks, have been
+  // carried out.
   uint64_t sequence() const { return sequence_; }
-  // The title of the batch that runs; "" if none does.
+  // The title of the running batch; "" if there is none.
   const std::string& running() const { return running_; }
   const Tuning& tuning() const { return settings_.tuning; }
-  // What has been carried out of tensors on GPUs may go on there.
+  // Batches of GPU tensors that were carried out may still be running there.
   GpuRunner& gpu() { return runner_.gpu(); }
   const GpuRunner& gpu() const { return runner_.gpu(); }
   int64_t window_bytes() const { return runner_.window_bytes(); }
-  // Whether this is the coordinator, and there is a set that it is not in.
+  // Whether this is the coordinator and some process set does not contain it.
   bool decides_for_others() const { return decides_for_others_; }
 
  private:
@@ -95,10 +95,10 @@ class Execution {
   const std::unique_ptr<MessageReceiver> decisions_;
   DecisionDecoder decoder_;
   std::deque<std::string> to_do_;
-  // For the next batch: zeros for what this rank has joined before.
+  // Zeros for the next batch, for tensors that this rank joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   BatchSettings settings_;
-  TuningObserver observer_;  // empty: nobody
+  TuningObserver observer_;  // empty: no observer
   uint64_t sequence_ = 0;
   std::string running_;
   bool decides_for_others_ = false;

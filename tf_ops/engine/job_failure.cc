@@ -9,8 +9,7 @@
 namespace keras_hvd {
 namespace {
 
-// What the failure of another rank means for this one; other failures say it
-// themselves.
+// What another rank's failure means for this one. Other failures explain themselves.
 std::string Advice(Code code) {
   if (code != Code::kRankFailed) return ". The job cannot go on";
   return ". The job cannot go on: see that rank's output for the reason, then start it "
@@ -26,7 +25,7 @@ Status ReasonOfEnd(const JobState& job) {
 }
 
 void ReportFailureOnce(JobState* job) {
-  // A rank that is crashing itself may not live to finish the report.
+  // A crashing rank may not live to finish the report.
   if (job->has_departed() || !job->ClaimFailureReport()) return;
   Log(job->rank(), LogLevel::kError,
       job->Failure().message + "\nWhat each rank did last:" + ReportOperations(job));

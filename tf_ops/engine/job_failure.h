@@ -1,5 +1,4 @@
-// What is said of the failure of a job: to each request that it ends, and once for all
-// ranks.
+// Reports the failure of a job: to each request that it ends, and once for all ranks.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_JOB_FAILURE_H_
 
@@ -11,11 +10,11 @@ namespace keras_hvd {
 // Why a request ends on a rank that has left the job.
 inline constexpr char kShutDownHere[] = "keras_hvd was shut down on this rank";
 
-// Why requests end: the job has failed, and what to do about it, or this rank has left
-// it.
+// Why requests end: the job has failed, with advice on what to do, or this rank has
+// left it.
 Status ReasonOfEnd(const JobState& job);
 
-// Logs the failure, and who was where, unless another rank does or has.
+// Logs the failure, and what each rank did last, unless another rank does or has.
 void ReportFailureOnce(JobState* job);
 
 }  // namespace keras_hvd

@@ -1,5 +1,5 @@
-// This process as a rank of a job: entering it, and leaving it. What it makes is the
-// world, which ends with it; what lasts for the process is in process.h.
+// This process as a rank of a job: entering and leaving it. A member makes the world,
+// which ends with it; process.h has what lasts as long as the process.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
 
@@ -15,7 +15,7 @@ namespace keras_hvd {
 
 struct JobMemberOptions {
   RendezvousOptions rendezvous;
-  EngineOptions engine;  // `rank` and, where it is 0, `cores` are filled in
+  EngineOptions engine;  // sets `rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;
 };
@@ -38,7 +38,7 @@ class JobMember {
   Status Start();
 
   JobMemberOptions options_;
-  // In the order in which they come to be; they end in the opposite one.
+  // In order of creation; destroyed in reverse order.
   Rendezvous rendezvous_;
   std::optional<World> world_;
   std::unique_ptr<Liveness> liveness_;

@@ -37,7 +37,7 @@ std::vector<uint64_t> HashOutputs(
   return hashes;
 }
 
-// "tensor 2 of 3 of allreduce 'grad/w'": the place of the batch's tensor `number`.
+// The title of tensor `number` of the batch: "tensor 2 of 3 of allreduce 'grad/w'".
 std::string TensorTitle(const std::vector<std::unique_ptr<Operation>>& operations,
                         size_t number) {
   for (const auto& operation : operations) {

@@ -1,5 +1,4 @@
-// The consistency mode's look at the outputs of a batch: all ranks must have got the
-// same.
+// The consistency mode's check of a batch's outputs: all ranks must have the same ones.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
 #define KERAS_HVD_TF_OPS_ENGINE_OUTPUT_CHECK_H_
 
@@ -13,13 +12,13 @@
 
 namespace keras_hvd {
 
-// Gives every member all members' hashes.
+// Gives every member the hashes of all members.
 using HashExchange = std::function<bool(const std::vector<uint64_t>& own,
                                         std::vector<std::vector<uint64_t>>* all)>;
 
-// Compares what the members have got of operations that have just run. `*difference`
-// says which tensor is the first that differs and who has got what, the same on all
-// members, or is "". Returns false if the job failed meanwhile.
+// Compares the members' results of operations that have just run. `*difference` names
+// the first tensor that differs and what each member has; it is the same on all
+// members, or "". Returns false if the job failed meanwhile.
 bool CompareOutputs(const std::vector<std::unique_ptr<Operation>>& operations,
                     const std::vector<int>& members, const HashExchange& exchange,
                     std::string* difference);

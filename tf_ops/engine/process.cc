@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kFatalSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
-// What the handlers use, in whatever thread they run.
+// What the handlers use, on whatever thread they run.
 std::atomic<RankBlock*> g_block{nullptr};
 std::atomic<bool> g_forked{false};
 struct sigaction g_previous[NSIG];
@@ -23,8 +23,8 @@ struct sigaction g_previous[NSIG];
 constexpr int kMostConnections = 1024;
 std::atomic<int> g_connections[kMostConnections];
 
-// Marks the rank dead before a core dump, which may take minutes, then does what would
-// have happened without it.
+// Marks the rank dead before a core dump, which may take minutes. Then does what would
+// have happened without this handler.
 void OnFatalSignal(int signal, siginfo_t* info, void* context) {
   RankBlock* block = g_block.exchange(nullptr);
   if (block != nullptr && !g_forked.load()) Liveness::MarkCrashed(block, signal);
@@ -35,15 +35,15 @@ void OnFatalSignal(int signal, siginfo_t* info, void* context) {
   if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     return previous.sa_handler(signal);
   }
-  // With the default action in place, the signal comes again: by itself where an
-  // instruction caused it, by this call where somebody sent it.
+  // With the default action in place, the signal comes again: by itself if an
+  // instruction caused it, by this call if it was sent.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   sigaction(signal, &action, nullptr);
   raise(signal);
 }
 
-// A forked child has neither the engine's threads nor its memory, and must not keep the
+// A forked child has neither the engine's threads nor its memory. It must not keep the
 // parent's connections open: their end tells the peers of the parent's death.
 void AfterForkInChild() {
   if (g_block.load() == nullptr) return;

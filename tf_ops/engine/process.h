@@ -1,5 +1,5 @@
-// What lasts for this process, through all worlds that it is in: its handlers of
-// crashes and of forks.
+// What lasts as long as this process, across all its worlds: its handlers for crashes
+// and forks.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_PROCESS_H_
 #define KERAS_HVD_TF_OPS_ENGINE_PROCESS_H_
 
@@ -11,10 +11,10 @@ namespace keras_hvd {
 
 // From now on a crash is noted in `block`, and a forked child closes `connections`.
 void EnterWorld(RankBlock* block, const std::vector<int>& connections);
-// Before either of them goes away.
+// Call before either of them goes away.
 void LeaveWorld();
 
-// Whether this process was forked from one that is or was a rank; it cannot be one.
+// Whether this process was forked from one that is or was a rank. It cannot be a rank.
 bool IsForked();
 
 }  // namespace keras_hvd

@@ -141,8 +141,8 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
         request,
         std::string(traits.name) + " is along the first dimension; a scalar has none");
   }
-  // Only a broadcast's root is asked for its input; some allocate their output later,
-  // and a reducescatter may leave this rank without rows.
+  // Only a broadcast's root needs an input. Some kinds allocate their output later, and
+  // a reducescatter may give this rank no rows.
   const bool gets_none = traits.gives_parts && !traits.has_own_rows &&
                          ScatteredRows(membership, tensor.shape[0]) == 0;
   if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||
@@ -153,7 +153,7 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
   return CheckType(request, static_cast<DataType>(tensor.dtype), empty, reduction);
 }
 
-// Of an alltoall of so many rows: what goes to each member.
+// What an alltoall of `rows` rows sends to each member.
 Status MakeSplits(const khvd_request& request, int64_t rows, int members,
                   std::vector<int64_t>* made) {
   if (members == 0) return Status::Ok();
@@ -178,7 +178,7 @@ Status MakeSplits(const khvd_request& request, int64_t rows, int members,
     if (split < 0) {
       return WrongRequest(request, "a split is negative: " + std::to_string(split));
     }
-    // Not their sum, which may be too large for a number.
+    // Not their sum, which may overflow.
     if (split > left) return WrongSum(request, *made, rows);
     left -= split;
   }

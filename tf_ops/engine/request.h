@@ -1,4 +1,4 @@
-// Requests of the C API: checked, and made operations of the engine.
+// Checks requests of the C API and makes them operations of the engine.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_REQUEST_H_
 #define KERAS_HVD_TF_OPS_ENGINE_REQUEST_H_
 
@@ -13,26 +13,26 @@
 
 namespace keras_hvd {
 
-// This rank among the ranks that take part; without members where it takes no part,
-// which the engine refuses in its own words.
+// This rank among the ranks that take part. `members` is 0 if it takes no part; the
+// engine then refuses the request in its own words.
 struct Membership {
   int index = 0;
   int members = 0;
 };
-// `ranks`: those that take part, ascending.
+// `ranks`: those that take part, in ascending order.
 Membership MembershipIn(const std::vector<int>& ranks, int rank);
 
-// How many of so many rows a reducescatter leaves to this rank.
+// How many of `rows` rows a reducescatter gives this rank.
 int64_t ScatteredRows(const Membership& membership, int64_t rows);
 
-// The error of a request that is wrong in itself.
+// The error of a request that is wrong in itself, whatever the peers ask.
 Status WrongRequest(const khvd_request& request, const std::string& text);
 
-// Whether the rest needs to know which ranks take part.
+// Whether MakeOperation needs the membership for this request.
 bool DependsOnMembers(const khvd_request& request);
 
-// Checks a request of a job of so many ranks, and makes an operation of it, but for
-// `done` and its point on a stream.
+// Checks a request in a job of `size` ranks and makes an operation of it, without
+// `done` and its stream point.
 Status MakeOperation(const khvd_request& request, int size,
                      const Membership& membership, std::unique_ptr<Operation>* made);
 

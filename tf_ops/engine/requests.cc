@@ -52,7 +52,7 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   return Status::Ok();
 }
 
-// What the peers must never wait for.
+// Refuses what the peers must never wait for.
 Status Requests::Check(const Description& description) const {
   const Status ruled_out = process_sets_.Check(description);
   if (!ruled_out.ok()) return ruled_out;

@@ -1,5 +1,5 @@
-// The requests of this rank, from their submission, on any thread, to their end, which
-// is reported by who drives the engine.
+// The requests of this rank, from their submission on any thread to their end, which
+// the driving thread reports.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
 #define KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
 
@@ -32,37 +32,38 @@ class Requests {
 
   // On any thread.
 
-  // Takes a request and tells the coordinator of it, but rings for nobody. On an error,
-  // its `done` is not called.
+  // Takes a request and tells the coordinator, but rings nobody. On an error, the
+  // request's `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
-  // Whether there are any that have not begun to run.
+  // Whether any (or several) requests have not begun to run.
   bool any_pending() const { return pending_count_.load() > 0; }
   bool several_pending() const { return pending_count_.load() > 1; }
   // The ranks of a process set that this rank knows.
   Status MembersOf(int32_t process_set, std::vector<int>* ranks);
 
-  // The rest is for who drives.
+  // The rest is for the driving thread.
 
-  // Tells the coordinator of what did not fit; returns true if any of it has gone.
+  // Tells the coordinator of submissions that found no room earlier. Returns true if
+  // any of them has gone out.
   bool Flush() { return CanFlush() && FlushSubmissions(); }
   bool CanFlush() const { return submissions_->CanFlush(); }
 
-  // The oldest request of the name, which is no longer pending; null if there is none.
+  // The oldest request of the name, which is then no longer pending; null if none.
   std::unique_ptr<Operation> Take(const TensorKey& key);
-  // When the oldest of those that are pending was submitted; the end of time if none
-  // is.
+  // When the oldest pending request was submitted; the end of time if none is pending.
   Clock::time_point OldestPending();
-  // Notes one that this rank has not submitted, but takes part in, for it has joined.
+  // Notes a request that this rank takes part in without a submission, because it has
+  // joined.
   void NoteJoined(Operation* operation);
   void NoteRunning(const Batch& batch);
-  // Reports the end of one that was taken.
+  // Reports the end of a request that was taken.
   void End(std::unique_ptr<Operation> operation, const Status& status);
-  // Ends all that are pending, and answers all later ones, with `reason`.
+  // Ends all pending requests, and answers all later ones, with `reason`.
   void EndAll(Code code, const std::string& reason);
 
   void AddProcessSet(int32_t id, std::vector<int> members);
   void RemoveProcessSet(int32_t id);
-  // Only who drives changes them, and so reads them without the lock.
+  // Only the driving thread changes them, so it reads them without the lock.
   const ProcessSets& process_sets() const { return process_sets_; }
 
  private:
@@ -75,14 +76,14 @@ class Requests {
   const int rank_;
   EngineCounters& counters_;
 
-  std::mutex mutex_;  // guards all that follows
+  std::mutex mutex_;  // guards all members below
   ProcessSets process_sets_;
   std::unordered_map<TensorKey, SameName, TensorKeyHash> pending_;
   std::atomic<int64_t> pending_count_{0};
   SubmissionEncoder encoder_;
   const std::unique_ptr<MessageSender> submissions_;
   OperationLog log_;
-  Status refusal_;  // what is answered once no more requests are taken
+  Status refusal_;  // the answer once no more requests are taken
 };
 
 }  // namespace keras_hvd

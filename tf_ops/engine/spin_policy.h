@@ -1,7 +1,7 @@
-// Learns whether decisions come so soon that the next one is worth spinning for.
+// Learns whether decisions come soon enough that spinning for the next one pays off.
 //
-// Outside of a collective nobody knows when the peers will be ready. A rank spins for
-// them where it took them no longer the last time: in a loop of collectives, not in a
+// Outside a collective nobody knows when the peers will be ready. A rank spins for them
+// if they were this quick the last time: in a loop of collectives, but not in a
 // training whose ranks end their steps at different times.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
 #define KERAS_HVD_TF_OPS_ENGINE_SPIN_POLICY_H_
@@ -16,18 +16,19 @@ namespace keras_hvd {
 
 class SpinPolicy {
  public:
-  // How long to spin for a peer that is about to come: ranks that do the same work in
-  // TensorFlow between two collectives end it about that much apart.
+  // How long to spin for a peer that is expected: ranks that do the same work in
+  // TensorFlow between two collectives finish about this far apart.
   static constexpr std::chrono::microseconds kSpin{200};
 
   // Any thread.
   bool prompt() const { return prompt_.load(std::memory_order_relaxed); }
 
-  // The rest is for who drives: it waits for a decision, gets one, or has spun in vain.
+  // The rest is for the driving thread: it waits for a decision, gets one, or has spun
+  // in vain.
   void NoteWait() {
     if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
   }
-  // Who slept has waited for its wake as well.
+  // A rank that slept has waited for its wake as well.
   void NoteDecision() {
     const Clock::time_point since =
         std::exchange(waiting_since_, Clock::time_point::max());
@@ -37,7 +38,8 @@ class SpinPolicy {
   void NoteLate() { prompt_.store(false); }
 
  private:
-  // What a decision may take, a rank's wake included, for the next one to be spun for.
+  // How soon a decision must come, including a rank's wake, to make the next spin
+  // worthwhile.
   static constexpr std::chrono::microseconds kWake{150};
 
   Clock::time_point waiting_since_ = Clock::time_point::max();

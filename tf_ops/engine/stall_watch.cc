@@ -23,14 +23,14 @@ void StallWatch::CheckAt(Clock::time_point now) {
   if (coordinator_service_ != nullptr) {
     return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
   }
-  // The coordinator may not have looked, for want of a request of its own, at what
-  // waits here.
+  // Without a request of its own the coordinator may not have looked at what waits
+  // here.
   if (requests_.any_pending()) job_->RingCoordinator();
   CheckSilentCoordinator();
 }
 
-// The coordinator reports stalls, but not its own: if it decides nothing, another rank
-// has a look.
+// The coordinator reports stalls, but not its own. If it decides nothing, another rank
+// checks on it.
 void StallWatch::CheckSilentCoordinator() {
   if (warning_seconds_ < 0 || !execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
@@ -56,9 +56,8 @@ void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
     return;
   }
   if (warning_seconds_ < 0 || waited < warning_seconds_) return;
-  // One warning for all ranks and for each batch; batch numbers agree between ranks.
-  // Disjoint sets may stall in different ones at the same time: hence a rank's own
-  // note.
+  // One warning per batch for all ranks; they agree on batch numbers. Disjoint sets may
+  // stall in different batches at the same time, so each rank also keeps its own note.
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
   if (!job_->ClaimStallReport(stalled)) return;

@@ -1,5 +1,5 @@
-// Looks after what takes too long: requests that wait for ranks, and ranks that do not
-// answer. It warns, and ends the job if that was asked for.
+// Watches for what takes too long: requests that wait for ranks, and ranks that do not
+// answer. Warns, and ends the job if that was requested.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_STALL_WATCH_H_
 #define KERAS_HVD_TF_OPS_ENGINE_STALL_WATCH_H_
 
@@ -15,10 +15,10 @@
 
 namespace keras_hvd {
 
-// All of it is for who drives the engine.
+// Only the driving thread uses this class.
 class StallWatch {
  public:
-  // How often waiting requests are looked at; only while there are any.
+  // How often to check waiting requests, while there are any.
   static constexpr std::chrono::milliseconds kInterval{500};
 
   // `coordinator_service`: the coordinator's, or null.
@@ -26,12 +26,12 @@ class StallWatch {
              Requests* requests, CoordinatorService* coordinator_service,
              const Execution* execution);
 
-  // Looks at what waits, if it is time to.
+  // Checks what waits if it is time.
   void Check() {
     const Clock::time_point now = Clock::now();
     if (now >= next_check_) CheckAt(now);
   }
-  // Looks at a rank that this one waits for since `since`.
+  // Checks on a rank that this one has waited for since `since`.
   void CheckPeer(int awaited, Clock::time_point since);
 
  private:

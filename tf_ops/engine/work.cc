@@ -31,7 +31,7 @@ Work::Work(const EngineOptions& options, const World& world,
                  counters),
       stall_watch_(options, job_, requests, coordinator_service_.get(), &execution_) {
   if (coordinator_service_ == nullptr) return;
-  // Before the first decision, which is what the others read first.
+  // Before the first decision, which the others read before this setting.
   job_->set_compares_outputs(options.check);
   if (!options.autotune.on || job_->size() == 1) return;
   AutotuneOptions autotune = options.autotune;
@@ -71,9 +71,9 @@ bool Work::RunNext() {
   return true;
 }
 
-// Nothing can be decided without the coordinator's own submission, so it sleeps through
-// those of others while it has none under way; unless there is a process set without
-// it.
+// Nothing can be decided without the coordinator's own submission. Hence it sleeps
+// through others' submissions while it has none under way, unless some process set does
+// not contain it.
 uint32_t Work::Listening() const {
   const bool decides = execution_.decides_for_others() || requests_.any_pending();
   return Doorbell::kNews | (decides ? Doorbell::kSubmission : 0);
@@ -90,7 +90,7 @@ bool Work::HasNews(uint32_t listening) {
   return requests_.CanFlush();
 }
 
-// One rank says so for all, and says who was where.
+// One rank reports for all, including what each rank did last.
 void Work::HandleFailure() {
   has_ended_ = true;
   execution_.gpu().Abort();
@@ -107,8 +107,8 @@ void Work::Leave() {
   }
 }
 
-// Without the coordinator nothing is decided any more. What it decided before is
-// carried out.
+// Without the coordinator nothing more is decided. Its earlier decisions are carried
+// out.
 void Work::CheckCoordinatorLeft() {
   if (job_->is_coordinator() || execution_.anything_to_do()) return;
   if (job_->has_departed()) return;

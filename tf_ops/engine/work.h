@@ -1,4 +1,4 @@
-// What there is to do for an engine, in steps; who drives takes one after the other.
+// An engine's work, in steps that the driving thread takes one after the other.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_WORK_H_
 #define KERAS_HVD_TF_OPS_ENGINE_WORK_H_
 
@@ -18,37 +18,36 @@
 
 namespace keras_hvd {
 
-// All of it is for who drives the engine.
+// Only the driving thread uses this class.
 class Work {
  public:
-  // `waiter` passes the time inside of collectives.
+  // `waiter` passes the time inside collectives.
   Work(const EngineOptions& options, const World& world, std::shared_ptr<GpuAccess> gpu,
        Waiter* waiter, Requests* requests, SpinPolicy* spin_policy, Timeline* timeline,
        EngineCounters* counters);
 
-  // Does all that can be done without waiting, which running collectives cannot.
+  // Does all that can be done without waiting; a running collective may have to wait.
   // Returns true if there was anything.
   bool Poll();
-  // Carries out a decision, or deals with the failure of the job. Returns false if
-  // there is neither.
+  // Carries out a decision, or handles the job's failure. Returns false if there is
+  // neither.
   bool RunNext();
 
-  // What wakes an engine outside of a collective: kinds of rings, see doorbell.h.
+  // What wakes an engine outside a collective: kinds of rings, see doorbell.h.
   uint32_t Listening() const;
-  // Whether there is something that Poll or RunNext would see to, of what has been
-  // rung about.
+  // Whether Poll or RunNext would find something to do, among what `listening` covers.
   bool HasNews(uint32_t listening = Doorbell::kEverything);
-  // Whether there is a decision that has been read and not been carried out.
+  // Whether a decision was read but not carried out.
   bool HasDecision() const { return execution_.anything_to_do(); }
-  // Whether somebody has to look for stalls from time to time.
+  // Whether someone must look for stalls from time to time.
   bool AnythingWaits() const {
     return requests_.any_pending() || execution_.gpu().anything_under_way() ||
            (coordinator_service_ != nullptr && coordinator_service_->anything_waits());
   }
-  // Whether the job has failed, and nothing will be done any more.
+  // Whether the job has failed and nothing more will be done.
   bool has_ended() const { return has_ended_; }
 
-  // Waits for what still goes on, at the end of this rank's part in the job.
+  // Waits for what is still running, at the end of this rank's part in the job.
   void Leave();
 
   StallWatch& stall_watch() { return stall_watch_; }
