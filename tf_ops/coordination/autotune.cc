@@ -8,19 +8,19 @@
 namespace keras_hvd {
 namespace {
 
-// So many batches are a step where the sample's first tensor does not come again.
+// The length of a step in batches if the sample's first tensor does not come again.
 constexpr int kMostBatchesPerStep = 100;
-// What comes so often while that tensor does not is what steps are counted by: that one
-// comes once, or at the end of an epoch.
+// If another tensor comes this often before that one returns, steps are counted by it
+// instead: the first one comes only once, or at the end of an epoch.
 constexpr int kMostRepeats = 20;
-// How often two stand against each other: in the search, and in the end.
+// Number of pairs in a duel of two settings: in the search, and in the final.
 constexpr size_t kSearchPairs = 5;
 constexpr size_t kFinalPairs = 9;
-// A challenger loses one pair at most, and half of them it wins by this.
+// A challenger may lose one pair at most, and must win half of them by this factor.
 constexpr int kMostLosses = 1;
 constexpr double kMargin = 1.02;
 constexpr size_t kSettings = 4;
-// Longer spinning is a mistake; and so are windows that no exchange memory can hold.
+// Longer spinning is a mistake, and so are windows too large for any exchange memory.
 constexpr int64_t kMostSpinMicroseconds = 1000;
 constexpr int64_t kMostWindowBytes = 1 << 30;
 
@@ -64,7 +64,7 @@ void Autotune::Begin() { state_ = State::kReady; }
 bool Autotune::Add(const std::vector<TensorKey>& tensors, int64_t bytes, double now) {
   if (done() || state_ == State::kSwitching) return false;
   if (state_ == State::kReady) {
-    // The first batch may have waited for anything: the time runs from its end.
+    // The first batch may have waited for anything, so the time runs from its end.
     BeginSample(tensors.front(), now);
     return false;
   }
@@ -110,7 +110,7 @@ void Autotune::EndSample(double score) {
   duel_.scores.push_back(score);
   if (duel_.scores.size() % 2 == 0) {
     const double last = duel_.scores[duel_.scores.size() - 2];
-    // The second turn of a pair is the challenger's in every other one.
+    // In every other pair, the challenger takes the second turn.
     const bool second_is_challenger = duel_.ratios.size() % 2 == 0;
     duel_.ratios.push_back(second_is_challenger ? score / last : last / score);
     const auto lost = [](double ratio) { return !(ratio > 1); };
@@ -134,7 +134,7 @@ void Autotune::StartDuel(const Tuning& holder, const Tuning& challenger) {
   tuning_ = holder;
 }
 
-// Holder, challenger, challenger, holder, holder, ...: what drifts meets both alike.
+// Holder, challenger, challenger, holder, holder, ...: drift affects both alike.
 bool Autotune::IsChallengersTurn() const {
   const size_t turn = duel_.scores.size() % 4;
   return turn == 1 || turn == 2;
@@ -153,13 +153,14 @@ void Autotune::NextChallenger() {
   const bool enough = options_.most_samples > 0 &&
                       samples_.size() >= static_cast<size_t>(options_.most_samples);
   if (challengers_.empty() || enough) return StartFinal();
-  // All but the one setting are as they were when these were planned: no other changes.
+  // Apart from this setting, the challengers are like the best so far: nothing else has
+  // changed since they were planned.
   const Tuning challenger = challengers_.back();
   challengers_.pop_back();
   StartDuel(best_, challenger);
 }
 
-// The best, with other values of one setting.
+// The best settings, with other values of one setting.
 std::vector<Tuning> Autotune::Values(size_t setting) const {
   std::vector<Tuning> values;
   const auto add = [&](int64_t Tuning::* member, std::initializer_list<int64_t> all,

@@ -1,10 +1,10 @@
-// Searches for the settings of the engine with which a job moves most bytes a second.
+// Searches for the engine settings with which a job moves the most bytes per second.
 //
 // A state machine without clock or I/O, on the coordinator: what has run and when goes
-// in, settings come out. It looks at one setting after the other, and at one value of
-// it beside the best so far, in turns, so that whatever else changes meets both. In the
-// end the best stand against the defaults in the same way, for longer, and are kept
-// only where they clearly win: noise alone leaves the defaults.
+// in, settings come out. It tries one setting after the other, one value at a time. The
+// value and the best so far take turns, so other changes affect both alike. In the end
+// the best settings compete with the defaults in the same way, for longer. They are
+// kept only if they clearly win: noise alone leaves the defaults.
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_
 #define KERAS_HVD_TF_OPS_COORDINATION_AUTOTUNE_H_
 
@@ -19,12 +19,12 @@
 
 namespace keras_hvd {
 
-// What can be changed while a job runs, between two collectives.
+// The settings that can change while a job runs, between two collectives.
 struct Tuning {
-  int64_t fusion_bytes = 64 << 20;               // the most that is one batch
+  int64_t fusion_bytes = 64 << 20;               // limit of a batch
   int64_t window_bytes = kAllreduceWindowBytes;  // see allreduce.h
   int64_t small_bytes = kAllreduceSmallBytes;    // see allreduce.h
-  int64_t spin_microseconds = 50;                // for a peer that is known to be ready
+  int64_t spin_microseconds = 50;                // for a peer known to be ready
 
   bool operator==(const Tuning& other) const {
     return fusion_bytes == other.fusion_bytes && window_bytes == other.window_bytes &&
@@ -34,31 +34,31 @@ struct Tuning {
   bool operator!=(const Tuning& other) const { return !(*this == other); }
 };
 
-// Whether the engine can run with it: windows of whole cache lines, no larger than any
-// exchange memory, and no spinning that nobody would want.
+// Whether the engine can run with these settings: windows of whole cache lines, no
+// larger than any exchange memory, and no unreasonably long spinning.
 bool IsPossible(const Tuning& tuning);
 // "fusion_bytes=67108864 window_bytes=1048576 ...".
 std::string Describe(const Tuning& tuning);
 
 struct AutotuneOptions {
   bool on = false;
-  std::string log;  // the file, or ""; see autotune_log.h
-  // Samples before the first that counts.
+  std::string log;  // the file or ""; see autotune_log.h
+  // Discarded samples before the first that counts.
   int warmup_samples = 3;
-  // A step has passed when the tensor that began the sample comes again.
+  // A step ends when the tensor that began the sample comes again.
   int steps_per_sample = 10;
-  // Shorter samples tell of single events.
+  // Shorter samples reflect single events.
   double least_seconds = 0.02;
-  // After which no other value is tried; the comparison in the end comes on top. 0: no
-  // limit but the number of values.
+  // Limit after which no other value is tried; the final comparison comes on top. 0:
+  // limited only by the number of values.
   int most_samples = 0;
-  // What is left as it is: fusion where somebody has chosen, spinning where ranks share
-  // cores and yield instead, windows that find no room.
+  // What not to tune: fusion that a user has chosen, spinning if ranks share cores and
+  // yield instead, windows that do not fit.
   bool tunes_fusion = true;
   bool tunes_spin = true;
   int64_t most_window_bytes = 2 << 20;
-  // What an earlier job has found: the best of its search, or its result, for which it
-  // is only compared with the defaults once more.
+  // What an earlier job has found: the best of its search, or its result, which is then
+  // only compared with the defaults once more.
   enum class Known { kNothing, kBest, kResult };
   Known known = Known::kNothing;
   Tuning start;
@@ -67,7 +67,7 @@ struct AutotuneOptions {
 class Autotune {
  public:
   enum class Stage { kWarmup, kSearch, kFinal, kDone };
-  // Something measured.
+  // One measurement.
   struct Sample {
     Stage stage;
     Tuning tuning;
@@ -76,30 +76,29 @@ class Autotune {
 
   Autotune(AutotuneOptions options, const Tuning& defaults);
 
-  // The settings that are to hold now.
+  // The settings to use now.
   const Tuning& tuning() const { return tuning_; }
-  // They do hold, from the next batch on.
+  // The settings take effect with the next batch.
   void Begin();
-  // A batch with these tensors has run until `now`, in seconds. Returns true if a
-  // sample has ended with it. If tuning() is another one then, nothing counts until
-  // Begin.
+  // A batch with these tensors has ended at `now`, in seconds. Returns true if a sample
+  // ends with it. If tuning() has changed then, nothing counts until Begin.
   bool Add(const std::vector<TensorKey>& tensors, int64_t bytes, double now);
 
   bool done() const { return stage_ == Stage::kDone; }
-  // Whether best() is a result, of this job or, until it has one, of an earlier.
+  // Whether best() is a result, of this job or, until it has one, of an earlier job.
   bool has_result() const {
     return done() || options_.known == AutotuneOptions::Known::kResult;
   }
-  // The best so far, or the result.
+  // The best settings so far, or the result.
   const Tuning& best() const { return best_; }
   const std::vector<Sample>& samples() const { return samples_; }
 
  private:
-  // Two that take turns.
+  // Two settings that take turns.
   struct Duel {
     Tuning holder, challenger;
-    std::vector<double> scores;  // in the order of the turns
-    std::vector<double> ratios;  // of each pair, the challenger's to the holder's
+    std::vector<double> scores;  // in order of turns
+    std::vector<double> ratios;  // per pair, the challenger's score over the holder's
   };
 
   std::vector<Tuning> Values(size_t setting) const;
@@ -119,15 +118,15 @@ class Autotune {
   Tuning tuning_;
   Tuning best_;
   Duel duel_;
-  std::vector<Tuning> challengers_;  // still to come, of one setting
+  std::vector<Tuning> challengers_;  // still to come, for one setting
   size_t next_setting_ = 0;
   std::vector<Sample> samples_;
 
-  // The sample that is being taken.
+  // The current sample.
   enum class State { kSwitching, kReady, kSampling };
   State state_ = State::kSwitching;
   TensorKey marker_;
-  // Until the marker has come again: how often others have.
+  // How often other tensors have come before the marker came again.
   std::unordered_map<TensorKey, int, TensorKeyHash> repeats_;
   int steps_ = 0;
   int batches_ = 0;

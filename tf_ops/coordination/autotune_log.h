@@ -19,13 +19,13 @@
 
 namespace keras_hvd {
 
-// Takes into `options` what is known from `options->log` of an earlier job of so many
-// ranks. That there is no such file, or that it is of another number of ranks, leaves
-// them as they are. An error: it is something else, which would be overwritten, or it
-// could not be written.
+// Reads into `options` what `options->log` holds from an earlier job with `ranks`
+// ranks. Leaves `options` unchanged if there is no file, or it is for another number of
+// ranks. Returns an error if the file is something else, which would be overwritten, or
+// cannot be written.
 Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
 
-// Replaces the file by one that is whole.
+// Replaces the file by a complete new one.
 Status WriteAutotuneLog(const std::string& path, int ranks, const Autotune& autotune);
 
 }  // namespace keras_hvd

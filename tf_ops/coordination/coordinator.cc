@@ -7,11 +7,11 @@
 namespace keras_hvd {
 namespace {
 
-// How many requests that do not fit into a batch are passed over in search of ones that
-// do: looking at all of them for every batch would take time with the square of them.
+// How many requests that do not fit into a batch to skip while looking for some that
+// do. Looking at all of them for every batch would take quadratic time.
 constexpr size_t kMostPassedOver = 64;
 
-// With fewer names than this, none is forgotten.
+// With fewer names than this, none is dropped.
 constexpr size_t kEntriesKept = 4096;
 
 // "ranks 0, 1: allreduce Sum of float32[3]; rank 2: allreduce Sum of float32[4]".
@@ -93,7 +93,7 @@ Coordinator::Entry& Coordinator::FindEntry(const TensorKey& key,
   return entry;
 }
 
-// Names that a program makes up as it goes must not fill the memory.
+// Names that a program invents as it runs must not fill the memory.
 void Coordinator::ForgetIdleEntries() {
   const auto empty = [](const auto& queue) { return queue.empty(); };
   for (auto it = entries_.begin(); it != entries_.end();) {
@@ -135,14 +135,14 @@ void Coordinator::Submit(int rank, std::shared_ptr<const Description> descriptio
   Settle(key, &entry, members);
 }
 
-// What waits for the rank can go on without it, or never will.
+// Requests that wait for the rank can go on without it, or never will.
 void Coordinator::Join(int rank) {
   joined_[rank] = true;
   joined_count_ += 1;
   for (auto& [key, entry] : entries_) {
     const std::shared_ptr<const Members>& members = process_sets_.at(key.process_set);
     if (!Contains(*members, rank)) continue;
-    // It will not come to these any more, and what it comes to later is another one.
+    // The rank will not call these any more; a later call under the name is a new one.
     entry.owed[PlaceOf(rank, *members)].clear();
     const Request* const head = entry.head();
     const bool joins = head != nullptr && head->description->kind == Kind::kJoin;
@@ -150,8 +150,8 @@ void Coordinator::Join(int rank) {
   }
 }
 
-// Looks at what the members wait for first: a departure, a mistake, or a match. What
-// waits behind it is looked at in turn.
+// Examines what the members wait for first: a departure, a mistake, or a match. Then
+// examines what waits behind it.
 void Coordinator::Settle(const TensorKey& key, Entry* entry,
                          const std::shared_ptr<const Members>& members) {
   while (const Request* head = entry->head()) {
@@ -184,7 +184,7 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
   }
 }
 
-// Takes what each member waits for first; returns what they gave with it, if all did.
+// Takes the first waiting request of each member. Returns their inputs if all gave any.
 std::vector<std::string> Coordinator::TakeHeads(Entry* entry) {
   std::vector<std::string> inputs;
   inputs.reserve(entry->waiting.size());
@@ -200,7 +200,7 @@ std::vector<std::string> Coordinator::TakeHeads(Entry* entry) {
   return inputs;
 }
 
-// When the members submitted what each waits for first.
+// When each member submitted its first waiting request.
 std::vector<std::pair<int, double>> Coordinator::Times(
     const Entry& entry, const std::vector<int>& members) const {
   std::vector<std::pair<int, double>> times;
@@ -211,7 +211,7 @@ std::vector<std::pair<int, double>> Coordinator::Times(
   return times;
 }
 
-// Members that have joined without having submitted what the others wait for first.
+// Members that have joined without submitting what the others wait for first.
 std::vector<int> Coordinator::JoinedBefore(const Entry& entry,
                                            const std::vector<int>& members,
                                            const Description& head) const {
@@ -223,7 +223,7 @@ std::vector<int> Coordinator::JoinedBefore(const Entry& entry,
   return joined;
 }
 
-// All members have asked for the same.
+// All members have requested the same.
 void Coordinator::Agree(const TensorKey& key, Entry* entry,
                         const std::vector<int>& members) {
   const std::shared_ptr<const Description> description = entry->head()->description;
@@ -251,7 +251,7 @@ void Coordinator::Agree(const TensorKey& key, Entry* entry,
   settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(decision), {}});
 }
 
-// Returns why not, or "".
+// Returns the reason against it, or "".
 std::string Coordinator::AgreeOnAdding(const Description& description,
                                        Decision* decision) {
   for (const auto& [id, members] : process_sets_) {
@@ -286,7 +286,7 @@ std::string Coordinator::AgreeOnRemoving(const Description& description,
   return "";
 }
 
-// "allreduce 'x' waits on rank 2", of a request of the set, or "".
+// Describes a waiting request of the set, as in "allreduce 'x' waits on rank 2", or "".
 std::string Coordinator::WhatWaits(int32_t process_set) const {
   const std::vector<int>& members = *process_sets_.at(process_set);
   for (const auto& [key, entry] : entries_) {
@@ -301,7 +301,7 @@ std::string Coordinator::WhatWaits(int32_t process_set) const {
   return "";
 }
 
-// What keeps the members' first requests from being one collective, or "".
+// Why the members' first requests cannot be one collective, or "".
 std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
                                      const std::vector<int>& members) const {
   std::vector<std::pair<int, const Description*>> heads;
@@ -316,7 +316,7 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
              "pending. Give each op its own name, or make the calls from one thread";
     }
     heads.emplace_back(members[i], head.description.get());
-    // Equal descriptions are usually one and the same object.
+    // Equal descriptions are usually the same object.
     const Description* first = heads.front().second;
     agree =
         agree && (head.description.get() == first || head.description->Matches(*first));
@@ -330,8 +330,8 @@ std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
          "). Every rank must submit the same under one name";
 }
 
-// Ends what each member waits for first. Members that are owed the failure get it when
-// they come to the name.
+// Fails the first waiting request of each member. Members that are owed the failure get
+// it when they come to the name.
 void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
                             const std::vector<int>& members, const std::string& text,
                             Owe owe, bool departed) {
@@ -448,7 +448,7 @@ std::vector<Stall> Coordinator::Stalls() const {
   std::vector<std::pair<uint64_t, Stall>> found;
   for (const auto& [key, entry] : entries_) {
     const std::vector<int>& members = *process_sets_.at(key.process_set);
-    // The oldest of the requests that are next in line speaks for the name.
+    // The oldest of the first waiting requests represents the name.
     const Request* oldest = nullptr;
     Stall stall = {key, Kind::kAllreduce, 0, {}, {}};
     for (size_t i = 0; i < members.size(); ++i) {
@@ -462,8 +462,8 @@ std::vector<Stall> Coordinator::Stalls() const {
     }
     if (oldest == nullptr) continue;
     stall.kind = oldest->description->kind;
-    // Ranks that have joined wait for as long as the others have data: it is not a
-    // stall while any of these submits something.
+    // Joined ranks wait for as long as the others have data. This is no stall while any
+    // of those submits something.
     const bool joins = stall.kind == Kind::kJoin;
     stall.since = joins ? std::max(oldest->since, last_submission_) : oldest->since;
     found.emplace_back(oldest->order, std::move(stall));

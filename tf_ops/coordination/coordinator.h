@@ -1,10 +1,10 @@
-// Decides in which order, and which together, the ranks run their collectives.
+// Decides in which order the ranks run their collectives, and which run together.
 //
-// A pure state machine: what the ranks submit goes in, decisions come out. It knows no
-// clock, does no I/O and starts no thread; times are values that its caller hands in.
-// One coordinator decides for all ranks of a job, and every rank carries out exactly
-// its decisions, in their order: ranks that each decided for themselves by what they
-// had seen would come to different orders, and wait for each other for ever.
+// A pure state machine: the ranks' submissions go in, decisions come out. It has no
+// clock, does no I/O and starts no thread; its caller passes in times as values. One
+// coordinator decides for all ranks of a job, and every rank carries out exactly its
+// decisions, in their order. If each rank decided by what it had seen, they would come
+// to different orders, and wait for each other for ever.
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_H_
 #define KERAS_HVD_TF_OPS_COORDINATION_COORDINATOR_H_
 
@@ -22,7 +22,7 @@
 
 namespace keras_hvd {
 
-// A request is known by its process set and its name.
+// A process set and a name identify a request.
 struct TensorKey {
   int32_t process_set = 0;
   std::string name;
@@ -40,36 +40,36 @@ struct TensorKeyHash {
 
 struct Decision {
   enum class Type : int32_t {
-    kRun = 0,   // all members of the set run these together, as one collective
+    kRun = 0,   // all members of the set run these as one collective
     kFail = 1,  // `ranks` end the oldest request of this name with `text`
-    // All ranks have asked for the same, and end that request: `members` are process
-    // set `answer` now, or no longer; or all have joined, `answer` last.
+    // All ranks have requested the same, and end that request: `members` are now
+    // process set `answer`, or no longer are; or all have joined, `answer` last.
     kAgree = 2,
   };
-  // Of a tensor that ranks have joined before: they take part with zeros.
+  // A tensor to which `ranks` contribute zeros because they have joined.
   struct Zeros {
     std::shared_ptr<const Description> description;
     std::vector<int> ranks;
   };
   Type type = Type::kRun;
-  std::vector<TensorKey> tensors;  // of one process set; for kFail exactly one
-  std::vector<int> ranks;          // for kRun the members of the set
-  int64_t bytes = 0;               // kRun of allreduces: of all their tensors
-  std::vector<Zeros> zeros;        // kRun: of some of its tensors
-  // What the members gave of a tensor with their submissions, in the order of ranks; ""
-  // where one gives zeros.
+  std::vector<TensorKey> tensors;  // of one process set; exactly one for kFail
+  std::vector<int> ranks;          // for kRun: the members of the set
+  int64_t bytes = 0;               // for kRun of allreduces: size of all their tensors
+  std::vector<Zeros> zeros;        // for kRun: for some of its tensors
+  // The members' inputs for a tensor, sent with their submissions, in rank order; ""
+  // for a member that contributes zeros.
   struct Given {
     std::shared_ptr<const Description> description;
     std::vector<std::string> inputs;
   };
-  std::vector<Given> given;  // kRun: of each tensor, or of none
-  bool departed = false;     // kFail because a rank has left, not by a mismatch
+  std::vector<Given> given;  // for kRun: for every tensor, or for none
+  bool departed = false;     // for kFail: because a rank has left, not by a mismatch
   std::string text;
-  Kind agreed = Kind::kJoin;  // kAgree
-  int32_t answer = 0;         // kAgree
-  std::vector<int> members;   // kAgree on a process set
+  Kind agreed = Kind::kJoin;  // for kAgree
+  int32_t answer = 0;         // for kAgree
+  std::vector<int> members;   // for kAgree on a process set
 
-  // kRun: of each tensor, who submitted it when. Only while that is wanted.
+  // For kRun: when each rank submitted each tensor. Filled only while wanted.
   struct Request {
     std::shared_ptr<const Description> description;
     std::vector<std::pair<int, double>> since;  // rank, seconds
@@ -77,7 +77,7 @@ struct Decision {
   std::vector<Request> requests;
 };
 
-// A request that some ranks wait for and others have not submitted.
+// A request that some ranks wait for while others have not submitted it.
 struct Stall {
   TensorKey key;
   Kind kind;
@@ -88,40 +88,40 @@ struct Stall {
 
 class Coordinator {
  public:
-  // Batches are fused up to `fusion_bytes`. Process set 0 holds all ranks; others come
+  // Fuses batches up to `fusion_bytes`. Process set 0 holds all ranks. Other sets come
   // and go by agreements, which are requests of set 0.
   Coordinator(int size, int64_t fusion_bytes);
 
-  // `ranks` ascending. Every rank must have been told of the set before it uses it.
+  // `ranks` is ascending. Every rank must have been told of the set before it uses it.
   void AddProcessSet(int32_t id, std::vector<int> ranks);
 
-  // From the next decision on.
+  // Takes effect with the next decision.
   void set_fusion_bytes(int64_t bytes) { fusion_bytes_ = bytes; }
 
-  // Whether decisions are to say when each rank submitted what they are about.
+  // Whether decisions must say when each rank submitted the requests in question.
   void set_wants_times(bool wants_times) { wants_times_ = wants_times; }
 
   // Rank `rank` has submitted a request, at time `now` in seconds. Its requests of one
-  // name are served in the order of their submission. `duplicate` says that another op
-  // of the rank has the name under way: this request then fails on all ranks.
-  // `input`, where there is one, is for the decision: nobody looks at it here.
+  // name are served in the order of submission. `duplicate` means that another op of
+  // the rank has the name under way; the request then fails on all ranks. `input`, if
+  // any, is passed on to the decision; the coordinator does not look at it.
   void Submit(int rank, std::shared_ptr<const Description> description, double now,
               bool duplicate = false, std::optional<std::string> input = {});
-  // Rank `rank` has left the job and will submit nothing more. What it still had
-  // waiting has ended on its side.
+  // Rank `rank` has left the job and will submit nothing more. Its waiting requests
+  // have ended on its side.
   void Leave(int rank, const std::string& how);
 
-  // Takes the next decision; false if there is none now.
+  // Takes the next decision. Returns false if there is none now.
   bool Next(Decision* decision);
 
-  // What is waiting for ranks, the oldest first.
+  // Requests that wait for ranks, oldest first.
   std::vector<Stall> Stalls() const;
-  // "allreduce 'grad/v'": what a rank submitted last, or "" if nothing yet.
+  // The rank's last submission, as in "allreduce 'grad/v'"; "" if none yet.
   std::string LastSubmission(int rank) const;
 
  private:
   using Members = std::vector<int>;
-  // Whether members that have not come yet get a failure as well.
+  // Whether members that have not come to the name yet get the failure too.
   enum class Owe { kNo, kYes };
 
   struct Request {
@@ -132,24 +132,24 @@ class Coordinator {
     std::optional<std::string> input;
   };
   struct Entry {
-    // What each member has submitted and not yet run, by its place in the set.
+    // What each member has submitted but not yet run, by its index in the set.
     std::vector<std::deque<Request>> waiting;
-    // Failures that a member has still to meet when it comes to this name.
+    // Failures that each member will get when it comes to this name.
     std::vector<std::deque<std::string>> owed;
 
-    // What a member waits for first, or null.
+    // A member's first waiting request, or null.
     const Request* head() const;
-    // How many members wait for something.
+    // How many members have a waiting request.
     size_t arrived() const;
   };
-  // What has been settled and not yet been handed out: a request that all members have
-  // submitted or have joined before, or a decision as it is.
+  // Something settled but not yet handed out: a request that every member has submitted
+  // or joined before, or a decision to pass on unchanged.
   struct Settled {
     TensorKey key;
-    std::shared_ptr<const Description> description;  // null for a decision as it is
+    std::shared_ptr<const Description> description;  // null for a decision
     std::shared_ptr<const Members> members;
-    std::vector<int> joined;          // give zeros
-    std::vector<std::string> inputs;  // of all members, or none
+    std::vector<int> joined;          // contribute zeros
+    std::vector<std::string> inputs;  // of all members, or empty
     Decision decision;
     std::vector<std::pair<int, double>> since;  // if wanted
   };
@@ -183,14 +183,14 @@ class Coordinator {
   std::vector<bool> joined_;
   int joined_count_ = 0;
   std::unordered_map<TensorKey, Entry, TensorKeyHash> entries_;
-  // One queue for both, so that what concerns one name keeps its order.
+  // One queue for both, to keep the order of what concerns one name.
   std::deque<Settled> settled_;
-  // Ranks that have left and how, the first one first: the others may have left over
+  // Ranks that have left, and how. First one first: the others may have left because of
   // it.
   std::vector<std::pair<int, std::string>> departures_;
   std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
-  double last_submission_ = 0;  // when it came
+  double last_submission_ = 0;  // its time
   bool wants_times_ = false;
   size_t most_entries_;
 };

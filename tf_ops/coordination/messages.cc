@@ -21,7 +21,7 @@ constexpr int64_t kAnyInt32 = std::numeric_limits<int32_t>::max();
 
 enum class DecisionType : int64_t { kRun = 0, kFail = 1, kAgree = 2, kTune = 3 };
 
-// What a message of a submission has besides the number of its description.
+// What a submission's message holds besides the number of its description.
 constexpr int64_t kDefines = 1;
 constexpr int64_t kDuplicate = 2;
 constexpr int64_t kHasTime = 4;
@@ -69,8 +69,8 @@ void AddDescription(const Description& description, std::string* to) {
 
 // ---- Reading
 
-// Takes the fields of a message off its front. After the first that is wrong, all
-// others are 0 or empty: the error is looked at once, in the end.
+// Takes fields off the front of a message. After the first wrong field, all others are
+// 0 or empty, so callers check for an error only once, at the end.
 class Fields {
  public:
   explicit Fields(std::string_view message) : rest_(message) {}
@@ -105,7 +105,7 @@ class Fields {
     return text;
   }
 
-  // How many elements follow, each of so many fields or more.
+  // The number of elements that follow, each of at least `fields` fields.
   int64_t Count(const char* what, size_t fields = 1) {
     return Integer(what, 0, rest_.size() / kFieldBytes / fields);
   }
@@ -150,7 +150,7 @@ class Fields {
     return description;
   }
 
-  // Every message ends so.
+  // Must be called at the end of every message.
   Status End() {
     if (status_.ok() && !rest_.empty()) {
       Refuse(std::to_string(rest_.size()) + " bytes follow its end");
@@ -178,8 +178,8 @@ class Fields {
 
   void EndsIn(const char* what) { Refuse(std::string("it ends within ") + what); }
 
-  // `own_rows`: ranks may have other first dimensions, so that this has none. Adds the
-  // tensor's size to `total`, which is refused before it overflows.
+  // `own_rows`: the first dimension may differ between ranks, so this has none. Adds
+  // the tensor's size to `total`; refuses a total that would overflow.
   TensorDescription ReadTensor(bool own_rows, int64_t* total) {
     TensorDescription tensor;
     tensor.dtype = static_cast<DataType>(Integer("type", 0, kDataTypes - 1));
@@ -195,10 +195,10 @@ class Fields {
       empty |= dimension == 0;
       countable &= !__builtin_mul_overflow(bytes, dimension, &bytes);
     }
-    // Where ranks have rows of their own, each knows its size alone.
+    // If ranks have rows of their own, only each rank knows its size.
     if (own_rows || empty) return tensor;
     countable &= !__builtin_add_overflow(*total, bytes, total);
-    // What is packed may have more for the alignment.
+    // Packing may add bytes for alignment.
     if (!countable || *total > kAny / 2) Refuse("the tensors have too many bytes");
     return tensor;
   }
@@ -421,7 +421,7 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
       agree.tensor = ReadTensor(&dictionary_, &fields);
       agree.kind = fields.ReadKind();
       if (!IsAgreement(agree.kind)) fields.Refuse("nobody agrees on a collective");
-      // The rank that has joined last, or a process set, of which 0 stays as it is.
+      // The rank that joined last, or a process set. Set 0 never changes.
       const bool is_rank = agree.kind == Kind::kJoin;
       agree.answer = is_rank ? fields.Integer("last rank", 0, size_ - 1)
                              : fields.Integer("process set", 1, kAnyInt32);

@@ -1,14 +1,14 @@
-// What ranks tell each other about their requests, and how it is written: nobody else
+// What ranks tell each other about their requests, and its encoding. No other file
 // encodes or decodes messages.
 //
-// A rank's submissions go to the coordinator, its decisions to all ranks. Each way is a
-// stream of messages that a dictionary compresses, which its encoder keeps and its
-// decoder follows: what is sent as a text the first time is a number from then on.
-// Since a dictionary lives in the order of its own stream, nothing has to be agreed on
-// to change it.
+// A rank's submissions go to the coordinator, whose decisions go to all ranks. Each
+// direction is a stream of messages, compressed by a dictionary: what is sent as text
+// the first time is a number from then on. The encoder keeps the dictionary and the
+// decoder follows it. A dictionary depends only on the order of its own stream, so it
+// can change without any agreement.
 //
-// Decoders believe nothing: what is malformed is an error that says what is wrong. Who
-// has sent it, their callers know.
+// Decoders trust nothing: a malformed message is an error that says what is wrong.
+// Their callers know who sent it.
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
 #define KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
 
@@ -32,21 +32,21 @@
 
 namespace keras_hvd {
 
-// The writing side of a dictionary: numbers for keys, from 0. Started again, it gives
-// numbers a new meaning by defining them anew.
+// The writing side of a dictionary: numbers for keys, from 0. After a restart it
+// redefines the numbers one by one.
 template <typename Key, typename Hash = std::hash<Key>>
 class NumberTable {
  public:
-  // `most` keys have numbers at a time, or as many as one message has, if those are
+  // Up to `most` keys have numbers at a time, or all keys of one message if those are
   // more.
   explicit NumberTable(size_t most) : most_(most) {}
 
-  // Makes room for the keys of one message, which must not change meaning before it is
-  // read: starts again if they might not fit.
+  // Makes room for the keys of one message, whose numbers must not change meaning
+  // before it is read: restarts if the keys might not fit.
   void Reserve(size_t keys) {
     if (numbers_.size() + keys > most_) numbers_.clear();
   }
-  // Returns the key's number; `*is_new` says that the reader does not know it yet.
+  // Returns the key's number. `*is_new` says that the reader does not know it yet.
   int64_t Number(const Key& key, bool* is_new) {
     const auto [it, inserted] = numbers_.try_emplace(key, numbers_.size());
     *is_new = inserted;
@@ -63,18 +63,18 @@ class NumberTable {
 // A request that the rank has submitted.
 struct Submission {
   std::shared_ptr<const Description> description;
-  bool duplicate = false;  // the rank has the name under way in another op
-  std::optional<Clock::time_point> submitted;  // where the coordinator wants to know
-  std::optional<std::string> input;  // what the rank gives; see inline_tensors.h
+  bool duplicate = false;  // another op of the rank has the name under way
+  std::optional<Clock::time_point> submitted;  // if the coordinator wants to know
+  std::optional<std::string> input;            // the rank's input; see inline_tensors.h
 };
 
 class SubmissionEncoder {
  public:
-  // So many descriptions travel as numbers.
+  // `cache_capacity`: how many descriptions travel as numbers.
   explicit SubmissionEncoder(size_t cache_capacity) : numbers_(cache_capacity) {}
 
-  // `inlined`: whose tensors travel along, if they do. What it returns is valid until
-  // the next call.
+  // `inlined`: the operation if its tensors travel along, or null. The result is valid
+  // until the next call.
   std::string_view Encode(const Description& description, bool duplicate,
                           std::optional<Clock::time_point> submitted,
                           const Operation* inlined);
@@ -85,11 +85,11 @@ class SubmissionEncoder {
   std::string message_;
 };
 
-// Makes equal descriptions of several ranks one object, so that they compare by
+// Makes equal descriptions of several ranks one object, so they can be compared by
 // address.
 class DescriptionPool {
  public:
-  // `size`: of the job.
+  // `size`: the number of ranks in the job.
   explicit DescriptionPool(int size) : size_(size) {}
 
   Status Decode(std::string_view encoded,
@@ -100,10 +100,10 @@ class DescriptionPool {
   std::unordered_map<std::string, std::shared_ptr<const Description>> pool_;
 };
 
-// Of one rank's stream.
+// Decodes one rank's stream.
 class SubmissionDecoder {
  public:
-  // `pool` is that of all ranks.
+  // `pool` is shared by all ranks' decoders.
   explicit SubmissionDecoder(DescriptionPool* pool) : pool_(*pool) {}
 
   Status Decode(std::string_view message, Submission* submission);
@@ -118,38 +118,38 @@ class SubmissionDecoder {
 // The members of a process set run the tensors together, as one collective.
 struct RunMessage {
   std::vector<TensorKey> tensors;
-  std::array<Stores, 2> stores{};           // out of and in place
-  std::vector<Decision::Zeros> zeros;       // of some of the tensors
-  std::optional<std::string_view> results;  // in the message; see inline_tensors.h
+  std::array<Stores, 2> stores{};           // out of place, in place
+  std::vector<Decision::Zeros> zeros;       // for some of the tensors
+  std::optional<std::string_view> results;  // within the message; see inline_tensors.h
 };
 // These ranks end the oldest request of this name with `text`.
 struct FailMessage {
   TensorKey tensor;
   std::vector<int> ranks;
-  bool departed = false;  // since a rank has left
+  bool departed = false;  // because a rank has left
   std::string text;
 };
-// All ranks end this request, for which they have all asked.
+// All ranks end this request, which they have all made.
 struct AgreeMessage {
   TensorKey tensor;
   Kind kind = Kind::kJoin;
   int32_t answer = 0;
   std::vector<int> members;
 };
-// From here on collectives run with this.
+// Later collectives run with these settings.
 struct TuneMessage {
-  Tuning tuning;  // without `fusion_bytes`, which the coordinator alone needs
+  Tuning tuning;  // without `fusion_bytes`, which only the coordinator needs
 };
 using DecisionMessage =
     std::variant<RunMessage, FailMessage, AgreeMessage, TuneMessage>;
 
 class DecisionEncoder {
  public:
-  // So many tensors travel as numbers.
+  // `cache_capacity`: how many tensors travel as numbers.
   explicit DecisionEncoder(size_t cache_capacity) : numbers_(cache_capacity) {}
 
-  // What they return is valid until the next call. `stores`: for what the decision is
-  // to run.
+  // The results are valid until the next call. `stores` is for the batch that the
+  // decision runs.
   std::string_view Encode(const Decision& decision,
                           const std::array<Stores, 2>& stores);
   std::string_view Encode(const Tuning& tuning);
@@ -163,7 +163,7 @@ class DecisionEncoder {
 
 class DecisionDecoder {
  public:
-  // `size`: of the job.
+  // `size`: the number of ranks in the job.
   explicit DecisionDecoder(int size) : size_(size) {}
 
   Status Decode(std::string_view message, DecisionMessage* decision);
