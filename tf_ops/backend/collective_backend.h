@@ -1,7 +1,7 @@
-// What moves and reduces tensors in host memory among the members of a batch.
+// Moves and reduces tensors in host memory among the members of a batch.
 //
-// All of it is for who drives the engine. Functions that return a bool return false if
-// the job has failed meanwhile, or this rank stops waiting.
+// Only the driving thread uses this. Functions that return a bool return false if the
+// job has failed meanwhile or this rank stops waiting.
 #ifndef KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
 #define KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
 
@@ -18,9 +18,9 @@
 
 namespace keras_hvd {
 
-// What the coordinator has decided for all: the same on all members of a batch.
+// The coordinator's settings, the same on all members of a batch.
 struct BatchSettings {
-  std::array<Stores, 2> stores{};  // out of and in place
+  std::array<Stores, 2> stores{};  // out of place, in place
   Tuning tuning;
 };
 
@@ -28,10 +28,10 @@ class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;
 
-  // Begins a collective of `members`: ranks, ascending, this one among them. All of
-  // them count the batches alike, of which this one is number `number`.
+  // Begins a collective of `members`: ascending ranks, including this one. All members
+  // count batches alike; this batch has number `number`.
   virtual bool Begin(const std::vector<int>& members, uint64_t number) = 0;
-  // Ends what has begun, and begins another one of the same members.
+  // Ends the current collective and begins another with the same members.
   virtual bool BeginAgain() = 0;
   virtual void End() = 0;
 
@@ -39,22 +39,22 @@ class CollectiveBackend {
 
   // Runs the collective of the batch's kind.
   virtual bool Run(const Batch& batch, const BatchSettings& settings) = 0;
-  // Gives every member all members' numbers, `(*all)[member]` in the order of `own`,
-  // which is as long on every member.
+  // Gives every member the numbers of all members: `(*all)[member]` in the order of
+  // `own`, which has the same length on every member.
   virtual bool AllgatherValues(const std::vector<int64_t>& own,
                                std::vector<std::vector<int64_t>>* all) = 0;
-  // Something that all members try.
+  // An attempt that all members make together.
   virtual std::unique_ptr<JointAttempt> Attempt() = 0;
 
-  // Gives every member all members' hashes. May follow Run.
+  // Gives every member the hashes of all members. May follow Run.
   virtual bool AllgatherHashes(const std::vector<uint64_t>& own,
                                std::vector<std::vector<uint64_t>>* all) = 0;
 
   // ---- Of how it works
 
-  // The largest part of a tensor that it moves at a time.
+  // The largest part of a tensor that is moved at once.
   virtual int64_t window_bytes() const = 0;
-  // Has the collectives from now on recorded; null: no longer.
+  // Records all later collectives; null ends recording.
   virtual void set_recorder(PhaseRecorder* recorder) = 0;
 };
 

@@ -13,7 +13,7 @@ namespace keras_hvd {
 
 class SharedMemoryBackend final : public CollectiveBackend {
  public:
-  // `store_choice`: where one learns how long allreduces take, or null.
+  // `store_choice` learns how long allreduces take; or null.
   SharedMemoryBackend(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
                       StoreChoice* store_choice);
 

@@ -19,14 +19,14 @@ struct World {
   Topology topology;
   std::shared_ptr<JobState> job;
   std::shared_ptr<Channels> channels;
-  // Makes what moves tensors in host memory. `waiter` passes the time until a peer is
-  // ready; `store_choice` is the coordinator's, or null.
+  // Makes the backend for tensors in host memory. `waiter` passes the time until a peer
+  // is ready. `store_choice` is the coordinator's, or null.
   std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter,
                                                    StoreChoice* store_choice)>
       make_backend;
 };
 
-// That of ranks that share a segment.
+// The world of ranks that share a segment.
 World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
 
 }  // namespace keras_hvd

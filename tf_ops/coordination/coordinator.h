@@ -190,7 +190,7 @@ class Coordinator {
   std::vector<std::pair<int, std::string>> departures_;
   std::vector<std::shared_ptr<const Description>> last_submissions_;
   uint64_t submissions_ = 0;
-  double last_submission_ = 0;  // its time
+  double last_submission_ = 0;  // time of the last submission
   bool wants_times_ = false;
   size_t most_entries_;
 };

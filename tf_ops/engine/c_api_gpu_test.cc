@@ -40,7 +40,7 @@ int Init(int rank, int size, const char* job, const char* nccl) {
   return khvd_init(&options);
 }
 
-// A stream, and memory on it, of a caller that uses the driving thread by itself.
+// A stream, and memory on it, of a caller that uses the driver by itself.
 class Caller {
  public:
   Caller() {

@@ -209,7 +209,7 @@ TEST(GpuTimeline, NothingIsTimedWithoutIt) {
   EXPECT_EQ(CountCalls(libraries, "cuEventElapsedTime"), read);
 }
 
-// Events are read when they have come: the driving thread is never asked too early.
+// Events are read when they have come: the driver is never asked too early.
 TEST(GpuTimeline, TimedEventsAreUsedAgain) {
   const StandIn libraries;
   GpuJob job(libraries, 1, 1);

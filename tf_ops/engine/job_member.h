@@ -15,7 +15,7 @@ namespace keras_hvd {
 
 struct JobMemberOptions {
   RendezvousOptions rendezvous;
-  EngineOptions engine;  // sets `rank`, and `cores` if it is 0
+  EngineOptions engine;  // Enter fills in `local_rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;
 };

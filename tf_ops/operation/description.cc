@@ -9,10 +9,10 @@ namespace {
 
 constexpr size_t kTensorsShown = 3;
 
-// In bytes. A name has no limit, and a text is copied many times on its way to a user.
+// In bytes. Names are unlimited, and a text is copied many times on its way to a user.
 constexpr size_t kNameShown = 512;
 
-// Whether a byte goes on with a character of UTF-8.
+// Whether a byte continues a UTF-8 character.
 bool IsInsideCharacter(char byte) { return (byte & 0xc0) == 0x80; }
 
 std::string ScaleText(double scale) {
@@ -21,7 +21,7 @@ std::string ScaleText(double scale) {
   return text;
 }
 
-// Of an empty tensor the other dimensions may be so large that they overflow.
+// The other dimensions of an empty tensor may be so large that they overflow.
 int64_t Product(int64_t product, const std::vector<int64_t>& shape, size_t first) {
   bool empty = false;
   for (size_t i = first; i < shape.size(); ++i) {

@@ -1,4 +1,4 @@
-// What a rank says about a request, so that it can be matched with its peers'.
+// A rank's description of a request, for matching it with the peers' requests.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_DESCRIPTION_H_
 #define KERAS_HVD_TF_OPS_OPERATION_DESCRIPTION_H_
 
@@ -15,7 +15,7 @@ namespace keras_hvd {
 
 struct TensorDescription {
   DataType dtype = DataType::kFloat32;
-  // A first dimension that may differ between ranks is not part of this, but -1.
+  // -1 replaces a first dimension that may differ between ranks.
   std::vector<int64_t> shape;
 
   bool operator==(const TensorDescription& other) const {
@@ -23,7 +23,7 @@ struct TensorDescription {
   }
 };
 
-// None where a dimension is 0, whatever the others are.
+// 0 if any dimension is 0, whatever the others are.
 int64_t Elements(const TensorDescription& tensor);
 int64_t RowBytes(const TensorDescription& tensor);
 
@@ -34,26 +34,26 @@ struct Description {
   Reduction reduction;
   int32_t root = 0;
   std::vector<TensorDescription> tensors;
-  std::vector<int> members;  // of a process set that is added or removed
-  bool on_gpu = false;       // the tensors
+  std::vector<int> members;  // of a process set to add or remove
+  bool on_gpu = false;       // whether the tensors are
 
   // Whether the two can be one collective.
   bool Matches(const Description& other) const;
   int64_t bytes() const;
 };
 
-// Whether an operation may run in one batch with another, which comes first in it.
+// Whether `other` may run in one batch that begins with `first`.
 bool CanFuse(const Description& first, const Description& other);
 
-// Whether a rank that gives zeros leaves the others' result as it is.
+// Whether a rank's zeros leave the others' result unchanged.
 bool TakesZeros(const Description& description);
 
-// "'grad/w'"; of a long name its two ends.
+// "'grad/w'". Shows only the two ends of a long name.
 std::string Quoted(std::string_view name);
 // "allreduce 'grad/w'"; "join()".
 std::string Title(Kind kind, std::string_view name);
 std::string Title(const Description& description);
-// "allreduce Average of float32[3,4]": what must be equal on all ranks.
+// What must be equal on all ranks: "allreduce Average of float32[3,4]".
 std::string Details(const Description& description);
 
 // "rank 0"; "ranks 0, 2".

@@ -10,7 +10,7 @@
 namespace keras_hvd {
 namespace {
 
-// Of every element type.
+// Enough for every element type.
 constexpr int64_t kAlignment = 8;
 
 int64_t DataBytes(const TensorDescription& tensor) {

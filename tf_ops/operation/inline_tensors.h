@@ -1,6 +1,6 @@
-// Small tensors travel within the messages of the coordination: what a rank gives with
-// its submission, the result with the decision. So the ranks meet once, where they
-// would meet again to exchange what has been decided.
+// Small tensors travel within the coordination messages: a rank's input with its
+// submission, the result with the decision. The ranks then meet once, instead of again
+// to exchange the data after the decision.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_INLINE_TENSORS_H_
 #define KERAS_HVD_TF_OPS_OPERATION_INLINE_TENSORS_H_
 
@@ -15,22 +15,22 @@
 
 namespace keras_hvd {
 
-// Up to here copying them into and out of messages costs less than to meet again.
+// Up to this size, copying into and out of messages costs less than another meeting.
 inline constexpr int64_t kMostInlineBytes = 1 << 10;
 
-// Whether the tensors of a request of so many ranks travel so.
+// Whether the tensors of a request travel inline if `members` ranks take part.
 bool TravelsInline(const Description& description, size_t members);
-// Whether so many bytes may be what a rank gives with a submission.
+// Whether `bytes` bytes can be a rank's input in a submission.
 bool FitsInline(const Description& description, size_t bytes);
 
-// Adds what a rank gives to a message: its tensors, each from a multiple of 8 bytes.
+// Appends a rank's input to a message: its tensors, each aligned to 8 bytes.
 void AppendInputs(const Operation& operation, std::string* message);
-// Adds the result, laid out alike, of what the members gave, in the order of their
-// ranks; "" stands for zeros. What the message has already is of multiples of 8 bytes.
+// Appends the result of the members' inputs, in the same layout. The inputs are in rank
+// order; "" stands for zeros. The message's size must be a multiple of 8 bytes before.
 void AppendResults(const Description& description,
                    const std::vector<std::string>& inputs, std::string* message);
-// Takes the result from the front of `from` to where the operation wants it; false if
-// there is less.
+// Moves the result from the front of `from` to the operation's outputs. Returns false
+// if `from` is too short.
 bool UnpackResults(std::string_view* from, const Operation& operation);
 
 }  // namespace keras_hvd

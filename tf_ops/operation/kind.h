@@ -1,4 +1,4 @@
-// The kinds of collectives, and what each needs: the table of the C API, for C++.
+// The kinds of collectives and what each needs: the C API's table, for C++.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_KIND_H_
 #define KERAS_HVD_TF_OPS_OPERATION_KIND_H_
 
@@ -13,7 +13,8 @@ enum class Kind : int32_t {
 #define KHVD_KIND(UPPER, Camel, lower, ...) k##Camel = KHVD_##UPPER,
   KHVD_KINDS(KHVD_KIND)
 #undef KHVD_KIND
-  // What all ranks agree on without moving data. No request of the C API has these.
+  // What all ranks agree on without moving data. The C API has no requests of these
+  // kinds.
   kAddProcessSet = 100,
   kRemoveProcessSet = 101,
   kJoin = 102,
@@ -22,7 +23,7 @@ inline bool IsAgreement(Kind kind) { return kind >= Kind::kAddProcessSet; }
 
 struct KindTraits {
   const char* name;
-  // Of collectives; see KHVD_KINDS.
+  // For collectives; see KHVD_KINDS.
   bool has_tensors = false;
   bool takes_group = false;
   bool reduces = false;

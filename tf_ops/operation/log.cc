@@ -31,7 +31,7 @@ const char* Name(LogLevel level) {
   return "fatal";
 }
 
-// Local time with microseconds and a space, as in "2026-11-21 19:34:36.123456 ".
+// Local time with microseconds and a trailing space: "2026-11-21 19:34:36.123456 ".
 std::string Timestamp() {
   timeval now;
   gettimeofday(&now, nullptr);

@@ -1,5 +1,4 @@
-// A request under way: what it is about, where its data lie, and what is called at its
-// end.
+// A pending request: its description, its data, and what is called at its end.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_OPERATION_H_
 #define KERAS_HVD_TF_OPS_OPERATION_OPERATION_H_
 
@@ -17,15 +16,15 @@
 
 namespace keras_hvd {
 
-// The end of a request whose caller drives for a while, and of which one of the two,
-// caller or engine, calls `done`: whoever comes second.
+// The end of a request whose caller drives for a while. Either the caller or the engine
+// calls `done`, whichever comes second.
 struct Ending {
   std::atomic<bool> claimed{false};
   std::atomic<bool> ended{false};
   Status status;
 };
 
-// The buffers stay the engine's until `done` has been called.
+// The engine owns the buffers until `done` has been called.
 struct Operation {
   struct Buffer {
     const void* input;
@@ -34,39 +33,39 @@ struct Operation {
   std::shared_ptr<const Description> description;
   uint64_t submitter = 0;
   std::vector<Buffer> buffers;
-  std::vector<int64_t> rows;    // this rank's first dimensions, where they may differ
+  std::vector<int64_t> rows;    // this rank's first dimensions if they may differ
   std::vector<int64_t> splits;  // alltoall: how many rows go to each member
-  // Where first dimensions may differ: memory for a tensor's result, or null.
+  // If first dimensions may differ: allocates a tensor's result, or returns null.
   std::function<void*(size_t tensor, const std::vector<int64_t>& rows)> allocate;
   std::function<void(const Status&)> done;
 
-  std::unique_ptr<StreamPoint> stream_point;  // of tensors on a GPU
-  int32_t* answer = nullptr;  // of an agreement: set before `done` is called
+  std::unique_ptr<StreamPoint> stream_point;  // for GPU tensors
+  int32_t* answer = nullptr;  // for an agreement: set before `done` is called
 
-  // The engine's own notes.
+  // For the engine's own use.
   struct alignas(64) Line {
     char bytes[64];
   };
-  std::vector<Line> zeros;         // what a rank that has joined takes part with
-  std::shared_ptr<Ending> ending;  // where a caller may see to `done` itself
+  std::vector<Line> zeros;         // what a joined rank contributes
+  std::shared_ptr<Ending> ending;  // if a caller may call `done` itself
   uint64_t log_number = 0;
   Clock::time_point submitted;
   bool out_of_memory = false;
-  std::vector<int64_t> allocated_bytes;  // of the results
+  std::vector<int64_t> allocated_bytes;  // for the results
 
-  // Of this rank's tensors.
+  // The size of this rank's tensors.
   int64_t input_bytes() const;
 };
 
-// Memory for the result of one of an operation's tensors, which gets `rows`; null if
-// there is none, or none is needed.
+// Allocates the result of one of an operation's tensors, which has `rows` rows from
+// each rank. Returns null if there is no memory, or none is needed.
 void* AllocateResult(Operation* operation, size_t tensor,
                      const std::vector<int64_t>& rows);
 
-// What runs together, as one collective: operations of one kind and process set.
+// Operations of one kind and process set that run as one collective.
 using Batch = std::vector<std::unique_ptr<Operation>>;
 
-// Of this rank's tensors.
+// The size of this rank's tensors.
 int64_t InputBytes(const Batch& batch);
 
 }  // namespace keras_hvd

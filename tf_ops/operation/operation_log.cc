@@ -9,10 +9,10 @@
 namespace keras_hvd {
 namespace {
 
-// Operations shown of each rank: enough to see where ranks parted ways.
+// Operations to show per rank: enough to see where ranks diverged.
 constexpr uint64_t kShown = 3;
 
-// The monotonic clock is the same in all processes of a host.
+// All processes of a host share the monotonic clock.
 uint64_t NowNanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              Clock::now().time_since_epoch())

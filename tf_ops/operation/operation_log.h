@@ -1,5 +1,5 @@
-// A rank's record of its last operations, which the others can read, so that after a
-// death or a stall one report can say where everybody was.
+// A rank's record of its last operations, readable by the other ranks: after a death or
+// a stall, one report can say where every rank was.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_OPERATION_LOG_H_
 #define KERAS_HVD_TF_OPS_OPERATION_OPERATION_LOG_H_
 
@@ -17,16 +17,16 @@ class OperationLog {
  public:
   explicit OperationLog(OperationHistory* history) : history_(*history) {}
 
-  // Adds an operation and returns its number. One thread at a time.
+  // Adds an operation and returns its number. Call on one thread at a time.
   uint64_t Add(const Description& description);
-  // Notes how far an operation is, if it is still among those kept.
+  // Records an operation's phase if the operation is still kept.
   void Update(uint64_t number, Phase phase);
 
  private:
   OperationHistory& history_;
 };
 
-// What each rank did last: a line for each, with a line break before it.
+// What each rank did last: one line per rank, each after a line break.
 std::string ReportOperations(JobState* job);
 
 }  // namespace keras_hvd

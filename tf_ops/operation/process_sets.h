@@ -1,4 +1,4 @@
-// The process sets that this rank knows of, and which requests they rule out.
+// The process sets that this rank knows, and the requests that they rule out.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
 #define KERAS_HVD_TF_OPS_OPERATION_PROCESS_SETS_H_
 
@@ -13,18 +13,18 @@ namespace keras_hvd {
 
 class ProcessSets {
  public:
-  // To begin with there is set 0, of all ranks.
+  // Starts with set 0, which holds all ranks.
   ProcessSets(int rank, int size);
 
   void Add(int32_t id, std::vector<int> members);
   void Remove(int32_t id);
 
-  // Ascending; empty where there is no such set.
+  // In ascending order; empty if there is no such set.
   const std::vector<int>& MembersOf(int32_t id) const;
   Status Find(int32_t id, std::vector<int>* members) const;
-  // Whether there is one that the coordinator is not in.
+  // Whether some set does not contain the coordinator.
   bool HasOneWithoutCoordinator() const;
-  // What the peers must never wait for is an error.
+  // Returns an error for a request that the peers must never wait for.
   Status Check(const Description& description) const;
 
  private:

@@ -1,5 +1,5 @@
-// Where a request on a GPU stands in the order of its caller's stream: behind what the
-// caller has put there before, and in front of what follows.
+// The position of a GPU request in its caller's stream: after what the caller has put
+// there before, and before what follows.
 #ifndef KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
 #define KERAS_HVD_TF_OPS_OPERATION_STREAM_POINT_H_
 
@@ -13,7 +13,7 @@
 
 namespace keras_hvd {
 
-// An event that is given back with the last reference to it.
+// An event that is returned with the last reference to it.
 class SharedEvent {
  public:
   SharedEvent(std::shared_ptr<cuda::Gpu> gpu, cuda::Event event,
@@ -26,7 +26,7 @@ class SharedEvent {
   cuda::Gpu& gpu() const { return *gpu_; }
   Status MakeWait(cuda::Stream stream) const { return gpu_->MakeWait(stream, event_); }
   Status Query(bool* passed) const { return gpu_->Query(event_, passed); }
-  // The time since an earlier one; see cuda::Gpu::Elapsed.
+  // The time since an earlier event; see cuda::Gpu::Elapsed.
   Status Since(const SharedEvent& earlier, std::chrono::nanoseconds* elapsed) const {
     return gpu_->Elapsed(earlier.event_, event_, elapsed);
   }
@@ -47,11 +47,11 @@ inline Status RecordOn(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Stream strea
   return status;
 }
 
-// What khvd_await_end takes back.
+// The mark that khvd_await_end takes back.
 struct EndMark {
-  // Has what is put on the stream from now on run behind the collective. Where the
-  // stream cannot be told so, this waits itself, as long as anything runs on the GPU:
-  // the buffers are the collective's until then.
+  // Makes later work on the stream run after the collective. If the stream cannot be
+  // told to wait, this call waits itself, for as long as anything runs on the GPU:
+  // until then the collective owns the buffers.
   Status Await(cuda::Stream stream) const {
     const Status status = event->MakeWait(stream);
     bool passed = status.ok();
@@ -65,8 +65,8 @@ struct EndMark {
 struct StreamPoint {
   std::shared_ptr<cuda::Gpu> gpu;
   cuda::Stream stream = nullptr;
-  std::shared_ptr<const SharedEvent> ready;  // the inputs are there
-  void** end = nullptr;  // null: the stream waits for the results by itself
+  std::shared_ptr<const SharedEvent> ready;  // the inputs are complete
+  void** end = nullptr;  // null: the stream itself waits for the results
 };
 
 }  // namespace keras_hvd
