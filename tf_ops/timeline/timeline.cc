@@ -16,19 +16,19 @@
 namespace keras_hvd {
 namespace {
 
-// Less than 1 MiB: what some ten steps of a training note.
+// Less than 1 MiB, enough for about ten training steps.
 constexpr size_t kRingRecords = 8192;
-// Kept free for the phases of batches that are decided already.
+// Kept free for the phases of batches that are already decided.
 constexpr size_t kRoomForPhases = 1024;
-// How often the thread writes, and what it may compute then: half a percent.
+// How often the thread writes, and how much it may compute then: half a percent.
 constexpr std::chrono::milliseconds kPeriod(100);
 constexpr int64_t kComputingNanoseconds = 500'000;
 constexpr int kLeastPriority = 19;
-// Records between two looks at the time that was computed.
+// Number of records between two checks of the computing time.
 constexpr int kBetweenLooks = 64;
-// A request that waits for longer is written down before it has been decided.
+// A request that waits for longer is written before it is decided.
 constexpr double kLongWait = 1;
-// How long a stop waits for what has begun on the GPU, which is looked at each 100 ms.
+// How long a stop waits for what has begun on the GPU, which is checked every 100 ms.
 constexpr std::chrono::milliseconds kPatienceForGpu(500);
 constexpr std::chrono::milliseconds kBetweenRings(20);
 
@@ -92,8 +92,8 @@ void Timeline::Stop() {
   file_.reset();
 }
 
-// Nothing begins any more that is recorded. Who drives the engine looks at the GPU, and
-// has to be awake for it.
+// Nothing more begins that is recorded. The driving thread checks the GPU and must be
+// awake for it.
 void Timeline::AwaitGpu() {
   const Clock::time_point deadline = Clock::now() + kPatienceForGpu;
   std::unique_lock<std::mutex> lock(on_gpu_mutex_);
@@ -106,7 +106,7 @@ void Timeline::AwaitGpu() {
 // ---- Notes of the driving thread
 
 // Whether records may be added. If not, none are until there is plenty of room again:
-// rather one long gap than many short ones.
+// one long gap is better than many short ones.
 bool Timeline::HasRoom(size_t records) {
   const uint32_t session = session_.load(std::memory_order_relaxed);
   if (session != driven_session_) {
@@ -137,7 +137,7 @@ void Timeline::AddDecision(uint64_t batch, const Decision& decision, bool runs_h
   const std::vector<Decision::Request>& requests = decision.requests;
   if (!on()) return;
   if (requests.size() < decision.tensors.size()) {
-    // It paused, or was not on yet, when they were matched.
+    // It was paused, or not yet on, when these were matched.
     if (paused_) skipped_requests_ += static_cast<int64_t>(decision.tensors.size());
     return;
   }
@@ -149,7 +149,7 @@ void Timeline::AddDecision(uint64_t batch, const Decision& decision, bool runs_h
   }
   const bool has_room = HasRoom(records);
   const int64_t from = FromSeconds(first);
-  // Submitted before it was on.
+  // Submitted before the timeline was on.
   if (from < started_.load()) return;
   if (!has_room || from < recorded_from_) {
     skipped_requests_ += static_cast<int64_t>(requests.size());
@@ -210,7 +210,7 @@ PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {
   while (!to_begin_.empty() && to_begin_.front() < batch) to_begin_.pop_front();
   if (to_begin_.empty() || to_begin_.front() != batch) return nullptr;
   to_begin_.pop_front();
-  // With its end there are two records.
+  // A batch needs two records, with its end.
   if (ring_->room() < 2) {
     skipped_requests_ += 1;
     return nullptr;
@@ -229,7 +229,7 @@ void Timeline::Enter(CollectivePhase phase, int64_t begin, int64_t end) {
   const int64_t now = TimelineNow();
   EndPhase(now);
   phase_ = phase;
-  // Behind the beginning of the batch, so that viewers see what is inside of what.
+  // After the beginning of the batch, so that viewers show the nesting.
   phase_since_ = std::max(now, running_since_ + 1);
   if (phase == CollectivePhase::kWait) return;
   phase_begin_ = begin;
@@ -277,7 +277,7 @@ void Timeline::EndOnGpu() {
   if (on_gpu_ == 0) on_gpu_changed_.notify_all();
 }
 
-// There is room left for the end of a batch that runs.
+// Room is left for the end of a running batch.
 void Timeline::AddOnGpu(const TimelineRecord& phase) {
   if (ring_->room() < 2) return SkipOnGpu(phase);
   ring_->Add() = phase;
@@ -291,7 +291,7 @@ void Timeline::SkipOnGpu(const TimelineRecord& phase) {
 // ---- The writing thread
 
 void Timeline::WriteUntilStopped() {
-  // Whatever else the cores have to do comes first.
+  // All other work on the cores comes first.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kLeastPriority);
   std::unique_lock<std::mutex> lock(stop_mutex_);
   while (!stop_) {
@@ -309,7 +309,7 @@ void Timeline::Drain(bool all) {
   const int64_t until = Nanoseconds(CLOCK_THREAD_CPUTIME_ID) + kComputingNanoseconds;
   int records = 0;
   while (TimelineRecord* record = ring_->Front()) {
-    // What a batch notes that ends after the stop is nobody's.
+    // Drops the records of a batch that ends after the stop.
     if (record->session == written_session_) writer_->Add(*record);
     record->description.reset();
     ring_->Remove();

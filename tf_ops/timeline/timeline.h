@@ -1,14 +1,14 @@
 // The timeline: what the coordinator knows of where the time of each tensor goes,
 // written to a file while the job runs.
 //
-// Who drives the engine only notes times, in a ring of a fixed size; a thread makes
-// events of them and writes them down (timeline_writer.h). It takes half a percent of
-// a core at most. Where more is noted than that goes through, the ring fills up, and
-// the timeline pauses until there is room again; the file says how much it left out.
+// The driving thread only records times, in a ring of fixed size. Another thread makes
+// events of them and writes these to the file (timeline_writer.h), with half a percent
+// of a core at most. If more is recorded than that can handle, the ring fills up and
+// the timeline pauses until there is room again; the file says how much was left out.
 //
-// The coordinator alone writes: it knows when each rank submitted
-// what. All ranks of a host read the same clock, and send its time along with what they
-// submit while a timeline is written. No rank waits for another to start or to stop it.
+// Only the coordinator writes: it knows when each rank submitted what. All ranks of a
+// host read the same clock. While a timeline is written, they send the time along with
+// each submission. No rank waits for another to start or stop the timeline.
 #ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
 #define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_H_
 
@@ -42,26 +42,27 @@ class Timeline : public PhaseRecorder {
   Status Start(const std::string& path, bool mark_cycles);
   void Stop();
 
-  // The rest is for who drives the coordinator's engine.
+  // The rest is for the coordinator's driving thread.
   bool on() const { return session_.load(std::memory_order_acquire) != 0; }
-  // Whether decisions are to say who submitted what when: it is on and does not pause.
+  // Whether decisions must say which rank submitted what when: the timeline is on and
+  // not paused.
   bool WantsTimes() { return on() && HasRoom(0); }
-  // A batch was decided, whose number is one more than that of the one before; it runs
-  // on this rank, or on others only.
+  // A batch was decided; its number is one more than the last batch's. It runs on this
+  // rank, or only on others.
   void AddDecision(uint64_t batch, const Decision& decision, bool runs_here);
   void AddCycle();
-  // What has waited for ranks since long, at `now` in seconds.
+  // Records what has long been waiting for ranks, at `now` in seconds.
   void AddStalls(const std::vector<Stall>& stalls, double now);
-  // A batch begins here. Returns null where it is not recorded, and is not to be ended.
+  // A batch begins here. Returns null if it is not recorded; it must then not be ended.
   PhaseRecorder* BeginBatch(uint64_t batch);
   void EndBatch(bool ok);
   void Enter(CollectivePhase phase, int64_t begin, int64_t end) override;
-  // The recorded batch that runs goes on on a GPU until EndOnGpu; Stop waits for that
-  // for a moment. Returns what AddOnGpu is to be given its phases in.
+  // The running, recorded batch continues on a GPU until EndOnGpu. Stop waits a moment
+  // for that. Returns the record to fill with each phase for AddOnGpu.
   TimelineRecord BeginOnGpu();
   void EndOnGpu();
   void AddOnGpu(const TimelineRecord& phase);
-  // There are phases of the batch that cannot be timed.
+  // Some phases of the batch cannot be timed.
   void SkipOnGpu(const TimelineRecord& phase);
 
  private:
@@ -83,10 +84,10 @@ class Timeline : public PhaseRecorder {
   std::atomic<int64_t> skipped_phases_{0};
   std::atomic<int64_t> started_{0};
 
-  // Guarded by whoever drives.
+  // Used only by the driving thread.
   bool paused_ = false;
-  uint32_t driven_session_ = 0;    // that the following belong to
-  int64_t recorded_from_ = 0;      // what was submitted before is not recorded
+  uint32_t driven_session_ = 0;    // session of the members below
+  int64_t recorded_from_ = 0;      // earlier submissions are not recorded
   std::deque<uint64_t> to_begin_;  // batches that are recorded and run here
   uint64_t running_ = 0;
   int64_t running_since_ = 0;
@@ -95,17 +96,17 @@ class Timeline : public PhaseRecorder {
   int64_t phase_begin_ = 0, phase_end_ = 0;  // bytes
   std::unordered_map<TensorKey, double, TensorKeyHash> reported_stalls_;
 
-  // Guarded by control_: one starts or stops it at a time.
+  // Guarded by control_: one thread at a time starts or stops the timeline.
   std::mutex control_;
   std::string path_;
   uint32_t sessions_ = 0;
   std::thread thread_;
 
-  // The writing thread's; of others only while there is none.
+  // For the writing thread; for others only while there is none.
   std::unique_ptr<TimelineFile> file_;
   std::unique_ptr<TimelineWriter> writer_;
   uint32_t written_session_ = 0;
-  int64_t noted_requests_ = 0, noted_phases_ = 0;  // skipped, as far as the file says
+  int64_t noted_requests_ = 0, noted_phases_ = 0;  // skipped, according to the file
   bool said_failure_ = false;
 
   std::mutex on_gpu_mutex_;

@@ -12,7 +12,7 @@ TimelineFile::~TimelineFile() { Close(); }
 
 Status TimelineFile::Open(const std::string& path) {
   path_ = path;
-  // Without waiting for somebody to read, should it be a pipe.
+  // Non-blocking, so a pipe needs no reader yet.
   const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK;
   descriptor_ = open(path.c_str(), flags, 0666);
   if (descriptor_ == -1) {
@@ -26,7 +26,7 @@ Status TimelineFile::Open(const std::string& path) {
 
 void TimelineFile::Add(std::string_view event) {
   if (!failure_.ok()) return;
-  const size_t bytes = event.size() + 2;  // with what parts it from the last one
+  const size_t bytes = event.size() + 2;  // with the separator
   if (used_ + bytes > kPageBytes) {
     memset(page_ + used_, ' ', kPageBytes - used_);
     used_ = kPageBytes;
@@ -51,7 +51,7 @@ void TimelineFile::Flush() {
     } else if (errno != EINTR) {
       failure_ = Status::Internal("the timeline '" + path_ +
                                   "' ends early: " + strerror(errno));
-      // Half an event may have found room.
+      // Part of an event may have been written.
       [[maybe_unused]] const int cut = ftruncate(descriptor_, whole_);
     }
   }

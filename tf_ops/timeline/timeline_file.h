@@ -1,9 +1,9 @@
-// A file of trace events that is whole at every moment: JSON in the array format of
-// Chrome's tracing, which need not end with a bracket.
+// A file of trace events that is valid at every moment: JSON in the array format of
+// Chrome's tracing, which needs no closing bracket.
 //
 // A process can be killed in the middle of a write, which the kernel then cuts at the
-// end of a page. So no write here goes over the end of a page of the file: what no
-// longer fits begins on the next one, behind spaces.
+// end of a page. Hence no write here crosses the end of a page of the file: what no
+// longer fits begins on the next page, after spaces.
 #ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
 #define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_FILE_H_
 
@@ -26,16 +26,16 @@ class TimelineFile {
   TimelineFile(const TimelineFile&) = delete;
   TimelineFile& operator=(const TimelineFile&) = delete;
 
-  // Begins an empty file in place of what was there.
+  // Begins an empty file, replacing any old one.
   Status Open(const std::string& path);
-  // Adds an event: a JSON object in one line, of at most kLongestEvent bytes.
+  // Adds an event: a JSON object on one line, of at most kLongestEvent bytes.
   void Add(std::string_view event);
-  // Hands what was added to the system, where it outlives this process.
+  // Passes what was added to the system, where it outlives this process.
   void Flush();
   // Ends the array and closes the file.
   void Close();
 
-  // Why the file ends early, or OK. Nothing is written any more then.
+  // Why the file ends early, or OK. After a failure nothing more is written.
   const Status& failure() const { return failure_; }
 
  private:
@@ -44,9 +44,9 @@ class TimelineFile {
   std::string path_;
   int descriptor_ = -1;
   bool is_empty_ = true;
-  int64_t whole_ = 0;   // bytes of the file that are whole events
+  int64_t whole_ = 0;   // bytes of whole events in the file
   size_t used_ = 0;     // bytes of page_
-  size_t written_ = 0;  // of these, in the file
+  size_t written_ = 0;  // bytes of those in the file
   alignas(kPageBytes) char page_[kPageBytes];
   Status failure_;
 };

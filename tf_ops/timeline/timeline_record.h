@@ -1,5 +1,5 @@
-// What the driving thread notes for the timeline, and the ring through which it hands
-// that to the thread that writes it down.
+// The driving thread's records for the timeline, and the ring that passes them to the
+// thread that writes them.
 #ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_RECORD_H_
 #define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_RECORD_H_
 
@@ -21,30 +21,30 @@ inline int64_t TimelineNow() {
       .count();
 }
 
-// What a batch of tensors on a GPU goes through there. What NCCL has not goes through
-// the host's memory.
+// The phases of a batch of GPU tensors on the GPU. What NCCL lacks goes through host
+// memory.
 enum class GpuPhase : int32_t {
-  kWaitForInputs = 0,   // for what their callers have put on their streams
-  kNccl = 1,            // a group of NCCL's
+  kWaitForInputs = 0,   // for work that callers have put on their streams
+  kNccl = 1,            // an NCCL group
   kCopyToHost = 2,      // and then:
-  kHostCollective = 3,  // of host memory, by the host
+  kHostCollective = 3,  // by the host, in host memory
   kCopyToGpu = 4,
 };
 inline constexpr int kGpuPhases = 5;
 
-// Times are TimelineNow's.
+// Times are from TimelineNow.
 struct TimelineRecord {
   enum class Type : int32_t {
-    kDecision,  // a batch was decided; `number` 1: this rank runs it, 0: others do
-    kArrivals,  // `number` ranks submitted a request of it, and when
-    kRequest,   // that request, behind all of its arrivals
-    kBegin,     // this rank began with the batch
+    kDecision,  // a batch was decided; `number` 1: this rank runs it, 0: only others do
+    kArrivals,  // when `number` ranks submitted a request of the batch
+    kRequest,   // that request, after all of its arrivals
+    kBegin,     // this rank began the batch
     kPhase,     // a CollectivePhase (`number`): from, to, first byte, end of bytes
-    kEnd,       // the batch ended; `number` 1: well, 0: not
+    kEnd,       // the batch ended; `number` 1: successfully, 0: not
     kMissing,   // a request waits for a rank (`number`): since, now
     kCycle,     // decisions were made
     kGpuPhase,  // a GpuPhase (`number`) of a batch of `ranks[0]` requests: from, to,
-                // when it was enqueued, how exact that is; with its first request
+                // when it was enqueued, its precision; with its first request
   };
   static constexpr int kTimes = 4;
 
@@ -57,7 +57,7 @@ struct TimelineRecord {
   std::shared_ptr<const Description> description;
 };
 
-// One thread puts records in, another takes them out, and neither ever waits.
+// One thread adds records, another removes them, and neither ever waits.
 class TimelineRing {
  public:
   explicit TimelineRing(size_t capacity) : records_(capacity) {}
@@ -65,11 +65,12 @@ class TimelineRing {
   size_t capacity() const { return records_.size(); }
   size_t room() const { return capacity() - (next_ - read_.load()); }
 
-  // For who puts in, where there is room. What was added is seen from Publish on.
+  // For the adding thread, if there is room. Publish makes added records visible.
   TimelineRecord& Add() { return records_[next_++ % records_.size()]; }
   void Publish() { written_.store(next_, std::memory_order_release); }
 
-  // For who takes out: the next record, until Remove; null if there is none.
+  // For the removing thread: the next record, valid until Remove; null if there is
+  // none.
   TimelineRecord* Front() {
     const uint64_t read = read_.load(std::memory_order_relaxed);
     if (written_.load(std::memory_order_acquire) == read) return nullptr;

@@ -13,20 +13,20 @@
 namespace keras_hvd {
 namespace {
 
-// What moves the bytes, before the collective's own name; and on the host, what does
-// for tensors on a GPU.
+// The prefixes of a collective's name: what moves the bytes, and what the host does for
+// GPU tensors.
 constexpr char kBackend[] = "SHARED_MEMORY_";
 constexpr char kEnqueuing[] = "ENQUEUE_";
 constexpr const char* kPhaseNames[kCollectivePhases] = {"", "COPY_IN", "WAIT_FOR_RANKS",
                                                         "REDUCE", "COPY_OUT"};
-// Those that end with a line stand before the collective's own name.
+// Names that end with an underscore precede the collective's own name.
 constexpr const char* kGpuPhaseNames[kGpuPhases] = {
     "WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", kBackend, "COPY_TO_GPU"};
-// Of a tensor's name, the rest of which is left out.
+// Limit for a tensor's name; the rest is left out.
 constexpr size_t kLongestName = 1024;
-// Ranks whose arrivals find room in a line; of more, those that came last are given.
+// Ranks whose arrivals fit in a line. Of more ranks, the last to arrive are shown.
 constexpr size_t kMostArrivals = 64;
-// Names that a program makes up as it goes must not fill the memory.
+// Names that a program invents as it runs must not fill the memory.
 constexpr size_t kMostNames = 16384;
 
 std::string UpperCase(const char* text) {
@@ -35,8 +35,7 @@ std::string UpperCase(const char* text) {
   return upper;
 }
 
-// The bytes of the character of UTF-8 that `text` begins with; 0 if it begins with
-// none.
+// The bytes of the UTF-8 character at the start of `text`; 0 if there is none.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) return 1;
@@ -48,7 +47,7 @@ size_t CharacterBytes(std::string_view text) {
   return bytes;
 }
 
-// As it stands in a JSON string.
+// Returns `text` as it appears in a JSON string.
 std::string Escape(std::string_view text) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string escaped;
@@ -74,7 +73,7 @@ void AppendInteger(int64_t value, std::string* to) {
   to->append(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
 }
 
-// Nanoseconds as microseconds.
+// Writes nanoseconds as microseconds.
 void AppendMicroseconds(int64_t nanoseconds, std::string* to) {
   AppendInteger(nanoseconds / 1000, to);
   const int64_t rest = nanoseconds % 1000;
@@ -82,7 +81,7 @@ void AppendMicroseconds(int64_t nanoseconds, std::string* to) {
           static_cast<char>('0' + rest / 10 % 10), static_cast<char>('0' + rest % 10)};
 }
 
-// What a request takes of the line that its batch is.
+// The bytes of a request in its batch, where requests lie one after the other.
 int64_t BytesInBatch(const Description& description) {
   int64_t bytes = 0;
   for (const TensorDescription& tensor : description.tensors) {
@@ -99,7 +98,7 @@ TimelineWriter::TimelineWriter(TimelineFile* file, int size, int64_t start)
   line_ += ",\"args\":{\"name\":\"keras_hvd, rank 0 of ";
   AppendInteger(size, &line_);
   EndLine("\"}}");
-  // The wall clock's time at `ts` 0, in seconds, for those who compare logs.
+  // The wall-clock time at `ts` 0, in seconds, for comparing logs.
   BeginLine("start", "M");
   line_ += ",\"args\":{\"time\":";
   AppendInteger(time(nullptr), &line_);
@@ -151,7 +150,7 @@ void TimelineWriter::AddArrivals(const TimelineRecord& record) {
   }
 }
 
-// From the first rank's submission to the decision, with when each rank submitted it.
+// From the first rank's submission to the decision, with each rank's submission time.
 void TimelineWriter::WriteNegotiation(const TimelineRecord& record) {
   std::vector<std::pair<int64_t, int>> arrivals = std::move(arrivals_);
   arrivals_.clear();
@@ -186,7 +185,7 @@ void TimelineWriter::WriteNegotiation(const TimelineRecord& record) {
 }
 
 void TimelineWriter::WriteQueue(const TimelineRecord& record) {
-  // Batches run in the order of their numbers: one before has lost its end.
+  // Batches run in the order of their numbers, so the end of an earlier one was lost.
   while (!batches_.empty() && batches_.begin()->first < record.batch) {
     Release(batches_.begin()->second, record.times[0]);
     batches_.erase(batches_.begin());
@@ -201,7 +200,7 @@ void TimelineWriter::WriteQueue(const TimelineRecord& record) {
   }
 }
 
-// In the rows of the requests whose bytes it was about.
+// In the rows of the requests that the bytes belong to.
 void TimelineWriter::WritePhase(const TimelineRecord& record) {
   const auto batch = batches_.find(record.batch);
   if (batch == batches_.end()) return;
@@ -232,7 +231,7 @@ void TimelineWriter::WriteCollective(const TimelineRecord& record) {
   batches_.erase(batch);
 }
 
-// Where a negotiation takes so long that the job may end before it does.
+// For a negotiation so long that the job may end first.
 void TimelineWriter::WriteMissing(const TimelineRecord& record) {
   const int row = FindRow(*record.description, record.times[0]);
   BeginLine("WAITING_FOR_RANK", "i");
@@ -245,8 +244,8 @@ void TimelineWriter::WriteMissing(const TimelineRecord& record) {
   EndLine("}}");
 }
 
-// In the order of the stream. Two references for the GPU's clock do not agree to the
-// last microsecond.
+// In stream order. Two references for the GPU's clock do not agree to the last
+// microsecond.
 void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
   if (gpu_row_ < 0) NewGpuRow();
   int64_t& reached = rows_[gpu_row_].taken_until;
@@ -285,7 +284,7 @@ void TimelineWriter::Release(const Batch& batch, int64_t time) {
   for (const Request& request : batch.requests) rows_[request.row] = {false, time};
 }
 
-// A row of this name that is free from `from` on.
+// Finds a row of this name that is free from `from` on.
 int TimelineWriter::FindRow(const Description& description, int64_t from) {
   if (rows_of_.size() >= kMostNames) rows_of_.clear();
   std::vector<int>& rows = rows_of_[{description.process_set, description.name}];

@@ -1,10 +1,10 @@
 // Makes trace events of the timeline's records: a row for each tensor, with the phases
-// that its collectives went through.
+// of its collectives.
 //
 // An event says when it began and how long it took, and is written when it has ended.
-// Events of one row lie inside of or behind each other, as viewers demand: a request
-// that is submitted while one of the same name is under way gets a row of its own. What
-// runs on the GPU has one row, as it has one stream there.
+// As viewers require, events of one row are nested or follow each other: a request
+// submitted while another of the same name is under way gets its own row. Work on the
+// GPU has one row, because it has one stream there.
 #ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
 #define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
 
@@ -24,15 +24,15 @@ namespace keras_hvd {
 
 class TimelineWriter {
  public:
-  // Times are written as microseconds from `start` (nanoseconds) on.
+  // Times are written in microseconds from `start` (nanoseconds).
   TimelineWriter(TimelineFile* file, int size, int64_t start);
 
   void Add(const TimelineRecord& record);
-  // So many requests, and phases of others, found no room since the last time.
+  // How many requests, and phases of other requests, found no room since the last call.
   void AddSkipped(int64_t time, int64_t requests, int64_t phases);
 
  private:
-  // Rows are of one of these, which viewers show as processes.
+  // Each row belongs to one of these, which viewers show as processes.
   static constexpr int kHost = 0;
   static constexpr int kGpu = 1;
 
@@ -40,11 +40,11 @@ class TimelineWriter {
     bool is_taken = false;
     int64_t taken_until = 0;
   };
-  // A request, from its decision to its end.
+  // A request from its decision to its end.
   struct Request {
     int row = 0;
     Kind kind = Kind::kAllreduce;
-    int64_t begin = 0, end = 0;  // of what travels: see PhaseRecorder
+    int64_t begin = 0, end = 0;  // range of the data that travels: see PhaseRecorder
   };
   struct Batch {
     int64_t decided = 0;
@@ -78,7 +78,7 @@ class TimelineWriter {
   TimelineFile& file_;
   const int64_t start_;
   std::map<uint64_t, Batch> batches_;              // decided and not ended
-  std::vector<std::pair<int64_t, int>> arrivals_;  // times and ranks, of a request
+  std::vector<std::pair<int64_t, int>> arrivals_;  // times and ranks for a request
   std::vector<Row> rows_;
   std::unordered_map<TensorKey, std::vector<int>, TensorKeyHash> rows_of_;
   int gpu_row_ = -1;  // -1: nothing has run on a GPU
