@@ -153,8 +153,7 @@ void Autotune::NextChallenger() {
   const bool enough = options_.most_samples > 0 &&
                       samples_.size() >= static_cast<size_t>(options_.most_samples);
   if (challengers_.empty() || enough) return StartFinal();
-  // Apart from this setting, the challengers are like the best so far: nothing else has
-  // changed since they were planned.
+  // Only this setting has changed since the challengers were planned.
   const Tuning challenger = challengers_.back();
   challengers_.pop_back();
   StartDuel(best_, challenger);

@@ -184,7 +184,7 @@ void Coordinator::Settle(const TensorKey& key, Entry* entry,
   }
 }
 
-// Takes the first waiting request of each member. Returns their inputs if all gave any.
+// Takes each member's first waiting request. Returns their inputs if all gave one.
 std::vector<std::string> Coordinator::TakeHeads(Entry* entry) {
   std::vector<std::string> inputs;
   inputs.reserve(entry->waiting.size());

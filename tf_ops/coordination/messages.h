@@ -1,11 +1,11 @@
 // What ranks tell each other about their requests, and its encoding. No other file
 // encodes or decodes messages.
 //
-// A rank's submissions go to the coordinator, whose decisions go to all ranks. Each
-// direction is a stream of messages, compressed by a dictionary: what is sent as text
-// the first time is a number from then on. The encoder keeps the dictionary and the
-// decoder follows it. A dictionary depends only on the order of its own stream, so it
-// can change without any agreement.
+// Submissions go from each rank to the coordinator, decisions from there to all ranks.
+// Each direction is a stream of messages, compressed by a dictionary: what is sent as
+// text the first time is a number from then on. The encoder keeps the dictionary and
+// the decoder follows it. A dictionary depends only on the order of its own stream, so
+// it can change without any agreement.
 //
 // Decoders trust nothing: a malformed message is an error that says what is wrong.
 // Their callers know who sent it.

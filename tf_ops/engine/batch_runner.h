@@ -33,8 +33,7 @@ class BatchRunner {
            const BatchSettings& settings,
            const std::optional<std::string_view>& results);
 
-  // Adds a process set on all ranks. `number` and `settings` are as for a batch of all
-  // ranks.
+  // Adds a process set on all ranks. `number`, `settings`: as in a batch of all ranks.
   bool AddProcessSet(int32_t id, const std::vector<int>& members,
                      const std::vector<int>& all, uint64_t number,
                      const BatchSettings& settings);

@@ -1,9 +1,9 @@
 // The C API of keras_hvd: one engine per process, without TensorFlow.
 //
 // TensorFlow's ops, the Python objects, the benchmarks and other frameworks all drive
-// the engine through these functions. Every structure starts with its own size, so
-// fields can be appended without breaking older callers: set `struct_size =
-// sizeof(...)` and leave unused fields zero.
+// the engine through these functions. Structures start with their own size, so fields
+// can be appended without breaking older callers. Set `struct_size = sizeof(...)` and
+// leave unused fields zero.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_C_API_H_
 #define KERAS_HVD_TF_OPS_ENGINE_C_API_H_
 
@@ -202,11 +202,10 @@ KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
 
-// Adds a process set of `ranks[0..count)`, ascending, and returns the number by which
-// requests name it; or removes a set. Every rank must call these, also ranks outside
-// the set, with the same ranks and in the same order. They return when all ranks have
-// called. It is an error to add a set twice, or to remove one with requests that wait
-// for a rank.
+// Adds a process set of `ranks[0..count)`, ascending, and returns its number for use in
+// requests; or removes a set. Every rank must call these, even outside the set, with
+// the same ranks and in the same order. They return when all ranks have called. It is
+// an error to add a set twice, or to remove one with requests that wait for a rank.
 KHVD_EXPORT int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);
 KHVD_EXPORT int khvd_remove_process_set(int32_t id);
 // The size of a set, and this rank's index in it, from 0. -1 if there is no such set or

@@ -139,8 +139,7 @@ void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t 
   if (!autotune_->Add(tensors, bytes, Seconds(Clock::now()))) return;
   if (autotune_->tuning() != before) {
     WriteTuning();
-    // Send at once: the driving thread may stop here and does not look at what is
-    // queued.
+    // Now: the driving thread may stop here and does not look at what is queued.
     Send();
   }
   WriteAutotuneLog();

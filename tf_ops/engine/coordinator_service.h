@@ -30,8 +30,7 @@ class CoordinatorService {
   // Makes the job search for better settings. Call before anything is decided.
   void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);
   bool tunes() const { return autotune_ != nullptr && !autotune_->done(); }
-  // For use while it tunes: the coordinator has carried out the last kTune, or has run
-  // a batch.
+  // While it tunes: the coordinator has carried out the last kTune, or has run a batch.
   void NoteTuned() { autotune_->Begin(); }
   void NoteRun(const std::vector<TensorKey>& tensors, int64_t bytes);
 
@@ -67,8 +66,7 @@ class CoordinatorService {
   Coordinator coordinator_;
   DescriptionPool descriptions_;
   std::vector<Submitter> submitters_;  // by rank
-  uint64_t batches_ =
-      0;  // batches and new process sets decided; ranks number them alike
+  uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;
   StoreChoice store_choice_;

@@ -90,7 +90,7 @@ void EngineLoop::Ring() {
   job_->RingCoordinator(job_->is_coordinator() ? Doorbell::kEverything
                                                : Doorbell::kSubmission);
   // Wakes this rank's engine if it will have work at once, or if nobody decides any
-  // more or watches for that.
+  // more or watches whether anyone does.
   if (!job_->is_coordinator() && (spin_policy_.prompt() || resting_.load() ||
                                   job_->HasShutDown(JobState::kCoordinator))) {
     bell_.Ring();
@@ -105,8 +105,7 @@ void EngineLoop::DriveIfFree(const std::atomic<bool>& ended) {
 void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
   std::unique_lock<std::mutex> driving(driving_, std::defer_lock);
   callers_ += 1;
-  // Spin only until the end: the driving thread may wait for what this thread does
-  // next.
+  // Only until the end: the driving thread may wait for what this thread does next.
   SpinUntil([&] { return ended.load() || driving.try_lock(); }, kSpin);
   callers_ -= 1;
   DriveOrRing(&driving, ended, false);
@@ -127,8 +126,8 @@ void EngineLoop::Drive(const std::atomic<bool>& ended, bool has_other_work) {
   bell_.Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = work_.Poll();
-    // All that was decided by now was pending. If nothing else is, it belongs to the
-    // caller.
+    // All that was decided by now was pending. A single pending request is the
+    // caller's.
     if (has_other_work && requests_.several_pending()) break;
     if (!work_.RunNext() && !progressed && !SpinForNews()) break;
   }
@@ -144,8 +143,7 @@ void EngineLoop::LeaveDriving() {
     work_.Poll();
     bell_.Announce(work_.Listening());
   }
-  // The ring needs the announcement: the engine's thread may have slept since before
-  // it.
+  // Ring after announcing: the engine's thread may have slept since before that.
   if (requests_.any_pending() || work_.HasNews(work_.Listening()) ||
       work_.HasDecision() || stopping_.load()) {
     bell_.Ring();

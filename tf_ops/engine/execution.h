@@ -30,7 +30,7 @@
 
 namespace keras_hvd {
 
-// Gets told what tuning depends on: changes of settings, and batches of allreduces that
+// Learns what tuning depends on: changes of settings, and batches of allreduces that
 // have run. The settings affect nothing else, except spinning.
 struct TuningObserver {
   std::function<void()> tuned;

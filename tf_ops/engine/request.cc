@@ -141,8 +141,8 @@ Status CheckTensor(const khvd_request& request, const khvd_tensor& tensor,
         request,
         std::string(traits.name) + " is along the first dimension; a scalar has none");
   }
-  // Only a broadcast's root needs an input. Some kinds allocate their output later, and
-  // a reducescatter may give this rank no rows.
+  // In a broadcast only the root must have an input. Some kinds allocate their output
+  // later, and a reducescatter may give this rank no rows.
   const bool gets_none = traits.gives_parts && !traits.has_own_rows &&
                          ScatteredRows(membership, tensor.shape[0]) == 0;
   if (!empty && ((tensor.input == nullptr && request.kind != KHVD_BROADCAST) ||

@@ -43,8 +43,7 @@ class Requests {
 
   // The rest is for the driving thread.
 
-  // Tells the coordinator of submissions that found no room earlier. Returns true if
-  // any of them has gone out.
+  // Submits what found no room earlier. Returns true if any of it has gone out.
   bool Flush() { return CanFlush() && FlushSubmissions(); }
   bool CanFlush() const { return submissions_->CanFlush(); }
 
@@ -52,8 +51,7 @@ class Requests {
   std::unique_ptr<Operation> Take(const TensorKey& key);
   // When the oldest pending request was submitted; the end of time if none is pending.
   Clock::time_point OldestPending();
-  // Notes a request that this rank takes part in without a submission, because it has
-  // joined.
+  // Notes a request that this rank only takes part in because it has joined.
   void NoteJoined(Operation* operation);
   void NoteRunning(const Batch& batch);
   // Reports the end of a request that was taken.

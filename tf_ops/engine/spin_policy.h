@@ -23,8 +23,7 @@ class SpinPolicy {
   // Any thread.
   bool prompt() const { return prompt_.load(std::memory_order_relaxed); }
 
-  // The rest is for the driving thread: it waits for a decision, gets one, or has spun
-  // in vain.
+  // For the driving thread only: it waits for a decision, gets one, or spun in vain.
   void NoteWait() {
     if (waiting_since_ == Clock::time_point::max()) waiting_since_ = Clock::now();
   }
@@ -38,8 +37,7 @@ class SpinPolicy {
   void NoteLate() { prompt_.store(false); }
 
  private:
-  // How soon a decision must come, including a rank's wake, to make the next spin
-  // worthwhile.
+  // A decision this soon, a rank's wake included, makes the next spin worthwhile.
   static constexpr std::chrono::microseconds kWake{150};
 
   Clock::time_point waiting_since_ = Clock::time_point::max();

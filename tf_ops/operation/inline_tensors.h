@@ -15,7 +15,7 @@
 
 namespace keras_hvd {
 
-// Up to this size, copying into and out of messages costs less than another meeting.
+// Up to this size, copying into and out of messages costs less than meeting again.
 inline constexpr int64_t kMostInlineBytes = 1 << 10;
 
 // Whether the tensors of a request travel inline if `members` ranks take part.

@@ -13,8 +13,7 @@ enum class Kind : int32_t {
 #define KHVD_KIND(UPPER, Camel, lower, ...) k##Camel = KHVD_##UPPER,
   KHVD_KINDS(KHVD_KIND)
 #undef KHVD_KIND
-  // What all ranks agree on without moving data. The C API has no requests of these
-  // kinds.
+  // Agreements of all ranks, which move no data. The C API has no such requests.
   kAddProcessSet = 100,
   kRemoveProcessSet = 101,
   kJoin = 102,

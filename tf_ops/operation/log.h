@@ -20,8 +20,7 @@ enum class LogLevel {
 // `timestamps`. The defaults are warnings and no time.
 void SetLog(LogLevel least, bool timestamps);
 
-// Whether a line of this level would be written. Check it before composing a costly
-// line.
+// Whether a line of this level would be written; check before composing costly ones.
 bool LogEnabled(LogLevel level);
 
 // `rank` is negative in a process that is no rank.

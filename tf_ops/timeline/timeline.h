@@ -44,8 +44,7 @@ class Timeline : public PhaseRecorder {
 
   // The rest is for the coordinator's driving thread.
   bool on() const { return session_.load(std::memory_order_acquire) != 0; }
-  // Whether decisions must say which rank submitted what when: the timeline is on and
-  // not paused.
+  // Whether decisions must tell submission times: the timeline is on and not paused.
   bool WantsTimes() { return on() && HasRoom(0); }
   // A batch was decided; its number is one more than the last batch's. It runs on this
   // rank, or only on others.

@@ -69,8 +69,7 @@ class TimelineRing {
   TimelineRecord& Add() { return records_[next_++ % records_.size()]; }
   void Publish() { written_.store(next_, std::memory_order_release); }
 
-  // For the removing thread: the next record, valid until Remove; null if there is
-  // none.
+  // For the removing thread: the next record until Remove; null if there is none.
   TimelineRecord* Front() {
     const uint64_t read = read_.load(std::memory_order_relaxed);
     if (written_.load(std::memory_order_acquire) == read) return nullptr;
