@@ -6,8 +6,7 @@
 //   (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b,
 //
 // which is their sum if they are orthogonal and their average if they are equal. More
-// vectors are combined in a tree: members 0 and 1, 2 and 3; then these two results; and
-// so on.
+// vectors are combined in a tree: members 0 and 1, 2 and 3; then these two; and so on.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
 

@@ -35,8 +35,7 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  // An empty round first: a member that has published it no longer reads the
-  // collective's rounds.
+  // An empty round first: members that publish it no longer read the collective.
   if (!communicator->NextRound()) return false;
   communicator->Publish();
   if (!communicator->AwaitAllPublished()) return false;

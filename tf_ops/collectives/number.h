@@ -201,8 +201,7 @@ template <typename A>
 struct Multiply {
   KHVD_INLINE A operator()(A a, A b) const {
     if constexpr (std::is_integral_v<A>) {
-      // Multiply in 64 bits: 8-bit types would be promoted to a signed int that may
-      // overflow.
+      // In 64 bits: 8-bit types would be promoted to a signed int that may overflow.
       return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
     } else {
       return a * b;

@@ -48,8 +48,7 @@ void SpinPause() { asm volatile("isb" ::: "memory"); }
 
 namespace {
 
-// Round to nearest, no traps, keep subnormal numbers and NaN payloads, IEEE half
-// precision.
+// Round to nearest, no traps, keep subnormals and NaN payloads, IEEE half precision.
 constexpr uint64_t kStandardControl = 0;
 
 uint64_t Control() {

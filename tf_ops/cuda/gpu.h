@@ -1,9 +1,8 @@
-// This rank's GPU: the stream for its collectives, and the events and memory that they
-// need.
+// This rank's GPU: the stream of its collectives, and their events and memory.
 //
 // A caller's work and the collectives run on separate streams, synchronized only by
-// events: `Record` marks a point on one stream, and `MakeWait` makes another stream
-// wait for it. Neither blocks the calling thread.
+// events: `Record` marks a point on one stream, and `MakeWait` makes another wait for
+// it. Neither blocks the calling thread.
 #ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
 #define KERAS_HVD_TF_OPS_CUDA_GPU_H_
 
@@ -57,15 +56,13 @@ class Gpu {
     const Status status_;
   };
 
-  // Records an event after everything now on the stream. The caller owns it until
-  // Release.
+  // Records an event after all that is on the stream. The caller owns it until Release.
   Status Record(Stream stream, Event* event, Timing timing = Timing::kOff);
   // Everything put on the stream from now on runs after the event.
   Status MakeWait(Stream stream, Event event);
   // Whether the event has occurred.
   Status Query(Event event, bool* passed);
-  // An event may be released as soon as MakeWait has returned for the streams that wait
-  // for it.
+  // An event may be released as soon as MakeWait has returned for each stream.
   void Release(Event event, Timing timing = Timing::kOff);
   // The time from one event to a later one. Both must be timed and have occurred.
   Status Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed);

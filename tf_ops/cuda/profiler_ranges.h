@@ -11,8 +11,7 @@
 
 namespace keras_hvd::cuda {
 
-// The part of NVTX's interface that keras_hvd uses, declared here, for versions 2 and
-// 3.
+// The part of NVTX's interface that keras_hvd uses, declared here (versions 2, 3).
 namespace nvtx {
 
 using Domain = struct DomainState*;

@@ -36,8 +36,7 @@ class GpuAccess {
 
   // The GPU of a caller's stream, which must be the same for all of a rank's tensors.
   Status OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu);
-  // The GPU already opened; or, for a rank without a tensor of its own, the rank's own
-  // GPU.
+  // The GPU already opened; for a rank without a tensor of its own, the rank's GPU.
   Status Open(std::shared_ptr<cuda::Gpu>* gpu);
   Status OpenNccl(std::shared_ptr<const nccl::Library>* library);
 

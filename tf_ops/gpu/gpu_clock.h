@@ -19,8 +19,7 @@
 
 namespace keras_hvd {
 
-// An event with a known time: `time` on the timeline's clock, plus or minus at most
-// `within`.
+// An event with a known time: `time` on the timeline's clock, give or take `within`.
 struct GpuReference {
   std::shared_ptr<const SharedEvent> event;
   int64_t time = 0;

@@ -163,8 +163,7 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
     if (recorded) static_cast<void>(end->MakeWait(point->stream));
   }
   // Freeing memory waits for the GPU. So the memory goes back to code that knows
-  // whether the GPU still uses it. If nobody will know, it stays until the process
-  // ends.
+  // whether the GPU still uses it. If none will know, it stays until the process ends.
   std::vector<cuda::Memory> memory = batch->GiveMemory();
   if (recorded) {
     under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
@@ -305,8 +304,7 @@ void GpuRunner::Abort() {
     sched_yield();
   }
   if (uses_memory) {
-    // Freeing memory waits for the GPU, which may hang; leave it to the end of the
-    // process.
+    // Freeing memory waits for the GPU, which may hang; the process's end frees it.
     for (UnderWay& each : under_way_) {
       for (cuda::Memory& memory : each.memory) memory.Abandon();
     }

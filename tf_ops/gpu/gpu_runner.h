@@ -41,9 +41,8 @@ class GpuRunner {
   GpuRunner(const GpuRunner&) = delete;
   GpuRunner& operator=(const GpuRunner&) = delete;
 
-  // Enqueues a batch with tensors that are on GPUs on all `members`. Returns false if
-  // the job has failed or this rank stops waiting. `recorded`: the timeline has begun
-  // the batch.
+  // Enqueues a batch of tensors that are on GPUs on all `members`. Returns false if the
+  // job failed or this rank stops waiting. `recorded`: the timeline has begun it.
   bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
            bool recorded);
 
@@ -56,8 +55,7 @@ class GpuRunner {
   bool anything_under_way() const { return !under_way_.empty(); }
   // Checks that work, if it is time to.
   void Check();
-  // Waits for that work and leaves the other members: the end of this rank's part in
-  // the job.
+  // Waits for that work and leaves the other members: ends this rank's part in the job.
   void Leave();
   // Ends that work because the job has failed.
   void Abort();

@@ -43,8 +43,7 @@ void GpuTimes::End() {
   }
 }
 
-// An error that prevents recording an event also stops the collective, which reports
-// it.
+// An error in recording an event also stops the collective, which reports it.
 std::shared_ptr<const SharedEvent> GpuTimes::Record() {
   std::shared_ptr<const SharedEvent> event;
   failed_ = !RecordOn(gpu_, gpu_->stream(), &event, cuda::Timing::kOn).ok();

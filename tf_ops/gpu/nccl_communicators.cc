@@ -218,8 +218,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
   attempt_ = attempt.get();
-  // Aborted only after all have reported their errors: others would report the abort as
-  // an error.
+  // Aborted only after all have reported errors: others would take the abort for one.
   Made created;
   status = make(&created);
   if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);

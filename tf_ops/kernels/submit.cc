@@ -67,14 +67,13 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
 // gradients. keras_hvd.collectives.submission sets it.
 constexpr char kLeavesThread[] = "_keras_hvd_leaves_thread";
 
-// Whether the op's thread has nothing better to do than drive the engine. For what a
-// GPU waits for, no thread should be spent here.
+// Whether the op's thread has nothing better to do than drive the engine. Requests on a
+// GPU are not worth a thread's time here.
 bool MayDrive(const tensorflow::OpKernel& op, const khvd_request& request) {
   return request.on_gpu == 0 && !tensorflow::HasNodeAttr(op.def(), kLeavesThread);
 }
 
-// The request that this thread is handing to the engine. The engine may end it
-// meanwhile.
+// The request that this thread is handing to the engine, which may end it meanwhile.
 thread_local const void* submitting = nullptr;
 
 }  // namespace

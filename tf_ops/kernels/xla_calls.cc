@@ -212,8 +212,7 @@ void* Calls::Allocate(void* context, int32_t tensor, const int64_t* first_dims,
   return static_cast<Call*>(context)->results.Allocate(tensor, first_dims, count);
 }
 
-// For an alltoall: takes the splits from their tensor, and sets where the received
-// splits go.
+// For an alltoall: reads the splits from their tensor; received ones go to theirs.
 void AddSplits(ffi::RemainingArgs tensors, ffi::RemainingRets results,
                FixedResults* fixed, khvd_request* request) {
   ffi::Result<ffi::AnyBuffer> received = *results.get<ffi::AnyBuffer>(1);

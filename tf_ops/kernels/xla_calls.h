@@ -46,7 +46,7 @@ struct CompiledRequest {
   double prescale = 1;
   double postscale = 1;
   // If not negative, a tensor of this length without elements comes last. The engine
-  // compares its shape between ranks. XLA would copy a real tensor here and there.
+  // compares its shape between ranks. XLA would copy an operand here and there.
   int64_t mark = -1;
   // The first dimensions of the tensors, if they differ from those of the results.
   Rows rows;

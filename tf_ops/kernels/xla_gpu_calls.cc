@@ -194,8 +194,7 @@ ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
   auto call = std::make_shared<GpuCall>(compiled.name);
   ProgramRequest decoded(compiled, tensors, results, &call->results);
   khvd_request& request = decoded.request();
-  // A barrier has no work on the GPU: it is passed when the ranks' threads have reached
-  // it.
+  // A barrier has no work on the GPU: it ends when the ranks' threads have reached it.
   if (request.count > 0) {
     request.on_gpu = 1;
     request.stream = stream->platform_specific_handle().stream;

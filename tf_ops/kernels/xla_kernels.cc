@@ -292,8 +292,7 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
   Reduction reduction_;
 };
 
-// For a function that was first traced to run by itself: a handle stands for all
-// results.
+// For a function that was first traced to run by itself: the handle has all results.
 class StartXlaKernel : public CollectiveXlaKernel {
  public:
   explicit StartXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {

@@ -44,8 +44,7 @@ using TokenBuffer = xla::ffi::BufferR1<xla::ffi::U64>;
 // Converts a code of the engine to XLA's.
 xla::ffi::ErrorCode ErrorCode(int code);
 
-// Results with sizes that other ranks decide, but with shapes fixed when the program
-// was compiled.
+// Results with sizes that other ranks decide, but shapes that the program has fixed.
 class FixedResults {
  public:
   explicit FixedResults(std::string_view name) : name_(name) {}

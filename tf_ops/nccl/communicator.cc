@@ -94,8 +94,7 @@ Status Communicator::Unusable(const char* name) const {
 Status Communicator::Await(Result result, const char* name) {
   Status status = Check(result, name);
   Result state = Result::kInProgress;
-  // Polls after a success too: some functions report success too early in some
-  // versions.
+  // Polls after a success too: some versions report success too early.
   for (int64_t polls = 0; status.ok() && state == Result::kInProgress; ++polls) {
     status = Poll(name, &state);
     if (!status.ok() || state != Result::kInProgress || keep_waiting_(polls)) continue;

@@ -56,8 +56,7 @@ class Communicator {
   // Whether it can do more than Abort.
   bool usable() const { return comm_ != nullptr && !failed_; }
 
-  // Enqueues together everything that `calls` requests from NCCL. The first error ends
-  // the group.
+  // Enqueues together all that `calls` requests from NCCL. The first error ends it.
   Status Group(const std::function<Status()>& calls);
   // Whether enqueued work has failed since.
   Status AsyncError() const;

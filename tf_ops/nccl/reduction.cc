@@ -88,8 +88,7 @@ Number ScaleIn(DataType dtype, double scale) {
 bool CanScale(const Reduction& reduction, DataType dtype, int count) {
   if (!IsFloating(dtype)) return false;
   const double scale = ScaleOf(reduction, count);
-  // If the product of the two scales is out of range, it says nothing about their
-  // effect.
+  // An out-of-range product of the two scales says nothing about their effect.
   return std::isnormal(scale) && HasScale(dtype, scale);
 }
 

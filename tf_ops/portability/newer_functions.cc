@@ -28,8 +28,7 @@ timespec Now(clockid_t clock) {
 
 extern "C" {
 
-// glibc 2.32. Tells whether shared pointers' counters may do without atomic
-// instructions.
+// glibc 2.32. Whether shared pointers may count without atomic instructions.
 KHVD_HIDDEN char __libc_single_threaded = 0;
 
 // glibc 2.32. Null if unknown: callers then use the number of the signal.

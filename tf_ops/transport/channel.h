@@ -40,8 +40,8 @@ class MessageReceiver {
   virtual bool HasNews() const = 0;
   // Takes in the bytes that have arrived. Returns true if there were any.
   virtual bool Receive() = 0;
-  // Gives the next complete message, valid until the next call of Next or Receive.
-  // Returns false if there is none.
+  // Gives the next complete message, valid until the next Next or Receive. Returns
+  // false if there is none.
   virtual bool Next(std::string_view* message) = 0;
 };
 

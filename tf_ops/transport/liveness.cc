@@ -128,8 +128,7 @@ void Liveness::Watch(const std::vector<int>& connections) {
 }
 
 void Liveness::OpenProcess(int peer) {
-  // Fails in another pid namespace or on an old kernel. The report of a death then says
-  // less.
+  // Fails in another pid namespace or on an old kernel; reports then say less.
   processes_[peer] = syscall(SYS_pidfd_open, segment_->block(peer).pid.load(), 0);
 }
 
@@ -145,8 +144,7 @@ void Liveness::HoldLife() {
   head.futex_offset = reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&entry);
   head.list_op_pending = nullptr;
   syscall(SYS_set_robust_list, &head, sizeof(head));
-  // With FUTEX_WAITERS the kernel issues a wake on death whether or not anybody waits
-  // yet.
+  // With FUTEX_WAITERS the kernel wakes on death whether or not anybody waits yet.
   BeforeStore();
   life.store(static_cast<uint32_t>(syscall(SYS_gettid)) | FUTEX_WAITERS,
              std::memory_order_release);
