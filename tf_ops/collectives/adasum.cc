@@ -1,12 +1,12 @@
 // See adasum.h.
 //
-// The direct scheme over shared memory. Every member has a part of each tensor, and
+// The direct scheme over shared memory. Each member owns a part of each tensor and
 //   1. gets its parts of all members' tensors;
-//   2. for each level of the tree: sums the products over its parts, gets the others'
-//      such sums, and combines its parts with the coefficients that follow, two vectors
+//   2. at each level of the tree: sums the products over its parts, gets the other
+//      members' sums, derives the coefficients, and combines its parts, two vectors
 //      into one;
 //   3. gives its parts of the last vector to all.
-// So all members see the same sums, and each element is computed by one of them.
+// All members therefore see the same sums, and one member computes each element.
 #include "tf_ops/collectives/adasum.h"
 
 #include <memory>
@@ -19,8 +19,8 @@
 namespace keras_hvd {
 namespace {
 
-// Products are summed in so many sums, which the compiler turns into vector code; their
-// number is part of what the result's bits depend on.
+// Products are accumulated in this many sums, which the compiler turns into vector
+// code. The bits of the result depend on their number.
 constexpr int kLanes = 8;
 
 struct Products {
@@ -61,7 +61,7 @@ void Combine(A* a, const A* b, int64_t elements, const Products& products) {
   }
 }
 
-// Calls visit(T(), A()) with the type of the elements and what they are computed in.
+// Calls visit(T(), A()) with the element type and the type used for computing.
 template <typename Visit>
 void WithTypes(DataType dtype, const Visit& visit) {
   switch (dtype) {
@@ -82,7 +82,7 @@ void WithTypes(DataType dtype, const Visit& visit) {
   }
 }
 
-// This member's part of one tensor: of all members' vectors, one behind the other.
+// This member's part of one tensor, for all members' vectors, one after another.
 class Slice {
  public:
   Slice(DataType dtype, int64_t elements, int members)
@@ -155,7 +155,7 @@ Parts PartsOf(const std::vector<AllreduceTensor>& tensors, int members) {
   return Parts(std::move(starts));
 }
 
-// Two vectors into one, `distance` apart, all over the group.
+// Combines pairs of vectors that are `distance` apart, throughout the group.
 bool CombineLevel(int distance, Communicator* communicator,
                   std::vector<Slice>* slices) {
   const int members = communicator->count();

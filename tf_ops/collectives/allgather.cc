@@ -9,7 +9,7 @@
 namespace keras_hvd {
 
 bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
-  // The members' first dimensions travel in rounds of their own: the results cannot be
+  // The members' first dimensions travel in separate rounds, because results cannot be
   // allocated before they are known.
   std::vector<int64_t> own_rows;
   for (const AllgatherTensor& tensor : options.tensors) own_rows.push_back(tensor.rows);

@@ -1,4 +1,4 @@
-// Allgather: every member gets all members' tensors, one behind the other.
+// Allgather: every member gets all members' tensors, one after another.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
 
@@ -12,9 +12,10 @@ namespace keras_hvd {
 // One of the tensors that are gathered together.
 struct AllgatherTensor {
   const void* input = nullptr;
-  int64_t rows = 0;       // this member's first dimension; the members' may differ
+  int64_t rows = 0;       // this member's first dimension; may differ between members
   int64_t row_bytes = 0;  // the same on every member
-  // Gives memory for the result once the members' first dimensions are known, or null.
+  // Returns memory for the result once the members' first dimensions are known, or
+  // null.
   std::function<void*(const std::vector<int64_t>& rows)> allocate;
 };
 
@@ -22,8 +23,8 @@ struct AllgatherOptions {
   std::vector<AllgatherTensor> tensors;  // in the same order on every member
 };
 
-// Returns false if the job failed meanwhile. Without memory for a result the member
-// still takes part, so that the others get theirs.
+// Returns false if the job failed meanwhile. A member without memory for a result still
+// takes part, so the others get theirs.
 bool Allgather(const AllgatherOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd

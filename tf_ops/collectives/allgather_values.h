@@ -1,4 +1,4 @@
-// Small lists of numbers that every member gives to all others.
+// Short lists of numbers that every member gives to all others.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_VALUES_H_
 
@@ -12,9 +12,9 @@
 
 namespace keras_hvd {
 
-// Gives every member all members' numbers, `all[member]` as long and in the order of
-// `own`, which is as long on every member. The first of them go in the current round,
-// which must not have been used. Returns false if the job failed meanwhile.
+// Gives every member all members' numbers. `own` has the same length on every member,
+// and `all[member]` has that length and order. Starts in the current round, which must
+// be unused. Returns false if the job failed meanwhile.
 template <typename T>
 bool AllgatherValues(const std::vector<T>& own, Communicator* communicator,
                      std::vector<std::vector<T>>* all) {

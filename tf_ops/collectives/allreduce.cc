@@ -1,14 +1,15 @@
 // See allreduce.h.
 //
 // The direct scheme over shared memory. The tensors, each padded to whole cache lines,
-// are seen as one line of bytes, which is worked through in windows. A window is cut
-// into one slice for each member. Each member
-//   1. copies into its exchange memory the slices that others reduce, and publishes;
-//   2. reduces its own slice, out of its tensors and the others' exchange memories,
-//      into its exchange memory and its output, and publishes that;
-//   3. copies the other slices' results out of the others' exchange memories.
-// A byte is thus written twice and read twice, whatever the number of members. A small
-// tensor skips the second publication: everybody reduces all of it.
+// form one line of bytes, which is processed in windows. A window has one slice for
+// each member. Each member
+//   1. copies the slices that others reduce into its exchange memory, and publishes;
+//   2. reduces its own slice from its tensors and the others' exchange memories into
+//   its
+//      exchange memory and its output, and publishes that;
+//   3. copies the other slices' results from the others' exchange memories.
+// So each byte is written twice and read twice, whatever the number of members. Small
+// tensors skip the second publication: every member reduces all of them.
 #include "tf_ops/collectives/allreduce.h"
 
 #include <algorithm>
@@ -18,8 +19,8 @@
 namespace keras_hvd {
 namespace {
 
-// The unit in which a reduced slice goes on to its second place while it is in the
-// first-level cache, where it cannot be written to both in one pass.
+// If a slice cannot be written to both places in one pass, each piece of this size is
+// copied to the second place while it is in the first-level cache.
 constexpr int64_t kPieceBytes = 4 << 10;
 
 // The tensors as one line of bytes.
@@ -64,7 +65,7 @@ char* Output(const AllreduceTensor& tensor, int64_t offset) {
   return static_cast<char*>(tensor.output) + offset;
 }
 
-// A stretch of the line, and where it lies in the exchange memories.
+// A stretch of the line and its place in the exchange memories.
 struct Window {
   int64_t begin;
   int64_t end;
@@ -106,8 +107,8 @@ class Reducer {
   }
 
  private:
-  // A window's input goes out before the last one's results are copied, so that the
-  // others find it when they come to it.
+  // Publish a window's input before copying the last window's results, so the others
+  // find it when they need it.
   bool ReduceWindows() {
     PublishInput(WindowAt(0));
     for (int64_t begin = 0; begin < line_.bytes(); begin += window_bytes_) {
@@ -115,7 +116,8 @@ class Reducer {
       if (!ReduceWindow(window)) return false;
       const bool last = window.end == line_.bytes();
       if (!last) {
-        // Who has reduced this window has read all results of the one before.
+        // A member that has reduced this window has read all results of the previous
+        // one.
         if (!communicator_.NextRound()) return false;
         PublishInput(WindowAt(window.end));
       }
@@ -155,7 +157,7 @@ class Reducer {
     return true;
   }
 
-  // What the others reduce.
+  // Publishes the slices that the others reduce.
   void PublishInput(const Window& window) {
     const int members = communicator_.count();
     Enter(CollectivePhase::kCopyIn, window);
@@ -176,7 +178,7 @@ class Reducer {
     return communicator_.AwaitAllReduced();
   }
 
-  // What the others have reduced, in this round or the one `ago` before.
+  // Copies what the others have reduced, in this round or the one `ago` before.
   void CopyResults(const Window& window, int ago) {
     const int members = communicator_.count();
     Enter(CollectivePhase::kCopyOut, window);
@@ -246,8 +248,8 @@ class Reducer {
     CopyStreaming(output, reduced, bytes);
   }
 
-  // What lies at `window_offset` of the members' exchange memories; this rank's own
-  // part is there as well, or at `own_input_`.
+  // Finds the inputs at `window_offset` of the members' exchange memories. This rank's
+  // own input is there as well, or at `own_input_`.
   void FindInputs(int64_t window_offset) {
     for (int member = 0; member < communicator_.count(); ++member) {
       inputs_[member] = communicator_.ExchangeMemory(member) + window_offset;

@@ -18,17 +18,17 @@ struct AllreduceTensor {
   void* output;
 };
 
-// Fused tensors lie next to each other, each from the start of a cache line.
+// Fused tensors lie next to each other; each starts at a cache line.
 inline constexpr int64_t kCacheLine = 64;
-// What a tensor of so many bytes takes there.
+// The space that a tensor of this many bytes takes there.
 inline int64_t PaddedBytes(int64_t bytes) {
   return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-// Up to here, reading everything from everybody is cheaper than waiting once more.
+// Up to this size, reading everything from everybody is cheaper than a second wait.
 inline constexpr int64_t kAllreduceSmallBytes = 16 << 10;
-// Smaller windows write lines of the exchange memory again that are still in the cache
-// of the core that read them; larger ones no longer fit into the own one.
+// Smaller windows rewrite exchange memory lines that are still in the cache of the core
+// that read them; larger ones no longer fit into the own core's cache.
 inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
 
 struct AllreduceOptions {
@@ -36,8 +36,8 @@ struct AllreduceOptions {
   // The same types and sizes in the same order on every member.
   std::vector<AllreduceTensor> tensors;
   Stores stores = Stores::kOrdinary;
-  // Equal on all members, and no more than there is exchange memory; a window is of
-  // whole cache lines.
+  // Equal on all members, and no more than the exchange memory. A window has whole
+  // cache lines.
   int64_t small_bytes = kAllreduceSmallBytes;
   int64_t window_bytes = kAllreduceWindowBytes;
 };

@@ -24,7 +24,7 @@ std::vector<int64_t> StartsOf(const std::vector<int64_t>& rows, int64_t row_byte
 bool Alltoall(const AlltoallOptions& options, Communicator* communicator) {
   const int members = communicator->count();
   const int self = communicator->index();
-  // What everybody sends tells how many rounds there are, the same for all.
+  // The members' splits determine the number of rounds, the same for all.
   std::vector<std::vector<int64_t>> splits;
   if (!AllgatherValues(options.splits, communicator, &splits)) return false;
   std::vector<int64_t> received;

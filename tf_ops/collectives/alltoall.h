@@ -14,13 +14,13 @@ struct AlltoallOptions {
   // How many rows go to each member, in the order of the members.
   std::vector<int64_t> splits;
   int64_t row_bytes = 0;  // the same on every member
-  // Gives memory for the result once it is known how many rows come from each member,
-  // or null. It overlaps no input.
+  // Returns memory for the result once the number of rows from each member is known, or
+  // null. It overlaps no input.
   std::function<void*(const std::vector<int64_t>& rows)> allocate;
 };
 
-// Returns false if the job failed meanwhile. Without memory for the result the member
-// still takes part, so that the others get theirs.
+// Returns false if the job failed meanwhile. A member without memory for the result
+// still takes part, so the others get theirs.
 bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd

@@ -1,4 +1,4 @@
-// Barrier: no member leaves before all have come.
+// Barrier: no member leaves before all have entered.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
 

@@ -18,7 +18,7 @@ bool Broadcast(const BroadcastOptions& options, Communicator* communicator) {
     if (begin > 0 && !communicator->NextRound()) return false;
     const int64_t part = std::min(window, options.bytes - begin);
     if (is_root) {
-      // Two windows are on their way: this one goes where the last but one was.
+      // Two windows are in flight: this one takes the place of the last but one.
       if (begin >= 2 * window && !communicator->AwaitAllPublished(2)) return false;
       communicator->Enter(CollectivePhase::kCopyIn);
       memcpy(communicator->ExchangeMemory(options.root),

@@ -9,8 +9,8 @@
 namespace keras_hvd {
 namespace {
 
-// A round's number is its collective's number and a count; 2^28 rounds of at least
-// 1 KiB are more than any tensor needs.
+// A round's number combines its collective's number with a count. 2^28 rounds of at
+// least 1 KiB are more than any tensor needs.
 constexpr int kRoundBits = 28;
 
 }  // namespace
@@ -35,12 +35,12 @@ bool Communicator::BeginAgain() {
 
 bool Communicator::NextRound() {
   ++round_;
-  // Later rounds of a collective take care of each other themselves.
+  // Later rounds of a collective synchronize themselves.
   const bool first_use = round_ == first_round_ + 1;
   return !first_use || AwaitReaders();
 }
 
-// Those that read this half in an earlier collective may still do so.
+// The readers of this half in an earlier collective may still be reading.
 bool Communicator::AwaitReaders() {
   const Readers& readers = readers_[Half()];
   for (int rank : readers.ranks) {
@@ -58,7 +58,7 @@ void Communicator::End() {
   if (used_both) readers_[1 - last] = {members_, end};
 }
 
-// Which half comes first follows from what all members know, the collective's number.
+// All members know the collective's number, so they agree on the half that comes first.
 int Communicator::Half(int ago) const { return (sequence_ + round_ + ago) & 1; }
 
 char* Communicator::ExchangeMemory(int member, int ago) const {

@@ -1,8 +1,8 @@
 // One rank's view of the ranks that take part in a collective.
 //
-// A collective runs in rounds. In a round each rank writes into its own exchange
-// memory, publishes the round's number, and reads what the others have published. The
-// numbers only grow, over all collectives, so that no word is ever reset.
+// A collective runs in rounds. In each round, a rank writes into its own exchange
+// memory, publishes the round's number, and reads what the others have published.
+// Numbers only grow, across all collectives, so no word is ever reset.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_COMMUNICATOR_H_
 
@@ -20,11 +20,11 @@ namespace keras_hvd {
 class Waiter {
  public:
   virtual ~Waiter() = default;
-  // Returns true as soon as `ready()` is, false when the job has failed or stops.
-  // `awaited` is the rank whose turn it is.
+  // Returns true as soon as `ready()` is true, or false when the job has failed or
+  // stops. `awaited` is the rank being waited for.
   virtual bool Wait(const std::function<bool()>& ready, int awaited) = 0;
-  // Passes a moment while something is awaited that rings for nobody, and `times` such
-  // moments have passed. Returns false when the job has failed or stops.
+  // Passes a moment while waiting for something that rings for nobody. `times` counts
+  // the moments passed so far. Returns false when the job has failed or stops.
   virtual bool Pause(int64_t times) = 0;
 };
 
@@ -32,47 +32,48 @@ class Communicator {
  public:
   Communicator(std::shared_ptr<Segment> segment, int rank, Waiter* waiter);
 
-  // Starts a collective of `members` (ranks, ascending, this one among them).
-  // `sequence` numbers the collectives that this rank takes part in, the same on all
-  // members. Returns false if the job has failed.
+  // Starts a collective of `members` (ranks, ascending, including this one). `sequence`
+  // numbers the collectives that this rank takes part in, the same on all members.
+  // Returns false if the job has failed.
   bool Begin(const std::vector<int>& members, uint64_t sequence);
   void End();
-  // Ends what has begun, and begins another collective of the same members.
+  // Ends the current collective and begins another one with the same members.
   bool BeginAgain();
 
   int count() const { return static_cast<int>(members_.size()); }
   // This rank's index among the members.
   int index() const { return index_; }
 
-  // The half of a member's exchange memory that belongs to the current round, or to the
-  // one `ago` before. Halves alternate, from one collective to the next as well, so
-  // that a rank may write a round while the one before is still read.
+  // The half of a member's exchange memory for the current round, or for the one `ago`
+  // before. Halves alternate, across collectives too, so a rank may write one round
+  // while others still read the one before.
   char* ExchangeMemory(int member, int ago = 0) const;
   int64_t window_bytes() const { return segment_->exchange_bytes() / 2; }
 
-  // False if the job has failed.
+  // Returns false if the job has failed.
   bool NextRound();
   // Tells the members that this rank's part of the round can be read.
   void Publish();
-  // The same for the second half of a round: the reduced results.
+  // The same for the second half of a round, the reduced results.
   void PublishReduced();
-  // Wait until a member, or all, have published this round or the one `ago` before.
+  // Waits until a member, or all, have published this round or the one `ago` before.
   bool AwaitPublished(int member, int ago = 0);
   bool AwaitAllPublished(int ago = 0);
-  // Whether a member has published this round, so far as this one can see.
+  // Whether this rank already sees that a member has published this round.
   bool HasPublished(int member) const;
   bool AwaitAllReduced();
 
-  // Has the collectives from now on recorded; null: no longer.
+  // Records the collectives from now on; null stops the record.
   void set_recorder(PhaseRecorder* recorder) { recorder_ = recorder; }
-  // For the record, see there; waits say so themselves. Free where nobody keeps one.
+  // Enters a phase in the record (see phase_recorder.h). Waits record themselves. Free
+  // if nobody keeps a record.
   void Enter(CollectivePhase phase, int64_t begin = 0, int64_t end = INT64_MAX) {
     if (recorder_ != nullptr) recorder_->Enter(phase, begin, end);
   }
 
  private:
-  // The ranks that may still read a half of this rank's memory, and what they will have
-  // written to `finished` when they no longer do.
+  // The ranks that may still read a half of this rank's memory, and the value that
+  // their `finished` will have when they no longer do.
   struct Readers {
     std::vector<int> ranks;
     uint64_t end = 0;

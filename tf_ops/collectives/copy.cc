@@ -12,7 +12,7 @@ constexpr int64_t kLine = 64;
 }  // namespace
 
 void CopyOrdinary(char* to, const char* from, int64_t bytes) {
-  // An empty tensor may have no address, which memcpy does not take even for no bytes.
+  // An empty tensor may have no address, and memcpy forbids null even for no bytes.
   if (bytes > 0) memcpy(to, from, bytes);
 }
 

@@ -20,7 +20,7 @@ enum class DataType : int32_t {
   kUint64 = 10,
   kFloat8E5m2 = 11,
   kFloat8E4m3fn = 12,
-  // From here on only moved, never reduced.
+  // The types from here on are only moved, never reduced.
   kInt16 = 13,
   kUint16 = 14,
   kComplex64 = 15,
@@ -35,7 +35,7 @@ enum class ReduceOp : int32_t {
   kMin = 2,
   kMax = 3,
   kProduct = 4,
-  kAdasum = 5,  // not of single elements: see adasum.h
+  kAdasum = 5,  // not element-wise: see adasum.h
 };
 inline constexpr int kElementReduceOps = 5;
 inline constexpr int kReduceOps = 6;

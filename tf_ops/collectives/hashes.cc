@@ -8,7 +8,7 @@
 namespace keras_hvd {
 namespace {
 
-// Both steps can be undone, so that two values that differ still do afterwards.
+// Both steps are invertible, so two different values stay different.
 uint64_t Mix(uint64_t hash, uint64_t word) {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15;
   return hash ^ (hash >> 32);
@@ -35,7 +35,7 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  // An empty round first: who has published it no longer reads the collective's rounds.
+  // An empty round first: members that publish it no longer read the collective.
   if (!communicator->NextRound()) return false;
   communicator->Publish();
   if (!communicator->AwaitAllPublished()) return false;

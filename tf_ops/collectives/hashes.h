@@ -1,5 +1,5 @@
-// Hashes of what members of a collective have got, for the consistency mode: a result
-// has to be the same on all of them.
+// Hashes of the members' results, for the consistency mode, which checks that a result
+// is the same on all of them.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
 
@@ -10,16 +10,16 @@
 
 namespace keras_hvd {
 
-// Stands for the result of a member that has none.
+// Stands for the result of a member without one.
 inline constexpr uint64_t kNoResult = 0;
 
-// Never kNoResult. Data that differs in one word of 8 bytes never has the same hash,
-// other data hardly ever.
+// Never returns kNoResult. Data that differs in a single word of 8 bytes always has
+// different hashes; other data almost always does.
 uint64_t Hash(const void* data, int64_t bytes);
 
-// Gives every member all members' hashes, `hashes[member]` as long and in the order of
-// `own`, which is as long on every member. Goes between the end of a collective and
-// Communicator::End. Returns false if the job failed meanwhile.
+// Gives every member all members' hashes. `own` has the same length on every member,
+// and `hashes[member]` has that length and order. Call it between the end of a
+// collective and Communicator::End. Returns false if the job failed meanwhile.
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes);
 

@@ -1,9 +1,8 @@
-// Something that each member of a set tries, and that all of them have in the end, or
-// none.
+// An attempt that either succeeds on all members of a set or fails on all of them.
 //
-// To try may mean to wait for the others, outside of any collective here. A member that
-// has failed says so at once, and the others leave that wait; each then waits until all
-// have told how it went.
+// The attempt itself may wait for the other members outside the collectives here. A
+// member that fails says so at once, and the others then leave that wait. Each member
+// finally waits until all have reported their outcome.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
 
@@ -15,21 +14,21 @@ class JointAttempt {
  public:
   enum class Outcome : int64_t {
     kSucceeded = 0,
-    kLeft = 1,  // for another one's failure
+    kLeft = 1,  // because another member failed
     kFailed = 2,
   };
 
   virtual ~JointAttempt() = default;
 
-  // Whether a member has failed, so far as this one can see.
+  // Whether this member already sees that another one has failed.
   virtual bool HasFailedElsewhere() const = 0;
-  // Tells how it went here, and waits until all have told. `*failed` becomes the first
-  // member that has failed; -1: all have succeeded. Returns false if the job has
+  // Reports this member's outcome and waits for all reports. `*failed` becomes the
+  // first member that failed, or -1 if all succeeded. Returns false if the job has
   // failed.
   virtual bool Conclude(Outcome outcome, int* failed) = 0;
 };
 
-// Of the members of a collective that has begun, and whose first round is free.
+// For the members of a collective that has begun and has not used its first round.
 class CommunicatorAttempt final : public JointAttempt {
  public:
   explicit CommunicatorAttempt(Communicator* communicator)

@@ -1,7 +1,7 @@
-// Numbers of the element types, and how two of them are reduced.
+// The numbers of each element type, and how two of them are reduced.
 //
-// All of it is inlined into loops that are compiled for several instruction sets, and
-// written without branches, so that the compiler turns the loops into vector code.
+// All of this is inlined into loops that are compiled for several instruction sets. It
+// has no branches, so the compiler turns the loops into vector code.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
 
@@ -20,11 +20,11 @@ struct Float16 {
 struct Bfloat16 {
   uint16_t bits;
 };
-// As the half-precision numbers with 2 bits of mantissa in place of 10.
+// Like half precision, but with 2 bits of mantissa instead of 10.
 struct Float8E5m2 {
   uint8_t bits;
 };
-// Without infinities: the largest exponent has numbers too, up to 448, and one NaN.
+// Has no infinities: the largest exponent holds numbers, up to 448, and one NaN.
 struct Float8E4m3fn {
   uint8_t bits;
 };
@@ -45,27 +45,26 @@ KHVD_INLINE float Widen(Bfloat16 value) {
   return FromBits(static_cast<uint32_t>(value.bits) << 16);
 }
 
-// Without branches, so that the compiler turns the loops over it into vector code.
+// Branch-free, so the compiler turns loops over it into vector code.
 KHVD_INLINE float Widen(Float16 value) {
   const uint32_t magnitude = (value.bits & 0x7FFFu) << 13;
   const uint32_t sign = (value.bits & 0x8000u) << 16;
-  // The exponent's bias is 15 in one and 127 in the other; multiplying by 2^112
-  // corrects it and makes subnormal numbers normal as well. Infinity and NaN keep
-  // theirs.
+  // The exponent's bias is 15 in one and 127 in the other. Multiplying by 2^112
+  // corrects it and normalizes subnormal numbers. Infinity and NaN keep their exponent.
   const float normal = FromBits(magnitude) * FromBits((127 + 112) << 23);
   const uint32_t special = (value.bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
   return FromBits(Bits(normal) | special | sign);
 }
 
-// The float of an 8-bit one's magnitude, NaN and infinity left aside. Subnormal numbers
-// never are subnormal floats in between, which processors take long for.
+// The float for an 8-bit float's magnitude, except for NaN and infinity. Subnormal
+// inputs never become subnormal floats in between, which are slow on processors.
 template <int kMantissaBits, int kBias>
 KHVD_INLINE float WidenMagnitude(uint32_t magnitude) {
   constexpr uint32_t kRebias = (127u - kBias) << 23;
   constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);
   const bool subnormal = magnitude < (1u << kMantissaBits);
   const uint32_t bits = magnitude << (23 - kMantissaBits);
-  // The mantissa behind a one that it has not, which is then taken away.
+  // Puts an implicit one before a subnormal mantissa, and subtracts it again.
   const float surplus = subnormal ? FromBits(kSmallestNormal) : 0.0f;
   return FromBits(bits + (subnormal ? kSmallestNormal : kRebias)) - surplus;
 }
@@ -92,15 +91,14 @@ KHVD_INLINE void Narrow(float value, Bfloat16* to) {
       ((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded) >> 16);
 }
 
-// To nearest, ties to even, as the hardware's own conversion.
+// Rounds to nearest, ties to even, like the hardware's own conversion.
 KHVD_INLINE void Narrow(float value, Float16* to) {
   const uint32_t sign = (Bits(value) >> 16) & 0x8000u;
   const uint32_t magnitude = Bits(value) & 0x7FFFFFFFu;
-  // Normal results: the exponent rebiased, the 13 lost bits rounded.
+  // Normal results: rebias the exponent and round off the 13 lost bits.
   const uint32_t normal =
       (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1)) >> 13;
-  // Results below 2^-14: adding 0.5 moves the mantissa to where the unit adder rounds
-  // it.
+  // Results below 2^-14: adding 0.5 moves the mantissa to where the adder rounds it.
   const uint32_t subnormal = Bits(FromBits(magnitude) + 0.5f) - Bits(0.5f);
   uint32_t half = magnitude < (113u << 23) ? subnormal : normal;
   half = magnitude >= (143u << 23) ? 0x7C00u : half;
@@ -108,11 +106,12 @@ KHVD_INLINE void Narrow(float value, Float16* to) {
   to->bits = static_cast<uint16_t>(half | sign);
 }
 
-// A float's magnitude to the nearest of an 8-bit type, ties to even: its bits, or more
-// than those of the largest number.
+// Rounds a float's magnitude to the nearest of an 8-bit type, ties to even. Returns its
+// bits, or more than those of the largest number.
 //
-// The unit adder rounds, beside a number whose last bit is worth the type's, in all
-// ranges alike: compilers make no vector code of a sum that is used in one case only.
+// The adder does the rounding: the magnitude is added to a number with a last bit that
+// is worth that of the type. All ranges use the same code, since compilers do not
+// vectorize a sum that only one case uses.
 template <int kMantissaBits, int kBias>
 KHVD_INLINE int32_t NarrowMagnitude(int32_t magnitude) {
   constexpr int kLostBits = 23 - kMantissaBits;
@@ -148,7 +147,7 @@ KHVD_INLINE T Widen(T value) {
 template <typename T, typename A>
 KHVD_INLINE void Narrow(A value, T* to) {
   if constexpr (std::is_integral_v<T> && std::is_floating_point_v<A>) {
-    // A scaled integer that leaves its type's range stays at the range's end.
+    // A scaled integer outside its type's range is clamped to the range.
     constexpr A lowest = static_cast<A>(std::numeric_limits<T>::lowest());
     constexpr A highest = static_cast<A>(std::numeric_limits<T>::max());
     if (value >= highest) {
@@ -156,7 +155,7 @@ KHVD_INLINE void Narrow(A value, T* to) {
     } else if (value > lowest) {
       *to = static_cast<T>(value);
     } else {
-      // No number is what 0 times a product beyond all doubles gives.
+      // NaN: 0 times a product too large for double.
       *to = value <= lowest ? std::numeric_limits<T>::lowest() : 0;
     }
   } else {
@@ -164,7 +163,7 @@ KHVD_INLINE void Narrow(A value, T* to) {
   }
 }
 
-// What sums are held in. Integers are unsigned in there: they wrap around by
+// The type that sums are held in. Integers use unsigned types, which wrap around by
 // definition.
 template <typename T>
 struct Accumulator {
@@ -202,14 +201,14 @@ template <typename A>
 struct Multiply {
   KHVD_INLINE A operator()(A a, A b) const {
     if constexpr (std::is_integral_v<A>) {
-      // 64 bits, for 8-bit types would be promoted to a signed int that may overflow.
+      // In 64 bits: 8-bit types would be promoted to a signed int that may overflow.
       return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
     } else {
       return a * b;
     }
   }
 };
-// A NaN of any rank is a NaN of the result, whatever its place.
+// A NaN on any rank makes the result NaN, wherever it is.
 template <typename A>
 struct Smaller {
   KHVD_INLINE A operator()(A a, A b) const { return (b < a || b != b) ? b : a; }

@@ -8,10 +8,10 @@
 namespace keras_hvd {
 namespace {
 
-// No element is larger, nor does any need to be aligned to more.
+// No element is larger or needs a greater alignment.
 constexpr int64_t kElementBytes = 8;
-// Smaller windows write lines of the exchange memory again that are still in the cache
-// of the core that read them.
+// Smaller windows rewrite exchange memory lines that are still in the cache of the core
+// that read them.
 constexpr int64_t kScatterBytes = 1 << 20;
 
 int64_t RoundUp(int64_t bytes) {
@@ -38,7 +38,7 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
              Communicator* communicator, const VisitStretch& visit) {
   const int members = communicator->count();
   const int self = communicator->index();
-  // Each member's exchange memory has a stretch for every other one.
+  // Each member's exchange memory has a stretch for every other member.
   const int64_t stretch = std::min(kScatterBytes, communicator->window_bytes()) /
                           members / kElementBytes * kElementBytes;
   std::vector<const void*> inputs(members);

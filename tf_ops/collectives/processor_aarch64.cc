@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kNeonBytes = 16;
 
-// The length of this thread's vectors; the system gives all threads the same.
+// The length of this thread's vectors; the system sets the same for all threads.
 int SveBytes() {
   if ((getauxval(AT_HWCAP) & HWCAP_SVE) == 0) return 0;
   const int length = prctl(PR_SVE_GET_VL);
@@ -23,7 +23,7 @@ int SveBytes() {
 
 std::vector<InstructionSet> InstructionSets() {
   std::vector<InstructionSet> sets = {InstructionSet::kBaseline};
-  // Where they are as long as NEON's, there are no more of them in a cycle either.
+  // If SVE vectors are as short as NEON's, SVE processes no more of them per cycle.
   if (SveBytes() > kNeonBytes) sets.push_back(InstructionSet::kSve);
   return sets;
 }
@@ -37,19 +37,18 @@ void StreamLines(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// A store-release is behind all stores of its thread, streaming ones too.
+// A store-release comes after all stores of its thread, including streaming ones.
 void StoreFence() {}
 
 // ---- Other instructions
 
-// What `yield` is for, but processors take that for nothing; this takes some ten
+// `yield` is meant for this, but processors treat it as a no-op; `isb` takes about ten
 // cycles.
 void SpinPause() { asm volatile("isb" ::: "memory"); }
 
 namespace {
 
-// Round to nearest, no traps, subnormal numbers and the payload of NaNs kept, IEEE's
-// half precision.
+// Round to nearest, no traps, keep subnormals and NaN payloads, IEEE half precision.
 constexpr uint64_t kStandardControl = 0;
 
 uint64_t Control() {
@@ -58,7 +57,7 @@ uint64_t Control() {
   return control;
 }
 
-// No computation is moved past it by the compiler, whose memory it may have changed.
+// The memory clobber keeps the compiler from moving computations across this.
 void SetControl(uint64_t control) {
   asm volatile("msr fpcr, %0" ::"r"(control) : "memory");
 }

@@ -63,7 +63,7 @@ void StreamLines(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// Streaming stores are ordered by nothing else, not even by a store-release.
+// Nothing else orders streaming stores, not even a store-release.
 void StoreFence() { _mm_sfence(); }
 
 // ---- Other instructions

@@ -43,7 +43,7 @@ bool ReduceToBoth(const Reduction& reduction, DataType dtype, const void* const*
 bool Supports(const Reduction& reduction, DataType dtype) {
   if (!IsReduced(dtype)) return false;
   if (reduction.op == ReduceOp::kAdasum) return IsFloating(dtype);
-  // Infinity times 0 is no number, and an integer type has none but numbers.
+  // Infinity times 0 is NaN, which integer types cannot represent.
   if (IsInteger(dtype)) {
     return std::isfinite(reduction.prescale) && std::isfinite(reduction.postscale);
   }

@@ -1,4 +1,4 @@
-// The loops of a reduction, for processors of aarch64. See reduce_job.h.
+// The loops of a reduction for aarch64 processors. See reduce_job.h.
 #include <arm_neon.h>
 
 #include <cstring>
@@ -10,8 +10,8 @@
 namespace keras_hvd {
 namespace {
 
-// Every processor has these instructions. They round as the control register says,
-// which is to nearest here: see StandardFloatingPoint.
+// Every processor has these instructions. They round as the control register says, here
+// to nearest: see StandardFloatingPoint.
 KHVD_INLINE void WidenHalves(const Float16* from, int64_t n, float* to) {
   int64_t i = 0;
   for (; i + 4 <= n; i += 4) {

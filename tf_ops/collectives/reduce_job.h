@@ -1,5 +1,5 @@
-// What Reduce() and ReduceToBoth() give to the loops, which are compiled for each kind
-// of processor in a file of its own, reduce_x86_64.cc and reduce_aarch64.cc.
+// What Reduce() and ReduceToBoth() pass to the loops. Each architecture compiles the
+// loops in its own file, reduce_x86_64.cc or reduce_aarch64.cc.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_JOB_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_REDUCE_JOB_H_
 
@@ -20,15 +20,15 @@ struct ReduceJob {
   double postscale;
 };
 
-// A job whose result goes to two places.
+// A job that writes its result to two places.
 struct TwofoldJob {
   ReduceJob job;  // `result` is the output
   void* exchange;
   Stores stores;
 };
 
-// The average is taken of the exact sum, which may not fit into the type. There are no
-// instructions for it anywhere.
+// Averages the exact sum, which may not fit into the type. No processor has
+// instructions for this.
 template <typename T>
 void AverageIntegers(const ReduceJob& job) {
   const auto* const* inputs = reinterpret_cast<const T* const*>(job.inputs);

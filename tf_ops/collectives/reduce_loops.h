@@ -1,7 +1,7 @@
-// The loops of a reduction. Included by reduce_*.cc once for each instruction set, with
-// KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
-// KHVD_STREAM (that store) defined; hence no include guard. With KHVD_CONVERTS_HALVES
-// there are WidenHalves and NarrowToHalves, which are made of instructions for that.
+// The loops of a reduction. reduce_*.cc includes this file once per instruction set,
+// with KHVD_TARGET, KHVD_NAMESPACE, KHVD_VECTOR (what a streaming store writes) and
+// KHVD_STREAM (that store) defined; hence no include guard. KHVD_CONVERTS_HALVES means
+// that WidenHalves and NarrowToHalves exist, written with conversion instructions.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -13,9 +13,10 @@ namespace KHVD_NAMESPACE {
 // Several inputs are combined in blocks that stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
 
-// Where the inputs' elements are found, in the accumulator's type: in place, or
-// converted into a block of their own where the processor has instructions for that,
-// and where it takes so many that they would crowd the loops.
+// Where the inputs' elements are found in the accumulator's type: in place, or
+// converted into a separate block. The block is used where the processor has
+// instructions for the conversion, and where the conversion takes so many that they
+// would crowd the loops.
 template <typename T>
 struct Converted {
   using Type = T;
@@ -77,7 +78,7 @@ KHVD_TARGET inline void ConvertBack(const float* from, int64_t n, Float16* to) {
 }
 #endif
 
-// An element with the scale that is applied before the reduction.
+// An element, multiplied by the scale that applies before the reduction.
 template <typename A, bool kScaled, typename C>
 KHVD_INLINE A Element(C value, A prescale) {
   const A wide = static_cast<A>(Widen(value));
@@ -96,7 +97,7 @@ KHVD_INLINE void Store(A value, A postscale, C* to) {
   Narrow(value, to);
 }
 
-// `ivdep`: a result may be one of the inputs, but no element depends on another.
+// `ivdep`: the result may be one of the inputs, but no element depends on another.
 template <typename T, typename A, typename Op, bool kScaled>
 KHVD_TARGET void CombineBlocks(const ReduceJob& job) {
   using C = typename Converted<T>::Type;
@@ -199,7 +200,7 @@ void ReduceIntegers(ReduceOp op, ReduceJob job) {
 inline void Reduce(ReduceOp op, DataType dtype, const ReduceJob& job) {
   switch (dtype) {
     case DataType::kUint8:
-    // Truth values are 0 and 1, of which And is the smaller and Or the larger.
+    // Truth values are 0 and 1, so And is the minimum and Or the maximum.
     case DataType::kBool:
       return ReduceIntegers<uint8_t>(op, job);
     case DataType::kInt8:
@@ -232,7 +233,7 @@ inline void Reduce(ReduceOp op, DataType dtype, const ReduceJob& job) {
   }
 }
 
-// Written with vectors, since compilers make no streaming stores of plain loops.
+// Written with vector types, since compilers emit no streaming stores for plain loops.
 template <typename T, bool kScaled, bool kStreamOutput, bool kStreamExchange>
 KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
   typedef T Vector __attribute__((vector_size(sizeof(KHVD_VECTOR))));
@@ -246,7 +247,7 @@ KHVD_TARGET void AddVectors(const TwofoldJob& twofold) {
   T* const exchange = static_cast<T*>(twofold.exchange);
   const T pre = static_cast<T>(job.prescale);
   const T post = static_cast<T>(job.postscale);
-  // An unaligned vector is read and written by memcpy.
+  // memcpy reads and writes unaligned vectors.
   Vector sum, next;
   int64_t i = 0;
   for (; i + kLanes <= job.elements; i += kLanes) {

@@ -1,4 +1,4 @@
-// The loops of a reduction, for processors of x86-64. See reduce_job.h.
+// The loops of a reduction for x86-64 processors. See reduce_job.h.
 #include <immintrin.h>
 
 #include "tf_ops/collectives/number.h"

@@ -15,7 +15,7 @@ struct ReducescatterTensor {
   int64_t rows;          // of the input
   int64_t row_elements;  // in one of them
   const void* input;
-  void* output;  // this member's rows, as PartStart has it; overlaps no input
+  void* output;  // this member's rows, as PartStart divides them; overlaps no input
 };
 
 struct ReducescatterOptions {
@@ -24,8 +24,8 @@ struct ReducescatterOptions {
   std::vector<ReducescatterTensor> tensors;
 };
 
-// The bits are those that Allreduce gives. Returns false if the job failed meanwhile;
-// the outputs are then undefined.
+// The bits are the same as Allreduce's. Returns false if the job failed meanwhile; the
+// outputs are then undefined.
 bool Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd

@@ -6,21 +6,22 @@
 namespace keras_hvd {
 namespace {
 
-// What is smaller stays in the caches, where ordinary stores belong.
+// Smaller tensors stay in the caches, where ordinary stores are best.
 constexpr int64_t kLeastBytes = 32 << 10;
-// So many calls in a row make a trial.
+// A trial takes this many calls in a row.
 constexpr int kTrialCalls = 2;
-// Choices may be made long before the first of them runs. Of so many, only the first
-// few are the trial's.
+// Choices may be made long before the first of them runs. Out of this many, only the
+// first few belong to the trial.
 constexpr int64_t kChoicesPerTrial = 16;
 constexpr int64_t kTrialChoices = 4;
-// A kind that was as fast as the best one is tried again after so many calls; one that
-// took twice as long after four times as many, which costs less than 2 % of the time.
+// A kind that was as fast as the best one is tried again after this many calls. One
+// that took twice as long is tried again after four times as many, which costs less
+// than 2 % of the time.
 constexpr double kRetryAfter = 40;
 // If the best kind's time grows by this factor, the machine has changed, and the other
 // kinds are tried at once.
 constexpr double kChanged = 1.4;
-// What is faster by less is not worth a change.
+// A smaller gain is not worth a change.
 constexpr double kBetter = 0.98;
 
 }  // namespace
@@ -65,7 +66,7 @@ void StoreChoice::LearnTrial(Class* known, double time) {
   if (known->trial_calls < kTrialCalls) return;
   const double ratio = known->trial_time / std::max(known->best_time, 1e-15);
   const int loser = ratio < kBetter ? known->best : known->trial;
-  // Whether the one that was the best is so again shows soon.
+  // It shows soon whether the former best kind is best again.
   const double again = ratio < kBetter ? 1 : ratio * ratio;
   if (ratio < kBetter) {
     known->best = known->trial;

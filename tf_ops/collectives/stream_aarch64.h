@@ -1,5 +1,5 @@
-// Streaming stores of aarch64: of pairs of registers, of which the processor is told
-// that they will not be needed soon.
+// Streaming stores for aarch64. They store pairs of registers, with a hint that the
+// data will not be needed soon.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STREAM_AARCH64_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_STREAM_AARCH64_H_
 
@@ -11,8 +11,8 @@ namespace keras_hvd {
 
 typedef uint8x16_t StreamedVector __attribute__((may_alias));
 
-// GCC has no intrinsic for it. Of a vector's two halves: GCC takes vectors that are
-// longer than the processor's apart, to single numbers.
+// GCC has no intrinsic for this. It stores the two halves of one vector, because GCC
+// splits vectors longer than the processor's into single numbers.
 KHVD_INLINE void StreamVector(StreamedVector* to, StreamedVector vector) {
   asm("stnp %d1, %d2, %0"
       : "=Q"(*to)

@@ -1,8 +1,8 @@
-// What keras_hvd uses of the CUDA driver's interface, declared by ourselves: nothing of
-// CUDA is needed to build, and one library serves machines with and without a GPU.
+// The part of the CUDA driver's interface that keras_hvd uses, declared here. Building
+// needs nothing of CUDA, and one library serves machines with and without a GPU.
 //
-// The driver keeps old symbols for ever, so that this needs no version. Some functions
-// have a newer form under another symbol: the names in quotes count.
+// The driver keeps old symbols forever, so no version is needed. Some functions have a
+// newer form under another symbol: the quoted names are the ones used.
 #ifndef KERAS_HVD_TF_OPS_CUDA_ABI_H_
 #define KERAS_HVD_TF_OPS_CUDA_ABI_H_
 
@@ -11,7 +11,7 @@
 
 namespace keras_hvd::cuda {
 
-// CUresult. Only those that make a difference have a name here.
+// CUresult. Only values that the code distinguishes have a name here.
 enum class Result : int32_t {
   kSuccess = 0,
   kNotReady = 600,
@@ -27,7 +27,7 @@ struct Uuid {
   char bytes[16];
 };
 
-// The default stream of the calling thread; of each thread another one.
+// The calling thread's default stream; each thread has its own.
 inline const Stream kStreamPerThread = reinterpret_cast<Stream>(uintptr_t{2});
 
 // CUdevice_attribute.

@@ -12,8 +12,8 @@ namespace keras_hvd::cuda {
 
 class Driver {
  public:
-  // `path`: the library; "" for the system's libcuda.so.1. The status says why it
-  // cannot be used: it is not there, lacks a function, or finds no device.
+  // `path`: the library, or "" for the system's libcuda.so.1. The status says why it
+  // cannot be used: it is missing, lacks a function, or finds no device.
   static Status Open(const std::string& path, std::shared_ptr<const Driver>* driver);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -21,7 +21,7 @@ class Driver {
   const Functions& functions() const { return functions_; }
   const Functions* operator->() const { return &functions_; }
 
-  // OK, or what the driver says of its function `name` that has failed.
+  // OK, or the driver's error for its function `name`.
   Status Check(Result result, const char* name) const;
 
   // For people: "CUDA 12.4 (libcuda.so.1), 2 devices".

@@ -12,7 +12,7 @@ std::string LastError() {
   return text != nullptr ? text : "the dynamic linker gives no reason";
 }
 
-// The linker has one text for all; what it needs and does not find has another name.
+// The linker uses the same text when a dependency is missing, but with another name.
 bool IsMissing(const std::string& name, const std::string& error) {
   return error.rfind(name + ": cannot open shared object file: No such file", 0) == 0;
 }

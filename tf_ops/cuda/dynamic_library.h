@@ -1,4 +1,4 @@
-// A shared library that is opened at run time, and stays open: those of GPUs have
+// A shared library that is opened at run time and stays open: GPU libraries have
 // threads of their own.
 #ifndef KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
 #define KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
@@ -11,8 +11,8 @@ namespace keras_hvd::cuda {
 
 class DynamicLibrary {
  public:
-  // `name`: a path, or a name to look for in the library path. `missing` is what to say
-  // if there is no such file; other errors say what is wrong with it.
+  // `name`: a path, or a name to look for on the library path. `missing`: the error if
+  // there is no such file; other errors describe what is wrong with it.
   static Status Open(const std::string& name, const std::string& missing,
                      DynamicLibrary* library);
 

@@ -89,8 +89,7 @@ Status Gpu::ReadCapability() {
   return status;
 }
 
-// Nothing is to be done about what fails here: at the end of the process the driver may
-// be gone before.
+// Failures here are ignored: at the end of the process the driver may already be gone.
 Gpu::~Gpu() {
   if (context_ == nullptr) return;
   const Driver& driver = *driver_;
@@ -129,7 +128,7 @@ Gpu::Current::Current(const Gpu& gpu)
     : driver_(gpu.driver()),
       status_(driver_.Check(driver_->push_context(gpu.context_), "cuCtxPushCurrent")) {}
 
-// Were a push that failed taken back, the caller would lose a context of its own.
+// Popping after a failed push would remove one of the caller's contexts.
 Gpu::Current::~Current() {
   Context popped;
   if (status_.ok()) driver_->pop_context(&popped);
@@ -187,7 +186,7 @@ Status Gpu::Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed) {
   float milliseconds = 0;
   const Status status = driver_->Check(
       (*driver_)->elapsed_time(&milliseconds, from, to), "cuEventElapsedTime");
-  // As a double: a float has no digits left for nanoseconds.
+  // As a double: a float has too few digits for nanoseconds.
   *elapsed = std::chrono::nanoseconds(static_cast<int64_t>(double{milliseconds} * 1e6));
   return status;
 }

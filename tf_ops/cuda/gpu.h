@@ -1,9 +1,8 @@
-// This rank's GPU: the stream that its collectives run on, and the events and the
-// memory that they need.
+// This rank's GPU: the stream of its collectives, and their events and memory.
 //
-// A caller's work and the collectives are on streams of their own, which know of each
-// other through events alone: `Record` marks a point on one stream, `MakeWait` has
-// another not go on before it. Neither keeps the calling thread.
+// A caller's work and the collectives run on separate streams, synchronized only by
+// events: `Record` marks a point on one stream, and `MakeWait` makes another wait for
+// it. Neither blocks the calling thread.
 #ifndef KERAS_HVD_TF_OPS_CUDA_GPU_H_
 #define KERAS_HVD_TF_OPS_CUDA_GPU_H_
 
@@ -17,18 +16,18 @@
 
 namespace keras_hvd::cuda {
 
-// Whether an event notes when it comes. The GPU writes a time at each that does.
+// Whether an event records its time. The GPU writes a time at each event that does.
 enum class Timing { kOff, kOn };
 
-// All of it may be called on any thread.
+// Any thread may call all of it.
 class Gpu {
  public:
-  // Of a device by its number, through its primary context, which TensorFlow and the
+  // Opens a device by its number, through its primary context, which TensorFlow and the
   // CUDA runtime use too.
   static Status Open(std::shared_ptr<const Driver> driver, int ordinal,
                      std::shared_ptr<Gpu>* gpu);
-  // The number of the device that a caller's stream is of; an error where it is of a
-  // context other than the primary one. Null: of the calling thread's current context.
+  // The device number of a caller's stream; an error if the stream's context is not the
+  // primary one. A null stream means the calling thread's current context.
   static Status DeviceOf(const Driver& driver, Stream stream, int* ordinal);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -36,20 +35,20 @@ class Gpu {
 
   const Driver& driver() const { return *driver_; }
   int ordinal() const { return ordinal_; }
-  // The same for two processes that share the device, or their part of one.
+  // Equal for two processes that share the device, or the same part of one.
   const Uuid& uuid() const { return uuid_; }
   int compute_capability() const { return compute_capability_; }  // 90 for 9.0
-  // Of the greatest priority, and independent of the default stream.
+  // Has the highest priority and is independent of the default stream.
   Stream stream() const { return stream_; }
 
-  // Makes the GPU's context the calling thread's, as long as it lives.
+  // Makes the GPU's context current on the calling thread during its lifetime.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
     ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
-    // Who calls more than this GPU's functions needs it.
+    // Callers need it if they call more than this GPU's functions.
     const Status& status() const { return status_; }
 
    private:
@@ -57,17 +56,17 @@ class Gpu {
     const Status status_;
   };
 
-  // An event behind all that is on the stream now. It is the caller's until Release.
+  // Records an event after all that is on the stream. The caller owns it until Release.
   Status Record(Stream stream, Event* event, Timing timing = Timing::kOff);
-  // Whatever is put on the stream from now on runs after the event.
+  // Everything put on the stream from now on runs after the event.
   Status MakeWait(Stream stream, Event event);
-  // Whether the event has come.
+  // Whether the event has occurred.
   Status Query(Event event, bool* passed);
-  // An event may be released as soon as the streams that wait for it have been told so.
+  // An event may be released as soon as MakeWait has returned for each stream.
   void Release(Event event, Timing timing = Timing::kOff);
-  // The time from one event to a later one; both are timed and have come.
+  // The time from one event to a later one. Both must be timed and have occurred.
   Status Elapsed(Event from, Event to, std::chrono::nanoseconds* elapsed);
-  // A stream that nothing is put on but events, which so come at once.
+  // Opens a stream that gets only events, which therefore occur at once.
   Status OpenIdleStream(Stream* stream);
 
   // On the collectives' stream, in its order.
@@ -93,14 +92,14 @@ class Gpu {
   Context context_ = nullptr;
   Stream stream_ = nullptr;
   std::mutex mutex_;
-  // All below is guarded by mutex_.
+  // mutex_ guards everything below.
   Stream idle_stream_ = nullptr;  // null: nobody has asked for it
   std::vector<Event> free_events_;
   std::vector<Event> free_timed_events_;
 };
 
-// Memory of the GPU, or of the host where the GPU can copy it without the CPU. What is
-// enqueued with it must have passed when it is given back.
+// Memory of the GPU, or host memory that the GPU can copy without the CPU. Everything
+// enqueued with it must have run when it is given back.
 class Memory {
  public:
   enum class Space { kDevice, kHost };
@@ -110,7 +109,7 @@ class Memory {
   ~Memory();
   Memory(Memory&& other) noexcept;
   Memory& operator=(Memory&& other) noexcept;
-  // Leaves it to the end of the process.
+  // Leaves the memory to the end of the process.
   void Abandon() { data_ = nullptr; }
 
   void* data() const { return data_; }

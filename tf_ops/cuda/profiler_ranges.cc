@@ -8,7 +8,7 @@
 namespace keras_hvd::cuda {
 namespace {
 
-// The profiler's library, which NVTX opens, of either version.
+// The profiler's library, which NVTX opens, in either version.
 constexpr char kProfiler[] = "NVTX_INJECTION64_PATH";
 constexpr char kDomain[] = "keras_hvd";
 constexpr const char* kNames[] = {"libnvtx3interop.so.1", "libnvToolsExt.so.1"};
@@ -23,7 +23,7 @@ Status OpenLibrary(const std::string& path, DynamicLibrary* library) {
   Status status;
   for (const char* name : kNames) {
     status = DynamicLibrary::Open(name, missing, library);
-    // One that is there and cannot be opened is what to talk about.
+    // If a library exists but cannot be opened, report that one.
     if (status.ok() || status.message != missing) return status;
   }
   return status;

@@ -1,5 +1,5 @@
-// Ranges of time with names for NVIDIA's profilers (NVTX): what a thread does from the
-// one moment to the other. NVTX is opened at run time, and only under a profiler.
+// Named time ranges for NVIDIA's profilers (NVTX): what a thread does from one moment
+// to another. NVTX is opened at run time, and only under a profiler.
 #ifndef KERAS_HVD_TF_OPS_CUDA_PROFILER_RANGES_H_
 #define KERAS_HVD_TF_OPS_CUDA_PROFILER_RANGES_H_
 
@@ -11,7 +11,7 @@
 
 namespace keras_hvd::cuda {
 
-// What keras_hvd uses of NVTX's interface, declared by ourselves: of version 2 and 3.
+// The part of NVTX's interface that keras_hvd uses, declared here (versions 2, 3).
 namespace nvtx {
 
 using Domain = struct DomainState*;
@@ -40,19 +40,19 @@ struct Functions {
 
 }  // namespace nvtx
 
-// All of it may be called on any thread.
+// Any thread may call all of it.
 class ProfilerRanges {
  public:
-  // Whether a profiler has started this process that could show them.
+  // Whether this process was started by a profiler that could show them.
   static bool AreWanted();
-  // `path`: the library; "" for the system's: libnvtx3interop.so.1, which is NVTX 3, or
-  // libnvToolsExt.so.1, which is NVTX 2. The status says why neither can be used.
+  // `path`: the library, or "" for the system's: libnvtx3interop.so.1 (NVTX 3) or
+  // libnvToolsExt.so.1 (NVTX 2). The status says why neither can be used.
   static Status Open(const std::string& path, std::unique_ptr<ProfilerRanges>* ranges);
   ~ProfilerRanges();
   ProfilerRanges(const ProfilerRanges&) = delete;
   ProfilerRanges& operator=(const ProfilerRanges&) = delete;
 
-  // A range as long as it lives, on the thread that makes it and ends it.
+  // A range during its lifetime; one thread makes it and ends it.
   class Range {
    public:
     Range(const ProfilerRanges& ranges, const std::string& name, int64_t bytes);

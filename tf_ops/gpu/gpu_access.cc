@@ -14,10 +14,10 @@ GpuSupport FindGpuSupport(const GpuLibraries& libraries) {
       driver->functions().device_count(&support.devices) != cuda::Result::kSuccess) {
     support.devices = 0;
   }
-  // Also without a GPU: an image is made on one machine for another.
+  // Works without a GPU too: an image may be built on one machine for another.
   std::shared_ptr<const nccl::Library> library;
   const Status nccl = nccl::Library::Open(libraries.nccl, &library);
-  // A line for each.
+  // One line for each.
   support.text = cuda.ok() ? driver->text() : cuda.message;
   support.text += '\n' + (nccl.ok() ? library->text() : nccl.message);
   if (nccl.ok()) support.nccl_version = library->version();
@@ -48,7 +48,7 @@ Status GpuAccess::OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu) 
         std::to_string(ordinal) +
         ". Have each rank see one device only, or place the tensor there");
   }
-  // The default stream is that of whatever context is current.
+  // The default stream belongs to whichever context is current.
   if (stream != nullptr) streams_.insert(stream);
   *gpu = gpu_;
   return Status::Ok();
@@ -58,8 +58,8 @@ Status GpuAccess::Open(std::shared_ptr<cuda::Gpu>* gpu) {
   std::lock_guard<std::mutex> lock(mutex_);
   Status status = OpenDriver();
   if (status.ok() && gpu_ == nullptr) {
-    // As TensorFlow is told to: each rank may see one device only, whatever its place
-    // on the host, or there may be more ranks than devices.
+    // Follows TensorFlow's settings: each rank may see only one device, whatever its
+    // place on the host, or there may be more ranks than devices.
     int count = 0;
     status = driver_->Check((*driver_)->device_count(&count), "cuDeviceGetCount");
     if (status.ok()) status = OpenDevice(local_rank_ % std::max(count, 1));

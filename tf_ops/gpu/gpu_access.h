@@ -1,5 +1,5 @@
-// The libraries for tensors on GPUs, and this rank's GPU: opened when the first such
-// tensor comes, so that a job without one needs neither.
+// The libraries for tensors on GPUs, and this rank's GPU. Both are opened when the
+// first such tensor comes, so a job without one needs neither.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_ACCESS_H_
 
@@ -13,13 +13,13 @@
 
 namespace keras_hvd {
 
-// "" where the system's are meant.
+// "" means the system's library.
 struct GpuLibraries {
   std::string cuda;
   std::string nccl;
 };
 
-// What `libraries` give, for people and programs; see khvd_gpu_support.
+// What `libraries` offer, for people and programs; see khvd_gpu_support.
 struct GpuSupport {
   int devices = 0;
   int nccl_version = 0;
@@ -27,16 +27,16 @@ struct GpuSupport {
 };
 GpuSupport FindGpuSupport(const GpuLibraries& libraries);
 
-// All of it may be called on any thread.
+// Any thread may call all of it.
 class GpuAccess {
  public:
-  // `local_rank`: the number of the device where no stream says it.
+  // `local_rank`: the device number to use when no stream determines it.
   GpuAccess(GpuLibraries libraries, int local_rank)
       : libraries_(std::move(libraries)), local_rank_(local_rank) {}
 
   // The GPU of a caller's stream, which must be the same for all of a rank's tensors.
   Status OpenFor(cuda::Stream stream, std::shared_ptr<cuda::Gpu>* gpu);
-  // The one that was opened; or, for a rank without a tensor of its own, its own.
+  // The GPU already opened; for a rank without a tensor of its own, the rank's GPU.
   Status Open(std::shared_ptr<cuda::Gpu>* gpu);
   Status OpenNccl(std::shared_ptr<const nccl::Library>* library);
 
@@ -47,10 +47,10 @@ class GpuAccess {
   const GpuLibraries libraries_;
   const int local_rank_;
   std::mutex mutex_;
-  // All below is guarded by mutex_.
+  // mutex_ guards everything below.
   std::shared_ptr<const cuda::Driver> driver_;
   std::shared_ptr<cuda::Gpu> gpu_;
-  // Those that are known to be its own: to ask takes as long as a small collective.
+  // Streams known to be the GPU's: asking takes as long as a small collective.
   std::set<cuda::Stream> streams_;
 };
 

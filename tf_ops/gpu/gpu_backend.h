@@ -1,4 +1,4 @@
-// What moves and reduces tensors on GPUs among the members of a process set.
+// The interface for moving and reducing GPU tensors among the members of a process set.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
 
@@ -9,15 +9,15 @@
 
 namespace keras_hvd {
 
-// All of it is for who drives the engine.
+// Only the thread that drives the engine calls it.
 class GpuBackend {
  public:
   virtual ~GpuBackend() = default;
 
-  // Whether it runs the operation, with a result like the CPU's.
+  // Whether it can run the operation with a result like the CPU's.
   virtual bool CanRun(const Operation& operation) const = 0;
-  // Runs these of the batch's operations, which it can run, behind what is on the
-  // collectives' stream, and leaves their results there.
+  // Runs these operations of the batch, all of which it can run, after what is on the
+  // collectives' stream, and leaves their results on that stream.
   virtual Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) = 0;
 };
 

@@ -24,12 +24,12 @@ Status GpuBatch::TakeMemory(cuda::Memory::Space space, size_t bytes, char** memo
 Status GpuBatch::Allocate(Operation* operation, size_t tensor,
                           const std::vector<int64_t>& rows) {
   if (AllocateResult(operation, tensor, rows) != nullptr) {
-    // It is free when what is on the caller's stream has passed.
+    // The memory is free once what is on the caller's stream has run.
     std::shared_ptr<const SharedEvent> free;
     const Status status = RecordOn(gpu, operation->stream_point->stream, &free);
     return status.ok() ? free->MakeWait(gpu->stream()) : status;
   }
-  // The other members give their rows all the same.
+  // The other members still send their rows.
   const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   if (sum == 0) return Status::Ok();
   char* instead = nullptr;

@@ -1,5 +1,5 @@
-// What running one batch of tensors on GPUs needs until it is enqueued: the members'
-// collectives of host memory, and memory for a while.
+// What one batch of GPU tensors needs until it is enqueued: the members' host memory
+// collectives, and temporary memory.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_BATCH_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_BATCH_H_
 
@@ -17,18 +17,18 @@
 
 namespace keras_hvd {
 
-// What is said of a wait that was given up: the job has failed, or this rank leaves it.
+// The error for a wait that was given up: the job has failed, or this rank leaves it.
 inline Status GivenUp() { return Status::RankFailed("the wait was given up"); }
 
-// Collectives of host memory among the members of a batch.
+// Collectives in host memory among the members of a batch.
 class HostCollectives {
  public:
   virtual ~HostCollectives() = default;
-  // Begins a collective, the next one after those before; null if the job has failed.
+  // Begins the next collective; null if the job has failed.
   virtual CollectiveBackend* Begin() = 0;
-  // Runs one on operations in host memory.
+  // Runs a collective on operations in host memory.
   virtual bool Run(const Batch& batch) = 0;
-  // Compares the outputs of the members, where this is wanted; they are in host memory.
+  // Compares the members' outputs, which are in host memory, if this is enabled.
   virtual bool compares() const = 0;
   virtual bool Compare(const Batch& batch) = 0;
 };
@@ -50,13 +50,13 @@ class GpuBatch {
   // Gives every member all members' numbers.
   Status AllgatherValues(const std::vector<int64_t>& own,
                          std::vector<std::vector<int64_t>>* all);
-  // Memory until the batch has passed.
+  // Memory that lasts until the batch has run.
   Status TakeMemory(cuda::Memory::Space space, size_t bytes, char** memory);
-  // Memory for the result of a tensor that gets `rows`, to be used on the collectives'
+  // Memory for the result of a tensor that gets `rows`, usable on the collectives'
   // stream from now on.
   Status Allocate(Operation* operation, size_t tensor,
                   const std::vector<int64_t>& rows);
-  // Waits until what is on the collectives' stream has passed.
+  // Waits until everything on the collectives' stream has run.
   Status AwaitStream();
 
   std::vector<cuda::Memory> GiveMemory() { return std::move(memory_); }
@@ -66,7 +66,7 @@ class GpuBatch {
   const int index;
   const std::shared_ptr<cuda::Gpu> gpu;
   HostCollectives& host;
-  // Null where the timeline does not record the batch.
+  // Null if the timeline does not record the batch.
   std::unique_ptr<GpuTimes> times;
 
  private:

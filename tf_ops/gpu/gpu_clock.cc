@@ -11,16 +11,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a reference is used for what is recorded.
+// How long a reference is used for new recordings.
 constexpr std::chrono::seconds kPeriod(1);
-// The first one comes with things that take longer, such as a communicator.
+// The first one is made along with slower things, such as a communicator.
 constexpr milliseconds kPatienceForFirst(100);
 constexpr milliseconds kPatience(1);
-// A reference as good as this is not tried to be made better.
+// A reference this good needs no further tries.
 constexpr int64_t kGoodNanoseconds = 5'000;
 constexpr int kMostTries = 8;
 
-// Makes one, unless it takes until `deadline`.
+// Makes one, unless it takes longer than `deadline`.
 std::shared_ptr<const GpuReference> Try(const std::shared_ptr<cuda::Gpu>& gpu,
                                         cuda::Stream stream,
                                         Clock::time_point deadline) {
@@ -44,7 +44,7 @@ std::shared_ptr<const GpuReference> Try(const std::shared_ptr<cuda::Gpu>& gpu,
 
 std::shared_ptr<const GpuReference> GpuClock::Reference(
     const std::shared_ptr<cuda::Gpu>& gpu) {
-  // Who has not answered once is not waited for at each batch.
+  // If the GPU once fails to answer, not every batch waits for it.
   const bool is_first = next_ == Clock::time_point();
   if (reference_ == nullptr && Clock::now() >= next_) {
     Make(gpu, is_first ? kPatienceForFirst : kPatience);
@@ -56,8 +56,8 @@ void GpuClock::Renew(const std::shared_ptr<cuda::Gpu>& gpu) {
   if (reference_ != nullptr && Clock::now() >= next_) Make(gpu, kPatience);
 }
 
-// Of several tries the one that is known best. What disturbs them is the host: this
-// thread may be kept from looking.
+// Keeps the most precise of several tries. The host disturbs them: this thread may be
+// kept from looking.
 void GpuClock::Make(const std::shared_ptr<cuda::Gpu>& gpu,
                     std::chrono::nanoseconds patience) {
   const Clock::time_point begin = Clock::now();

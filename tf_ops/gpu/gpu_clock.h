@@ -1,10 +1,11 @@
-// Places moments on a GPU on the host's clock.
+// Maps moments on a GPU to the host's clock.
 //
-// CUDA tells the time between two events, and nothing of when either was. So an event
-// is recorded on a stream that is idle, where it comes at once: the host's time before
-// the recording and that at which it is known to have come enclose it. The moments of
-// collectives are told from such a reference, which is made anew from time to time, for
-// the two clocks do not go at quite the same pace, and CUDA gives times as floats.
+// CUDA gives the time between two events, but not when either occurred. So an event is
+// recorded on an idle stream, where it occurs at once. The host's time before the
+// recording and the time when the event is known to have occurred enclose it. Moments
+// of collectives are measured from this reference. It is renewed from time to time,
+// because the two clocks run at slightly different rates and CUDA gives times as
+// floats.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_CLOCK_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_CLOCK_H_
 
@@ -18,30 +19,29 @@
 
 namespace keras_hvd {
 
-// An event of which it is known when it came: at `time` of the timeline's, or at most
-// `within` before or after that.
+// An event with a known time: `time` on the timeline's clock, give or take `within`.
 struct GpuReference {
   std::shared_ptr<const SharedEvent> event;
   int64_t time = 0;
   int64_t within = 0;
 };
 
-// All of it is for one thread at a time.
+// Only one thread may use it at a time.
 class GpuClock {
  public:
   // The reference for what is recorded from now on; null if the GPU has not answered.
-  // The first one is made here, for which the GPU has a tenth of a second.
+  // The first call makes one and gives the GPU a tenth of a second.
   std::shared_ptr<const GpuReference> Reference(const std::shared_ptr<cuda::Gpu>& gpu);
-  // Makes a new one where that is due, which takes a millisecond at most.
+  // Makes a new one if it is due. Takes a millisecond at most.
   void Renew(const std::shared_ptr<cuda::Gpu>& gpu);
-  // As if it had never been asked.
+  // Resets it to its initial state.
   void Clear() { *this = GpuClock(); }
 
  private:
   void Make(const std::shared_ptr<cuda::Gpu>& gpu, std::chrono::nanoseconds patience);
 
   std::shared_ptr<const GpuReference> reference_;
-  Clock::time_point next_;  // when one is due; the beginning of time: none was made
+  Clock::time_point next_;  // when the next one is due; default value: none was made
 };
 
 }  // namespace keras_hvd

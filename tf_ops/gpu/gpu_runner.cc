@@ -14,10 +14,10 @@
 namespace keras_hvd {
 namespace {
 
-// How often what is under way is looked at.
+// How often work under way is checked.
 constexpr std::chrono::milliseconds kInterval(100);
 
-// How long a stream may take to run out after an abort.
+// How long a stream may take to drain after an abort.
 constexpr std::chrono::seconds kAbortPatience(1);
 
 }  // namespace
@@ -46,7 +46,7 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
   GpuBatch on_gpu = BatchOf(batch, members, host);
   waits_for_ = Title(*batch.front()->description);
   waits_for_members_ = members;
-  // NCCL would take whatever GPU it finds.
+  // Otherwise NCCL would take whatever GPU is current.
   if (!Succeeded(current.status())) return false;
   if (recorded) {
     on_gpu.times =
@@ -78,7 +78,7 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
   return status;
 }
 
-// Nothing that is enqueued from now on runs before the inputs are there.
+// Nothing enqueued from now on runs before the inputs are there.
 Status GpuRunner::AwaitInputs(GpuBatch* batch) {
   const GpuSpan span(batch->times.get(), GpuPhase::kWaitForInputs);
   for (const auto& operation : batch->operations) {
@@ -91,7 +91,7 @@ Status GpuRunner::AwaitInputs(GpuBatch* batch) {
   return Status::Ok();
 }
 
-// This rank has joined, and takes part with zeros, which the results replace.
+// This rank has joined and takes part with zeros, which the results replace.
 Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
   for (const TensorDescription& tensor : operation->description->tensors) {
     const int64_t bytes = Elements(tensor) * Bytes(tensor.dtype);
@@ -133,7 +133,7 @@ Status GpuRunner::End(GpuBatch* batch) {
   for (const auto& operation : batch->operations) {
     const StreamPoint* const point = operation->stream_point.get();
     if (point == nullptr) continue;
-    // One that fails has nobody ask for its mark, and its input is given all the same.
+    // Nobody asks for the mark of a failed operation, but its input is still sent.
     if (point->end != nullptr && !operation->out_of_memory) {
       *point->end = new EndMark{end};
       continue;
@@ -146,8 +146,8 @@ Status GpuRunner::End(GpuBatch* batch) {
   return Status::Ok();
 }
 
-// Its requests end, and their callers use the buffers for other things: that comes
-// behind what has been enqueued with them.
+// The requests end, and their callers reuse the buffers. That must come after what is
+// already enqueued with them.
 void GpuRunner::GiveUp(GpuBatch* batch) {
   // The streams would wait for a member that has died.
   communicators_.Abort();
@@ -159,11 +159,11 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
     if (point->end != nullptr) {
       delete static_cast<EndMark*>(std::exchange(*point->end, nullptr));
     }
-    // A stream that cannot be told so runs nothing any more.
+    // A stream that cannot be made to wait runs nothing any more.
     if (recorded) static_cast<void>(end->MakeWait(point->stream));
   }
-  // Memory is given back by who knows whether the GPU still uses it: to free it waits
-  // for the GPU. Where nobody will know, the end of the process does it.
+  // Freeing memory waits for the GPU. So the memory goes back to code that knows
+  // whether the GPU still uses it. If none will know, it stays until the process ends.
   std::vector<cuda::Memory> memory = batch->GiveMemory();
   if (recorded) {
     under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
@@ -178,14 +178,14 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
 
 bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
                               const std::vector<int>& all, HostCollectives* host) {
-  // All ranks have a communicator, or none.
+  // Either all ranks have a communicator or none has.
   if (gpu_ == nullptr || !communicators_.IsOpen(0)) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
-  // A split is for all ranks.
+  // A split involves all ranks.
   waits_for_members_ = all;
   if (!Succeeded(current.status())) return false;
-  // NCCL splits only what has nothing under way.
+  // NCCL can split only a communicator with nothing under way.
   if (!AwaitUnderWay()) return false;
   const Batch nothing;
   GpuBatch batch = BatchOf(nothing, all, host);
@@ -236,11 +236,11 @@ void GpuRunner::CheckUnderWay() {
   CheckAge(first.title, first.since);
 }
 
-// The number of the one that is carried out: the same on all ranks.
+// The number of the decision being carried out, the same on all ranks.
 uint64_t GpuRunner::CurrentDecision() const { return job_->CarriedOut(rank_) + 1; }
 
-// One that leaves does not carry out what is decided meanwhile, for which the others
-// would wait on their GPUs for ever. Returns whether all came to it, or still may.
+// A member that leaves does not carry out later decisions, and the others' GPUs would
+// wait for it forever. Returns whether all members reached this decision or still may.
 bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
                              const std::string& title) {
   for (const int member : members) {
@@ -279,7 +279,7 @@ void GpuRunner::Leave() {
   clock_.Clear();
 }
 
-// Where this is given up, the other members would wait for this rank for ever.
+// If this were given up, the other members would wait for this rank forever.
 bool GpuRunner::AwaitUnderWay() {
   bool goes_on = true;
   for (int64_t polls = 0; goes_on && !under_way_.empty(); ++polls) {
@@ -293,7 +293,7 @@ void GpuRunner::Abort() {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
   communicators_.Abort();
-  // What is under way may still use its memory.
+  // Work under way may still use its memory.
   const Clock::time_point deadline = Clock::now() + kAbortPatience;
   bool uses_memory = !under_way_.empty();
   while (uses_memory && Clock::now() < deadline) {
@@ -304,7 +304,7 @@ void GpuRunner::Abort() {
     sched_yield();
   }
   if (uses_memory) {
-    // To free memory waits for the GPU, which may hang: the end of the process does it.
+    // Freeing memory waits for the GPU, which may hang; the process's end frees it.
     for (UnderWay& each : under_way_) {
       for (cuda::Memory& memory : each.memory) memory.Abandon();
     }
@@ -324,13 +324,13 @@ bool GpuRunner::KeepWaiting(int64_t polls) {
   return waiter_.Pause(polls);
 }
 
-// Whether it is OK; if not, the job has failed.
+// Returns whether the status is OK; if not, the job has failed.
 bool GpuRunner::Succeeded(const Status& status, const std::string& title) {
   if (status.ok()) return true;
   if (job_->Failed()) return false;
   const std::string rank = job_->Describe(rank_);
   if (status.code == Code::kRankFailed) {
-    // It shuts down, and has waited for long enough.
+    // It is shutting down, and has waited long enough.
     job_->Fail(Code::kRankFailed, rank + " left the job in the middle of " + title);
     return false;
   }

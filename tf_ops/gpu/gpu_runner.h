@@ -1,12 +1,12 @@
-// Runs batches of tensors on GPUs: enqueues them behind what their callers have put on
-// their streams, and has nobody wait for the GPU.
+// Runs batches of tensors on GPUs: enqueues them after what callers have put on their
+// streams, without anybody waiting for the GPU.
 //
-// NCCL moves and reduces the tensors; what it does not reduce as the CPU would goes
-// through host memory, and all of it does where a member cannot use NCCL.
+// NCCL moves and reduces the tensors. What NCCL does not reduce as the CPU would goes
+// through host memory; everything does if a member cannot use NCCL.
 //
-// What was enqueued is looked after until it has passed: it may meet an error, or wait
-// for a peer that has died. Then the communicators are aborted, which lets the streams
-// run on; their results are worth nothing, and the job has failed on all ranks.
+// Enqueued work is checked until it has run: it may fail, or wait for a peer that has
+// died. Then the communicators are aborted, which lets the streams continue. Their
+// results are invalid, and the job has failed on all ranks.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
 
@@ -30,34 +30,34 @@
 
 namespace keras_hvd {
 
-// All of it is for who drives the engine.
+// Only the thread that drives the engine calls it.
 class GpuRunner {
  public:
-  // `warning_seconds`, `abort_seconds`: of stalls, as in EngineOptions. `waiter` passes
-  // the time.
+  // `warning_seconds` and `abort_seconds` apply to stalls, as in EngineOptions.
+  // `waiter` passes the time.
   GpuRunner(double warning_seconds, double abort_seconds, std::shared_ptr<JobState> job,
             std::shared_ptr<GpuAccess> access, Waiter* waiter, Timeline* timeline);
   ~GpuRunner();
   GpuRunner(const GpuRunner&) = delete;
   GpuRunner& operator=(const GpuRunner&) = delete;
 
-  // Enqueues a batch, whose tensors are on GPUs on all `members`. Returns false if the
-  // job has failed or this rank stops waiting. `recorded`: the timeline has begun it.
+  // Enqueues a batch of tensors that are on GPUs on all `members`. Returns false if the
+  // job failed or this rank stops waiting. `recorded`: the timeline has begun it.
   bool Run(const Batch& batch, const std::vector<int>& members, HostCollectives* host,
            bool recorded);
 
-  // `all` ranks add a process set, or remove one. False: the job has failed.
+  // `all` ranks add or remove a process set. Returns false if the job has failed.
   bool AddProcessSet(int32_t id, const std::vector<int>& members,
                      const std::vector<int>& all, HostCollectives* host);
   bool RemoveProcessSet(int32_t id);
 
-  // Whether something that was enqueued may not have passed.
+  // Whether enqueued work may still be running.
   bool anything_under_way() const { return !under_way_.empty(); }
-  // Looks at it, if it is time to.
+  // Checks that work, if it is time to.
   void Check();
-  // Waits for it, and leaves the other members; the end of this rank's part in the job.
+  // Waits for that work and leaves the other members: ends this rank's part in the job.
   void Leave();
-  // Ends it: the job has failed.
+  // Ends that work because the job has failed.
   void Abort();
 
  private:
@@ -65,10 +65,10 @@ class GpuRunner {
     std::shared_ptr<const SharedEvent> end;
     std::string title;
     std::vector<int> members;
-    uint64_t decision;  // its number
+    uint64_t decision;  // the decision's number
     Clock::time_point since;
     std::vector<cuda::Memory> memory;
-    std::unique_ptr<GpuTimes> times;  // null: it is not recorded
+    std::unique_ptr<GpuTimes> times;  // null: not recorded
   };
 
   GpuBatch BatchOf(const Batch& batch, const std::vector<int>& members,
@@ -103,9 +103,9 @@ class GpuRunner {
   GpuClock clock_;
   std::deque<UnderWay> under_way_;
   Clock::time_point next_check_;
-  std::string waits_for_;  // what KeepWaiting is called about
+  std::string waits_for_;  // what the current wait is for
   std::vector<int> waits_for_members_;
-  Clock::time_point waiting_since_;  // and since when
+  Clock::time_point waiting_since_;  // when it began
   std::string warned_of_;
 };
 

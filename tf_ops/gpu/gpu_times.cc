@@ -43,8 +43,7 @@ void GpuTimes::End() {
   }
 }
 
-// What keeps an event from being recorded keeps the collective as well, and is met
-// there.
+// An error in recording an event also stops the collective, which reports it.
 std::shared_ptr<const SharedEvent> GpuTimes::Record() {
   std::shared_ptr<const SharedEvent> event;
   failed_ = !RecordOn(gpu_, gpu_->stream(), &event, cuda::Timing::kOn).ok();

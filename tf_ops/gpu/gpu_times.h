@@ -1,6 +1,6 @@
-// When the phases of one batch of tensors on a GPU were, for the timeline: by timed
-// events on the collectives' stream, which are read when the batch is known to have
-// passed. A batch that the timeline does not record has none of this.
+// Measures the phases of one batch of GPU tensors for the timeline. It uses timed
+// events on the collectives' stream, which are read once the batch is known to have
+// run. Batches that the timeline does not record have none of this.
 #ifndef KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
 #define KERAS_HVD_TF_OPS_GPU_GPU_TIMES_H_
 
@@ -16,20 +16,20 @@ namespace keras_hvd {
 
 class GpuTimes {
  public:
-  // Of the batch that the timeline has begun. `reference` may be null: then nothing is
-  // timed, and the timeline says so.
+  // For the batch that the timeline has begun. If `reference` is null, nothing is timed
+  // and the timeline says so.
   GpuTimes(Timeline* timeline, const Batch& batch, std::shared_ptr<cuda::Gpu> gpu,
            std::shared_ptr<const GpuReference> reference);
   ~GpuTimes();
   GpuTimes(const GpuTimes&) = delete;
   GpuTimes& operator=(const GpuTimes&) = delete;
 
-  // The phase is what is put on the collectives' stream from Begin to End; or what the
-  // host does, if it is the host's.
+  // The phase is what is put on the collectives' stream between Begin and End; or, for
+  // a host phase, what the host does.
   void Begin(GpuPhase phase);
   void End();
 
-  // Hands the phases to the timeline: all of the batch has passed.
+  // Hands the phases to the timeline. All of the batch must have run.
   void Write();
 
  private:
@@ -47,14 +47,14 @@ class GpuTimes {
   bool Locate(Span* span) const;
 
   Timeline& timeline_;
-  TimelineRecord record_;  // what all of the batch have in common
+  TimelineRecord record_;  // the fields that the whole batch shares
   const std::shared_ptr<cuda::Gpu> gpu_;
   const std::shared_ptr<const GpuReference> reference_;
   std::vector<Span> spans_;
   bool failed_ = false;  // something cannot be timed
 };
 
-// A phase as long as it lives; none where `times` is null.
+// A phase that lasts as long as this object; none if `times` is null.
 class GpuSpan {
  public:
   GpuSpan(GpuTimes* times, GpuPhase phase) : times_(times) {

@@ -19,7 +19,7 @@ int64_t InputBytes(const Operation& operation, size_t tensor) {
   return operation.rows[tensor] * RowBytes(description);
 }
 
-// Of a result whose size is known at its start.
+// The size of a result that is known at the start.
 int64_t OutputBytes(const Operation& operation, size_t tensor, const GpuBatch& batch) {
   const TensorDescription& description = operation.description->tensors[tensor];
   if (!TraitsOf(operation.description->kind).gives_parts) {
@@ -36,10 +36,10 @@ class StagedOperation {
   StagedOperation(Operation* operation, GpuBatch* batch)
       : operation_(operation), batch_(batch) {}
 
-  // Makes the stand-in, and has the inputs copied, which are there when the stream has
-  // come to that.
+  // Makes the stand-in and enqueues copies of the inputs, which are there when the
+  // stream reaches that point.
   Status Start(std::unique_ptr<Operation>* stand_in);
-  // Has the stand-in's results copied to where they belong.
+  // Enqueues copies of the stand-in's results to their destinations.
   Status Finish(const Operation& stand_in);
 
  private:
@@ -65,7 +65,7 @@ Status StagedOperation::Start(std::unique_ptr<Operation>* made) {
       status = batch_->TakeMemory(Space::kHost, OutputBytes(*operation_, i, *batch_),
                                   &output);
     }
-    // Of a broadcast only the root has to have an input.
+    // In a broadcast, only the root needs an input.
     const void* const from = operation_->buffers[i].input;
     if (status.ok() && bytes > 0 && from != nullptr) {
       status = batch_->gpu->CopyToHost(input, from, bytes);

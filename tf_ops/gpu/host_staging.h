@@ -1,5 +1,5 @@
-// Collectives of tensors on a GPU through host memory: for what NCCL does not reduce as
-// the CPU would, and for ranks that cannot use NCCL.
+// Collectives of GPU tensors through host memory: for reductions that NCCL does not do
+// as the CPU would, and for ranks that cannot use NCCL.
 #ifndef KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
 #define KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
 
@@ -16,7 +16,7 @@ class HostStagingBackend final : public GpuBackend {
   Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
 };
 
-// Compares the results of a batch that is on the collectives' stream.
+// Compares the results of a batch on the collectives' stream.
 Status CompareThroughHost(GpuBatch* batch);
 
 }  // namespace keras_hvd

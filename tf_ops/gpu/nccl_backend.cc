@@ -99,7 +99,7 @@ Status Reducescatter(const Operations& operations, GpuBatch* batch,
   return nccl::Reducescatter(reducescatter, communicator);
 }
 
-// Null: its tensors go through host memory.
+// Null: tensors of this kind go through host memory.
 auto FunctionOf(Kind kind) -> decltype(&Allreduce) {
   switch (kind) {
     case Kind::kAllreduce:
@@ -131,8 +131,7 @@ bool NcclBackend::CanRun(const Operation& operation) const {
   if (!Reduces(description.kind)) return true;
   return std::all_of(description.tensors.begin(), description.tensors.end(),
                      [&](const auto& tensor) {
-                       // Of an empty one there is nothing to reduce, whatever its type
-                       // is.
+                       // An empty tensor has nothing to reduce, whatever its type is.
                        return Elements(tensor) == 0 ||
                               nccl::CanReduce(description.reduction, tensor.dtype,
                                               members_, capabilities_);

@@ -1,4 +1,4 @@
-// Collectives of tensors on GPUs by NCCL.
+// Collectives of GPU tensors by NCCL.
 #ifndef KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
 #define KERAS_HVD_TF_OPS_GPU_NCCL_BACKEND_H_
 
@@ -13,7 +13,7 @@ namespace keras_hvd {
 
 class NcclBackend final : public GpuBackend {
  public:
-  // `capabilities`: what all of so many members have.
+  // `capabilities`: what all members have. `members`: how many there are.
   NcclBackend(std::unique_ptr<nccl::Communicator> communicator, int members,
               const nccl::Capabilities& capabilities);
 

@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t kAllRanks = 0;
 constexpr int64_t kIdWords = sizeof(nccl::UniqueId) / sizeof(int64_t);
 
-// From here on several ranks may share a GPU.
+// From this version on, several ranks may share a GPU.
 constexpr int64_t kSharingVersion = 23000;
 
 int32_t ProcessSetOf(const GpuBatch& batch) {
@@ -69,7 +69,7 @@ nccl::Capabilities CapabilitiesOf(const std::vector<Member>& members) {
   return {static_cast<int>(version), static_cast<int>(capability)};
 }
 
-// The first other member that has the GPU of this one; -1: none.
+// The first other member with the same GPU as this one, or -1.
 int FindSharing(const std::vector<Member>& members, int index) {
   for (size_t i = 0; i < members.size(); ++i) {
     const bool same =
@@ -79,7 +79,7 @@ int FindSharing(const std::vector<Member>& members, int index) {
   return -1;
 }
 
-// The first member that cannot use NCCL, or not with those that have its GPU; -1: none.
+// The first member that cannot use NCCL, alone or with those that share its GPU, or -1.
 int FirstWithout(const std::vector<Member>& members) {
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
@@ -124,8 +124,8 @@ Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   return Status::Ok();
 }
 
-// A member that cannot use NCCL has all of them do without it; so do two that share a
-// GPU, which NCCL allows in newer versions, where it is asked to.
+// If one member cannot use NCCL, none does. The same holds if two members share a GPU,
+// except in newer versions of NCCL, which allow it on request.
 Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
                                 nccl::Capabilities* capabilities) {
   std::string reason;
@@ -163,8 +163,8 @@ Status NcclCommunicators::OpenLibrary() {
   return access_->OpenNccl(&library_);
 }
 
-// Said by the first member of the first set that has a reason, for all; what others
-// have met, for who wants to know all.
+// The first member of the first set with a reason warns for all. What others met is
+// logged for those who want every detail.
 void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = job_->ClaimGpuWarning();
@@ -173,7 +173,7 @@ void NcclCommunicators::Warn(const std::string& reason) {
           reason);
 }
 
-// Leaves no communicator where one of the members cannot make it.
+// Leaves no communicator if one of the members cannot make it.
 Status NcclCommunicators::Connect(GpuBatch* batch, Made* communicator) {
   nccl::UniqueId id = {};
   bool made;
@@ -188,7 +188,7 @@ Status NcclCommunicators::Connect(GpuBatch* batch, Made* communicator) {
   return TryTogether(batch, create, communicator, &made);
 }
 
-// The first member makes it for all; `*made`: it could.
+// The first member makes the id for all; `*made` tells whether it succeeded.
 Status NcclCommunicators::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* made) {
   std::vector<int64_t> words(1 + kIdWords);
   Status own;
@@ -204,8 +204,9 @@ Status NcclCommunicators::ShareId(GpuBatch* batch, nccl::UniqueId* id, bool* mad
   return status;
 }
 
-// Has all members make a communicator and use it once, or none: from 2.22 on NCCL
-// connects them only then, and fails then where it may not, say, share memory.
+// All members make a communicator and use it once, or none has one. From 2.22 on, NCCL
+// connects members only on first use, and fails only then if, say, it may not share
+// memory.
 Status NcclCommunicators::TryTogether(GpuBatch* batch,
                                       const std::function<Status(Made*)>& make,
                                       Made* communicator, bool* made) {
@@ -217,14 +218,14 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
   attempt_ = attempt.get();
-  // Aborted once all have told their errors: others would take the abort for one.
+  // Aborted only after all have reported errors: others would take the abort for one.
   Made created;
   status = make(&created);
   if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
   attempt_ = nullptr;
   auto outcome = JointAttempt::Outcome::kSucceeded;
   if (status.code == Code::kRankFailed) {
-    // For the sake of a member that has failed to, or because the job ends.
+    // Because another member failed, or because the job ends.
     if (!attempt->HasFailedElsewhere()) return status;
     outcome = JointAttempt::Outcome::kLeft;
   } else if (!status.ok()) {
@@ -241,7 +242,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   return Status::Ok();
 }
 
-// From now on; what has a communicator keeps it.
+// Applies from now on; sets that have a communicator keep it.
 void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
   if (!says_so) return;
@@ -265,7 +266,7 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
   const Status status = TryTogether(all, split, &part, &made);
   if (!status.ok()) return status;
   if (!made) {
-    // Nothing is under way on any rank: each has awaited that before it tried.
+    // Nothing is under way on any rank: each awaited that before it tried.
     for (auto each = backends_.rbegin(); each != backends_.rend(); ++each) {
       each->second.reset();
     }
@@ -279,7 +280,7 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
   return status;
 }
 
-// Null for a rank that is no member.
+// Null on a rank that is not a member.
 Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
   const auto found = std::lower_bound(members.begin(), members.end(), rank_);
   const bool included = found != members.end() && *found == rank_;
@@ -307,7 +308,7 @@ Status NcclCommunicators::AsyncError() const {
 }
 
 Status NcclCommunicators::Finalize() {
-  // The parts first: they may use what the whole one has.
+  // The parts first: they may use resources of the whole communicator.
   while (!backends_.empty()) {
     const Status status = Remove(backends_.rbegin()->first);
     if (!status.ok()) return status;

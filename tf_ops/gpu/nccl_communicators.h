@@ -1,13 +1,14 @@
-// How the members of each process set move tensors on GPUs: over a communicator of
-// NCCL, or through host memory where one of them cannot use it.
+// How the members of each process set move GPU tensors: over an NCCL communicator, or
+// through host memory if one of them cannot use NCCL.
 //
-// A set gets its communicator when its first batch of such tensors runs; one that is
-// added later gets its part of that of all ranks. All members see the same batches and
-// sets in the same order, and so need no more to agree on when.
+// A set gets its communicator when its first batch of such tensors runs. A set added
+// later gets a split of the communicator of all ranks. All members see the same batches
+// and sets in the same order, so they need not agree on when.
 //
-// A communicator that cannot be made on one member is made on none, and the set goes
-// through host memory; so do later ones with a member that has seen that. Where it was
-// to be a part of that of all ranks, that one can be used no more, and all sets do.
+// If one member cannot make a communicator, none has it, and the set goes through host
+// memory. Later sets with a member that saw this do so too. If it was to be a split of
+// the communicator of all ranks, that one is unusable too, and all sets go through host
+// memory.
 #ifndef KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
 #define KERAS_HVD_TF_OPS_GPU_NCCL_COMMUNICATORS_H_
 
@@ -32,21 +33,21 @@ class NcclCommunicators {
   NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
                     nccl::KeepWaiting keep_waiting);
 
-  // That of a batch's process set, as long as the set is there; null: its tensors go
-  // through host memory.
+  // The backend of a batch's process set, valid as long as the set exists. Null: its
+  // tensors go through host memory.
   Status Open(GpuBatch* batch, NcclBackend** backend);
   // Whether Open has nothing left to agree on.
   bool IsOpen(int32_t process_set) const { return backends_.count(process_set) != 0; }
 
-  // All ranks add a set, or remove one. `all`: a batch of all ranks, of no operations.
+  // All ranks add or remove a set. `all`: a batch of all ranks, without operations.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
   Status Remove(int32_t process_set);
 
-  // What NCCL has met since.
+  // Errors that NCCL has met since.
   Status AsyncError() const;
-  // Gives the communicators back, as the other members do.
+  // Releases the communicators, as the other members do.
   Status Finalize();
-  // The same at once, and ends what they do.
+  // The same at once, ending what the communicators do.
   void Abort();
 
  private:
@@ -69,7 +70,7 @@ class NcclCommunicators {
   const nccl::KeepWaiting keep_waiting_;
   std::shared_ptr<const nccl::Library> library_;
   std::map<int32_t, std::unique_ptr<NcclBackend>> backends_;
-  const JointAttempt* attempt_ = nullptr;  // to make a communicator, while it goes on
+  const JointAttempt* attempt_ = nullptr;  // the current attempt to make a communicator
   std::string failure_;                    // of such an attempt; "": none
   bool warned_ = false;
 };

@@ -6,7 +6,7 @@
 namespace keras_hvd {
 namespace {
 
-// Sizes are powers of two, so that what was taken for one tensor does for the next.
+// Sizes are powers of two, so memory taken for one tensor can serve the next.
 constexpr size_t kLeastBytes = 4 << 10;
 
 size_t Rounded(size_t bytes) {

@@ -1,5 +1,5 @@
-// Memory that a rank needs for a while to run collectives of tensors on a GPU, kept for
-// the next time: to get some takes longer than most collectives.
+// Temporary memory that a rank needs to run collectives of GPU tensors. It is kept for
+// the next time, because allocation takes longer than most collectives.
 #ifndef KERAS_HVD_TF_OPS_GPU_STAGING_H_
 #define KERAS_HVD_TF_OPS_GPU_STAGING_H_
 
@@ -13,13 +13,13 @@ namespace keras_hvd {
 
 class Staging {
  public:
-  // Memory of at least so many bytes; nothing is enqueued with it any more.
+  // Memory of at least `bytes` bytes, with nothing enqueued on it any more.
   Status Take(const std::shared_ptr<cuda::Gpu>& gpu, cuda::Memory::Space space,
               size_t bytes, cuda::Memory* memory);
-  // Takes back what has been taken; all that was enqueued with it has passed.
+  // Takes back memory. Everything enqueued with it must have run.
   void GiveBack(cuda::Memory memory);
   void Clear() { free_.clear(); }
-  // The same where memory cannot be freed any more.
+  // The same when memory cannot be freed any more.
   void Abandon();
 
  private:

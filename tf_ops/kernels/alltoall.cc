@@ -94,7 +94,7 @@ class AlltoallKernel : public CollectiveKernel {
     static const int64_t none = 0;
     if (!even_) {
       request.splits = splits.NumElements() == 0 ? &none : splits.vec<int64_t>().data();
-      // More than fit are refused just as well.
+      // A count that does not fit is capped; the engine refuses it all the same.
       request.split_count = static_cast<int32_t>(
           std::min<int64_t>(splits.NumElements(), std::numeric_limits<int32_t>::max()));
     }

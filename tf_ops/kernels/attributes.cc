@@ -45,7 +45,7 @@ absl::Status ReadReduction(OpKernelConstruction* ctx, Reduction* reduction) {
   }
   TF_RETURN_IF_ERROR(ReadScale(ctx, "prescale", &reduction->prescale));
   TF_RETURN_IF_ERROR(ReadScale(ctx, "postscale", &reduction->postscale));
-  // Two zeros would mean "unscaled" to the engine; one of them is the same number.
+  // The engine would read two zeros as "unscaled"; a single zero means the same factor.
   if (reduction->prescale == 0) reduction->postscale = 1;
   return absl::OkStatus();
 }

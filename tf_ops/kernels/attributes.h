@@ -1,5 +1,4 @@
-// The attributes of the collective ops, as the kernels for the CPU and for XLA read
-// them.
+// The attributes of the collective ops, as the CPU and XLA kernels read them.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
 #define KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
 
@@ -19,7 +18,7 @@ struct Reduction {
   double prescale = 1;
   double postscale = 1;
 
-  // Says so in a request, the engine's or that of a compiled program.
+  // Sets this in a request of the engine or of a compiled program.
   template <typename Request>
   void AddTo(Request* request) const {
     request->reduce_op = op;
@@ -28,17 +27,17 @@ struct Reduction {
   }
 };
 
-// Tensors that follow each other and travel together.
+// Consecutive tensors that travel together.
 struct Bucket {
   int64_t size = 0;  // number of tensors
   std::string name;
-  int64_t mark = 0;  // tells its variables; see KerasHvdGradients
+  int64_t mark = 0;  // identifies its variables; see KerasHvdGradients
 };
 
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
 absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);
 absl::Status ReadReduction(tensorflow::OpKernelConstruction* ctx, Reduction* reduction);
-// Of KerasHvdGradients: buckets that have all of its tensors.
+// Reads the buckets of KerasHvdGradients, which together cover all of its tensors.
 absl::Status ReadBuckets(tensorflow::OpKernelConstruction* ctx,
                          std::vector<Bucket>* buckets);
 

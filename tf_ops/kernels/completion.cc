@@ -41,7 +41,7 @@ class CompletionThread {
       }
       for (std::function<void()>& continuation : batch) {
         continuation();
-        continuation = nullptr;  // frees what it holds before the next one runs
+        continuation = nullptr;  // frees its captures before the next one runs
       }
       batch.clear();
     }

@@ -1,9 +1,9 @@
-// Runs TensorFlow's continuations of finished collectives on a thread of their own.
+// Runs TensorFlow's continuations of finished collectives on a dedicated thread.
 //
-// What follows an op in a graph must never run on the engine's thread: it may take
-// long, and it may submit the next collective and wait for it. Scheduling it on a
-// TensorFlow pool is not enough: such a pool runs a closure on the calling thread when
-// its queue (1024 closures) is full, which a step with thousands of tensors reaches.
+// Ops after a collective must never run on the engine's thread: they may take long, and
+// may submit the next collective and wait for it. A TensorFlow pool is not enough: if
+// its queue (1024 closures) is full, it runs a closure on the calling thread, and a
+// step with thousands of tensors fills the queue.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_COMPLETION_H_
 #define KERAS_HVD_TF_OPS_KERNELS_COMPLETION_H_
 
@@ -11,8 +11,8 @@
 
 namespace keras_hvd {
 
-// Has `continuation` called soon, in the order of the calls, on the completion thread.
-// Does not block on anything but a short lock.
+// Runs `continuation` soon on the completion thread, in the order of the calls. Blocks
+// only on a short lock.
 void CompleteLater(std::function<void()> continuation);
 
 }  // namespace keras_hvd

@@ -7,7 +7,7 @@
 namespace keras_hvd {
 
 void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request) {
-  // A barrier has nothing on a GPU: it is passed when the ranks have come to it.
+  // A barrier has no work on a GPU: it is passed when the ranks have reached it.
   if (request->count == 0) return;
   tensorflow::DeviceContext* const device = ctx->op_device_context();
   if (device == nullptr || device->stream() == nullptr) return;

@@ -7,8 +7,8 @@
 
 namespace keras_hvd {
 
-// Says in a request, whose tensors are in it, that they are on a GPU if the kernel runs
-// on one. The engine says so if it is not one that it can use.
+// Marks a request, which already has its tensors, as on a GPU if the kernel runs on
+// one. If the engine cannot use that GPU, it reports so.
 void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
 
 }  // namespace keras_hvd

@@ -1,13 +1,13 @@
 // KerasHvdGradients: the gradients of a step that was traced to be compiled by XLA.
 //
-// Outside of XLA an op for each bucket is enough (KerasHvdAllreduce): each runs when
-// its gradients are there. XLA plans memory as if a program ran one instruction after
+// Outside XLA, one op per bucket is enough (KerasHvdAllreduce): each runs when its
+// gradients are ready. XLA plans memory as if a program ran one instruction after
 // another, and would give a bucket's memory to the next layer as soon as the bucket's
-// result is there: backprop would wait for each bucket. So this op has them all, and no
-// result is asked for before all buckets have left (xla_kernels.cc).
+// result is ready, so backprop would wait for each bucket. This op therefore takes all
+// buckets and asks for no result before all of them have left (xla_kernels.cc).
 //
-// The kernel here is for a function that was first traced inside of a compiled one and
-// is then called by itself: TensorFlow uses that trace again.
+// The kernel here serves a function that was first traced inside a compiled one and is
+// then called by itself: TensorFlow reuses that trace.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -72,8 +72,8 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // Reduces the bucket at `index`, whose first tensor is `first`, then those after it,
-  // also after an error: the other ranks may have submitted them all.
+  // Reduces the bucket at `index`, with first tensor `first`, then the following ones.
+  // It continues after an error, since the other ranks may have submitted them all.
   void ReduceFrom(size_t index, int first, OpKernelContext* ctx, DoneCallback done) {
     if (index == buckets_.size()) return done();
     const Bucket& bucket = buckets_[index];

@@ -1,4 +1,5 @@
-// KerasHvdJobValue: this process' rank, and other numbers of the job, when the op runs.
+// KerasHvdJobValue: this process's rank and other numbers of the job, at the time the
+// op runs.
 #include "tf_ops/kernels/job_value.h"
 
 #include "tensorflow/core/framework/common_shape_fns.h"

@@ -1,4 +1,4 @@
-// A number of the job that this process is in, as an op's value.
+// A number of this process's job, as an op's value.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
 #define KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
 
@@ -10,7 +10,7 @@
 
 namespace keras_hvd {
 
-// What KerasHvdJobValue gives.
+// What KerasHvdJobValue returns.
 struct JobValue {
   std::string quantity;
   int32_t process_set = 0;

@@ -68,7 +68,7 @@ class ReducescatterKernel : public ReductionKernel {
               "reducescatter splits tensors along their first dimension, and a scalar "
               "has none: give it one, with tf.expand_dims(x, 0)"),
           done);
-      // Where the engine does not know, it says so when it gets the request.
+      // If the engine does not know the number, it reports so when it gets the request.
       const int64_t rows = khvd_scattered_rows(process_set(), shape.dim_size(0));
       OP_REQUIRES_OK_ASYNC(ctx, shape.SetDimWithStatus(0, std::max<int64_t>(rows, 0)),
                            done);

@@ -1,4 +1,4 @@
-// How a request ends that another op than its own asks about; see request_end.h.
+// The end of a request, for use by another op; see request_end.h.
 #include "tf_ops/kernels/request_end.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// How a request ends that another op than its own asks about: one that has started.
+// The end of a started request, for use by an op other than the one that started it.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
 #define KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
 
@@ -11,9 +11,9 @@
 
 namespace keras_hvd {
 
-// Known once the engine has ended the request; on a GPU the collective is enqueued
-// then, and runs. Whoever destroys it has whatever the stream runs next wait for the
-// collective, so that its buffers can be freed afterwards.
+// Known once the engine has ended the request. On a GPU, the collective is then
+// enqueued and may still run. The destructor makes later work on the stream wait for
+// the collective, so its buffers can be freed afterwards.
 class RequestEnd {
  public:
   RequestEnd() = default;
@@ -21,35 +21,35 @@ class RequestEnd {
   RequestEnd(const RequestEnd&) = delete;
   RequestEnd& operator=(const RequestEnd&) = delete;
 
-  // Has a request that is about to be submitted note here where its collective ends on
-  // the GPU, if it is on one.
+  // For a request about to be submitted: makes the engine note here where its
+  // collective ends on the GPU, if it is on one.
   void AddTo(khvd_request* request);
 
-  // As the engine says it; what waits is told in this thread.
+  // Takes the engine's result and calls the waiting function on this thread.
   void Set(int code, std::string message);
 
-  // Calls `then` once it is known: in Set, or at once. One may wait.
+  // Calls `then` once the end is known: in Set, or at once. Only one function may wait.
   void WhenKnown(std::function<void()> then);
-  // Holds the thread until then. It has an end: the engine ends what a dead or stalled
-  // rank would be waited for in vain, with an error.
+  // Blocks the thread until the end is known. This does not last forever: the engine
+  // ends requests that wait for a dead or stalled rank, with an error.
   void WaitUntilKnown();
 
-  // Once known: has what the stream runs next wait for the collective.
+  // Call it once known: makes later work on the stream wait for the collective.
   void Await();
 
-  // Once known; what the request, and waiting for it, came to.
+  // Once known: the outcome of the request and of waiting for it.
   int code() const { return code_; }
   const std::string& message() const { return message_; }
 
  private:
   void* stream_ = nullptr;
-  void* mark_ = nullptr;  // the engine's, of the end on the GPU
+  void* mark_ = nullptr;  // the engine's mark of the end on the GPU
 
   std::mutex mutex_;
   std::condition_variable known_;
   std::function<void()> then_;  // guarded by mutex_
   bool is_known_ = false;       // guarded by mutex_
-  // Do not change any more once it is known, but by Await.
+  // Once known, these no longer change, except in Await.
   int code_ = KHVD_OK;
   std::string message_;
 };

@@ -1,14 +1,14 @@
-// KerasHvdStart and KerasHvdDone: an allreduce in two ops, the start of one and the end
-// of all.
+// KerasHvdStart and KerasHvdDone: an allreduce in two ops, one start for each bucket
+// and one done for all.
 //
-// For the gradients of a step on a GPU. An op for each bucket, which has the stream
-// that backprop runs on wait for its collective, would have the rest of backprop wait
-// for each of them. So a start hands its bucket over and lets the stream go on, and one
-// done behind all starts has it wait for their collectives.
+// These are for the gradients of a step on a GPU. One op per bucket would make
+// backprop's stream, and so the rest of backprop, wait for each collective. Instead, a
+// start hands its bucket over and lets the stream continue. A single done after all
+// starts makes the stream wait for their collectives.
 //
-// What lies between the two is a handle, which keeps inputs and results alive. Nobody
-// else gets the results before they are there: no tensor leads from start to done,
-// which TensorFlow might copy to another device meanwhile.
+// A handle passes from start to done and keeps inputs and results alive. Nobody else
+// gets the results before they are ready. No tensor leads from start to done, because
+// TensorFlow might copy it to another device in between.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -103,15 +103,15 @@ class Started {
  public:
   explicit Started(std::string_view name) : name_(name) {}
 
-  // Adds the op's input of this number, whose result may take its place.
+  // Adds the op's input with this index. The result may reuse its buffer.
   absl::Status Add(OpKernelContext* ctx, int index);
-  // Hands the request to the engine, which from then on shares `started`.
+  // Hands the request to the engine, which shares `started` from then on.
   static absl::Status Submit(std::shared_ptr<Started> started, OpKernelContext* ctx,
                              khvd_request request);
 
   RequestEnd& end() { return end_; }
-  // Once it has ended, and only once: the results, which are there for what the stream
-  // runs next.
+  // Call it once, after the request has ended. Returns the results, which are ready for
+  // whatever the stream runs next.
   absl::StatusOr<std::vector<Tensor>> Finish();
 
  private:
@@ -120,7 +120,7 @@ class Started {
   const std::string name_;
   std::vector<Tensor> inputs_;
   std::vector<Tensor> results_;
-  // Comes last, for it must be destroyed first: the buffers may be in use until then.
+  // Last member, so it is destroyed first: the buffers may be in use until then.
   RequestEnd end_;
 };
 
@@ -149,7 +149,7 @@ absl::Status Started::Submit(std::shared_ptr<Started> started, OpKernelContext* 
   request.context = context.get();
   const int code = khvd_submit(&request);
   if (code != KHVD_OK) return EngineStatus(code, khvd_last_error());
-  context.release();  // the engine's now
+  context.release();  // now owned by the engine
   return absl::OkStatus();
 }
 
@@ -157,8 +157,8 @@ void Started::Ended(void* context, int code, const char* message) {
   std::unique_ptr<std::shared_ptr<Started>> started(
       static_cast<std::shared_ptr<Started>*>(context));
   TraceEnd((*started)->name_);
-  // Not in the engine's thread: what follows runs where it becomes known, and buffers
-  // of which this may be the last owner are freed.
+  // Not on the engine's thread: continuations run where the end becomes known, and this
+  // may hold the last reference to buffers, which are then freed.
   CompleteLater(
       [started = std::move(*started), code, text = std::string(message)]() mutable {
         started->end_.Set(code, std::move(text));
@@ -175,7 +175,7 @@ absl::StatusOr<std::vector<Tensor>> Started::Finish() {
       "'", name_, "': its KerasHvdDone has already run and returned its results"));
 }
 
-// What a handle holds. TensorFlow copies it, but must not write it anywhere.
+// The content of a handle. TensorFlow may copy it but must not serialize it.
 struct Handle {
   std::shared_ptr<Started> started;
 
@@ -237,7 +237,7 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // Every one of them is finished, also after an error.
+  // Finishes every one of them, also after an error.
   static absl::Status Finish(OpKernelContext* ctx, const AllStarted& all) {
     absl::Status status;
     int output = 0;

@@ -12,9 +12,9 @@ namespace {
 
 using tensorflow::Tensor;
 
-// The ops take all types: a list of some, in an attribute, cannot have float8's names.
-// Quantized and 4-bit numbers are only moved, by their ops in Python: as the integers
-// that they are stored as.
+// The ops accept all types, because a list of types in an attribute cannot name float8.
+// Quantized and 4-bit numbers are only moved: their Python ops pass them as the
+// integers that store them.
 khvd_dtype EngineType(tensorflow::DataType dtype) {
   switch (dtype) {
     case tensorflow::DT_UINT8:
@@ -58,17 +58,17 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
       return KHVD_COMPLEX64;
     case tensorflow::DT_COMPLEX128:
       return KHVD_COMPLEX128;
-    default:  // which the engine refuses
+    default:  // refused by the engine
       return static_cast<khvd_dtype>(-1);
   }
 }
 
-// Of an op beside which others can run, such as backprop beside the reduction of
+// Marks an op beside which others can run, such as backprop beside the reduction of
 // gradients. keras_hvd.collectives.submission sets it.
 constexpr char kLeavesThread[] = "_keras_hvd_leaves_thread";
 
-// Whether the op's thread has nothing better to do than the engine's work. What a GPU
-// waits for is worth no thread's time here.
+// Whether the op's thread has nothing better to do than drive the engine. Requests on a
+// GPU are not worth a thread's time here.
 bool MayDrive(const tensorflow::OpKernel& op, const khvd_request& request) {
   return request.on_gpu == 0 && !tensorflow::HasNodeAttr(op.def(), kLeavesThread);
 }
@@ -172,7 +172,7 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
                           ? &khvd_submit_and_drive
                           : &khvd_submit;
 
-  // Once the engine has it, the request may end, and be deleted, before submit returns.
+  // Once the engine has it, the request may end and be deleted before submit returns.
   Submission* const submitted = submission.release();
   submitting = submitted;
   const int code = submit(&request);
@@ -195,7 +195,7 @@ void* Submission::AllocateResult(void* context, int32_t tensor,
     submission->allocation_ = memory.status();
     return nullptr;
   }
-  // An empty result has no buffer, and null would mean that there is no memory.
+  // An empty result has no buffer, but null would mean that allocation failed.
   static char empty;
   return *memory == nullptr ? &empty : *memory;
 }
@@ -205,11 +205,11 @@ void Submission::Ended(void* context, int code, const char* message) {
   TraceEnd(submission->name_);
   submission->ctx_->SetStatus(submission->allocation_.ok() ? EngineStatus(code, message)
                                                            : submission->allocation_);
-  // Our references go first: what follows may then work in the buffers' place, and the
-  // last one is never given up here, where freeing a large buffer would hold all up.
+  // Drop our references first, so later ops can reuse the buffers. The last reference
+  // is never dropped here, where freeing a large buffer would hold everything up.
   tensorflow::AsyncOpKernel::DoneCallback done = std::move(submission->done_);
   submission.reset();
-  // In the op's own thread, what follows may run at once, as after any other op.
+  // On the op's own thread, the continuation may run at once, as after any other op.
   if (context == submitting) return done();
   CompleteLater(std::move(done));
 }

@@ -1,5 +1,5 @@
-// What the collective kernels share: their common attributes, and handing a request to
-// the engine while TensorFlow keeps its buffers alive.
+// What the collective kernels share: common attributes, and submission of requests to
+// the engine while TensorFlow keeps their buffers alive.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
 #define KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
 
@@ -20,12 +20,12 @@
 
 namespace keras_hvd {
 
-// The base of the kernels: reads the attributes that all collectives have.
+// The base of the kernels; reads the attributes common to all collectives.
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  protected:
   explicit CollectiveKernel(tensorflow::OpKernelConstruction* ctx);
 
-  // A request of this kernel, in the step that it runs in, without tensors.
+  // A request of this kernel for the current step, without tensors.
   khvd_request Request(khvd_kind kind, tensorflow::OpKernelContext* ctx) const;
   int32_t process_set() const { return process_set_; }
 
@@ -35,7 +35,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   const uint64_t submitter_;
 };
 
-// The base of those that combine the ranks' elements.
+// The base of the kernels that combine the ranks' elements.
 class ReductionKernel : public CollectiveKernel {
  protected:
   explicit ReductionKernel(tensorflow::OpKernelConstruction* ctx);
@@ -46,13 +46,13 @@ class ReductionKernel : public CollectiveKernel {
   Reduction reduction_;
 };
 
-// An error that the engine gave, as TensorFlow's.
+// Converts an error of the engine to TensorFlow's.
 absl::Status EngineStatus(int code, std::string_view message);
 
-// Tensors as the engine takes them; in a request until it is submitted.
+// Tensors in the engine's form; part of a request until it is submitted.
 class EngineTensors {
  public:
-  // `outputs`: where each result goes; null where it is allocated later.
+  // `outputs`: where each result goes; null if it is allocated later.
   EngineTensors(const std::vector<tensorflow::Tensor>& inputs,
                 const std::vector<void*>& outputs);
 
@@ -65,12 +65,13 @@ class EngineTensors {
 
 // One run of a kernel, from ComputeAsync to TensorFlow's continuation.
 //
-// On a GPU that continuation comes when the collective is enqueued: what it puts on the
-// kernel's stream runs behind the collective, also what gets the buffers next.
+// On a GPU, the continuation comes when the collective is enqueued. What it puts on the
+// kernel's stream runs after the collective, and so does whatever gets the buffers
+// next.
 //
-// Cancellation is left aside on purpose: what was submitted belongs to the peers too,
-// and ends when they have submitted theirs, or with an error when one of them has died.
-// Until then TensorFlow keeps the op, and the buffers that the engine works on.
+// Cancellation is deliberately ignored: a submitted request concerns the peers too. It
+// ends when they have submitted theirs, or with an error when one of them has died.
+// Until then TensorFlow keeps the op and the buffers that the engine works on.
 class Submission {
  public:
   Submission(tensorflow::OpKernelContext* ctx,
@@ -80,20 +81,20 @@ class Submission {
   Submission(const Submission&) = delete;
   Submission& operator=(const Submission&) = delete;
 
-  // Adds a tensor whose result goes into `output`, which is allocated and may share
-  // `input`'s buffer; null when the result is allocated later, by Allocate().
+  // Adds a tensor with its result in `output`, which is allocated and may share
+  // `input`'s buffer. Null: Allocate() allocates the result later.
   void Add(const tensorflow::Tensor& input, tensorflow::Tensor* output);
-  // Adds the op's input of this number, whose result is its output of this number, of
-  // the same shape.
+  // Adds the op's input with this index; the output with the same index gets the
+  // result, of the same shape.
   absl::Status AddOfSameShape(int index);
 
   // Hands the request to the engine, with the tensors added so far. `submission` lives
-  // until the engine has ended it; if the engine refuses, the op fails at once.
+  // until the engine has ended it. If the engine refuses it, the op fails at once.
   static void Submit(std::unique_ptr<Submission> submission, khvd_request request);
 
  protected:
-  // Where results are allocated later: memory for that of a tensor, or an error. Called
-  // for one tensor after the other.
+  // Returns memory for the result of a tensor that is allocated later, or an error.
+  // Called for one tensor after another.
   virtual absl::StatusOr<void*> Allocate(int32_t tensor, const int64_t* first_dims,
                                          int32_t count);
 
@@ -109,7 +110,7 @@ class Submission {
   tensorflow::AsyncOpKernel::DoneCallback done_;
   std::vector<tensorflow::Tensor> inputs_;
   std::vector<void*> outputs_;
-  const char* name_ = nullptr;  // the kernel's, which outlives its runs
+  const char* name_ = nullptr;  // the kernel's name, which outlives its runs
   absl::Status allocation_;
 };
 

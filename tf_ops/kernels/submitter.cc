@@ -1,4 +1,4 @@
-// Numbers that tell one op's requests from another's; see submitter.h.
+// Numbers that distinguish the requests of different ops; see submitter.h.
 #include "tf_ops/kernels/submitter.h"
 
 #include <atomic>
@@ -6,7 +6,7 @@
 namespace keras_hvd {
 
 uint64_t NextSubmitter() {
-  // 0 is left to callers of the C API that have no submitter of their own.
+  // 0 is reserved for callers of the C API without a submitter of their own.
   static std::atomic<uint64_t> last{0};
   return ++last;
 }

@@ -1,4 +1,4 @@
-// Numbers that tell one op's requests from another's.
+// Numbers that distinguish the requests of different ops.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMITTER_H_
 #define KERAS_HVD_TF_OPS_KERNELS_SUBMITTER_H_
 
@@ -9,10 +9,10 @@ namespace keras_hvd {
 // A number that no other op of this process has.
 uint64_t NextSubmitter();
 
-// What stands for an op in one call of its function: `call` is TensorFlow's number of
-// the step. Requests of one op in one call may queue under one name, as in a loop;
-// those of two ops may not, nor those of two calls at the same time, whose order may be
-// another one on each rank.
+// Identifies an op in one call of its function; `call` is TensorFlow's number of the
+// step. Requests of one op in one call may queue under one name, as in a loop. Requests
+// of two ops may not, nor those of two simultaneous calls, since their order may differ
+// between ranks.
 uint64_t SubmitterInCall(uint64_t op, uint64_t call);
 
 }  // namespace keras_hvd

@@ -1,6 +1,6 @@
-// What TensorFlow's profiler shows of collectives: an event where one starts, on the
-// thread that submits it, and one where it ends. Between the two it travels, whatever
-// else these threads do. Nothing while no profiler runs.
+// Shows collectives in TensorFlow's profiler: an event at the start, on the thread that
+// submits it, and one at the end. In between the collective is under way, whatever else
+// these threads do. Does nothing unless a profiler runs.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
 #define KERAS_HVD_TF_OPS_KERNELS_TRACE_H_
 

@@ -1,13 +1,13 @@
 // The custom calls of compiled programs on the CPU; see xla_calls.h.
 //
-// Memory is what makes errors delicate here. After an error XLA calls nothing more of
-// its program, neither the dones of requests that the engine is working on nor anything
-// that tells of the end, and frees the buffers. So it gets to know an error only once
-// the engine has let go of all that it could free: of every request of a compiled
-// program that was under way when the error came, since loops and branches of the same
-// program cannot be told from other programs; and what the program starts after that is
-// not submitted any more. (An error of somebody else's custom call in the same program
-// gives no such chance.)
+// Memory makes errors delicate. After an error XLA calls nothing more of its program,
+// neither the dones of requests that the engine is working on nor anything that
+// announces the end, and frees the buffers. So XLA learns of an error only once the
+// engine has released everything that XLA could free: every request of a compiled
+// program that was under way when the error came, since loops and branches of one
+// program cannot be told from other programs. What the program starts after that is not
+// submitted. (An error in another library's custom call in the same program gives no
+// such chance.)
 #include "tf_ops/kernels/xla_calls.h"
 
 #include <cstddef>
@@ -39,14 +39,14 @@ struct Call {
 
   const std::string name;
   uint64_t number = 0;
-  uint64_t run = 0;    // one run of one chain of starts
-  bool ended = false;  // the engine has let go of the buffers
-  ffi::Error error;    // what it ended with
+  uint64_t run = 0;    // identifies one run of one chain of starts
+  bool ended = false;  // the engine has released the buffers
+  ffi::Error error;    // the error it ended with
   std::optional<ffi::Promise> done;
   FixedResults results;
 };
 
-// An error that XLA is to get once `under_way` have ended.
+// An error that XLA gets once `under_way` have ended.
 struct Failure {
   uint64_t run;
   ffi::Promise promise;
@@ -54,7 +54,7 @@ struct Failure {
   std::unordered_set<uint64_t> under_way;
 };
 
-// The requests of all programs that are running.
+// The requests of all running programs.
 class Calls {
  public:
   static Calls& Get() {
@@ -63,14 +63,14 @@ class Calls {
     return *calls;
   }
 
-  // Submits the next request of a run, or the first where `*run` is 0, which it sets;
-  // returns the request's number.
+  // Submits the next request of a run. If `*run` is 0, starts a run and sets it.
+  // Returns the request's number.
   uint64_t Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request);
   ffi::Future Done(uint64_t number);
 
  private:
-  // Runs that failed are kept for starts that come late; XLA does not say when it has
-  // ended a program, but of those that failed this long ago none is left.
+  // Failed runs are kept for late starts. XLA does not say when it has ended a program,
+  // but a program that failed this many failures ago no longer runs.
   static constexpr size_t kFailedRuns = 1000;
 
   static void Ended(void* context, int code, const char* message);
@@ -82,7 +82,7 @@ class Calls {
   void Deliver(Failure failure);
 
   std::mutex mutex_;
-  // All below is guarded by mutex_.
+  // mutex_ guards everything below.
   uint64_t last_call_ = 0;
   uint64_t last_run_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Call>> calls_;
@@ -107,7 +107,7 @@ uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request re
   request.done = &Calls::Ended;
   request.allocate = &Calls::Allocate;
   request.context = started;
-  // Of two runs of a program at once nobody knows which the other ranks' first is.
+  // If a program runs twice at once, nobody knows which run is the other ranks' first.
   request.submitter = SubmitterInCall(request.submitter, *run);
   TraceStart(request.name);
   // Once the engine has it, the request may end before this returns.
@@ -128,7 +128,7 @@ ffi::Future Calls::Done(uint64_t number) {
   }
   Call* const call = found->second.get();
   if (call->ended && call->error.success()) {
-    // Nobody waits for the future yet, so that nothing runs under the lock.
+    // Nobody waits for the future yet, so no continuation runs under the lock.
     promise.SetAvailable();
     calls_.erase(found);
     return future;
@@ -196,8 +196,8 @@ void Calls::Fail(std::unique_ptr<Call> call) {
 void Calls::Deliver(Failure failure) {
   failed_runs_.insert(failure.run);
   if (failed_runs_.size() > kFailedRuns) failed_runs_.erase(failed_runs_.begin());
-  // Of the run's other calls no done will come, or one that finds nothing. Those that
-  // have one now have failed as well, and are on their way.
+  // The run's other calls get no done, or one that finds nothing. Those that already
+  // have one have failed as well and will end by themselves.
   for (auto it = calls_.begin(); it != calls_.end();) {
     it = it->second->run == failure.run ? calls_.erase(it) : std::next(it);
   }
@@ -212,14 +212,14 @@ void* Calls::Allocate(void* context, int32_t tensor, const int64_t* first_dims,
   return static_cast<Call*>(context)->results.Allocate(tensor, first_dims, count);
 }
 
-// Of an alltoall: takes the splits from their tensor, and the received ones to theirs.
+// For an alltoall: reads the splits from their tensor; received ones go to theirs.
 void AddSplits(ffi::RemainingArgs tensors, ffi::RemainingRets results,
                FixedResults* fixed, khvd_request* request) {
   ffi::Result<ffi::AnyBuffer> received = *results.get<ffi::AnyBuffer>(1);
   fixed->set_received_splits(static_cast<int64_t*>(received->untyped_data()));
   if (tensors.size() < 2) return;
   const ffi::AnyBuffer splits = *tensors.get<ffi::AnyBuffer>(1);
-  // None at all are not the same as even ones, and may have no memory.
+  // No splits at all differ from even ones, and may have no memory.
   static const int64_t none = 0;
   request->split_count = static_cast<int32_t>(splits.element_count());
   request->splits = request->split_count == 0

@@ -1,26 +1,25 @@
 // The two custom calls that a collective becomes in a program compiled by XLA.
 //
-// *Start* hands the request to the engine and returns. *Done* ends when the engine has
-// ended the request, through a future: no thread of XLA waits for a peer. Between the
-// two the engine works on XLA's buffers, so nothing is copied; done takes the buffers
-// too, which keeps XLA from giving them to anything else in between.
+// *Start* hands the request to the engine and returns. *Done* ends, through a future,
+// when the engine has ended the request, so no XLA thread waits for a peer. In between,
+// the engine works on XLA's buffers, and nothing is copied. Done takes the buffers too,
+// which keeps XLA from giving them to anything else in between.
 //
 //   start: token, tensors...                 -> token, results (not yet valid)...
 //   done:  token, results..., tensors...     -> results (the same memory)...
 //
-// Splits, where an alltoall has them, follow its tensor; the received ones follow its
-// result.
+// In an alltoall, the splits follow its tensor; the received splits follow its result.
 //
-// A tensor is given as a list of its elements, or as its result's memory where it is
-// reduced in place; the result has its shape.
+// A tensor is passed as a list of its elements, or as its result's memory if it is
+// reduced in place. The result has its shape.
 //
-// A token is a list of numbers, a value like any other to XLA, so that one program can
-// run many times at once and in loops: the run's number (0 before its first start),
-// then those of requests. A start takes the token of the start before it, which is all
-// that orders the two, and puts its number into its slot; done finds it there. A done
-// without results gives its token back.
+// A token is a list of numbers, an ordinary value to XLA, so one program can run many
+// times at once and in loops. It holds the run's number (0 before its first start),
+// then those of requests. A start takes the token of the start before it, which alone
+// orders the two, and puts its number into its slot, where done finds it. A done
+// without results returns its token.
 //
-// On a GPU a token has no numbers, and done ends otherwise: see xla_gpu_calls.cc.
+// On a GPU a token has no numbers, and done ends differently: see xla_gpu_calls.cc.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
 #define KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
 
@@ -46,10 +45,10 @@ struct CompiledRequest {
   int32_t root = 0;
   double prescale = 1;
   double postscale = 1;
-  // Not negative: a tensor without elements of this length comes last, whose shape the
-  // engine compares between ranks. XLA would copy it here and there.
+  // If not negative, a tensor of this length without elements comes last. The engine
+  // compares its shape between ranks. XLA would copy an operand here and there.
   int64_t mark = -1;
-  // Where the first dimensions of tensors and results differ: those of the tensors.
+  // The first dimensions of the tensors, if they differ from those of the results.
   Rows rows;
   int32_t slot = 1;  // of the request's number in the token
 };

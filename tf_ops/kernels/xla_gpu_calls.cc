@@ -1,16 +1,16 @@
 // The custom calls of compiled programs on a GPU; see xla_calls.h.
 //
-// XLA calls them from one thread, in the order of the program, while the GPU is still
-// busy with what came before. *Start* hands the request over, behind what is on the
-// stream. *Done* holds the thread until the collective is enqueued, which takes as long
-// as the last rank takes to start it, and has the stream wait for it.
+// XLA calls them from one thread, in program order, while the GPU is still busy with
+// earlier work. *Start* hands the request over, after what is on the stream. *Done*
+// blocks the thread until the collective is enqueued, which takes until the last rank
+// has started it. It then makes the stream wait for the collective.
 //
-// A token is memory of the GPU here, which says nothing: it only orders the calls. A
-// done finds its start by the number that both were compiled with, among the starts of
-// its own thread, which runs one program at a time.
+// Here a token is GPU memory without content: it only orders the calls. A done finds
+// its start by a number compiled into both, among the starts of its own thread, which
+// runs one program at a time.
 //
 // After an error XLA calls nothing more of its program, and frees the buffers. So a
-// done that fails first waits for the ends of all that its program has started.
+// done that fails first waits for the ends of everything that its program has started.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,10 +47,10 @@ using DeviceMemory = stream_executor::DeviceAddressBase;
 using DeviceMemory = stream_executor::DeviceMemoryBase;
 #endif
 
-// XLA's own object for the stream that a custom call runs on: copies need it.
+// XLA's own object for a custom call's stream; copies need it.
 struct XlaStream {};
 
-// The interface differs between versions; of the two ways one is compiled.
+// The interface differs between versions; only one of the two ways is compiled.
 template <typename Get>
 void* StreamBy(Get get, const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* ctx) {
   if constexpr (std::is_invocable_v<Get, XLA_FFI_ExecutionContext*, void**>) {
@@ -100,8 +100,8 @@ struct GpuCall {
   RequestEnd end;
 };
 
-// The requests of the program that a thread runs, by their numbers. What a program left
-// here that failed elsewhere is given up by the next one with the same number.
+// The requests of the program that a thread runs, by number. A program that failed
+// elsewhere may leave requests here; the next one with the same number discards them.
 using Program = std::unordered_map<int64_t, std::shared_ptr<GpuCall>>;
 thread_local Program program;
 
@@ -119,7 +119,7 @@ void Ended(void* context, int code, const char* message) {
   } else {
     (*call)->end.Set(code, message);
   }
-  // Whoever is the last to let go of it calls the engine, which this thread must not.
+  // Releasing the last reference calls the engine, which this thread must not do.
   CompleteLater([last = std::move(*call)] {});
 }
 
@@ -129,8 +129,8 @@ void* Allocate(void* context, int32_t tensor, const int64_t* first_dims,
       ->results.Allocate(tensor, first_dims, count);
 }
 
-// The splits of an alltoall, which are in the GPU's memory as everything of a program:
-// to have them takes until all that was put on the stream has run.
+// Reads the splits of an alltoall. They are in GPU memory like all of a program's data,
+// so this waits until everything on the stream has run.
 absl::Status ReadSplits(ffi::RemainingArgs tensors, Stream* stream,
                         std::vector<int64_t>* splits) {
   const ffi::AnyBuffer given = *tensors.get<ffi::AnyBuffer>(1);
@@ -142,7 +142,7 @@ absl::Status ReadSplits(ffi::RemainingArgs tensors, Stream* stream,
   return status.ok() ? stream->BlockHostUntilDone() : status;
 }
 
-// What came from each rank, for what runs next on the stream.
+// Writes how much came from each rank, for what runs next on the stream.
 absl::Status WriteReceivedSplits(const GpuCall& call, Stream* stream) {
   const uint64_t bytes = call.received_splits.size() * sizeof(int64_t);
   if (bytes == 0) return absl::OkStatus();
@@ -159,7 +159,7 @@ void EndProgram() {
   program.clear();
 }
 
-// Has the program fail.
+// Makes the program fail.
 ffi::Error Fail(ffi::ErrorCode code, std::string message) {
   EndProgram();
   return ffi::Error(code, std::move(message));
@@ -182,7 +182,7 @@ void Submit(std::shared_ptr<GpuCall> call, khvd_request request) {
   request.context = context.get();
   const int code = khvd_submit(&request);
   if (code == KHVD_OK) {
-    context.release();  // the engine's now
+    context.release();  // now owned by the engine
   } else {
     call->end.Set(code, khvd_last_error());
   }
@@ -194,7 +194,7 @@ ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
   auto call = std::make_shared<GpuCall>(compiled.name);
   ProgramRequest decoded(compiled, tensors, results, &call->results);
   khvd_request& request = decoded.request();
-  // A barrier has nothing on the GPU: it is passed when the ranks' threads have come.
+  // A barrier has no work on the GPU: it ends when the ranks' threads have reached it.
   if (request.count > 0) {
     request.on_gpu = 1;
     request.stream = stream->platform_specific_handle().stream;
@@ -208,7 +208,7 @@ ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
     if (tensors.size() == 2) {
       const absl::Status status = ReadSplits(tensors, stream, &splits);
       if (!status.ok()) return FailToCopy(*call, status);
-      // None at all are not the same as even ones.
+      // No splits at all differ from even ones.
       static const int64_t none = 0;
       request.splits = splits.empty() ? &none : splits.data();
       request.split_count = static_cast<int32_t>(splits.size());

@@ -1,16 +1,16 @@
-// The collective ops in programs compiled by XLA: what each becomes there.
+// The collective ops in programs compiled by XLA, and what each becomes there.
 //
-// All of them in one file, for the headers of the compiler take half a minute. An op
-// becomes the two custom calls of xla_calls.h, and where it stands between others of
-// its program is decided here:
+// All are in one file because the compiler's headers take half a minute. An op becomes
+// the two custom calls of xla_calls.h. This file decides where they stand among the
+// program's other calls:
 //
-// Starts are chained. XLA starts independent calls in no promised order, and makes one
-// wait for another where it gives a buffer to both. In programs that differ between
-// ranks (other shapes, other code on one of them) such waits could close a circle: rank
-// 0's second start waits for its first done, rank 1's first start for its second done.
-// Not with the starts in one order: that of compilation, which the package's
-// submission.py makes that of the program. A computation of its own (a branch, a loop's
-// body) has a chain of its own.
+// Starts are chained. XLA starts independent calls in no guaranteed order, and makes
+// one wait for another if it gives a buffer to both. In programs that differ between
+// ranks (other shapes, other code on one of them), such waits could deadlock: rank 0's
+// second start waits for its first done, and rank 1's first start for its second done.
+// This cannot happen if all starts have one order. That is the order of compilation,
+// which the package's submission.py makes the program's order. A separate computation
+// (a branch, a loop's body) has its own chain.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -54,7 +54,7 @@ class Chain : public tensorflow::ResourceBase {
   xla::XlaOp last;
 };
 
-// What is in a step's container lives while one computation is compiled.
+// A step's container holds its contents while one computation is compiled.
 absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> ChainOf(XlaOpKernelContext* ctx) {
   tensorflow::OpKernelContext* const kernel = ctx->op_kernel_context();
   xla::XlaBuilder* const builder = ctx->builder();
@@ -68,8 +68,8 @@ absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> ChainOf(XlaOpKernelContext*
   return tensorflow::core::RefCountPtr<Chain>(chain);
 }
 
-// Values and their shapes, as the engine wants them: the last dimension contiguous,
-// whatever layout XLA would have liked on this rank.
+// Values and their shapes in the engine's layout: the last dimension is contiguous,
+// whatever layout XLA would have preferred on this rank.
 struct Values {
   void Add(xla::XlaOp value, xla::Shape shape) {
     xla::LayoutUtil::SetToDefaultLayout(&shape);
@@ -101,9 +101,9 @@ absl::StatusOr<Values> InputsOf(XlaOpKernelContext* ctx) {
   return inputs;
 }
 
-// The same values as lists, which have one layout only. Where another layout is wanted
-// than a value has, XLA gives each of its users a copy, and counts on a later pass to
-// make one of them; but start and done must get the same memory.
+// The same values as lists, which have only one layout. If a value needs another
+// layout, XLA gives each user its own copy and expects a later pass to merge them; but
+// start and done must get the same memory.
 Values Flat(const Values& inputs) {
   Values flat;
   for (size_t i = 0; i < inputs.values.size(); ++i) {
@@ -114,7 +114,7 @@ Values Flat(const Values& inputs) {
   return flat;
 }
 
-// A request as a dictionary of MLIR, which is what attributes of custom calls are.
+// A request as an MLIR dictionary, the form of custom calls' attributes.
 std::string Attributes(const Request& request) {
   std::string name;
   for (const char c : request.name) {
@@ -154,15 +154,15 @@ bool IsForGpu(XlaOpKernelContext* ctx) {
   return device.type_string() == tensorflow::DEVICE_GPU_XLA_JIT;
 }
 
-// On a GPU custom calls run in the one order that XLA gives them: a start comes as soon
-// as it can, a done as late. The CPU takes whatever is ready.
+// On a GPU, custom calls run in the single order that XLA chooses: starts as early as
+// possible, dones as late as possible. The CPU runs whatever is ready.
 xla::CustomCallSchedule ScheduleOf(XlaOpKernelContext* ctx, const char* target) {
   if (!IsForGpu(ctx)) return xla::CustomCallSchedule::SCHEDULE_NONE;
   return target == kStartTarget ? xla::CustomCallSchedule::SCHEDULE_EARLIEST
                                 : xla::CustomCallSchedule::SCHEDULE_LATEST;
 }
 
-// Emits a custom call; its results.
+// Emits a custom call and returns its results.
 std::vector<xla::XlaOp> Call(XlaOpKernelContext* ctx, const char* target,
                              const Values& operands,
                              absl::Span<const xla::Shape> results,
@@ -183,14 +183,14 @@ xla::Shape TokenShape(int64_t requests) {
   return xla::ShapeUtil::MakeShapeWithDenseLayout(xla::U64, {1 + requests}, {0});
 }
 
-// A request that has left.
+// A started request.
 struct Started {
   int64_t submitter = 0;
   int32_t slot = 1;
   xla::XlaOp token;
   xla::Shape token_shape;
-  Values results;  // to be used by its done alone
-  Values inputs;   // which must live until then
+  Values results;  // only its done may use them
+  Values inputs;   // must live until its done
 };
 
 // What the kernels share.
@@ -242,7 +242,7 @@ absl::StatusOr<Started> Start(XlaOpKernelContext* ctx, const Request& request,
   return started;
 }
 
-// Emits the done of a start; the results, or the token if there are none.
+// Emits the done of a start. Returns the results, or the token if there are none.
 std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   Values operands;
   operands.Add(started.token, started.token_shape);
@@ -264,7 +264,7 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   return Call(ctx, kDoneTarget, operands, shapes, which, aliases);
 }
 
-// Emits a whole collective whose results have the shapes of its inputs.
+// Emits a whole collective with results that have the shapes of its inputs.
 void CompileUnchanged(XlaOpKernelContext* ctx, const Request& request) {
   const absl::StatusOr<Values> inputs = InputsOf(ctx);
   OP_REQUIRES_OK(ctx, inputs.status());
@@ -292,7 +292,7 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
   Reduction reduction_;
 };
 
-// Of a function that was first traced to be run by itself: a handle is all results.
+// For a function that was first traced to run by itself: the handle has all results.
 class StartXlaKernel : public CollectiveXlaKernel {
  public:
   explicit StartXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
@@ -366,7 +366,7 @@ absl::Status ReadRows(const Values& inputs, std::string_view what,
   return absl::OkStatus();
 }
 
-// What the engine knows of a process set, or -1.
+// Requires a number that the engine knows of a process set; -1 means unknown.
 absl::Status RequireKnown(std::string_view kind, int64_t number) {
   if (number >= 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -396,7 +396,7 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
     const int count = ctx->num_inputs();
     for (int i = 0; i < count; ++i) ctx->SetOutput(i, results[i]);
 
-    // Where ranks differ in it, the request fails: see xla_calls.cc.
+    // If ranks differ in it, the request fails: see xla_calls.cc.
     tensorflow::Tensor first_dims(tensorflow::DT_INT64,
                                   tensorflow::TensorShape({count, size}));
     for (int i = 0; i < count; ++i) {
@@ -418,7 +418,7 @@ class AlltoallXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("even", &even_));
   }
 
-  // What is received has the shape of what is given; where other ranks give something
+  // The received tensor has the shape of the given one. If other ranks give something
   // else, the request fails: see xla_calls.cc.
   void Compile(XlaOpKernelContext* ctx) override {
     const int64_t size = khvd_process_set_size(process_set());
@@ -488,7 +488,7 @@ class BarrierXlaKernel : public CollectiveXlaKernel {
     const absl::StatusOr<Started> started =
         Start(ctx, NewRequest(KHVD_BARRIER, tensor_name_), {}, {});
     OP_REQUIRES_OK(ctx, started.status());
-    // What is compiled after it also starts after it, the next barrier for one.
+    // Whatever is compiled after it, such as the next barrier, also starts after it.
     const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
     OP_REQUIRES_OK(ctx, chain.status());
     (*chain)->last = Done(ctx, *started)[0];
@@ -505,11 +505,11 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
   }
 
-  // Backprop must not wait for a bucket, in whatever way. So nothing between the first
-  // start and the last needs memory that XLA could first have given to something else
-  // and make the start wait for: results are written over the gradients, and one token
-  // goes through all starts. No done comes before the last start, for XLA would give
-  // the bucket's memory to the next layers once it is there.
+  // Backprop must not wait for a bucket in any way. So nothing between the first start
+  // and the last needs memory that XLA could first have given to something else, making
+  // the start wait: results overwrite the gradients, and one token goes through all
+  // starts. No done comes before the last start, because XLA would give the bucket's
+  // memory to the next layers once it is ready.
   void Compile(XlaOpKernelContext* ctx) override {
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
@@ -570,7 +570,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   Reduction reduction_;
 };
 
-// The job does not change while a compiled program lives.
+// The job does not change during a compiled program's lifetime.
 class JobValueXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit JobValueXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -589,8 +589,8 @@ class JobValueXlaKernel : public tensorflow::XlaOpKernel {
   JobValue value_;
 };
 
-// Not REGISTER_XLA_OP: it counts only until TensorFlow compiles its first program, and
-// this library is loaded when the first collective is used.
+// REGISTER_XLA_OP works only until TensorFlow compiles its first program, but this
+// library is loaded when the first collective is used.
 #define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
   REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_CPU_XLA_JIT), KERNEL); \
   REGISTER_KERNEL_BUILDER(Name(OP).Device(tensorflow::DEVICE_GPU_XLA_JIT), KERNEL)

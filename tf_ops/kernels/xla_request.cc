@@ -50,7 +50,7 @@ khvd_dtype EngineType(ffi::DataType dtype) {
       return KHVD_COMPLEX64;
     case ffi::C128:
       return KHVD_COMPLEX128;
-    default:  // which the engine refuses
+    default:  // refused by the engine
       return static_cast<khvd_dtype>(-1);
   }
 }
@@ -87,12 +87,12 @@ void* FixedResults::Allocate(int32_t tensor, const int64_t* first_dims, int32_t 
   if (received_splits_ != nullptr) {
     std::copy(first_dims, first_dims + count, received_splits_);
   }
-  // An empty result has no memory, and null would mean that there is none to be had.
+  // An empty result has no memory, but null would mean that allocation failed.
   static char empty;
   return result.memory == nullptr ? &empty : result.memory;
 }
 
-// Why the rows that came are not those that the program was compiled for, or "".
+// Why the rows received differ from those that the program was compiled for, or "".
 std::string FixedResults::WrongRows(const Result& result, const int64_t* first_dims,
                                     int32_t count) const {
   const absl::Span<const int64_t> given(first_dims, count);
@@ -125,7 +125,7 @@ ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
                                ffi::RemainingArgs tensors, ffi::RemainingRets buffers,
                                FixedResults* results)
     : name_(compiled.name), mark_{0, compiled.mark} {
-  // An alltoall's second tensor are its splits.
+  // An alltoall's second tensor holds its splits.
   const size_t count = compiled.kind == KHVD_ALLTOALL ? 1 : tensors.size();
   for (size_t i = 0; i < count; ++i) {
     const ffi::AnyBuffer input = *tensors.get<ffi::AnyBuffer>(i);
@@ -153,7 +153,7 @@ ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
   request_.tensors = tensors_.data();
 }
 
-// Has the first dimensions of the tensors be those of this rank.
+// Sets the tensors' first dimensions to those of this rank.
 void ProgramRequest::SetRows(const DecodedRequest& compiled, FixedResults* results) {
   const bool own_rows =
       compiled.kind == KHVD_ALLGATHER || compiled.kind == KHVD_ALLTOALL;

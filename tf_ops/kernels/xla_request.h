@@ -1,5 +1,5 @@
-// The request of a program compiled by XLA, as the handlers of its custom calls find
-// it: what they have in common, whatever they run on.
+// The request of a program compiled by XLA, as its custom calls' handlers receive it:
+// the parts common to CPU and GPU.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
 #define KERAS_HVD_TF_OPS_KERNELS_XLA_REQUEST_H_
 
@@ -15,7 +15,8 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace xla::ffi {
-// In TensorFlow's library; its header asks for LLVM's, which no package has.
+// TensorFlow's library defines it, but the declaring header needs LLVM's headers, which
+// no package includes.
 const XLA_FFI_Api* GetXlaFfiApi();
 }  // namespace xla::ffi
 
@@ -40,24 +41,23 @@ namespace keras_hvd {
 
 using TokenBuffer = xla::ffi::BufferR1<xla::ffi::U64>;
 
-// A code of the engine, as XLA's.
+// Converts a code of the engine to XLA's.
 xla::ffi::ErrorCode ErrorCode(int code);
 
-// The results whose size other ranks decide, but which have the shapes that the program
-// was compiled with.
+// Results with sizes that other ranks decide, but shapes that the program has fixed.
 class FixedResults {
  public:
   explicit FixedResults(std::string_view name) : name_(name) {}
 
-  // Of a tensor of which this rank gives so many rows: where its result goes, of
-  // `rows`.
+  // Adds a tensor of which this rank gives `given_rows`; its result of `rows` goes to
+  // `memory`.
   void Add(int64_t given_rows, int64_t rows, void* memory);
-  // Of an alltoall: where to note how many rows came from each rank.
+  // For an alltoall: where to note how many rows came from each rank.
   void set_received_splits(int64_t* splits) { received_splits_ = splits; }
 
-  // What a khvd_allocate gives; null if the rows are not those of the program.
+  // Implements khvd_allocate; null if the rows are not those of the program.
   void* Allocate(int32_t tensor, const int64_t* first_dims, int32_t count);
-  // Why it gave none, or "".
+  // Why Allocate returned null, or "".
   const std::string& rows_differ() const { return rows_differ_; }
 
  private:
@@ -76,10 +76,10 @@ class FixedResults {
   std::string rows_differ_;
 };
 
-// A request for the engine, and what it points to.
+// A request for the engine, and the data it points to.
 class ProgramRequest {
  public:
-  // Notes in `results` those whose size other ranks decide.
+  // Notes in `results` those with sizes that other ranks decide.
   ProgramRequest(const DecodedRequest& compiled, xla::ffi::RemainingArgs tensors,
                  xla::ffi::RemainingRets buffers, FixedResults* results);
   ProgramRequest(const ProgramRequest&) = delete;

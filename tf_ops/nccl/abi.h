@@ -1,5 +1,5 @@
-// What keras_hvd uses of NCCL's interface, declared by ourselves: as it is since 2.19,
-// the oldest version that it takes, to which later ones only add.
+// The part of NCCL's interface that keras_hvd uses, declared here as in NCCL 2.19, the
+// oldest supported version. Later versions only add to it.
 #ifndef KERAS_HVD_TF_OPS_NCCL_ABI_H_
 #define KERAS_HVD_TF_OPS_NCCL_ABI_H_
 
@@ -20,7 +20,7 @@ enum class Result : int32_t {
   kInvalidArgument = 4,
   kInvalidUsage = 5,
   kRemoteError = 6,
-  kInProgress = 7,  // of a nonblocking communicator: ask it again
+  kInProgress = 7,  // from a nonblocking communicator: ask it again
 };
 
 // ncclDataType_t.
@@ -35,11 +35,11 @@ enum class Type : int32_t {
   kFloat32 = 7,
   kFloat64 = 8,
   kBfloat16 = 9,
-  kFloat8e4m3 = 10,  // these from kFloat8Version on
+  kFloat8e4m3 = 10,  // from here on: needs kFloat8Version
   kFloat8e5m2 = 11,
 };
 
-// ncclRedOp_t: one of these, or one that was made.
+// ncclRedOp_t: one of these, or a created one.
 using Op = int32_t;
 inline constexpr Op kSum = 0;
 inline constexpr Op kProduct = 1;
@@ -47,7 +47,7 @@ inline constexpr Op kMax = 2;
 inline constexpr Op kMin = 3;
 inline constexpr Op kAverage = 4;
 
-// ncclScalarResidence_t: where the scale of an op lies.
+// ncclScalarResidence_t: where an op's scale is stored.
 enum class Residence : int32_t {
   kDevice = 0,
   kHostImmediate = 1,  // in host memory, read during the call
@@ -59,12 +59,12 @@ struct UniqueId {
   char bytes[128];
 };
 
-// ncclConfig_t, which only grows at its end; `size` and `version` say how far it goes.
+// ncclConfig_t. It grows only at its end; `size` and `version` give its extent.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21900;
-  int blocking = INT_MIN;  // INT_MIN: NCCL's default, in all of these
+  int blocking = INT_MIN;  // INT_MIN in any field: NCCL's default
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;
@@ -74,7 +74,7 @@ struct Config {
 
 inline constexpr int kOldestVersion = 21900;
 inline constexpr int kFloat8Version = 22400;
-// Which devices reduce float8: of compute capability 9.0 and more.
+// Devices of compute capability 9.0 and higher reduce float8.
 inline constexpr int kFloat8Capability = 90;
 // For CommSplit: this rank is in none of the new communicators.
 inline constexpr int kNoColor = -1;

@@ -24,7 +24,7 @@ Status GatherEven(const AllgatherTensor& tensor, Communicator* communicator) {
   return communicator->Check(result, "ncclAllGather");
 }
 
-// NCCL has no allgather of uneven parts: each member's is a broadcast.
+// NCCL has no allgather of uneven parts, so each member broadcasts its part.
 Status GatherUneven(const AllgatherTensor& tensor, Communicator* communicator) {
   char* place = static_cast<char*>(tensor.output);
   for (int member = 0; member < communicator->count(); ++member) {

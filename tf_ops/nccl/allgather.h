@@ -20,7 +20,7 @@ struct AllgatherOptions {
   std::vector<AllgatherTensor> tensors;
 };
 
-// Enqueues it; the results are there in the order of the communicator's stream.
+// Enqueues it. The results are ready in the order of the communicator's stream.
 Status Allgather(const AllgatherOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl

@@ -10,12 +10,12 @@
 namespace keras_hvd::nccl {
 
 struct AllreduceOptions {
-  Reduction reduction;  // that CanReduce
-  // The same types and sizes in the same order on every member; on the device.
+  Reduction reduction;  // must satisfy CanReduce
+  // The same types and sizes in the same order on every member, on the device.
   std::vector<AllreduceTensor> tensors;
 };
 
-// Enqueues it; the results are there in the order of the communicator's stream.
+// Enqueues it. The results are ready in the order of the communicator's stream.
 Status Allreduce(const AllreduceOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl

@@ -43,7 +43,8 @@ Status Receive(const AlltoallOptions& options, Communicator* communicator) {
 Status Alltoall(const AlltoallOptions& options, Communicator* communicator) {
   const bool moves = AnyRows(options.sent) || AnyRows(options.received);
   if (options.row_bytes == 0 || !moves) return Status::Ok();
-  // Only in one group may all send before they receive, and a member to itself.
+  // Only within one group may all members send before they receive, and may a member
+  // send to itself.
   return communicator->Group([&] {
     Status status = Send(options, communicator);
     return status.ok() ? Receive(options, communicator) : status;

@@ -17,7 +17,7 @@ struct AlltoallOptions {
   std::vector<int64_t> received;  // rows from each member
 };
 
-// Enqueues it; the result is there in the order of the communicator's stream.
+// Enqueues it. The result is ready in the order of the communicator's stream.
 Status Alltoall(const AlltoallOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl

@@ -7,7 +7,7 @@
 
 namespace keras_hvd::nccl {
 
-// Enqueues it; the result is there in the order of the communicator's stream.
+// Enqueues it. The result is ready in the order of the communicator's stream.
 Status Broadcast(const BroadcastOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl

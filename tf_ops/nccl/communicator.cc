@@ -55,7 +55,7 @@ Status Communicator::Group(const std::function<Status()>& calls) {
   Status status = Check(library()->group_start(), "ncclGroupStart");
   if (status.ok()) {
     status = calls();
-    // Without its end, this thread's later calls would belong to the group.
+    // If the group were not ended, this thread's later calls would belong to it.
     const Result result = library()->group_end();
     if (status.ok()) return Await(result, "ncclGroupEnd");
   }
@@ -80,7 +80,7 @@ Status Communicator::Finalize() {
   return library().Check(library()->destroy(comm), "ncclCommDestroy", nullptr);
 }
 
-// What NCCL says of an abort changes nothing: there is nothing left to do.
+// The result of an abort does not matter: there is nothing left to do.
 void Communicator::Abort() {
   if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
   splitting_.reset();
@@ -94,7 +94,7 @@ Status Communicator::Unusable(const char* name) const {
 Status Communicator::Await(Result result, const char* name) {
   Status status = Check(result, name);
   Result state = Result::kInProgress;
-  // Also after a success: some functions of some versions say so too early.
+  // Polls after a success too: some versions report success too early.
   for (int64_t polls = 0; status.ok() && state == Result::kInProgress; ++polls) {
     status = Poll(name, &state);
     if (!status.ok() || state != Result::kInProgress || keep_waiting_(polls)) continue;

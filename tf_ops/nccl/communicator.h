@@ -1,8 +1,9 @@
-// One communicator of NCCL, which never keeps its caller for ever.
+// One NCCL communicator, which never blocks its caller forever.
 //
-// It is nonblocking: what NCCL has not done at once goes on in a thread of its own, and
-// is asked for until it is done, or until the caller's `KeepWaiting` says that it will
-// not be, for a member has died. Then, and after any error, there is only Abort.
+// It is nonblocking: work that NCCL does not do at once continues in NCCL's own thread.
+// The caller polls until the work is done, or until its `KeepWaiting` says that it
+// never will be because a member has died. Then, and after any error, only Abort is
+// possible.
 //
 // A communicator's calls come from one thread, with the GPU's context current.
 #ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
@@ -17,27 +18,27 @@
 
 namespace keras_hvd::nccl {
 
-// Called again and again during a wait, with how often it was, to let others run
-// meanwhile; false ends the wait.
+// Called repeatedly during a wait, with the number of polls so far, to let others run.
+// Returning false ends the wait.
 using KeepWaiting = std::function<bool(int64_t polls)>;
 
 class Communicator {
  public:
-  // What one member makes and all others need to find it.
+  // One member makes the id, and all others need it to find that member.
   static Status NewId(const Library& library, UniqueId* id);
   // Returns when all `count` members have called it. Its collectives run on `stream`.
-  // Where it fails, `*communicator` is what there is of it, for Abort: until then the
-  // others do not meet errors of theirs for this one's.
+  // On failure, `*communicator` is the unfinished communicator, to be aborted. Until
+  // the abort, the other members see no errors because of this one.
   static Status Create(std::shared_ptr<const Library> library, const UniqueId& id,
                        int count, int index, cuda::Stream stream,
                        KeepWaiting keep_waiting,
                        std::unique_ptr<Communicator>* communicator);
-  // Of some of this one's members, all of which call it: those with the same `color`,
-  // in the order of `key`. kNoColor gets null. Where it fails, this one is of no use
-  // any more, and what there is of the part ends with it.
+  // Makes a communicator of some of this one's members, all of which call it: those
+  // with the same `color`, in the order of `key`. kNoColor gets null. On failure, this
+  // communicator is unusable, and the unfinished part ends with it.
   Status Split(int color, int key, int count, int index,
                std::unique_ptr<Communicator>* part);
-  // Aborts what was not finalized.
+  // Aborts unless it was finalized.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -47,21 +48,21 @@ class Communicator {
   int count() const { return count_; }
   int index() const { return index_; }  // this rank's place among the members
   cuda::Stream stream() const { return stream_; }
-  // As the library's, of a function that was called with this communicator.
+  // The library's Check, for a function called with this communicator.
   Status Check(Result result, const char* name) const {
     return library_->Check(result, name, comm_);
   }
 
-  // Whether there is more to do with it than Abort.
+  // Whether it can do more than Abort.
   bool usable() const { return comm_ != nullptr && !failed_; }
 
-  // What `calls` asks NCCL for is enqueued together. Its first error ends the group.
+  // Enqueues together all that `calls` requests from NCCL. The first error ends it.
   Status Group(const std::function<Status()>& calls);
-  // Whether what was enqueued has met an error since.
+  // Whether enqueued work has failed since.
   Status AsyncError() const;
-  // Gives it back; all members do, and what they enqueued has run.
+  // Releases it. All members do, and everything they enqueued has run.
   Status Finalize();
-  // Gives it back at once. What was enqueued ends, with whatever results.
+  // Releases it at once. Enqueued work ends with undefined results.
   void Abort();
 
  private:
@@ -79,8 +80,8 @@ class Communicator {
   const KeepWaiting keep_waiting_;
   Comm comm_ = nullptr;
   bool failed_ = false;
-  // The part of a split that has not ended: until then NCCL writes its `comm_`, from a
-  // thread of its own, and does so too where nobody waits for it any more.
+  // An unfinished split: until it ends, NCCL writes its `comm_` from a thread of its
+  // own, even if nobody waits for it any more.
   std::unique_ptr<Communicator> splitting_;
 };
 

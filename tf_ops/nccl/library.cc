@@ -15,7 +15,7 @@ std::string Missing(const std::string& path) {
          "KERAS_HVD_NCCL_LIBRARY may name another";
 }
 
-// 22304 is 2.23.4. Before 2.9 two digits fewer were used: 2804 is 2.8.4.
+// 22304 is 2.23.4. Versions before 2.9 have two digits fewer: 2804 is 2.8.4.
 std::string VersionText(int version) {
   const int base = version < 10000 ? 1000 : 10000;
   return std::to_string(version / base) + "." + std::to_string(version % base / 100) +
@@ -53,7 +53,7 @@ Status Library::Open(const std::string& path, std::shared_ptr<const Library>* li
   if (!status.ok()) return status;
   std::shared_ptr<Library> opened(new Library());
   Functions& functions = opened->functions_;
-  // An old one lacks functions, and its age is what to say of it.
+  // An old library lacks functions; its version is the better thing to report.
   status = found.Find("ncclGetVersion", &functions.version);
   if (!status.ok()) return status;
   const Result result = functions.version(&opened->version_);

@@ -12,8 +12,8 @@ namespace keras_hvd::nccl {
 
 class Library {
  public:
-  // `path`: the library; "" for libnccl.so.2 of the library path. The status says why
-  // it cannot be used: it is not there, too old, or lacks a function.
+  // `path`: the library, or "" for libnccl.so.2 on the library path. The status says
+  // why it cannot be used: it is missing, too old, or lacks a function.
   static Status Open(const std::string& path, std::shared_ptr<const Library>* library);
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
@@ -21,8 +21,8 @@ class Library {
   const Functions* operator->() const { return &functions_; }
   int version() const { return version_; }  // 22304 for 2.23.4
 
-  // OK, also while it is in progress, or what NCCL says of its function `name` that has
-  // failed. `comm`: null where there is none yet.
+  // OK, also while in progress; or NCCL's error for its function `name`. `comm` is null
+  // if there is none yet.
   Status Check(Result result, const char* name, Comm comm) const;
 
   // For people: "NCCL 2.23.4 (/usr/lib/libnccl.so.2)".

@@ -16,7 +16,7 @@ Status ReduceEven(const ReducescatterTensor& tensor, Op op,
   return communicator->Check(result, "ncclReduceScatter");
 }
 
-// NCCL has no reducescatter of uneven parts: each member's is a reduction to it.
+// NCCL has no reducescatter of uneven parts, so each part is reduced to its member.
 Status ReduceUneven(const ReducescatterTensor& tensor, Op op,
                     Communicator* communicator) {
   const int members = communicator->count();

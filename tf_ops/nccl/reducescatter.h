@@ -7,8 +7,8 @@
 
 namespace keras_hvd::nccl {
 
-// Enqueues it; the results are there in the order of the communicator's stream. Its
-// reduction is one that CanReduce.
+// Enqueues it. The results are ready in the order of the communicator's stream. The
+// reduction must satisfy CanReduce.
 Status Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
 
 }  // namespace keras_hvd::nccl

@@ -23,8 +23,8 @@ Number NumberOf(T value) {
   return number;
 }
 
-// What every element is multiplied by before the sum. It is one rounding where the CPU
-// multiplies by one scale before and by another one after it.
+// The factor for every element before the sum. It rounds once, while the CPU multiplies
+// by one scale before the sum and by another after it.
 double ScaleOf(const Reduction& reduction, int count) {
   const double scale = reduction.prescale * reduction.postscale;
   return reduction.op == ReduceOp::kAverage ? scale / count : scale;
@@ -41,8 +41,9 @@ bool IsNumberOf(double scale) {
   return Widen(narrow) == scale;
 }
 
-// Whether the type has the scale: as near as to any of its numbers, or to the bit where
-// its numbers are so far from each other that all results would be off by as much.
+// Whether the type can represent the scale: as closely as any of its numbers, or
+// exactly if its numbers are so far apart that the rounding would affect all results as
+// much.
 bool HasScale(DataType dtype, double scale) {
   switch (dtype) {
     case DataType::kFloat16:
@@ -87,7 +88,7 @@ Number ScaleIn(DataType dtype, double scale) {
 bool CanScale(const Reduction& reduction, DataType dtype, int count) {
   if (!IsFloating(dtype)) return false;
   const double scale = ScaleOf(reduction, count);
-  // A product of two that is out of the range of numbers says nothing of their effect.
+  // An out-of-range product of the two scales says nothing about their effect.
   return std::isnormal(scale) && HasScale(dtype, scale);
 }
 
@@ -102,7 +103,7 @@ bool HasReduction(const Reduction& reduction, DataType dtype, int count) {
       return !IsScaled(reduction) || CanScale(reduction, dtype, count);
     case ReduceOp::kMin:
     case ReduceOp::kMax:
-      // NCCL leaves NaNs out, as if nobody had had one.
+      // NCCL ignores NaNs, as if no member had one.
       return !IsScaled(reduction) && !IsFloating(dtype);
     case ReduceOp::kProduct:
       return !IsScaled(reduction);
@@ -156,9 +157,9 @@ Type TypeOf(DataType dtype) {
     case DataType::kFloat8E4m3fn:
       return Type::kFloat8e4m3;
     case DataType::kUint8:
-    // Truth values are 0 and 1, of which And is the smaller and Or the larger.
+    // Truth values are 0 and 1, so And is the minimum and Or the maximum.
     case DataType::kBool:
-    // Which are only moved, as bytes.
+    // These types are only moved, as bytes.
     case DataType::kInt16:
     case DataType::kUint16:
     case DataType::kComplex64:
@@ -201,7 +202,7 @@ Status ScopedOp::Make(const Reduction& reduction, DataType dtype,
   return status;
 }
 
-// One that has failed takes its ops with it.
+// A failed communicator takes its ops with it.
 ScopedOp::~ScopedOp() {
   if (communicator_ == nullptr || !communicator_->usable()) return;
   communicator_->library()->destroy_op(op_, communicator_->comm());

@@ -1,4 +1,4 @@
-// Which of NCCL's reductions is the one that was asked for, if any.
+// Finds the NCCL reduction that matches the requested one, if any.
 #ifndef KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
 #define KERAS_HVD_TF_OPS_NCCL_REDUCTION_H_
 
@@ -13,22 +13,22 @@ namespace keras_hvd::nccl {
 
 Type TypeOf(DataType dtype);
 
-// What all members of a communicator have: the least of what each one has.
+// What all members of a communicator have: the minimum over them.
 struct Capabilities {
   int version = kOldestVersion;  // of NCCL
   int compute_capability = 0;    // of the GPUs; 90 for 9.0
 };
 
-// Whether NCCL has the reduction for the type, over so many members, with a result that
-// differs from the CPU's by no more than the order of a sum does: no integer averages
-// or scales, no scales of minima, maxima and products, none of 8- and 16-bit floats
-// that have no such number, no minima and maxima of floats (it leaves NaNs out), and no
-// Adasum. Its own average, which it has of every type, rounds 1/count to the type: a
-// little of 16-bit floats, too much of 8-bit ones.
+// Whether NCCL can do the reduction for the type and number of members, with a result
+// that differs from the CPU's no more than the order of a sum may change it. This
+// excludes integer averages and scales; scales of minima, maxima and products; scales
+// that an 8- or 16-bit float type cannot represent; minima and maxima of floats (NCCL
+// ignores NaNs); and Adasum. NCCL has its own average for every type, but rounds
+// 1/count to the type: a small error for 16-bit floats, too large for 8-bit ones.
 bool CanReduce(const Reduction& reduction, DataType dtype, int count,
                const Capabilities& capabilities);
 
-// An op for one call within a group of the communicator; it lives until the group has
+// An op for one call within a group of the communicator. It lives until the group has
 // been enqueued.
 class ScopedOp {
  public:
@@ -46,13 +46,13 @@ class ScopedOp {
   Op op_ = kSum;
 };
 
-// Those of all types of a group.
+// The ops for all types in a group.
 class ScopedOps {
  public:
   explicit ScopedOps(const Reduction& reduction) : reduction_(reduction) {}
-  // To be called before the group: NCCL makes no op while another call is in progress.
+  // Call it before the group: NCCL makes no op while another call is in progress.
   Status Add(DataType dtype, Communicator* communicator);
-  // Of a type that was added.
+  // The op for a type that was added.
   Op Of(DataType dtype) const { return ops_[static_cast<int>(dtype)]->op(); }
 
  private:

@@ -1,5 +1,5 @@
-// What the compiler's headers and our code take from the C and C++ libraries though
-// older systems lack it: here it comes with our libraries, and is theirs alone.
+// Functions that the compiler's headers and our code use but older systems' C and C++
+// libraries lack. Our libraries bring hidden copies of their own.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <time.h>
@@ -28,17 +28,17 @@ timespec Now(clockid_t clock) {
 
 extern "C" {
 
-// glibc 2.32. Whether counters of shared pointers may do without atomic instructions.
+// glibc 2.32. Whether shared pointers may count without atomic instructions.
 KHVD_HIDDEN char __libc_single_threaded = 0;
 
-// glibc 2.32. Of a signal without a name there is its number.
+// glibc 2.32. Null if unknown: callers then use the number of the signal.
 KHVD_HIDDEN const char* sigabbrev_np(int signal) {
   static auto* const system = TheSystems<const char*(int)>("sigabbrev_np");
   return system == nullptr ? nullptr : system(signal);
 }
 
-// glibc 2.30. Before, no wait is by a clock that nobody sets: a wait is over early or
-// late where somebody does.
+// glibc 2.30. Older versions cannot wait by the monotonic clock: if somebody sets the
+// clock, a wait ends early or late.
 KHVD_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
                                        pthread_mutex_t* mutex, clockid_t clock,
                                        const timespec* end) {
@@ -59,12 +59,12 @@ KHVD_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
   return pthread_cond_timedwait(condition, mutex, &until);
 }
 
-// GCC 11's: std::__throw_bad_array_new_length().
+// GCC 11's std::__throw_bad_array_new_length().
 KHVD_HIDDEN void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }
 
-// GCC 9's: constructors of string streams without an argument.
+// GCC 9's default constructors of string streams.
 KHVD_HIDDEN void _ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev(
     void* self) {
   new (self) std::stringstream(std::ios_base::in | std::ios_base::out);

@@ -1,7 +1,8 @@
-// How messages pass between ranks: each of any length, whole, and in order.
+// How messages pass between ranks: complete, in order, and of any length.
 //
-// No end ever waits. What a receiver has no room for yet stays with the sender, whose
-// Flush sends more of it later; a receiver that makes room wakes the sender's rank.
+// Neither end ever blocks. When a receiver has no room, the rest of a message stays
+// with the sender until a later Flush. A receiver that makes room wakes the sender's
+// rank.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 
@@ -11,45 +12,47 @@
 
 namespace keras_hvd {
 
-// Sends to one rank, or the same to several. One thread at a time, but for CanFlush.
+// Sends to one rank, or the same messages to several. Except for CanFlush, only one
+// thread may call it at a time.
 class MessageSender {
  public:
   virtual ~MessageSender() = default;
 
-  // Adds a message to what Flush sends; CanFlush says nothing of it before that.
+  // Adds a message to what Flush sends. CanFlush ignores the message until then.
   virtual void Queue(std::string_view message) = 0;
-  // Sends what there is room for. Returns true if it has sent anything, of which it
-  // does not tell the receivers: they are to be rung for.
+  // Sends as much as there is room for. Returns true if it sent anything. It does not
+  // notify the receivers: the caller rings for them.
   virtual bool Flush() = 0;
-  // Any thread: whether messages have found no room, and there may be some by now.
+  // Whether messages found no room and there may be some by now. Any thread may call
+  // it.
   virtual bool CanFlush() const = 0;
-  // A receiver has left and takes nothing any more: it must not hold up the others.
-  // What is sent when none is left goes nowhere.
+  // A receiver has left and must no longer hold up the others. Once none are left,
+  // messages are discarded.
   virtual void Drop(int receiver) = 0;
 };
 
-// Receives from one rank. One thread at a time.
+// Receives from one rank. Only one thread may call it at a time.
 class MessageReceiver {
  public:
   virtual ~MessageReceiver() = default;
 
   // Whether Receive would find anything.
   virtual bool HasNews() const = 0;
-  // Takes in what has come. Returns true if it was anything.
+  // Takes in the bytes that have arrived. Returns true if there were any.
   virtual bool Receive() = 0;
-  // Gives the next message that is whole, valid until the next call of either; false if
-  // there is none.
+  // Gives the next complete message, valid until the next Next or Receive. Returns
+  // false if there is none.
   virtual bool Next(std::string_view* message) = 0;
 };
 
-// Makes the ends of a job's channels that one rank has, each once.
+// Makes one rank's ends of the job's channels, each once.
 class Channels {
  public:
   virtual ~Channels() = default;
 
   virtual std::unique_ptr<MessageSender> ToCoordinator() = 0;
   virtual std::unique_ptr<MessageReceiver> FromCoordinator() = 0;
-  // The coordinator's: from each rank, and to all of them. It is one of them.
+  // The coordinator's ends: from each rank and to all ranks, including itself.
   virtual std::vector<std::unique_ptr<MessageReceiver>> FromRanks() = 0;
   virtual std::unique_ptr<MessageSender> ToRanks() = 0;
 };

@@ -12,7 +12,8 @@ namespace {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// "max 100000" or "150000 100000" of version 2; files that hold one each of version 1.
+// Version 2 has "max 100000" or "150000 100000" in one file; version 1 has one number
+// in each of two files.
 double Limit(const std::string& quota_file, const std::string& period_file) {
   std::ifstream quota_stream(quota_file);
   std::string quota;
@@ -31,7 +32,7 @@ double LimitOfGroup(const std::string& folder) {
                   Limit(folder + "/cpu.cfs_quota_us", folder + "/cpu.cfs_period_us"));
 }
 
-// The folders of the groups from `group` ("/a/b") up to the root of what is mounted.
+// Walks the folders from `group` ("/a/b") up to the root of the mount.
 double LimitOfGroupAndParents(const std::string& mount, std::string group) {
   double limit = LimitOfGroup(mount);
   while (group.size() > 1) {
@@ -48,7 +49,7 @@ bool Names(const std::string& controllers, const std::string& controller) {
 }  // namespace
 
 double QuotaCores(const std::string& groups_file, const std::string& mount) {
-  // Where a container hides its group's own path, the root that it sees is its group.
+  // If a container hides its group's own path, the root that it sees is its group.
   double limit = std::min(LimitOfGroup(mount), LimitOfGroup(mount + "/cpu"));
   std::ifstream groups(groups_file);
   std::string number, controllers, group;

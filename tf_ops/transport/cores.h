@@ -11,13 +11,13 @@ namespace keras_hvd {
 // Writes the cores that this process may run on into its block.
 void PublishCores(RankBlock* block);
 
-// The number of different cores that the ranks may run on together, and no more than
-// the quotas of this process's control groups pay for. All ranks must have published
-// theirs.
+// The number of distinct cores that the ranks may run on together, limited by the
+// quotas of this process's control groups. All ranks must have published their cores.
 int CountCores(Segment* segment);
 
-// Cores' worth of time that the control groups and those above them allow; infinite
-// without a limit. `groups_file` is /proc/self/cgroup, `mount` where they are mounted.
+// How many cores' worth of time the control groups and their parents allow; infinite
+// without a limit. `groups_file` is /proc/self/cgroup; `mount` is where the groups are
+// mounted.
 double QuotaCores(const std::string& groups_file, const std::string& mount);
 
 }  // namespace keras_hvd

@@ -13,7 +13,7 @@
 
 namespace keras_hvd {
 
-// The futexes are shared between processes, hence no FUTEX_PRIVATE_FLAG.
+// Processes share the futexes, so FUTEX_PRIVATE_FLAG is not set.
 bool FutexWait(std::atomic<uint32_t>* word, uint32_t expected,
                Clock::time_point deadline) {
   timespec absolute;
@@ -26,8 +26,8 @@ bool FutexWait(std::atomic<uint32_t>* word, uint32_t expected,
         std::chrono::duration_cast<std::chrono::nanoseconds>(since - seconds).count();
     timeout = &absolute;
   }
-  // FUTEX_WAIT_BITSET takes an absolute time on the monotonic clock, which is what
-  // std::chrono::steady_clock is on Linux.
+  // FUTEX_WAIT_BITSET takes an absolute time on the monotonic clock, which
+  // std::chrono::steady_clock uses on Linux.
   const long result = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, timeout,
                               nullptr, FUTEX_BITSET_MATCH_ANY);
   return !(result == -1 && errno == ETIMEDOUT);
@@ -37,13 +37,13 @@ void FutexWake(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Every ordering below is on `listening_` itself and sequentially consistent, rather
-// than on a stand-alone fence: ThreadSanitizer understands only the former. Announce
-// and Ring are both read-modify-writes, so one of them comes first in the word's order:
-// if Announce, the ring finds what is listened to and wakes; if Ring, Announce reads
-// from it and so sees all that was published before. Cancel is one as well, though its
-// order matters to nobody: after a plain store, Announce would read that store instead,
-// and know nothing of a ring before it.
+// All ordering below comes from sequentially consistent operations on `listening_`, not
+// from a stand-alone fence, which ThreadSanitizer does not understand. Announce and
+// Ring are both read-modify-writes, so one precedes the other in the word's
+// modification order. If Announce is first, the ring sees what the sleeper listens to
+// and wakes it. If Ring is first, Announce reads from it and so sees everything
+// published before. The order of Cancel does not matter, but it is a read-modify-write
+// too: Announce would read from a plain store and so miss an earlier ring.
 void Doorbell::Ring(uint32_t about) {
   BeforeStore();
   const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);

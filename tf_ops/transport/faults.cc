@@ -14,7 +14,7 @@
 namespace keras_hvd {
 namespace {
 
-// Sleeping takes at least as long.
+// A sleep takes at least this long.
 constexpr uint64_t kShortestSleepNanoseconds = 60'000;
 
 uint64_t Setting(const char* variable) {
@@ -29,7 +29,7 @@ struct Settings {
   uint64_t stop_at = Setting("KERAS_HVD_FAULT_STOP_AT");
 };
 
-// A well mixed number for each place in each sequence (the finalizer of SplitMix64).
+// A well-mixed number for each place in each sequence (the finalizer of SplitMix64).
 uint64_t Random(uint64_t seed, uint64_t place) {
   uint64_t value = (seed << 40) + place * 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -37,8 +37,8 @@ uint64_t Random(uint64_t seed, uint64_t place) {
   return value ^ (value >> 31);
 }
 
-// Each length of delay is as likely as its half, so that all of what may be overtaken
-// meanwhile, a load or a whole collective, sometimes is.
+// Each delay is as likely as one of half its length. Anything that could overtake the
+// store, from a single load to a whole collective, therefore sometimes does.
 void Delay(uint64_t longest, uint64_t random) {
   const uint64_t nanoseconds = longest >> (random % 16);
   const auto end =

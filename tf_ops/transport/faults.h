@@ -1,11 +1,12 @@
-// Faults on purpose, for tests of what holds however the ranks get in each other's way:
-// right before a store that other ranks act on, a rank is late, is killed or stops.
+// Deliberate faults, for tests of invariants that must hold however the ranks
+// interleave: a rank is delayed, killed or stopped right before a store that other
+// ranks act on.
 //
-// Only `bazel build --config=faults` compiles them in; anywhere else BeforeStore is
-// nothing. What happens is read once from the environment of the process:
+// Only `bazel build --config=faults` compiles them in; otherwise BeforeStore does
+// nothing. The process reads its settings once from the environment:
 //
 // * KERAS_HVD_FAULT_DELAY_MICROSECONDS: the longest delay; most are far shorter.
-// * KERAS_HVD_FAULT_SEED: of the delays.
+// * KERAS_HVD_FAULT_SEED: the seed of the delays.
 // * KERAS_HVD_FAULT_KILL_AT: the store, counted from 1, before which SIGKILL comes.
 // * KERAS_HVD_FAULT_STOP_AT: the same for SIGSTOP; somebody else sends SIGCONT.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_

@@ -1,5 +1,5 @@
-// What the ranks of a job know of each other and of the job, besides their messages:
-// who they are, who has left, whether the job has failed, and how to wake somebody.
+// What the ranks of a job know about each other and the job, apart from messages: who
+// they are, who has left, whether the job has failed, and how to wake a rank.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
 
@@ -12,8 +12,8 @@
 
 namespace keras_hvd {
 
-// One entry of a rank's record of what it did last. Written by its rank only; a reader
-// may see an entry half changed, which is good enough for a report.
+// One entry of the record of a rank's latest operations. Only that rank writes it. A
+// reader may see a half-changed entry, which is good enough for a report.
 struct OperationRecord {
   static constexpr int kNameWords = 12;
   std::atomic<uint64_t> time_ns;
@@ -22,14 +22,14 @@ struct OperationRecord {
   std::atomic<uint64_t> name[kNameWords];
 };
 
-// The last ones of a rank; entry n is at n modulo kRecords.
+// A rank's latest operations; entry n is at n modulo kRecords.
 struct OperationHistory {
   static constexpr int kRecords = 64;
   std::atomic<uint64_t> written;
   OperationRecord records[kRecords];
 };
 
-// As one rank sees it. Any thread.
+// One rank's view of the job. Any thread may call it.
 class JobState {
  public:
   JobState(int rank, int size) : rank_(rank), size_(size) {}
@@ -38,7 +38,7 @@ class JobState {
   // The rank that decides what runs when.
   static constexpr int kCoordinator = 0;
 
-  // This rank, of 0..size-1.
+  // This rank, in 0..size-1.
   int rank() const { return rank_; }
   bool is_coordinator() const { return rank_ == kCoordinator; }
   int size() const { return size_; }
@@ -48,52 +48,52 @@ class JobState {
   virtual bool Failed() const = 0;
   // The first failure of the job, or OK.
   virtual Status Failure() const = 0;
-  // Records the job's first failure and wakes everybody. `dead`: the rank whose death
-  // it is (-1: none). Returns false if another failure was first.
+  // Records the job's first failure and wakes everybody. `dead`: the rank that died, or
+  // -1. Returns false if another failure was first.
   virtual bool Fail(Code code, const std::string& text, int dead = -1) = 0;
 
   // ---- What one rank reports for all: each is true for the first that asks.
 
   virtual bool ClaimFailureReport() = 0;
   virtual bool ClaimGpuWarning() = 0;
-  // Of the batch with this number; ranks count batches alike.
+  // Claims the report for the batch with this number. All ranks number batches alike.
   virtual bool ClaimStallReport(uint64_t batch) = 0;
 
   // ---- The ranks
 
   // "rank 2 (pid 4242 on host7)".
   virtual std::string Describe(int rank) const = 0;
-  // What keeps a rank's process from running, as the end of a sentence about it; "" if
-  // nothing is known.
+  // Why a rank's process is not running, to end a sentence about it; "" if nothing is
+  // known.
   virtual std::string Obstacle(int rank) const = 0;
-  // Whether a rank has left in good order.
+  // Whether a rank has left cleanly.
   virtual bool HasShutDown(int rank) const = 0;
-  // Leaves the job in good order, and rings for everybody.
+  // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;
-  // Whether this rank has left, or crashes.
+  // Whether this rank has left or is crashing.
   virtual bool has_departed() const = 0;
-  // How many decisions of the coordinator a rank has carried out. One that has left
-  // carries out no more.
+  // How many of the coordinator's decisions a rank has carried out. The number stops
+  // growing when the rank leaves.
   virtual uint64_t CarriedOut(int rank) const = 0;
-  // This rank has carried out one more. One thread at a time.
+  // Counts one more for this rank. Only one thread may call it at a time.
   virtual void NoteCarriedOut() = 0;
   virtual OperationHistory& History(int rank) = 0;
 
   // ---- Waking
 
-  // This rank's.
+  // This rank's doorbell.
   virtual Doorbell& bell() = 0;
   virtual void RingCoordinator(uint32_t about = Doorbell::kEverything) = 0;
   virtual void RingAll() = 0;
 
   // ---- What the coordinator says for all, before it decides what depends on it
 
-  // Whether outputs are compared after each collective. Ranks that were told otherwise
-  // would wait for each other.
+  // Whether outputs are compared after each collective. All ranks must have the same
+  // setting, or they would wait for each other.
   virtual bool compares_outputs() const = 0;
   virtual void set_compares_outputs(bool compares) = 0;
-  // Whether submissions say when they were made: a timeline is written, and does not
-  // pause for want of room. Each is set by a thread of its own.
+  // Whether submissions carry the time they were made: a timeline is being written and
+  // is not paused for lack of space. A separate thread sets each of the two flags.
   virtual bool WantsTimes() const = 0;
   virtual void set_timeline_on(bool on) = 0;
   virtual void set_timeline_paused(bool paused) = 0;

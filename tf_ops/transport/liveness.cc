@@ -21,8 +21,8 @@
 namespace keras_hvd {
 namespace {
 
-// The part of the kernel's struct pidfd_info (Linux 6.13) up to the exit code, which it
-// fills from Linux 6.15 on once the process has been reaped.
+// The kernel's struct pidfd_info (Linux 6.13) up to the exit code, which Linux 6.15 and
+// later fill in once the process has been reaped.
 struct ProcessInfo {
   uint64_t mask;
   uint64_t cgroup;
@@ -32,11 +32,12 @@ struct ProcessInfo {
 constexpr uint64_t kInfoExit = 1 << 3;
 constexpr unsigned long kGetInfo = _IOWR(0xFF, 11, ProcessInfo);
 
-// How long to wait for a dead rank's parent to reap it, which is when the kernel says
-// for sure how it ended. Everybody waits for the failure meanwhile, so not for long.
+// How long to wait for a dead rank's parent to reap it; only then does the kernel say
+// for sure how it ended. The wait is short because everybody waits for the failure
+// meanwhile.
 constexpr int kReapMilliseconds = 5;
 
-// What waitpid gives, in words.
+// Describes a status from waitpid.
 std::string HowItEndedText(int status) {
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);
@@ -48,8 +49,8 @@ std::string HowItEndedText(int status) {
          " without leaving the job";
 }
 
-// What is in /proc/PID/stat behind the command's name, which is in parentheses and may
-// hold some.
+// The part of /proc/PID/stat after the command's name, which is in parentheses and may
+// itself contain some.
 std::string ProcessFields(int pid) {
   FILE* file = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
   if (file == nullptr) return "";
@@ -61,9 +62,9 @@ std::string ProcessFields(int pid) {
   return end == std::string::npos ? "" : text.substr(end + 1);
 }
 
-// What waitpid will give of a process: shown, in the last field, as soon as it begins
-// to end, and before its memory is taken apart, which may take long. 0 also if that is
-// not shown.
+// The status that waitpid will give for a process, from the last field. The kernel
+// shows it as soon as the process begins to end, before the possibly slow release of
+// its memory. Returns 0 also if it is not shown.
 int StatusOf(int pid) {
   const std::string fields = ProcessFields(pid);
   const size_t last = fields.find_last_of(' ');
@@ -103,7 +104,7 @@ Liveness::~Liveness() {
   (void)!write(wake_socket_, &one, sizeof(one));
   if (socket_thread_.joinable()) socket_thread_.join();
   // The watcher may be about to sleep on another rank's word, which must not change for
-  // this: it is woken until it has seen that it should stop.
+  // this. So wake it repeatedly until it has seen that it should stop.
   while (!holder_ended_.load()) {
     for (int peer = 0; peer < segment_->size(); ++peer) {
       FutexWake(&segment_->block(peer).life);
@@ -127,13 +128,12 @@ void Liveness::Watch(const std::vector<int>& connections) {
 }
 
 void Liveness::OpenProcess(int peer) {
-  // Fails in another pid namespace or on an old kernel: then less is said about a
-  // death.
+  // Fails in another pid namespace or on an old kernel; reports then say less.
   processes_[peer] = syscall(SYS_pidfd_open, segment_->block(peer).pid.load(), 0);
 }
 
-// The life is a robust futex with a list of its own: the kernel looks for the list of
-// the dying thread, and this thread uses no robust mutex of the C library.
+// The life is a robust futex on its own list. The kernel looks up the dying thread's
+// list, and this thread uses none of the C library's robust mutexes.
 void Liveness::HoldLife() {
   std::atomic<uint32_t>& life = segment_->block(rank_).life;
   static_assert(sizeof(life) == sizeof(uint32_t));
@@ -152,7 +152,7 @@ void Liveness::HoldLife() {
   FutexWake(&holding_);
   while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
   WatchSuccessors();
-  // Given up in good order: whoever watches sees an owner of 0 and no death.
+  // A clean release: watchers see an owner of 0 and no death.
   BeforeStore();
   life.store(0, std::memory_order_release);
   BeforeStore();
@@ -170,7 +170,7 @@ void Liveness::WatchSuccessors() {
   }
 }
 
-// Returns true if the peer died, false if it left in good order or this rank stops.
+// Returns true if the peer died, false if it left cleanly or this rank stops.
 bool Liveness::AwaitDeath(int peer) {
   std::atomic<uint32_t>& life = segment_->block(peer).life;
   while (!stopping_.load()) {
@@ -204,7 +204,7 @@ void Liveness::MarkCrashed(RankBlock* block, int signal) {
 }
 
 void Liveness::Report(int peer) {
-  // The dead rank may have been about to tell of another one's death.
+  // The dead rank may have been about to report another one's death.
   if (job_.Failed()) return job_.WakeAll();
   job_.Fail(Code::kRankFailed, job_.Describe(peer) + " " + HowItEnded(peer), peer);
 }

@@ -1,11 +1,11 @@
-// How the death of a rank is noticed, and what is said about it.
+// How ranks notice the death of a rank, and what they report about it.
 //
-// Three ways, the fastest first. Each rank's watch thread holds a robust futex: the
-// kernel marks it and wakes its waiter as soon as the thread dies, before it takes the
-// process's memory apart. Each rank waits for the next one's (a ring). Then the end of
-// file of the unix sockets of the rendezvous, for when the rank that should have
-// noticed is itself stopped. And a rank that crashes marks itself dead before its core
-// is dumped, which may take long.
+// There are three ways, fastest first. (1) Each rank's watch thread holds a robust
+// futex. When the thread dies, the kernel marks the futex and wakes its waiter at once,
+// before it releases the process's memory. Each rank waits for the next one's futex, in
+// a ring. (2) The rendezvous' unix sockets reach end of file, which helps if the rank
+// that should have noticed is itself stopped. (3) A crashing rank marks itself dead
+// before its core is dumped, which may take long.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
 
@@ -22,18 +22,18 @@ namespace keras_hvd {
 
 class Liveness {
  public:
-  // Starts to hold this rank's life, so that the others may watch it.
+  // Starts to hold this rank's life, so the others can watch it.
   Liveness(std::shared_ptr<Segment> segment, int rank);
-  // Ends the watch; this rank then counts as departed, not as dead.
+  // Ends the watch. This rank then counts as departed, not as dead.
   ~Liveness();
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
-  // Starts to watch the others, once all of them hold their lives. `connections` are
-  // the rendezvous' sockets, by rank; they stay the caller's.
+  // Starts to watch the others. All of them must hold their lives. `connections` are
+  // the rendezvous' sockets by rank; the caller keeps ownership.
   void Watch(const std::vector<int>& connections);
 
-  // What a crashing rank does first. Only async-signal-safe calls.
+  // What a crashing rank does first. Makes only async-signal-safe calls.
   static void MarkCrashed(RankBlock* block, int signal);
 
  private:
@@ -50,16 +50,16 @@ class Liveness {
   SharedJobState job_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> holding_{0};   // futex: the life is held
-  std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the end has come
+  std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the watch ends
   std::atomic<bool> holder_ended_{false};
   std::thread life_thread_;
   std::thread socket_thread_;
-  std::vector<int> processes_;  // pidfds by rank, only to learn how one ended
+  std::vector<int> processes_;  // pidfds by rank, used only to learn how a rank ended
   int wake_socket_ = -1;        // eventfd that ends WatchConnections
 };
 
-// The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...); 0
-// if there is no such process.
+// The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...), or
+// 0 if there is no such process.
 char ProcessState(int pid);
 
 // "SIGKILL", or "signal 99".

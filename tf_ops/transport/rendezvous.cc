@@ -36,10 +36,10 @@ struct Answer {
   char text[512];
 };
 
-// For ever, to people; the clock's numbers end after three hundred years.
+// Practically forever; the clock overflows after about three hundred years.
 constexpr double kLongestTimeoutSeconds = 1e9;
 
-// A rank's word that it has mapped the memory.
+// A rank sends this when it has mapped the memory.
 constexpr char kReady = 'R';
 
 Status SystemError(const std::string& what) {
@@ -60,7 +60,7 @@ void CopyText(const std::string& text, char* to, size_t bytes) {
   to[length] = '\0';
 }
 
-// The address starts with a zero byte: the abstract namespace, which has no files.
+// The address starts with a zero byte: the abstract namespace, which leaves no files.
 socklen_t Address(const std::string& job, sockaddr_un* address) {
   memset(address, 0, sizeof(*address));
   address->sun_family = AF_UNIX;
@@ -76,7 +76,7 @@ int MillisecondsUntil(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, INT_MAX));
 }
 
-// The result of poll() for one descriptor, signals apart.
+// The result of poll() for one descriptor, retried after signals.
 int AwaitInput(int descriptor, Clock::time_point deadline) {
   pollfd waiting = {descriptor, POLLIN, 0};
   int events;
@@ -204,7 +204,7 @@ Status Rendezvous::AcceptAll() {
           "KERAS_HVD_INIT_TIMEOUT_SECONDS");
     }
     for (int rank = 1; rank < options_.size; ++rank) {
-      // A rank says nothing between its greeting and our answer: this is its end.
+      // A rank sends nothing between its greeting and our answer, so it has ended.
       if (connections_[rank] >= 0 && waiting[rank + 1].revents != 0) {
         return Status::RankFailed("rank " + std::to_string(rank) +
                                   " ended while the job started");
@@ -224,7 +224,7 @@ Status Rendezvous::Greet(int connection) {
   socklen_t length = sizeof(peer);
   Hello hello = {};
   const auto patience = std::min(deadline_, Clock::now() + std::chrono::seconds(2));
-  // Strangers (another user, another program) are turned away, and the wait goes on.
+  // Strangers (another user or another program) are rejected, and the wait continues.
   const bool ours =
       getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
       peer.uid == getuid() && AwaitInput(connection, patience) == 1 &&
@@ -279,8 +279,7 @@ Status Rendezvous::ShareSegment(std::shared_ptr<Segment>* segment) {
 Status Rendezvous::ConnectToRoot() {
   sockaddr_un address;
   const socklen_t length = Address(options_.job, &address);
-  // Nothing announces that rank 0 has come to listen, so this asks again and again,
-  // ever more slowly.
+  // Nothing announces that rank 0 has begun to listen, so retry at growing intervals.
   timespec pause = {0, 1000000};
   while (true) {
     const int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -324,8 +323,8 @@ Status Rendezvous::ConnectToRoot() {
 Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
   Answer answer;
   int fd;
-  // Rank 0 keeps the deadline and says who is missing; this one only must not end
-  // first.
+  // Rank 0 enforces the deadline and reports who is missing; this rank must only not
+  // give up first.
   const auto deadline = deadline_ + std::chrono::seconds(5);
   Status status = ReceiveAnswer(connections_[0], deadline, &answer, &fd);
   if (!status.ok()) {
@@ -357,7 +356,7 @@ Status Rendezvous::AwaitAll() {
                                 " ended while the job started");
     }
   }
-  // A second job of the same name is now told apart by nobody listening.
+  // From now on, a second job of the same name finds nobody listening.
   close(listener_);
   listener_ = -1;
   return Status::Ok();

@@ -1,8 +1,8 @@
-// How the ranks of a host find each other and come to share memory.
+// How the ranks of a host find each other and set up shared memory.
 //
 // Rank 0 listens on an abstract unix socket named after the job and the user, which
-// leaves no file behind. Each other rank connects, says who it is, and gets the shared
-// memory's descriptor. The connections stay open: their end of file tells of a death.
+// leaves no file behind. Every other rank connects, says who it is, and receives the
+// shared memory's descriptor. The connections stay open: an end of file means a death.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_RENDEZVOUS_H_
 
@@ -31,13 +31,13 @@ class Rendezvous {
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
-  // Waits for the peers and gives the memory shared with them.
+  // Waits for the peers and returns the memory shared with them.
   Status Connect(std::shared_ptr<Segment>* segment);
   // Says that this rank is set up, and waits until all are.
   Status AwaitAll();
 
-  // The connections, by the rank at their other end; rank 0 has one to each other rank,
-  // the others have one to rank 0. -1 where there is none.
+  // The connections, indexed by the rank at the other end, -1 where there is none. Rank
+  // 0 has one to every other rank; the others have one to rank 0.
   const std::vector<int>& connections() const { return connections_; }
 
  private:
@@ -49,7 +49,7 @@ class Rendezvous {
   Status ReceiveSegment(std::shared_ptr<Segment>* segment);
   Status AwaitReadyOfAll();
   std::vector<int> MissingRanks() const;
-  // Tells the connected ranks why the job cannot start; returns `status`.
+  // Tells the connected ranks why the job cannot start. Returns `status`.
   Status Refuse(Status status);
 
   RendezvousOptions options_;

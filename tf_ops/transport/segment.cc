@@ -42,7 +42,7 @@ Status Segment::CreateShared(int size, int64_t exchange_bytes,
   const int64_t bytes = Bytes(size, made.exchange_bytes_);
   made.fd_ = memfd_create("keras_hvd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (made.fd_ < 0) return Refused("memfd_create", bytes);
-  // Reserved now: touching memory that the system cannot give would be a SIGBUS later.
+  // Reserve now: touching pages that the system cannot supply would raise SIGBUS.
   const int error = posix_fallocate(made.fd_, 0, bytes);
   if (error != 0) {
     errno = error;

@@ -1,7 +1,7 @@
-// The memory that the ranks of one host share, and what lies where in it.
+// The memory shared by the ranks of one host, and its layout.
 //
-// It is one sealed memfd that rank 0 makes and hands to the others: nothing in
-// /dev/shm, nothing with a name, so nothing is left behind however a rank ends.
+// It is one sealed memfd that rank 0 makes and hands to the others. It has no name, in
+// /dev/shm or elsewhere, so nothing is left behind however a rank ends.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
 
@@ -21,24 +21,24 @@ struct alignas(64) SharedCounter {
   std::atomic<uint64_t> value;
 };
 
-// How far the sender of a channel is; see shared_memory_channel.h.
+// The position of a channel's sender; see shared_memory_channel.h.
 struct RingState {
   SharedCounter written;
-  // The sender waits for room: who makes some takes this down and rings for it. All of
-  // them write it.
+  // The sender waits for room. A receiver that makes room clears this and rings. Sender
+  // and receivers all write it.
   alignas(64) std::atomic<uint32_t> sender_waits;
 };
 
-// How a rank has ended, as far as it could say so itself.
+// How a rank has ended, as far as the rank itself could record it.
 enum class Departure : uint32_t {
   kNone = 0,
   kShutDown = 1,  // khvd_shutdown, or the end of its process
   kCrashed = 2,   // a fatal signal; `signal` says which
 };
 
-// What a rank tells the others. Each word has one writer, the rank itself, but for the
-// doorbell, `life` (the kernel writes the owner's death into it), and of the
-// submissions what their reader writes.
+// What a rank tells the others. Only the rank itself writes each word, with these
+// exceptions: the doorbell, `life` (where the kernel records the owner's death), and
+// the parts of the submissions that their reader writes.
 struct RankBlock {
   Doorbell bell;
 
@@ -52,7 +52,7 @@ struct RankBlock {
   SharedCounter submissions_read;
   // How far the rank has read the coordinator's decisions.
   SharedCounter decisions_read;
-  // How many of them it has carried out. One that has left carries out no more.
+  // How many of them it has carried out. The number stops growing when the rank leaves.
   SharedCounter decisions_carried_out;
 
   alignas(64) std::atomic<uint32_t> life;
@@ -68,23 +68,24 @@ struct RankBlock {
 struct SegmentHeader {
   static constexpr size_t kFailureBytes = 1024;
 
-  // Who found the first failure describes it, for all: claimed by compare-and-swap with
-  // the finder's rank + 1, the text written, then published through `failure_code`.
+  // The rank that found the first failure describes it for all. It claims this by
+  // compare-and-swap with its rank + 1, writes the text, then publishes it through
+  // `failure_code`.
   alignas(64) std::atomic<uint32_t> failure_claimed;
   std::atomic<uint32_t> failure_code;
   char failure_text[kFailureBytes];
 
-  // One rank reports a failure for all: the first to raise this.
+  // The first rank to set this reports a failure for all.
   std::atomic<uint32_t> report_claimed;
-  // The same of tensors on GPUs that go through host memory.
+  // The same for the warning about GPU tensors that go through host memory.
   std::atomic<uint32_t> gpu_warning_claimed;
 
-  // What the coordinator says for all; see job_state.h.
+  // Settings that the coordinator makes for all; see job_state.h.
   std::atomic<uint32_t> check;
   std::atomic<uint32_t> timeline_on;
   std::atomic<uint32_t> timeline_paused;
 
-  // The last batch whose stall was reported, so that one rank does it for all.
+  // The last batch with a reported stall, so that one rank reports for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
   RingState decisions;
 };
@@ -97,7 +98,7 @@ class Segment {
   // Sealed memory that other processes can map through `fd()`.
   static Status CreateShared(int size, int64_t exchange_bytes,
                              std::shared_ptr<Segment>* segment);
-  // Maps what another process made; closes `fd` in any case.
+  // Maps memory that another process made. Always closes `fd`.
   static Status Map(int fd, int size, int64_t exchange_bytes,
                     std::shared_ptr<Segment>* segment);
   ~Segment();

@@ -32,7 +32,7 @@ bool SharedJobState::Fail(Code code, const std::string& text, int dead) {
   const uint32_t self = rank() + 1;
   uint32_t owner = 0;
   if (!header_.failure_claimed.compare_exchange_strong(owner, self)) {
-    // A reporter that died before it published leaves its place to who saw that.
+    // If a reporter died before it published, the rank that saw its death takes over.
     const bool orphaned = owner == static_cast<uint32_t>(dead + 1) && !Failed();
     if (!orphaned || !header_.failure_claimed.compare_exchange_strong(owner, self)) {
       return false;

@@ -23,8 +23,9 @@ bool SharedMemorySender::Flush() {
       sent = true;
       continue;
     }
-    // Announced, then looked at again: a receiver either sees this or has made room.
-    // The flag comes first, for whoever is rung at once looks at it.
+    // Announce, then check again: a receiver either sees the announcement or has
+    // already made room. Set the flag first, because a rank that is rung at once looks
+    // at it.
     has_no_room_.store(true);
     BeforeStore();
     if (state_.sender_waits.exchange(1) == 1) return sent;

@@ -1,9 +1,9 @@
 // A channel through shared memory: a ring of bytes with one sender and one or more
 // receivers.
 //
-// The sender's position only grows; the bytes lie at position modulo capacity. The
-// sender never runs ahead of the slowest receiver by more than the capacity. A message
-// that is longer passes in pieces.
+// The sender's position only grows; bytes are stored at position modulo capacity. The
+// sender is never ahead of the slowest receiver by more than the capacity. Longer
+// messages pass in pieces.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_SHARED_MEMORY_CHANNEL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_SHARED_MEMORY_CHANNEL_H_
 
@@ -22,7 +22,7 @@ namespace keras_hvd {
 
 class SharedMemorySender final : public MessageSender {
  public:
-  // `read`: how far each receiver is.
+  // `read`: the position of each receiver.
   SharedMemorySender(char* memory, uint64_t capacity, RingState* state,
                      std::vector<const SharedCounter*> read)
       : memory_(memory), capacity_(capacity), state_(*state), read_(std::move(read)) {}
@@ -48,7 +48,7 @@ class SharedMemorySender final : public MessageSender {
 
 class SharedMemoryReceiver final : public MessageReceiver {
  public:
-  // `sender`: rung when there is room again.
+  // `sender` is rung when there is room again.
   SharedMemoryReceiver(const char* memory, uint64_t capacity, RingState* state,
                        SharedCounter* read, Doorbell* sender)
       : memory_(memory),
@@ -74,7 +74,7 @@ class SharedMemoryReceiver final : public MessageReceiver {
   size_t taken_ = 0;  // bytes of buffer_ that Next has given out
 };
 
-// Those of ranks that share a segment.
+// The channels of ranks that share a segment.
 class SharedMemoryChannels final : public Channels {
  public:
   SharedMemoryChannels(std::shared_ptr<Segment> segment, int rank)

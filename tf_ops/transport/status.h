@@ -1,4 +1,4 @@
-// The outcome of an operation: a code of the C API and a text for people.
+// The outcome of an operation: a code of the C API and a human-readable text.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
 
@@ -7,7 +7,7 @@
 
 namespace keras_hvd {
 
-// The values are those of khvd_code: they leave the library unchanged.
+// The values equal those of khvd_code and leave the library unchanged.
 enum class Code {
   kOk = 0,
   kInvalidArgument = 1,

@@ -6,7 +6,7 @@
 
 namespace keras_hvd {
 
-// As one rank sees it.
+// One rank's view.
 class Topology {
  public:
   // `hosts`: the number of each rank's host.
@@ -19,7 +19,7 @@ class Topology {
     return Topology(rank, std::vector<int>(size));
   }
 
-  // The ranks on this rank's host, ascending, this one among them.
+  // The ranks on this rank's host, ascending, including this one.
   const std::vector<int>& local_ranks() const { return local_ranks_; }
   int local_size() const { return static_cast<int>(local_ranks_.size()); }
 
