@@ -151,10 +151,6 @@ class DatasetGraph:
         """Whether a dataset's functions read files as datasets."""
         return any(_kind(op) in _READERS for op in self._ops(name))
 
-    def is_reader(self, name: str) -> bool:
-        """Whether a dataset itself reads files."""
-        return self.kind(name) in _READERS
-
     def draws(self, name: str) -> bool:
         """Whether a dataset's functions draw random numbers."""
         return any(op.startswith(_RANDOM) for op in self._ops(name))
