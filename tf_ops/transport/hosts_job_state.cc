@@ -1,0 +1,201 @@
+// See hosts_job_state.h.
+#include "tf_ops/transport/hosts_job_state.h"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace keras_hvd {
+namespace {
+
+// How long a leader that leaves waits until the leaders next to it know.
+constexpr std::chrono::milliseconds kFarewell(500);
+
+std::string Integer(int32_t value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
+  if (bytes->size() < sizeof(*value)) return false;
+  memcpy(value, bytes->data(), sizeof(*value));
+  bytes->remove_prefix(sizeof(*value));
+  return *value >= least && *value <= most;
+}
+
+}  // namespace
+
+HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
+                             std::vector<RankName> names,
+                             std::vector<std::unique_ptr<ControlLink>> links)
+    : SharedJobState(std::move(segment), topology), names_(std::move(names)) {
+  for (auto& link : links) {
+    const int host = topology.host_of(link->peer());
+    neighbors_.push_back({std::move(link), host == topology.parent(), {}});
+  }
+}
+
+// ---- The ranks
+
+std::string HostsJobState::Describe(int rank) const {
+  if (topology().is_local(rank)) return SharedJobState::Describe(rank);
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(names_[rank].pid) +
+         " on " + names_[rank].host + ")";
+}
+
+std::string HostsJobState::Obstacle(int rank) const {
+  return topology().is_local(rank) ? SharedJobState::Obstacle(rank) : "";
+}
+
+// Other hosts' leaders say for whom something waits; see CoordinatorService.
+bool HostsJobState::HasShutDown(int rank) const {
+  return topology().is_local(rank) && SharedJobState::HasShutDown(rank);
+}
+
+uint64_t HostsJobState::CarriedOut(int rank) const {
+  return topology().is_local(rank) ? SharedJobState::CarriedOut(rank) : 0;
+}
+
+OperationHistory& HostsJobState::History(int rank) {
+  return topology().is_local(rank) ? SharedJobState::History(rank) : none_;
+}
+
+bool HostsJobState::ClaimGpuWarning() {
+  return topology().host() == 0 && SharedJobState::ClaimGpuWarning();
+}
+
+void HostsJobState::ShutDown() {
+  SharedJobState::ShutDown();
+  const Clock::time_point deadline = Clock::now() + kFarewell;
+  QueueForAll(FrameType::kDeparture, Integer(rank()), /*above=*/true);
+  for (Neighbor& neighbor : neighbors_) neighbor.link->Finish(deadline);
+  for (Neighbor& neighbor : neighbors_) neighbor.link->AwaitEnd(deadline);
+}
+
+// ---- What the coordinator says for all
+
+void HostsJobState::set_compares_outputs(bool compares) {
+  SharedJobState::set_compares_outputs(compares);
+  ChangeSettings();
+}
+
+void HostsJobState::set_timeline_on(bool on) {
+  SharedJobState::set_timeline_on(on);
+  ChangeSettings();
+}
+
+void HostsJobState::set_timeline_paused(bool paused) {
+  SharedJobState::set_timeline_paused(paused);
+  ChangeSettings();
+}
+
+void HostsJobState::ChangeSettings() {
+  settings_changed_.store(true);
+  bell().Ring();
+}
+
+void HostsJobState::TellOfSettings() {
+  if (!settings_changed_.exchange(false)) return;
+  const SegmentHeader& now = header();
+  const char settings[] = {static_cast<char>(now.check.load()),
+                           static_cast<char>(now.timeline_on.load()),
+                           static_cast<char>(now.timeline_paused.load())};
+  QueueForAll(FrameType::kSettings, {settings, sizeof(settings)}, /*above=*/false);
+}
+
+void HostsJobState::TakeSettings(std::string_view bytes) {
+  if (bytes.size() != 3) return;
+  SharedJobState::set_compares_outputs(bytes[0] != 0);
+  SharedJobState::set_timeline_on(bytes[1] != 0);
+  SharedJobState::set_timeline_paused(bytes[2] != 0);
+  QueueForAll(FrameType::kSettings, bytes, /*above=*/false);
+}
+
+// ---- Failure
+
+// Of all that go wrong at about the same time, a host knows the first that it hears of.
+void HostsJobState::TellOfFailure() {
+  if (told_of_failure_ || !Failed()) return;
+  told_of_failure_ = true;
+  const Status failure = Failure();
+  QueueForAll(FrameType::kFailure,
+              Integer(static_cast<int32_t>(failure.code)) + failure.message,
+              /*above=*/true);
+}
+
+void HostsJobState::TakeFailure(Neighbor* from, std::string_view bytes) {
+  int32_t code;
+  const int32_t most = static_cast<int32_t>(Code::kMismatch);
+  if (!TakeInteger(&bytes, 1, most, &code)) return NoteLost(from);
+  Fail(static_cast<Code>(code), std::string(bytes));
+  TellOfFailure();
+}
+
+void HostsJobState::NoteLost(Neighbor* neighbor) {
+  if (neighbor->is_lost) return;
+  neighbor->is_lost = true;
+  if (neighbor->has_departed || has_departed()) return;
+  const int leader = neighbor->link->peer();
+  const std::string& why = neighbor->link->why_closed();
+  Fail(Code::kRankFailed,
+       Describe(leader) +
+           " has gone without a word, and its host with it: the "
+           "connection to " +
+           names_[rank()].host + " has ended (" +
+           (why.empty() ? "something else than keras_hvd's messages came" : why) + ")",
+       leader);
+}
+
+// ---- Neighbors
+
+void HostsJobState::QueueForAll(FrameType type, std::string_view bytes, bool above) {
+  for (Neighbor& neighbor : neighbors_) {
+    if (!neighbor.is_above || above) neighbor.link->Queue(type, bytes);
+  }
+}
+
+bool HostsJobState::Poll() {
+  bool progressed = false;
+  TellOfSettings();
+  for (Neighbor& neighbor : neighbors_) {
+    progressed |= neighbor.link->Receive();
+    FrameType type;
+    std::string_view bytes;
+    while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
+    if (!neighbor.link->why_closed().empty()) NoteLost(&neighbor);
+  }
+  TellOfFailure();
+  for (Neighbor& neighbor : neighbors_) neighbor.link->Flush();
+  return progressed;
+}
+
+void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view bytes) {
+  switch (type) {
+    case FrameType::kSubmission:
+    case FrameType::kDecision:
+      from->inbox.emplace_back(bytes);
+      return;
+    case FrameType::kFailure:
+      return TakeFailure(from, bytes);
+    case FrameType::kSettings:
+      return TakeSettings(bytes);
+    case FrameType::kDeparture:
+      return TakeDeparture(from, bytes);
+  }
+}
+
+// A leader above that leaves cuts off all hosts below. One below has told already, in
+// its submissions, of whom it cuts off.
+void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
+  int32_t departed;
+  if (!TakeInteger(&bytes, 0, size() - 1, &departed)) return NoteLost(from);
+  if (departed == from->link->peer()) {
+    from->has_departed = true;
+    from->link->Finish(Clock::now());
+  }
+  if (!from->is_above) return;
+  header().departed_above.store(departed + 1);
+  QueueForAll(FrameType::kDeparture, bytes, /*above=*/false);
+  RingAll();
+}
+
+}  // namespace keras_hvd
