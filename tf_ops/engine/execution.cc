@@ -83,7 +83,6 @@ void Execution::CarryOutNext() {
 }
 
 void Execution::CarryOut(const FailMessage& fail) {
-  if (observer_.failed) observer_.failed(fail);
   if (!Contains(fail.ranks, rank_)) return;
   std::unique_ptr<Operation> operation = requests_.Take(fail.tensor);
   if (operation == nullptr) return;
@@ -103,7 +102,6 @@ void Execution::CarryOut(const AgreeMessage& agree) {
     requests_.RemoveProcessSet(agree.answer);
   }
   some_go_without_ = requests_.process_sets().HasOneWithoutThisRank();
-  if (observer_.agreed) observer_.agreed(agree);
   std::unique_ptr<Operation> operation = requests_.Take(agree.tensor);
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = agree.answer;

@@ -30,15 +30,12 @@
 
 namespace keras_hvd {
 
-// Learns of what was carried out. Each function may be empty.
-struct ExecutionObserver {
-  // What tuning depends on: changes of settings, which affect nothing else except
-  // spinning, and batches of allreduces. `bytes`: of this rank's tensors.
+// Learns what tuning depends on: changes of settings, and batches of allreduces that
+// have run. The settings affect nothing else, except spinning.
+struct TuningObserver {
   std::function<void()> tuned;
+  // `bytes`: of this rank's tensors.
   std::function<void(const std::vector<TensorKey>& tensors, int64_t bytes)> ran;
-  // What merging depends on.
-  std::function<void(const AgreeMessage& agree)> agreed;
-  std::function<void(const FailMessage& fail)> failed;
 };
 
 // Only the driving thread uses this class.
@@ -56,7 +53,7 @@ class Execution {
   // Reads the decisions that have come. Returns true if there were any.
   bool Read();
 
-  void set_observer(ExecutionObserver observer) { observer_ = std::move(observer); }
+  void set_observer(TuningObserver observer) { observer_ = std::move(observer); }
 
   // Whether there are decisions that were read but not carried out.
   bool anything_to_do() const { return !to_do_.empty(); }
@@ -101,7 +98,7 @@ class Execution {
   // Zeros for the next batch, for tensors that this rank joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
   BatchSettings settings_;
-  ExecutionObserver observer_;
+  TuningObserver observer_;  // empty: no observer
   uint64_t sequence_ = 0;
   std::string running_;
   bool some_go_without_ = false;

@@ -1,7 +1,9 @@
 // See leader_service.h.
 #include "tf_ops/engine/leader_service.h"
 
+#include <string>
 #include <utility>
+#include <variant>
 
 namespace keras_hvd {
 
@@ -19,6 +21,7 @@ LeaderService::LeaderService(const World& world, size_t cache_capacity)
                         }
                       }}),
       encoder_(cache_capacity),
+      decoder_(job_->size()),
       above_(world.channels->ToAbove()),
       from_above_(world.channels->FromAbove()),
       local_(world.channels->ToRanks()),
@@ -53,6 +56,14 @@ bool LeaderService::PassDown() {
   if (!from_above_->Receive() && !local_->CanFlush()) return false;
   std::string_view message;
   while (from_above_->Next(&message)) {
+    const Status status = Note(message);
+    if (!status.ok()) {
+      job_->Fail(status.code, job_->Describe(JobState::kCoordinator) +
+                                  " has sent rank " + std::to_string(job_->rank()) +
+                                  " a decision that is malformed: " + status.message +
+                                  ". This is a bug in keras_hvd");
+      return true;
+    }
     local_->Queue(message);
     if (below_ != nullptr) below_->Queue(message);
   }
@@ -61,24 +72,27 @@ bool LeaderService::PassDown() {
   return true;
 }
 
+// What merging depends on must be known before the ranks below act on it.
+Status LeaderService::Note(std::string_view decision) {
+  DecisionMessage message;
+  const Status status = decoder_.Decode(decision, &message);
+  if (const auto* agree = std::get_if<AgreeMessage>(&message)) {
+    if (agree->kind == Kind::kJoin) {
+      merger_.EndJoin(ranks_);
+    } else if (agree->kind == Kind::kAddProcessSet) {
+      merger_.AddProcessSet(agree->answer, agree->members);
+    } else {
+      merger_.RemoveProcessSet(agree->answer);
+    }
+  } else if (const auto* fail = std::get_if<FailMessage>(&message)) {
+    if (fail->tensor.name == kJoinName) merger_.EndJoin(fail->ranks);
+  }
+  return status;
+}
+
 void LeaderService::PassOnOld() {
   merger_.PassOnOld();
   PassUp();
-}
-
-void LeaderService::NoteAgreed(const AgreeMessage& agree) {
-  switch (agree.kind) {
-    case Kind::kAddProcessSet:
-      return merger_.AddProcessSet(agree.answer, agree.members);
-    case Kind::kRemoveProcessSet:
-      return merger_.RemoveProcessSet(agree.answer);
-    default:
-      return merger_.EndJoin(ranks_);
-  }
-}
-
-void LeaderService::NoteFailed(const FailMessage& fail) {
-  if (fail.tensor.name == kJoinName) merger_.EndJoin(fail.ranks);
 }
 
 void LeaderService::Leave() {

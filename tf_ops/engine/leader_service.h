@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "tf_ops/backend/world.h"
@@ -27,10 +28,6 @@ class LeaderService {
   bool HasSubmissions() const { return reader_.HasSubmissions(); }
   bool HasNews() const;
 
-  // This rank has carried out these decisions.
-  void NoteAgreed(const AgreeMessage& agree);
-  void NoteFailed(const FailMessage& fail);
-
   // Passes on what waits for others below; called from time to time, so that the
   // coordinator can tell who waits for whom.
   void PassOnOld();
@@ -42,12 +39,14 @@ class LeaderService {
  private:
   bool PassUp();
   bool PassDown();
+  Status Note(std::string_view decision);
 
   const std::shared_ptr<JobState> job_;
   const std::vector<int> ranks_;  // all below, with those of this host
   SubmissionMerger merger_;
   SubmissionReader reader_;
   MergedEncoder encoder_;
+  DecisionDecoder decoder_;
   const std::unique_ptr<MessageSender> above_;
   const std::unique_ptr<MessageReceiver> from_above_;
   const std::unique_ptr<MessageSender> local_;

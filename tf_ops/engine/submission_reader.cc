@@ -91,7 +91,7 @@ void SubmissionReader::HandleMessages(LeaderBelow* from) {
     Upward upward;
     const Status status = from->decoder.Decode(message, Clock::now(), &upward);
     if (!status.ok()) return Refuse(from->rank, status);
-    if (const auto* departure = std::get_if<Departure>(&upward)) {
+    if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
       listener_.leave(departure->rank);
     } else {
       listener_.submit(std::move(std::get<MergedSubmission>(upward)));

@@ -40,16 +40,6 @@ Work::Work(const EngineOptions& options, const World& world,
                  counters),
       stall_watch_(options, world, requests, coordinator_service_.get(),
                    leader_service_.get(), &execution_) {
-  if (leader_service_ != nullptr) {
-    ExecutionObserver observer;
-    observer.agreed = [this](const AgreeMessage& agree) {
-      leader_service_->NoteAgreed(agree);
-    };
-    observer.failed = [this](const FailMessage& fail) {
-      leader_service_->NoteFailed(fail);
-    };
-    execution_.set_observer(std::move(observer));
-  }
   if (coordinator_service_ == nullptr) return;
   // Before the first decision, which the others read before this setting.
   job_->set_compares_outputs(options.check);
@@ -60,14 +50,13 @@ Work::Work(const EngineOptions& options, const World& world,
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
   coordinator_service_->StartAutotune(autotune, defaults);
-  ExecutionObserver observer;
-  observer.tuned = [this] { coordinator_service_->NoteTuned(); };
-  observer.ran = [this](const std::vector<TensorKey>& tensors, int64_t bytes) {
-    if (bytes > 0 && coordinator_service_->tunes()) {
-      coordinator_service_->NoteRun(tensors, bytes);
-    }
-  };
-  execution_.set_observer(std::move(observer));
+  execution_.set_observer(
+      {[this] { coordinator_service_->NoteTuned(); },
+       [this](const std::vector<TensorKey>& tensors, int64_t bytes) {
+         if (bytes > 0 && coordinator_service_->tunes()) {
+           coordinator_service_->NoteRun(tensors, bytes);
+         }
+       }});
 }
 
 bool Work::Poll() {

@@ -53,8 +53,8 @@ class Topology {
   std::vector<int> ranks_below(int host) const;
 
  private:
-  const int rank_;
-  const int fan_out_;
+  int rank_;
+  int fan_out_;
   std::vector<int> host_of_;
   std::vector<int> local_index_;
   std::vector<std::vector<int>> ranks_of_;
