@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/collectives/store_choice.h"
 
@@ -44,6 +45,7 @@ struct AllreduceOptions {
 
 // Returns false if the job failed meanwhile; the outputs are then undefined.
 bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
+bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

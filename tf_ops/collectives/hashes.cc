@@ -14,6 +14,13 @@ uint64_t Mix(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
+// Through an empty round: members that publish it no longer read the collective.
+bool LeaveCollective(Communicator* communicator) {
+  if (!communicator->NextRound()) return false;
+  communicator->Publish();
+  return communicator->AwaitAllPublished() && communicator->NextRound();
+}
+
 }  // namespace
 
 uint64_t Hash(const void* data, int64_t bytes) {
@@ -35,11 +42,12 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  // An empty round first: members that publish it no longer read the collective.
-  if (!communicator->NextRound()) return false;
-  communicator->Publish();
-  if (!communicator->AwaitAllPublished()) return false;
-  return communicator->NextRound() && AllgatherValues(own, communicator, hashes);
+  return LeaveCollective(communicator) && AllgatherValues(own, communicator, hashes);
+}
+
+bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
+                     std::vector<std::vector<uint64_t>>* hashes) {
+  return LeaveCollective(&hosts->local()) && AllgatherValues(own, hosts, hashes);
 }
 
 }  // namespace keras_hvd

@@ -40,7 +40,7 @@ class Ranks {
     EXPECT_TRUE(Segment::CreateLocal(size, exchange_bytes, &segment_).ok());
     for (int rank = 0; rank < size; ++rank) {
       communicators_.push_back(
-          std::make_unique<Communicator>(segment_, rank, &waiter_));
+          std::make_unique<Communicator>(segment_, Topology::OneHost(rank, size), &waiter_));
     }
   }
 
