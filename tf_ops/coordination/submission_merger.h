@@ -64,6 +64,8 @@ class SubmissionMerger {
   // bounds how long a rank that is late delays others' requests, and what is said about
   // them.
   void PassOnOld();
+  // Whether some ranks have not come to what others have submitted.
+  bool anything_waits() const { return !names_.empty(); }
 
   // Takes the next message for the leader above. Returns false if there is none now.
   bool Next(Upward* message);

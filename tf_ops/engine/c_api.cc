@@ -267,11 +267,8 @@ Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* membe
   return Status::Ok();
 }
 
-void CloseLinks(const khvd_options& options) {
-  for (int i = 0; i < options.link_count; ++i) close(options.links[i].fd);
-}
-
-Status Init(const khvd_options& options) {
+// `*taken`: somebody closes the links.
+Status Init(const khvd_options& options, bool* taken) {
   if (keras_hvd::IsForked()) return Forked();
   Status status = CheckOptions(options);
   if (!status.ok()) return status;
@@ -307,6 +304,7 @@ Status Init(const khvd_options& options) {
   member.local_size = options.local_size;
   member.cross_rank = options.cross_rank;
   member.cross_size = options.cross_size;
+  *taken = true;
   status = JobMember::Enter(member, &Current());
   if (status.ok()) {
     g_was_initialized = true;
@@ -321,7 +319,12 @@ Status Init(const khvd_options& options) {
 
 }  // namespace
 
-int khvd_init(const khvd_options* options) { return Report(Init(*options)); }
+int khvd_init(const khvd_options* options) {
+  bool taken = false;
+  const Status status = Init(*options, &taken);
+  for (int i = 0; !taken && i < options->link_count; ++i) close(options->links[i].fd);
+  return Report(status);
+}
 
 int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts, khvd_link* links,
                    int32_t capacity) {

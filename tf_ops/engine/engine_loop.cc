@@ -89,8 +89,7 @@ void EngineLoop::GiveWay(std::unique_lock<std::mutex>* driving) {
 // ---- Callers
 
 void EngineLoop::Ring() {
-  job_->RingLeader(job_->is_coordinator() ? Doorbell::kEverything
-                                          : Doorbell::kSubmission);
+  job_->RingLeader(leads_ ? Doorbell::kEverything : Doorbell::kSubmission);
   // Wakes this rank's engine if it will have work at once, or if nobody decides any
   // more or watches whether anyone does.
   if (!leads_ &&

@@ -31,7 +31,7 @@ class LeaderService {
   // Passes on what waits for others below; called from time to time, so that the
   // coordinator can tell who waits for whom.
   void PassOnOld();
-  bool holds_anything() const { return merger_.holds_anything(); }
+  bool anything_waits() const { return merger_.anything_waits(); }
 
   // This rank leaves the job, and with it all ranks below, which reach nobody any more.
   void Leave();

@@ -9,7 +9,6 @@ namespace keras_hvd {
 
 SubmissionReader::SubmissionReader(const World& world, Listener listener)
     : job_(world.job), listener_(std::move(listener)), descriptions_(job_->size()) {
-  // A world without hosts of several ranks may still have channels from all of them.
   const std::vector<int>& local = world.topology.local_ranks();
   auto channels = world.channels->FromRanks();
   for (size_t i = 0; i < channels.size(); ++i) {
@@ -21,7 +20,7 @@ SubmissionReader::SubmissionReader(const World& world, Listener listener)
   for (size_t i = 0; i < below.size(); ++i) {
     below_.push_back(
         {world.topology.leader_of(children[i]), std::move(below[i]),
-         MergedDecoder(&descriptions_, world.topology.ranks_below(children[i]))});
+         MergedDecoder(world.topology.ranks_below(children[i]), &descriptions_)});
   }
 }
 

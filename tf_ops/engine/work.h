@@ -45,7 +45,7 @@ class Work {
     return requests_.any_pending() || execution_.gpu().anything_under_way() ||
            (coordinator_service_ != nullptr &&
             coordinator_service_->anything_waits()) ||
-           (leader_service_ != nullptr && leader_service_->holds_anything());
+           (leader_service_ != nullptr && leader_service_->anything_waits());
   }
   // Exchanges what is new with other hosts. Returns true if there was anything.
   bool PollHosts() { return job_->Poll(); }
