@@ -132,10 +132,6 @@ def _from_khvdrun(variables: Mapping[str, str]) -> World:
     if hosts > 1:
         raise _nowhere_to_meet(f"{prefix}CROSS_SIZE={hosts}")
     _integer(variables, prefix + "CROSS_RANK", 0, hosts)
-    size = _integer(variables, prefix + "SIZE", 1, _TOO_MANY_RANKS)
-    here = _integer(variables, prefix + "LOCAL_SIZE", 1, _TOO_MANY_RANKS)
-    if size != here:
-        raise _nowhere_to_meet(f"{prefix}SIZE={size}, but {prefix}LOCAL_SIZE={here}")
     return _checked(
         variables,
         rank=prefix + "RANK",
@@ -143,6 +139,7 @@ def _from_khvdrun(variables: Mapping[str, str]) -> World:
         local_rank=prefix + "LOCAL_RANK",
         local_size=prefix + "LOCAL_SIZE",
         job=_text(variables, prefix + "JOB"),
+        refuse=_nowhere_to_meet,
     )
 
 
@@ -207,24 +204,28 @@ def _from_srun(variables: Mapping[str, str]) -> World:
 
 
 def _from_torchrun(variables: Mapping[str, str]) -> World:
-    names = {
-        "rank": "RANK",
-        "size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
-    }
     store = _text(variables, "MASTER_ADDR")
     port = _integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
     job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
     rendezvous = variables.get(_RENDEZVOUS)
     is_one_host = variables.get("WORLD_SIZE") == variables.get("LOCAL_WORLD_SIZE")
     if is_one_host and not rendezvous:
-        return _checked(variables, **names, job=job)
+        return _checked(
+            variables,
+            rank="RANK",
+            size="WORLD_SIZE",
+            local_rank="LOCAL_RANK",
+            local_size="LOCAL_WORLD_SIZE",
+            job=job,
+        )
     # torchrun's own store listens at MASTER_PORT.
     beside = port + 1 if port + 1 < _TOO_LARGE_PORT else port - 1
     return _meeting(
         variables,
-        **names,
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
         job=job,
         rendezvous=rendezvous or str(address.Address(store, beside)),
     )
@@ -290,6 +291,21 @@ def _inside_srun(variables: Mapping[str, str]) -> bool:
     return _integer(variables, "SLURM_STEP_ID", 0) < _FIRST_RESERVED_SLURM_STEP
 
 
+def _many_hosts(evidence: str) -> LaunchEnvironmentError:
+    return LaunchEnvironmentError(
+        f"This job spans more than one host ({evidence}), and with this launcher "
+        "keras_hvd runs on one host only: start it with khvdrun --nnodes on each host, "
+        "or all ranks on one host."
+    )
+
+
+def _nowhere_to_meet(evidence: str) -> LaunchEnvironmentError:
+    return LaunchEnvironmentError(
+        f"This job spans more than one host ({evidence}), and its ranks have no place "
+        f"to meet: set {_RENDEZVOUS} to HOST:PORT on rank 0's host, for all ranks."
+    )
+
+
 def _checked(
     variables: Mapping[str, str],
     *,
@@ -298,12 +314,13 @@ def _checked(
     local_rank: str,
     local_size: str,
     job: str,
+    refuse: Callable[[str], LaunchEnvironmentError] = _many_hosts,
 ) -> World:
     """The world that the variables of these names describe, if it is on one host."""
     total = _integer(variables, size, 1, _TOO_MANY_RANKS)
     here = _integer(variables, local_size, 1, _TOO_MANY_RANKS)
     if total != here:
-        raise _many_hosts(f"{size}={total}, but {local_size}={here}")
+        raise refuse(f"{size}={total}, but {local_size}={here}")
     this = _integer(variables, rank, 0, total)
     this_here = _integer(variables, local_rank, 0, here)
     if this != this_here:
@@ -344,21 +361,6 @@ def _text(variables: Mapping[str, str], name: str) -> str:
     raise LaunchEnvironmentError(
         f"{name} {was}, although other variables of the same launcher are: start the "
         "program with khvdrun, mpirun or srun again, with their variables intact."
-    )
-
-
-def _many_hosts(evidence: str) -> LaunchEnvironmentError:
-    return LaunchEnvironmentError(
-        f"This job spans more than one host ({evidence}), and with this launcher "
-        "keras_hvd runs on one host only: start it with khvdrun --nnodes on each host, "
-        "or all ranks on one host."
-    )
-
-
-def _nowhere_to_meet(evidence: str) -> LaunchEnvironmentError:
-    return LaunchEnvironmentError(
-        f"This job spans more than one host ({evidence}), and its ranks have no place "
-        f"to meet: set {_RENDEZVOUS} to HOST:PORT on rank 0's host, for all ranks."
     )
 
 

@@ -36,7 +36,7 @@ class LibraryError(KerasHvdError):
 
 
 class RendezvousError(KerasHvdError):
-    """The processes of a job on several hosts did not find, or not trust, each other."""
+    """Processes of a job on several hosts did not find, or not trust, each other."""
 
 
 # The engine's result codes (khvd_code in tf_ops/engine/c_api.h).

@@ -28,8 +28,8 @@ class Link:
     purpose: Purpose
 
 
-WantedLinks = Callable[[int, int, Sequence[int]], Sequence[Link]]
-"""The links that a rank needs, of its rank, the size and each rank's host."""
+WantedLinks = Callable[[int, Sequence[int]], Sequence[Link]]
+"""The links that a rank needs, from its number and the host of each rank."""
 
 
 class Links:

@@ -169,7 +169,7 @@ class _Rank:
         self, table: RankTable, listening: Sequence[socket.socket]
     ) -> Iterator[Links]:
         place = self._place
-        wanted = self._wanted_links(place.rank, place.size, table.hosts())
+        wanted = self._wanted_links(place.rank, table.hosts())
         key = self._secret.key(f"{table.job}/{table.meeting}")
         links = Links(self._loop, place.rank, table, key, wanted)
         with contextlib.closing(links):

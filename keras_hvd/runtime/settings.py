@@ -18,6 +18,9 @@ _Value = TypeVar("_Value")
 _OURS = "KERAS_HVD_"
 _HOROVODS = "HOROVOD_"
 
+# That of khvd_options.
+_DEFAULT_INIT_TIMEOUT = 60
+
 # The engine counts in 64 bits.
 _MOST = 2**63 - 1
 
@@ -190,6 +193,17 @@ def allocator(environment: Mapping[str, str] | None = None) -> str:
     if found is None:
         return ""
     return ALLOCATORS[found.parse(ALLOCATORS.index, " or ".join(ALLOCATORS))]
+
+
+def init_timeout(environment: Mapping[str, str] | None = None) -> float:
+    """Reads how many seconds the processes of a job wait for each other at the start.
+
+    Example:
+
+    >>> init_timeout({}), init_timeout({"HOROVOD_START_TIMEOUT": "90"})
+    (60, 90.0)
+    """
+    return read(environment).init_timeout or _DEFAULT_INIT_TIMEOUT
 
 
 def network_interfaces(
