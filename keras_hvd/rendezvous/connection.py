@@ -152,17 +152,20 @@ async def connect(
 ) -> ProvenConnection:
     """Connects to a process of this job, and tries again until it is there.
 
-    Raises the last OSError when it is too late, and RefusedError at once.
+    When it is too late, raises the OSError that says most. Raises RefusedError at once.
     """
     seconds = _FIRST_PAUSE_SECONDS
+    stranger = None
     while True:
         try:
             return await _connect_to_one(call, addresses(), deadline)
         except RefusedError:
             raise
-        except OSError:
+        except OSError as error:
+            if isinstance(error, UnprovenError):
+                stranger = error
             if time.monotonic() + seconds > deadline:
-                raise
+                raise stranger or error from None
         await event_loop.pause(seconds)
         seconds = min(1.5 * seconds, _LONGEST_PAUSE_SECONDS)
 

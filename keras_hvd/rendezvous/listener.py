@@ -83,11 +83,12 @@ class Listener:
 
     async def _accept(self, listening: socket.socket) -> None:
         while True:
+            await event_loop.ready(listening, READ, math.inf)
             await self._make_room()
             try:
                 accepted, (host, *_) = listening.accept()
             except BlockingIOError:
-                await event_loop.ready(listening, READ, math.inf)
+                continue
             except OSError as error:
                 await self._survive(error)
             else:

@@ -28,7 +28,7 @@ def addresses(names: Sequence[str]) -> list[str]:
     '127.0.0.1'
     >>> addresses(["no0"])
     Traceback (most recent call last):
-    keras_hvd.exceptions.RendezvousError: this host has no network interface 'no0' ...
+    keras_hvd.exceptions.RendezvousError: this host has no network interface 'no0', ...
     """
     here = [name for _, name in socket.if_nameindex()]
     for name in names:

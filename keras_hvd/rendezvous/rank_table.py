@@ -93,7 +93,7 @@ def identity(host_key: str | None) -> dict[str, Any]:
     Example:
 
     >>> identity("left")["host_key"], identity("left")["user"] == os.geteuid()
-    ('left', True)
+    ('key left', True)
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     kernel = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
