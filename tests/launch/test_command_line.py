@@ -49,7 +49,7 @@ ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
         pytest.param(["-np", "2", "/"], "'/' is a directory", id="directory"),
         pytest.param(
             ["-np", "2", "-H", "node1:2", "true"],
-            "-H names 'node1': this version of keras_hvd runs on one host",
+            "-H names 'node1': khvdrun reaches no other host than this one",
             id="other-host",
         ),
         pytest.param(
