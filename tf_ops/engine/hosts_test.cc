@@ -234,6 +234,7 @@ TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHosts) {
         Rank self({}, HostsWorld(layout.Of(rank), segment, names, own));
         EXPECT_EQ(self.Run(Meet("all are there")).message, "");
         link.Tell("there");
+        if (rank == victim) link.Await();
         const Status end = self.Run(Meet("without one"));
         link.Tell(Contains(end.message, "has gone without a word") ? "ended"
                                                                    : end.message);

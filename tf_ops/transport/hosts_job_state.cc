@@ -172,6 +172,7 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
   switch (type) {
     case FrameType::kSubmission:
     case FrameType::kDecision:
+      if (from->is_above != (type == FrameType::kDecision)) return NoteLost(from);
       from->inbox.emplace_back(bytes);
       return;
     case FrameType::kFailure:
@@ -194,7 +195,7 @@ void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
   }
   if (!from->is_above) return;
   header().departed_above.store(departed + 1);
-  QueueForAll(FrameType::kDeparture, bytes, /*above=*/false);
+  QueueForAll(FrameType::kDeparture, Integer(departed), /*above=*/false);
   RingAll();
 }
 
