@@ -192,6 +192,7 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_local_size": (ctypes.c_int,),
     "khvd_cross_rank": (ctypes.c_int,),
     "khvd_cross_size": (ctypes.c_int,),
+    "khvd_is_homogeneous": (ctypes.c_int,),
     "khvd_add_process_set": (
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_int32),

@@ -379,6 +379,11 @@ int khvd_cross_size(void) {
   return MemberValue([](const auto& options) { return options.cross_size; });
 }
 
+int khvd_is_homogeneous(void) {
+  return MemberValue(
+      [](const auto& options) { return options.topology.is_homogeneous() ? 1 : 0; });
+}
+
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
   std::shared_ptr<JobMember> member;
   const Status status = GetMember(&member);

@@ -226,6 +226,8 @@ KHVD_EXPORT int khvd_local_rank(void);
 KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
+// Whether all hosts have the same number of ranks.
+KHVD_EXPORT int khvd_is_homogeneous(void);
 
 // Adds a process set of `ranks[0..count)`, ascending, and returns its number for use in
 // requests; or removes a set. Every rank must call these, even outside the set, with

@@ -26,6 +26,11 @@ struct Header {
 constexpr uint8_t kTypes = static_cast<uint8_t>(FrameType::kDeparture);
 // More than any frame has, so that nobody can make this rank wait for ever.
 constexpr uint32_t kMostBytes = 1 << 30;
+// The kernel asks an idle peer after this time whether it is still there, and gives up
+// after this many questions without an answer. Stopped processes' kernels answer.
+constexpr int kIdleSeconds = 2;
+constexpr int kProbeSeconds = 1;
+constexpr int kProbes = 3;
 constexpr size_t kReadBytes = 64 << 10;
 // Other links must have their turn.
 constexpr size_t kMostReadAtOnce = 1 << 20;
@@ -34,9 +39,13 @@ constexpr size_t kMostReadAtOnce = 1 << 20;
 
 ControlLink::ControlLink(int socket, int peer) : socket_(socket), peer_(peer) {
   fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
-  // Fails for sockets that are not TCP's, which do not delay anything.
+  // Fails for sockets that are not TCP's, which have no other machine to wait for.
   const int on = 1;
   setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleSeconds, sizeof(int));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof(int));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(int));
 }
 
 ControlLink::~ControlLink() { close(socket_); }

@@ -138,9 +138,7 @@ void HostsJobState::NoteLost(Neighbor* neighbor) {
   const std::string& why = neighbor->link->why_closed();
   Fail(Code::kRankFailed,
        Describe(leader) +
-           " has gone without a word, and its host with it: the "
-           "connection to " +
-           names_[rank()].host + " has ended (" +
+           " has gone without a word: its connections to other hosts have ended (" +
            (why.empty() ? "something else than keras_hvd's messages came" : why) + ")",
        leader);
 }

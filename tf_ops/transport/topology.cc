@@ -20,6 +20,12 @@ Topology::Topology(int rank, const std::vector<int>& hosts, int fan_out)
   }
 }
 
+bool Topology::is_homogeneous() const {
+  return std::all_of(ranks_of_.begin(), ranks_of_.end(), [this](const auto& ranks) {
+    return ranks.size() == ranks_of_.front().size();
+  });
+}
+
 std::vector<int> Topology::children() const {
   std::vector<int> children;
   const int first = host() * fan_out_ + 1;

@@ -37,6 +37,8 @@ class Topology {
   // The ranks on this rank's host, ascending, including this one.
   const std::vector<int>& local_ranks() const { return ranks_of_[host()]; }
   int local_size() const { return static_cast<int>(local_ranks().size()); }
+  // Whether all hosts have equally many.
+  bool is_homogeneous() const;
   // The index of a rank among those of its host.
   int local_index(int rank) const { return local_index_[rank]; }
 

@@ -23,6 +23,12 @@ TEST(TopologyTest, HostsMayHaveDifferentNumbersOfRanksInAnyOrder) {
   EXPECT_FALSE(Topology(0, hosts).is_local(3));
 }
 
+TEST(TopologyTest, IsHomogeneousIfAllHostsHaveEquallyMany) {
+  EXPECT_TRUE(Topology::OneHost(0, 3).is_homogeneous());
+  EXPECT_TRUE(Topology(0, {0, 1, 1, 0}).is_homogeneous());
+  EXPECT_FALSE(Topology(0, {0, 1, 1}).is_homogeneous());
+}
+
 TEST(TopologyTest, HostsAreNumberedByTheirLeaders) {
   const Topology topology(4, {7, 3, 7, 5, 7});
   EXPECT_EQ(topology.hosts(), 3);
