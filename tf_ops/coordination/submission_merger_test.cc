@@ -154,11 +154,13 @@ TEST_F(SubmissionMergerTest, EarlierRoundsGoFirst) {
   Submit({1}, a_);
   // For the leader below, this is both ranks' first one.
   Submit({1, 2}, a_);
+  Submit({2}, other_a_);
   EXPECT_THAT(Passed(), IsEmpty());
   Submit({4}, a_);
   Submit({4}, a_);
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 4", "a: ranks 1, 2, 4"));
-  ExpectMerges(a_);
+  Submit({1, 4}, other_a_);
+  EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
 }
 
 // ---- What differs
