@@ -39,7 +39,7 @@ TEST(Barrier, EndsWhenTheJobFails) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(2, kTinyExchange, &segment).ok());
   FailingWaiter waiter;
-  Communicator communicator(segment, 0, &waiter);
+  Communicator communicator(segment, Topology::OneHost(0, 2), &waiter);
   ASSERT_TRUE(communicator.Begin({0, 1}, 1));
   EXPECT_FALSE(Barrier(&communicator));
   EXPECT_EQ(waiter.awaited_, 1);
