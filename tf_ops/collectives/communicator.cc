@@ -45,6 +45,12 @@ bool Communicator::NextRound() {
   return !first_use || AwaitReaders();
 }
 
+bool Communicator::Regroup() {
+  if (!NextRound()) return false;
+  Publish();
+  return AwaitAllPublished();
+}
+
 // The readers of this half in an earlier collective may still be reading.
 bool Communicator::AwaitReaders() {
   const Readers& readers = readers_[Half()];

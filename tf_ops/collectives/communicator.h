@@ -55,6 +55,8 @@ class Communicator {
 
   // Returns false if the job has failed.
   bool NextRound();
+  // An empty round: after it no member reads what others wrote before.
+  bool Regroup();
   // Tells the members that this rank's part of the round can be read.
   void Publish();
   // The same for the second half of a round, the reduced results, of this round or the

@@ -14,13 +14,6 @@ uint64_t Mix(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 32);
 }
 
-// Through an empty round: members that publish it no longer read the collective.
-bool LeaveCollective(Communicator* communicator) {
-  if (!communicator->NextRound()) return false;
-  communicator->Publish();
-  return communicator->AwaitAllPublished() && communicator->NextRound();
-}
-
 }  // namespace
 
 uint64_t Hash(const void* data, int64_t bytes) {
@@ -42,12 +35,14 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  return LeaveCollective(communicator) && AllgatherValues(own, communicator, hashes);
+  return communicator->Regroup() && communicator->NextRound() &&
+         AllgatherValues(own, communicator, hashes);
 }
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  return LeaveCollective(&hosts->local()) && AllgatherValues(own, hosts, hashes);
+  return hosts->local().Regroup() && hosts->NextRound() &&
+         AllgatherValues(own, hosts, hashes);
 }
 
 }  // namespace keras_hvd

@@ -39,10 +39,9 @@ class HostsReducer {
         alone_(local_.count() == 1),
         moves_inputs_(alone_ && stages_.of_host.prescale == 1),
         small_(line_.bytes() <= std::min(options.small_bytes, MostWindowBytes())),
-        window_bytes_(
-            small_ ? line_.bytes() : std::min(options.window_bytes, MostWindowBytes())),
-        windows_(line_.bytes() == 0 ? 0
-                                    : (line_.bytes() - 1) / window_bytes_ + 1) {
+        window_bytes_(small_ ? line_.bytes()
+                             : std::min(options.window_bytes, MostWindowBytes())),
+        windows_(line_.bytes() == 0 ? 0 : (line_.bytes() - 1) / window_bytes_ + 1) {
     const Window first = WindowAt(0);
     const int64_t slice = first.Slice(hosts_.lanes());
     slice_bytes_ = slice;
@@ -102,14 +101,18 @@ class HostsReducer {
   // Each window begins a round. Whoever publishes it has finished the steps before,
   // and so no longer uses what the window before the last but one has left.
   bool ReduceHost(int64_t number) {
-    if (number > 0 && !NextRound()) return false;
+    if (number > 0) {
+      ++round_;
+      if (!hosts_.NextRound()) return false;
+    }
     const Window window = WindowAt(number);
     if (is_lane()) ReceiveSums(number);
     Enter(CollectivePhase::kCopyIn, window);
     for (int lane = 0; lane < hosts_.lanes(); ++lane) {
       if (lane != lane_) CopyIn(window, window.Part(lane, hosts_.lanes()));
     }
-    if (!Meet()) return false;
+    local_.Publish();
+    if (!local_.AwaitAllPublished()) return false;
     Enter(CollectivePhase::kReduce, window);
     if (is_lane()) SendSums(number);
     return true;
@@ -119,7 +122,8 @@ class HostsReducer {
   // still be copying.
   bool LeaveWindows() {
     if (windows_ <= kInFlight) return true;
-    return NextRound() && Meet();
+    ++round_;
+    return local_.Regroup();
   }
 
   bool ReduceHosts(int64_t number) {
@@ -162,15 +166,6 @@ class HostsReducer {
 
   // ---- Rounds
 
-  bool NextRound() {
-    ++round_;
-    return hosts_.NextRound();
-  }
-  bool Meet() {
-    if (alone_) return true;
-    local_.Publish();
-    return local_.AwaitAllPublished();
-  }
   int AgoOf(int64_t number) const { return static_cast<int>(round_ - number); }
 
   // ---- Places
@@ -236,12 +231,12 @@ class HostsReducer {
     const Window part = PartAt(number, hosts_.host());
     for (int host = 0; host < hosts_.hosts(); ++host) {
       if (host == hosts_.host()) continue;
-      line_.ForEach(part.begin, part.end,
-                    [&](const AllreduceTensor&, int64_t, int64_t position,
-                        int64_t bytes) {
-                      EndsOf(number, host).sums = hosts_.Receive(
-                          PeerOn(host), Received(number, host, position), bytes);
-                    });
+      line_.ForEach(
+          part.begin, part.end,
+          [&](const AllreduceTensor&, int64_t, int64_t position, int64_t bytes) {
+            EndsOf(number, host).sums =
+                hosts_.Receive(PeerOn(host), Received(number, host, position), bytes);
+          });
     }
   }
 
@@ -255,27 +250,26 @@ class HostsReducer {
       if (reduces && !small_) ReduceOwn(number, part);
       if (host == hosts_.host()) continue;
       line_.ForEach(part.begin, part.end,
-                    [&](const AllreduceTensor& tensor, int64_t offset,
-                        int64_t position, int64_t bytes) {
-                      hosts_.Send(PeerOn(host),
-                                  SumOf(number, tensor, offset, position), bytes);
+                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                        int64_t bytes) {
+                      hosts_.Send(PeerOn(host), SumOf(number, tensor, offset, position),
+                                  bytes);
                     });
       hosts_.Progress();
     }
   }
 
   void ReduceSums(int64_t number) {
-    ForEachPiece(PartAt(number, hosts_.host()),
-                 [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                     int64_t bytes) {
-                   for (int host = 0; host < hosts_.hosts(); ++host) {
-                     inputs_[host] = Received(number, host, position);
-                   }
-                   inputs_[hosts_.host()] = SumOf(number, tensor, offset, position);
-                   Reduce(stages_.of_hosts, tensor.dtype, inputs_.data(),
-                          hosts_.hosts(), bytes / Bytes(tensor.dtype),
-                          ResultOf(number, tensor, offset, position));
-                 });
+    ForEachPiece(PartAt(number, hosts_.host()), [&](const AllreduceTensor& tensor,
+                                                    int64_t offset, int64_t position,
+                                                    int64_t bytes) {
+      for (int host = 0; host < hosts_.hosts(); ++host) {
+        inputs_[host] = Received(number, host, position);
+      }
+      inputs_[hosts_.host()] = SumOf(number, tensor, offset, position);
+      Reduce(stages_.of_hosts, tensor.dtype, inputs_.data(), hosts_.hosts(),
+             bytes / Bytes(tensor.dtype), ResultOf(number, tensor, offset, position));
+    });
   }
 
   void ExchangeResults(int64_t number) {
@@ -375,8 +369,8 @@ bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts) {
     (has_stages ? staged : whole).tensors.push_back(tensor);
   }
   if (!HostsReducer(staged, hosts).Run()) return false;
-  return whole.tensors.empty() ||
-         (hosts->NextRound() && AllreduceWhole(whole, hosts));
+  return whole.tensors.empty() || (hosts->local().Regroup() && hosts->NextRound() &&
+                                   AllreduceWhole(whole, hosts));
 }
 
 }  // namespace keras_hvd

@@ -134,20 +134,19 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
   std::vector<Line> lines;
   for (int member : here) lines.push_back(parts.of(member));
   bool ok = true;
-  const bool scattered =
-      Scatter(Parts(std::move(lines)), tensors, &hosts->local(),
-              [&](size_t number, int64_t offset, int64_t bytes,
-                  const void* const* stretches) {
-                for (int64_t done = 0; ok && done < bytes; done += most) {
-                  const int64_t stretch = std::min(most, bytes - done);
-                  ok = receive(stretch);
-                  if (!ok) return;
-                  for (size_t place = 0; place < here.size(); ++place) {
-                    inputs[here[place]] = At(stretches[place], done);
-                  }
-                  visit(number, offset + done, stretch, inputs.data());
-                }
-              });
+  const bool scattered = Scatter(
+      Parts(std::move(lines)), tensors, &hosts->local(),
+      [&](size_t number, int64_t offset, int64_t bytes, const void* const* stretches) {
+        for (int64_t done = 0; ok && done < bytes; done += most) {
+          const int64_t stretch = std::min(most, bytes - done);
+          ok = receive(stretch);
+          if (!ok) return;
+          for (size_t place = 0; place < here.size(); ++place) {
+            inputs[here[place]] = At(stretches[place], done);
+          }
+          visit(number, offset + done, stretch, inputs.data());
+        }
+      });
   return scattered && ok && hosts->AwaitSent();
 }
 

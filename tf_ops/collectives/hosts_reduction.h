@@ -34,8 +34,8 @@ inline StagedReduction StagesOf(const Reduction& whole,
 // averages and scaled sums of integers may not fit, and need all members' elements.
 inline bool HasStages(const Reduction& whole, DataType dtype,
                       const HostsCommunicator& hosts) {
-  const bool fits = whole.op != ReduceOp::kAverage && whole.prescale == 1 &&
-                    whole.postscale == 1;
+  const bool fits =
+      whole.op != ReduceOp::kAverage && whole.prescale == 1 && whole.postscale == 1;
   return fits || !IsInteger(dtype) || HaveOneMemberEach(hosts);
 }
 

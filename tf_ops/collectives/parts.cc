@@ -126,9 +126,8 @@ bool GatherLines(const Parts& parts, Communicator* communicator,
           [&](size_t number, int64_t offset, int64_t position, int64_t bytes) {
             const Parts::Part& part = line[number];
             if (tensors[part.tensor] == nullptr) return;
-            CopyOrdinary(
-                static_cast<char*>(tensors[part.tensor]) + part.start + offset,
-                from + position, bytes);
+            CopyOrdinary(static_cast<char*>(tensors[part.tensor]) + part.start + offset,
+                         from + position, bytes);
           });
     }
   }
