@@ -205,16 +205,15 @@ std::vector<Tensors> Expected(const Request& request, const Topology& topology,
       if (request.description.kind == Kind::kReducescatter) {
         const int64_t rows = request.description.tensors[i].shape.front();
         expected[member].push_back(Rows(whole, PartStart(rows, member, count),
-                                        PartStart(rows, member + 1, count),
-                                        row_bytes));
+                                        PartStart(rows, member + 1, count), row_bytes));
       } else if (request.description.kind == Kind::kAlltoall) {
         Buffer& own = expected[member].emplace_back();
         for (int peer = 0; peer < count; ++peer) {
           const auto& splits = request.splits[peer];
           const int64_t begin =
               std::accumulate(splits.begin(), splits.begin() + member, int64_t{0});
-          const Buffer part = Rows(request.inputs[peer][i], begin,
-                                   begin + splits[member], row_bytes);
+          const Buffer part =
+              Rows(request.inputs[peer][i], begin, begin + splits[member], row_bytes);
           own.insert(own.end(), part.begin(), part.end());
         }
       } else {
@@ -317,9 +316,9 @@ TEST_P(HostsTest, AllreduceOfAllTypesAndReductions) {
         for (double postscale : {1.0, 1.3}) {
           const Reduction reduction = {static_cast<ReduceOp>(op), prescale, postscale};
           if (!Supports(reduction, static_cast<DataType>(dtype))) continue;
-          Request request = GroupRequest(Kind::kAllreduce,
-                                         {{static_cast<DataType>(dtype), 1501}},
-                                         members_, dtype * 100 + op);
+          Request request =
+              GroupRequest(Kind::kAllreduce, {{static_cast<DataType>(dtype), 1501}},
+                           members_, dtype * 100 + op);
           request.description.reduction = reduction;
           request.in_place = op % 2 == 0;
           Check(&job_, request);
@@ -358,8 +357,9 @@ TEST_P(HostsTest, AllreduceOfMixedGroups) {
   for (int round = 0; round < 20; ++round) {
     Group group;
     for (unsigned i = 0; i < 1 + random_() % 30; ++i) {
-      group.push_back({RandomNumberType(&random_), static_cast<int64_t>(
-                           random_() % 3 == 0 ? random_() % 3000 : random_() % 40)});
+      group.push_back({RandomNumberType(&random_),
+                       static_cast<int64_t>(random_() % 3 == 0 ? random_() % 3000
+                                                               : random_() % 40)});
     }
     Request request = GroupRequest(Kind::kAllreduce, group, members_, round);
     request.description.reduction = {
@@ -452,8 +452,8 @@ TEST_P(HostsTest, AllgatherOfMixedGroups) {
 
 TEST_P(HostsTest, AllgatherReachesOthersIfAMemberHasNoMemory) {
   for (int member = 0; member < members_; ++member) {
-    Request request = AllgatherRequest(
-        {{DataType::kInt32, 3000}, {DataType::kInt8, 7}}, members_, &random_);
+    Request request = AllgatherRequest({{DataType::kInt32, 3000}, {DataType::kInt8, 7}},
+                                       members_, &random_);
     request.without_memory = {member};
     Check(&job_, request);
     for (int other = 0; other < members_; other += 2) {
@@ -482,9 +482,9 @@ TEST_P(HostsTest, BroadcastFromEveryRoot) {
 TEST_P(HostsTest, ReducescatterOfAllSizes) {
   for (int64_t rows : {0, 1, 2, 3, 5, 17, 1000, 10007}) {
     for (int64_t row_elements : {0, 1, 3, 16}) {
-      Check(&job_, GroupRequest(Kind::kReducescatter,
-                                {{DataType::kFloat32, rows, row_elements}}, members_,
-                                rows));
+      Check(&job_,
+            GroupRequest(Kind::kReducescatter,
+                         {{DataType::kFloat32, rows, row_elements}}, members_, rows));
     }
   }
 }
@@ -501,9 +501,9 @@ TEST_P(HostsTest, ReducescatterOfAllTypesAndReductions) {
       for (double scale : {1.0, 0.7}) {
         const Reduction reduction = {static_cast<ReduceOp>(op), scale, 2 * scale};
         if (!Supports(reduction, static_cast<DataType>(dtype))) continue;
-        Request request = GroupRequest(Kind::kReducescatter,
-                                       {{static_cast<DataType>(dtype), 301, 3}},
-                                       members_, dtype * 100 + op);
+        Request request =
+            GroupRequest(Kind::kReducescatter, {{static_cast<DataType>(dtype), 301, 3}},
+                         members_, dtype * 100 + op);
         request.description.reduction = reduction;
         Check(&job_, request);
       }
@@ -630,10 +630,10 @@ Request RandomRequest(const std::vector<int>& ranks, std::mt19937* random) {
     case 1:
       return AlltoallRequest(most(), 1, members, random);
     case 2: {
-      Request request = GroupRequest(
-          Kind::kBroadcast,
-          {{DataType::kInt8, static_cast<int64_t>((*random)() % 100000)}}, members,
-          (*random)());
+      Request request =
+          GroupRequest(Kind::kBroadcast,
+                       {{DataType::kInt8, static_cast<int64_t>((*random)() % 100000)}},
+                       members, (*random)());
       request.description.root = ranks[(*random)() % members];
       return request;
     }
@@ -647,8 +647,7 @@ Request RandomRequest(const std::vector<int>& ranks, std::mt19937* random) {
       for (unsigned i = 0; i < 1 + (*random)() % 3; ++i) {
         group.push_back({RandomNumberType(random), most()});
       }
-      Request request =
-          GroupRequest(Kind::kAllreduce, group, members, (*random)());
+      Request request = GroupRequest(Kind::kAllreduce, group, members, (*random)());
       request.description.reduction.op =
           (*random)() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
       request.in_place = (*random)() % 2 == 0;
@@ -707,10 +706,10 @@ TEST_P(HostsTest, CollectivesOfAnySetsFollowEachOther) {
 TEST(HostsSetsTest, SetsOfAllKinds) {
   HostsJob job({0, 0, 1, 1, 1, 0});
   const std::vector<std::vector<int>> sets = {
-      {0, 1, 5},           // one host
-      {2, 3, 4}, {1, 2},   // one member on each
-      {0, 4}, {5, 4},      // with different local indexes
-      {0, 1, 4}, {3}, {0, 1, 2, 3, 4, 5}};
+      {0, 1, 5},          // one host
+      {2, 3, 4}, {1, 2},  // one member on each
+      {0, 4},    {5, 4},  // with different local indexes
+      {0, 1, 4}, {3},    {0, 1, 2, 3, 4, 5}};
   std::mt19937 random(1);
   for (const std::vector<int>& each : sets) {
     std::vector<int> members = each;
@@ -741,8 +740,9 @@ TEST(HostsSetsTest, HostsAreReducedInTheOrderOfTheirNumbers) {
 
 // One rank closes its connections, as its death would, before a collective that needs
 // it. How the job ends.
-Status EndWithout(int dead, const Request& request, HostsJob* job,
-                  const std::function<void()>& once_dead = [] {}) {
+Status EndWithout(
+    int dead, const Request& request, HostsJob* job,
+    const std::function<void()>& once_dead = [] {}) {
   job->RunThreads(job->all(), [&](int rank) {
     CollectiveBackend& backend = job->backend(rank);
     ASSERT_TRUE(backend.Begin(job->all(), 1));
