@@ -161,6 +161,7 @@ TEST_F(SubmissionMergerTest, EarlierRoundsGoFirst) {
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 4", "a: ranks 1, 2, 4"));
   Submit({1, 4}, other_a_);
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
+  ExpectMerges(a_);
 }
 
 // ---- What differs
