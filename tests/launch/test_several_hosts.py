@@ -150,9 +150,9 @@ group = gathering.Group(
 )
 loop = event_loop.EventLoop()
 async def leave():
-    guest = gathering.Guest(loop, group, deadline=float("inf"))
-    await guest.connect()
-    loop.start(guest.tell({"ranks": 1, "nodes": 3}))
+    attendee = gathering.Attendee(loop, group, deadline=float("inf"))
+    await attendee.connect()
+    loop.start(attendee.tell({"ranks": 1, "nodes": 3}))
     await event_loop.pause(0)
 loop.run(leave())
 """

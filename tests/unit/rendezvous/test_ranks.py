@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from keras_hvd.rendezvous import rank_table
+from keras_hvd.rendezvous import address, rank_table
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.version import __version__
@@ -246,6 +246,15 @@ def test_a_taken_port_is_an_error_that_says_so(new_job):
         errors[0],
     )
     assert "rank 1 could not reach rank 0" in errors[1]
+
+
+def test_a_name_that_means_loopback_here_is_explained(new_job, monkeypatch):
+    monkeypatch.setattr(
+        address, "resolve", lambda name: [address.Address("127.0.0.1", name.port)]
+    )
+    job = new_job(2, timeout=0.2)
+    job.start(0, rendezvous=f"node0:{job.port}")
+    assert "Here node0 means 127.0.0.1, which other hosts cannot" in job.errors()[0]
 
 
 def test_an_address_of_another_host_is_an_error_on_rank_0(new_job):
