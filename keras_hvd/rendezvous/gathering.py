@@ -281,7 +281,7 @@ class Convener:
 
 
 class Attendee:
-    """Another member, as it meets member 0. `loop` is running, and everything ends with it."""
+    """Another member, as it meets member 0. All ends with `loop`, which is running."""
 
     def __init__(self, loop: EventLoop, group: Group, deadline: float):
         self._loop = loop
