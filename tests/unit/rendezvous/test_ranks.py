@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from keras_hvd.rendezvous import address, rank_table
+from keras_hvd.rendezvous import address, rank_table, ranks
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.version import __version__
@@ -97,6 +97,24 @@ def test_ranks_of_another_start_at_the_same_address_meet_anew(new_job):
         exchange_names(meetings)
         names.append(meetings[0].table.meeting)
     assert len(set(names)) == 3
+
+
+def test_proofs_of_links_are_of_one_start_of_the_job(new_job, monkeypatch):
+    keys = []
+
+    class Recorded(ranks.Links):
+        def __init__(self, *arguments):
+            keys.append(arguments[3])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(ranks, "Links", Recorded)
+    job = new_job(2)
+    for _ in range(2):
+        for rank in range(2):
+            job.start(rank, "ab"[rank], job="khvdrun-17-5eed")
+        exchange_names(job.end())
+    assert keys[0] == keys[1] and keys[2] == keys[3]
+    assert len({*keys, job.secret.key("khvdrun-17-5eed")}) == 3
 
 
 def listening_at() -> set[str]:
