@@ -90,8 +90,8 @@ class _Member:
         return f"on {host} ({self.proven.host}), process {process}"
 
 
-class Host:
-    """Member 0's side. `loop` is running, and everything ends with it.
+class Convener:
+    """Member 0, as it meets the others. `loop` is running, and everything ends with it.
 
     `objection` says what is wrong with what a member, by its number, tells of itself;
     "" if nothing.
@@ -280,8 +280,8 @@ class Host:
         )
 
 
-class Guest:
-    """The side of the other members. `loop` is running, and everything ends with it."""
+class Attendee:
+    """Another member, as it meets member 0. All ends with `loop`, which is running."""
 
     def __init__(self, loop: EventLoop, group: Group, deadline: float):
         self._loop = loop

@@ -35,7 +35,7 @@ _MOST_STRANGERS = 8  # that messages name
 
 
 @dataclass(frozen=True)
-class _Guest:
+class _Stranger:
     """Who has connected, and has not proven itself so far."""
 
     task: Task
@@ -60,7 +60,7 @@ class Listener:
         self._is_expected = is_expected
         self._welcome = welcome
         # In the order of their arrival.
-        self._unproven: collections.OrderedDict[Stream, _Guest] = (
+        self._unproven: collections.OrderedDict[Stream, _Stranger] = (
             collections.OrderedDict()
         )
         self._accepting: list[tuple[Task, socket.socket]] = []
@@ -95,7 +95,7 @@ class Listener:
                 now = time.monotonic()
                 stream = Stream(accepted, now + connection.PROOF_SECONDS)
                 task = self._loop.start(self._prove(stream, host))
-                self._unproven[stream] = _Guest(task, now)
+                self._unproven[stream] = _Stranger(task, now)
 
     async def _survive(self, error: OSError) -> None:
         """Goes on after a connection that could not be accepted."""
@@ -121,8 +121,8 @@ class Listener:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        stream, guest = self._unproven.popitem(last=False)
-        self._loop.cancel(guest.task)
+        stream, stranger = self._unproven.popitem(last=False)
+        self._loop.cancel(stranger.task)
         stream.close()
 
     async def _prove(self, stream: Stream, host: str) -> None:

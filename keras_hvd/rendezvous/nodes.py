@@ -13,7 +13,7 @@ from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import gathering
 from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.gathering import Group, Guest, Host
+from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.secret import Secret
 
@@ -59,31 +59,33 @@ def meet(node: Node, secret: Secret, timeout: float) -> Share:
     loop = EventLoop()
     deadline = time.monotonic() + timeout
     if node.number == 0:
-        host = Host(loop, group, deadline, lambda _, told: _objection(told, node))
-        return loop.run(_host(host, node))
-    return loop.run(_visit(Guest(loop, group, deadline), node))
+        convener = Convener(
+            loop, group, deadline, lambda _, told: _objection(told, node)
+        )
+        return loop.run(_convene(convener, node))
+    return loop.run(_attend(Attendee(loop, group, deadline), node))
 
 
-async def _host(host: Host, node: Node) -> Share:
-    with contextlib.closing(host):
-        host.open()
-        told = await host.told()
+async def _convene(convener: Convener, node: Node) -> Share:
+    with contextlib.closing(convener):
+        convener.open()
+        told = await convener.told()
         counts = [node.ranks, *(one["ranks"] for one in told)]
         if sum(counts) > _MOST_RANKS:
-            await host.refuse(f"{sum(counts)} ranks are too many")
+            await convener.refuse(f"{sum(counts)} ranks are too many")
         job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
         shares = [
             Share(sum(counts[:number]), sum(counts), job)
             for number in range(node.count)
         ]
-        await host.answer(*map(vars, shares[1:]))
+        await convener.answer(*map(vars, shares[1:]))
         return shares[0]
 
 
-async def _visit(guest: Guest, node: Node) -> Share:
-    with contextlib.closing(guest):
-        await guest.connect()
-        answer = await guest.tell(
+async def _attend(attendee: Attendee, node: Node) -> Share:
+    with contextlib.closing(attendee):
+        await attendee.connect()
+        answer = await attendee.tell(
             {
                 "ranks": node.ranks,
                 "nodes": node.count,

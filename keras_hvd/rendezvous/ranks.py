@@ -16,7 +16,7 @@ from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import event_loop, gathering, rank_table
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.gathering import Group, Guest, Host
+from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
 from keras_hvd.rendezvous.links import Link, Links, WantedLinks
 from keras_hvd.rendezvous.listener import listen
 from keras_hvd.rendezvous.proof import Purpose
@@ -96,43 +96,45 @@ class _Rank:
         self._deadline = time.monotonic() + group.timeout
 
     def meet(self) -> Meeting:
-        return self._loop.run(self._host() if self._place.rank == 0 else self._visit())
+        return self._loop.run(
+            self._convene() if self._place.rank == 0 else self._attend()
+        )
 
-    async def _host(self) -> Meeting:
+    async def _convene(self) -> Meeting:
         """Rank 0's side."""
-        host = Host(self._loop, self._group, self._deadline, self._objection)
-        with contextlib.closing(host):
-            host.open()
-            with _listening_at(host.listening_at) as listening:
-                told = await host.told()
+        convener = Convener(self._loop, self._group, self._deadline, self._objection)
+        with contextlib.closing(convener):
+            convener.open()
+            with _listening_at(convener.listening_at) as listening:
+                told = await convener.told()
                 try:
                     table = self._table(self._info(listening), told)
                 except TableError as error:
-                    await host.refuse(str(error))
-                await host.answer(rank_table.encode(table))
+                    await convener.refuse(str(error))
+                await convener.answer(rank_table.encode(table))
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: host.has_failed):
-                        host.fail(f"rank 0: {links.problem()}")
-                    await host.ready()
-                    await host.answer({})
+                    if not await self._are_made(links, lambda: convener.has_failed):
+                        convener.fail(f"rank 0: {links.problem()}")
+                    await convener.ready()
+                    await convener.answer({})
                     return Meeting(table, links.take())
 
-    async def _visit(self) -> Meeting:
+    async def _attend(self) -> Meeting:
         """The side of the other ranks."""
-        guest = Guest(self._loop, self._group, self._deadline)
-        with contextlib.closing(guest):
-            own_host = await guest.connect()
+        attendee = Attendee(self._loop, self._group, self._deadline)
+        with contextlib.closing(attendee):
+            own_host = await attendee.connect()
             with _listening_at([own_host]) as listening:
                 own = self._info(listening)
-                answer = await guest.tell(rank_table.encode_rank(own))
+                answer = await attendee.tell(rank_table.encode_rank(own))
                 try:
                     table = rank_table.decode(answer, self._place.size)
                 except TableError as error:
-                    await guest.give_up(f"the table of ranks is malformed: {error}")
+                    await attendee.give_up(f"the table of ranks is malformed: {error}")
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: guest.has_failed):
-                        await guest.give_up(links.problem())
-                    await guest.ready()
+                    if not await self._are_made(links, lambda: attendee.has_failed):
+                        await attendee.give_up(links.problem())
+                    await attendee.ready()
                     return Meeting(table, links.take())
 
     def _info(self, listening: Sequence[socket.socket]) -> RankInfo:

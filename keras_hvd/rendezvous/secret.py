@@ -109,22 +109,27 @@ def _read_file(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise RendezvousError(f"{name} cannot be read: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise RendezvousError(f"{name} is not a regular file")
-        if status.st_uid != os.geteuid():
-            raise RendezvousError(
-                f"{name} belongs to user {status.st_uid}, and this process to user "
-                f"{os.geteuid()}: it must be the user's own file"
-            )
-        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            mode = stat.S_IMODE(status.st_mode)
-            raise RendezvousError(
-                f"{name} has mode {mode:04o}, so other users may know the secret: make "
-                f"a new one, with `chmod 600 {path}`"
-            )
-        content = file.read(_MOST_BYTES + 1)
+    try:
+        _require_private(name, path, os.fstat(descriptor))
+        content = os.read(descriptor, _MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > _MOST_BYTES:
         raise RendezvousError(f"{name} is larger than {_MOST_BYTES} bytes")
     return content
+
+
+def _require_private(name: str, path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RendezvousError(f"{name} is not a regular file")
+    if status.st_uid != os.geteuid():
+        raise RendezvousError(
+            f"{name} belongs to user {status.st_uid}, and this process to user "
+            f"{os.geteuid()}: it must be the user's own file"
+        )
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(status.st_mode)
+        raise RendezvousError(
+            f"{name} has mode {mode:04o}, so other users may know the secret: make a "
+            f"new one, with `chmod 600 {path}`"
+        )

@@ -38,7 +38,7 @@ _ONE_GROUP = "NCCL gets small tensors as a group, without copies"
 _OWN_CHOICE = "tensors on GPUs take NCCL where it can be used, else host memory"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
-_ONE_HOST = "all ranks are on one host and share memory"
+_HIERARCHICAL = "ranks on one host always share memory"
 _OWN_ENGINE = "there is one engine, keras_hvd's own"
 _NOT_ELASTIC = "this version has no elastic jobs"
 _ALWAYS_XLA = "collectives are always compiled with what XLA compiles"
@@ -59,14 +59,14 @@ WITHOUT_EFFECT = {
     "ENABLE_ASYNC_COMPLETION": _ASYNCHRONOUS,
     "ENABLE_XLA_OPS": _ALWAYS_XLA,
     "GPU_OPERATIONS": _OWN_CHOICE,
-    "HIERARCHICAL_ALLGATHER": _ONE_HOST,
-    "HIERARCHICAL_ALLREDUCE": _ONE_HOST,
+    "HIERARCHICAL_ALLGATHER": _HIERARCHICAL,
+    "HIERARCHICAL_ALLREDUCE": _HIERARCHICAL,
     "MLSL_BGT_AFFINITY": _NO_CCL,
     "MPI_THREADS_DISABLE": _NO_MPI,
     "NUM_NCCL_STREAMS": _ONE_STREAM,
     "NUM_STREAMS": _ONE_STREAM,
     "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
-    "TORUS_ALLREDUCE": _ONE_HOST,
+    "TORUS_ALLREDUCE": _HIERARCHICAL,
 }
 """Horovod's variables (without HOROVOD_) without effect here, and the reasons."""
 

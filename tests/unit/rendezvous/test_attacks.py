@@ -102,6 +102,12 @@ def end(*connections: socket.socket) -> None:
     [
         pytest.param(os.urandom(4096), id="random"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".ljust(200), id="http"),
+        pytest.param(
+            proof.hello(Role.SERVER, Purpose.RANKS, 1, 0).pack(), id="servers-hello"
+        ),
+        pytest.param(
+            proof.hello(Role.CLIENT, Purpose.NODES, 1, 0).pack(), id="other-purpose"
+        ),
         pytest.param(struct.pack("!I", 2**31) * 64, id="lengths"),
         pytest.param(b'{"rank": 1, "size": 2}'.ljust(200), id="json"),
     ],

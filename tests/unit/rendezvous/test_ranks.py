@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from keras_hvd.rendezvous import rank_table
+from keras_hvd.rendezvous import address, rank_table, ranks
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.version import __version__
@@ -97,6 +97,24 @@ def test_ranks_of_another_start_at_the_same_address_meet_anew(new_job):
         exchange_names(meetings)
         names.append(meetings[0].table.meeting)
     assert len(set(names)) == 3
+
+
+def test_proofs_of_links_are_of_one_start_of_the_job(new_job, monkeypatch):
+    keys = []
+
+    class Recorded(ranks.Links):
+        def __init__(self, *arguments):
+            keys.append(arguments[3])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(ranks, "Links", Recorded)
+    job = new_job(2)
+    for _ in range(2):
+        for rank in range(2):
+            job.start(rank, "ab"[rank], job="khvdrun-17-5eed")
+        exchange_names(job.end())
+    assert keys[0] == keys[1] and keys[2] == keys[3]
+    assert len({*keys, job.secret.key("khvdrun-17-5eed")}) == 3
 
 
 def listening_at() -> set[str]:
@@ -246,6 +264,15 @@ def test_a_taken_port_is_an_error_that_says_so(new_job):
         errors[0],
     )
     assert "rank 1 could not reach rank 0" in errors[1]
+
+
+def test_a_name_that_means_loopback_here_is_explained(new_job, monkeypatch):
+    monkeypatch.setattr(
+        address, "resolve", lambda name: [address.Address("127.0.0.1", name.port)]
+    )
+    job = new_job(2, timeout=0.2)
+    job.start(0, rendezvous=f"node0:{job.port}")
+    assert "Here node0 means 127.0.0.1, which other hosts cannot" in job.errors()[0]
 
 
 def test_an_address_of_another_host_is_an_error_on_rank_0(new_job):
