@@ -70,7 +70,7 @@ bool SubmissionMerger::Round::HasAny(const std::vector<int>& ranks) const {
 }
 
 void SubmissionMerger::AddProcessSet(int32_t id, const std::vector<int>& members) {
-  ProcessSet& set = process_sets_[id];
+  ProcessSet& set = process_sets_[id] = {};
   set.has.resize(ranks_.back() + 1);
   for (int member : members) {
     if (!std::binary_search(ranks_.begin(), ranks_.end(), member)) continue;

@@ -9,8 +9,7 @@
 // A merged message stands for one submission of each of its ranks. Merging changes when
 // the coordinator hears of them, never what it decides: the submissions of one rank
 // under one name keep their order, and a rank's agreements and its departure come after
-// all that it has submitted before. Whatever else is held here may be passed on at any
-// time.
+// all that it has submitted before. What is held may be passed on at any time.
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
 #define KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
 
@@ -50,9 +49,8 @@ class SubmissionMerger {
   // is submitted here is theirs.
   explicit SubmissionMerger(std::vector<int> ranks);
 
-  // Set 0 must be added too. A set is best added before its members below can know it:
-  // what they submit before that counts in no round, and later rounds are then held for
-  // too long.
+  // Set 0 must be added too. Call this before any rank below hears of the set: what is
+  // submitted earlier belongs to no round, and would be missed in those that follow.
   void AddProcessSet(int32_t id, const std::vector<int>& members);
   void RemoveProcessSet(int32_t id);
 
@@ -60,9 +58,8 @@ class SubmissionMerger {
   void Leave(int rank);
   // A join of these ranks has ended, well or not. Others' ranks may be among them.
   void EndJoin(const std::vector<int>& ranks);
-  // Passes on what has been held since before the last call. Called now and then, it
-  // bounds how long a rank that is late delays others' requests, and what is said about
-  // them.
+  // Passes on what has been held since before the last call, so the coordinator gets to
+  // know who waits for whom. To be called every half second or so.
   void PassOnOld();
   // Whether some ranks have not come to what others have submitted.
   bool anything_waits() const { return !names_.empty(); }

@@ -32,7 +32,7 @@ Key KeyOf(const Description& description) {
   return {description.process_set, description.name};
 }
 
-// The words of a failure that say what is wrong. The first three are about a round.
+// Words of a failure: what may be wrong between the ranks, and what else.
 constexpr std::array<const char*, 3> kMistakes = {"second op", "differ", "joined"};
 constexpr std::array<const char*, 4> kOtherFailures = {
     "already has", "in use", "no process set", "not in process set"};
@@ -105,8 +105,8 @@ class Decider {
       case Decision::Type::kAgree:
         end = "agreement";
         // Who joins last depends on the schedule.
-        if (decision.agreed != Kind::kJoin)
-          end += " by all on set " + std::to_string(decision.answer);
+        if (decision.agreed == Kind::kJoin) break;
+        end += " by all on set " + std::to_string(decision.answer);
         break;
     }
     for (int rank : decision.ranks) {
@@ -204,7 +204,7 @@ class Simulation {
     CheckEnds();
   }
 
-  // How many requests have ended how.
+  // How many requests have ended how: the first word or words only.
   const std::map<std::string, int64_t>& ends() const { return ends_; }
 
  private:
@@ -347,9 +347,9 @@ class Simulation {
                    const std::map<Key, std::vector<Shared>>& turns) {
     std::map<Key, size_t> next;
     for (const Key& key : keys) {
-      Item item(turns.at(key)[next[key]++]);
-      if (Special(specials_.differ, 5))
-        item.description = Share(RandomDescription(key));
+      const Shared& usual = turns.at(key)[next[key]++];
+      const bool differs = Special(specials_.differ, 5);
+      Item item(differs ? Share(RandomDescription(key)) : usual);
       item.duplicate = Special(specials_.duplicates, 5);
       const bool inlined = TravelsInline(*item.description, sets_.at(key.first).size());
       if (inlined && !item.duplicate) item.input = RandomInput(*item.description);
@@ -362,7 +362,7 @@ class Simulation {
     return std::string((description.bytes() + 7) / 8 * 8, static_cast<char>(random_()));
   }
 
-  // A request of a set that there will never be, or that the rank is not in.
+  // A request of a set that there never is, or that the rank is not in.
   void AddStranger(int rank) {
     const auto set = std::next(sets_.begin(), Random(sets_.size()));
     const bool is_member =
