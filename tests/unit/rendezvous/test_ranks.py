@@ -223,9 +223,9 @@ def test_another_size_is_an_error_on_all(new_job, rank, size):
     assert re.match(expected[rank], error)
 
 
-def test_another_name_of_the_job_is_refused(new_job):
-    job = new_job(2, timeout=0.5)
-    job.start(0, job="one")
+def test_another_name_of_the_job_is_refused_at_once(new_job):
+    job = new_job(2, timeout=60)
+    job.start(0, job="one", timeout=0.5)
     job.start(1, job="other")
     assert "it has another secret, or another job's name" in job.errors()[1]
 
