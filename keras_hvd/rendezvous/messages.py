@@ -6,7 +6,6 @@ changed, left out, repeated or swapped with another one is noticed.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import struct
@@ -90,4 +89,4 @@ class Opener:
 
 def _seal(key: bytes, number: int, content: bytes) -> bytes:
     covered = _COVERED.pack(number, len(content)) + content
-    return hmac.digest(key, covered, hashlib.sha256)
+    return hmac.digest(key, covered, "sha256")

@@ -161,7 +161,7 @@ class Handshake:
 
     def _digest(self, label: bytes) -> bytes:
         text = label + b"\0" + self.client + self.server
-        return hmac.digest(self.key, text, hashlib.sha256)
+        return hmac.digest(self.key, text, "sha256")
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,6 @@ Whoever knows it can join the job, so it is in no message, log or error.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import stat
@@ -55,7 +54,7 @@ class Secret:
     def key(self, job: str) -> bytes:
         """The key for proofs and messages of one job."""
         text = b"keras_hvd rendezvous\0" + job.encode()
-        return hmac.digest(self._content, text, hashlib.sha256)
+        return hmac.digest(self._content, text, "sha256")
 
 
 def read(variables: Mapping[str, str]) -> Secret:

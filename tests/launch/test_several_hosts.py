@@ -55,7 +55,14 @@ def variables_in(output: str) -> list[dict]:
 @pytest.mark.parametrize("counts", [[2, 2], [1, 3], [2, 1, 1]])
 def test_all_ranks_know_their_place(start, rendezvous, counts):
     started = [
-        start(number, len(counts), "-np", count, *SHOW)
+        start(
+            *(number, len(counts), "-np", count, *SHOW),
+            # As inside another job: what it says is not of this one.
+            CROSS_RANK="0",
+            CROSS_SIZE="1",
+            RANK="7",
+            JOB="another",
+        )
         for number, count in reversed([*enumerate(counts)])
     ]
     ended = [*reversed(end(*started))]

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 SECRET = "0123456789abcdef of tests"
 
 RANK = """
-import ctypes, json, os, socket, sys, types
+import ctypes, gc, json, os, socket, sys, types
 from keras_hvd import initialization
 from keras_hvd.runtime import basics, native
 
@@ -35,6 +35,9 @@ def init(pointer):
     shown["names"] = [options.host_names[r].decode() for r in range(size)
                       if options.hosts]
     shown["pids"] = options.pids[:size] if options.hosts else None
+    given = {options.links[at].fd for at in range(options.link_count)}
+    shown["kept"] = [one.fileno() for one in gc.get_objects()
+                     if isinstance(one, socket.socket) and one.fileno() in given]
     ends = [(options.links[at].peer, options.links[at].purpose,
              socket.socket(fileno=options.links[at].fd))
             for at in range(options.link_count)]
@@ -100,6 +103,8 @@ def test_the_engine_gets_the_table_and_connected_links(new_job):
         assert one["names"] == [os.uname().nodename] * 3
         peers = [peer for peer in range(3) if (peer == 1) != (rank == 1)]
         assert sorted(one["got"]) == [f"{peer}>{rank}" for peer in peers]
+        # The engine alone closes them.
+        assert one["kept"] == []
         # Whatever it starts does not know it.
         assert one["secret"] is None
     assert len({one["job"] for one in shown}) == 1

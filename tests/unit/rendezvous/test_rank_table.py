@@ -97,6 +97,24 @@ def test_hosts_are_numbered_by_their_lowest_ranks(keys, hosts):
     assert RankTable("job", "", infos).hosts() == hosts
 
 
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        pytest.param(["a0", "a1", "b0", "b1"], ["0/2"] * 2 + ["1/2"] * 2, id="even"),
+        pytest.param(["a0", "b0", "b1"], ["0/2", "1/2", "0/1"], id="uneven"),
+        pytest.param(["a1", "b0", "c1", "c0"], ["0/2", "0/2", "1/2", "1/2"], id="any"),
+    ],
+)
+def test_cross_ranks_number_the_hosts_that_have_a_local_rank(places, expected):
+    infos = tuple(
+        dataclasses.replace(FIRST, host_key=key, local_rank=int(local))
+        for key, local in places
+    )
+    table = RankTable("job", "", infos)
+    found = [table.cross(rank) for rank in range(len(places))]
+    assert [f"{rank}/{size}" for rank, size in found] == expected
+
+
 def test_a_key_is_not_taken_for_the_absence_of_one():
     without = rank_table.identity(None)["host_key"]
     assert rank_table.identity(without)["host_key"] != without

@@ -1,5 +1,6 @@
 """Ranks that meet: the connections that they get, and the errors that they raise."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -119,23 +120,22 @@ def test_proofs_of_links_are_of_one_start_of_the_job(new_job, monkeypatch):
 
 def listening_at() -> set[str]:
     """The IPv4 addresses at which this process listens."""
-    inodes = {
-        target.removeprefix("socket:[").rstrip("]")
-        for target in map(os.readlink, open_files())
-    }
     lines = pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
-    fields = [line.split() for line in lines]
+    of_this = open_sockets()
     return {
         socket.inet_ntoa(bytes.fromhex(each[1].partition(":")[0])[::-1])
-        for each in fields
-        if each[3] == "0A" and each[9] in inodes
+        for each in map(str.split, lines)
+        if each[3] == "0A" and f"socket:[{each[9]}]" in of_this
     }
 
 
-def open_files() -> list[str]:
-    folder = f"/proc/{os.getpid()}/fd"
-    paths = [f"{folder}/{name}" for name in os.listdir(folder)]
-    return [path for path in paths if os.path.lexists(path)]
+def open_sockets() -> set[str]:
+    found = set()
+    for path in pathlib.Path("/proc/self/fd").iterdir():
+        # Other threads close theirs meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(path))
+    return found
 
 
 @pytest.mark.parametrize("interfaces", [(), ("lo",), ("no0", "lo")])
@@ -223,9 +223,9 @@ def test_another_size_is_an_error_on_all(new_job, rank, size):
     assert re.match(expected[rank], error)
 
 
-def test_another_name_of_the_job_is_refused(new_job):
-    job = new_job(2, timeout=0.5)
-    job.start(0, job="one")
+def test_another_name_of_the_job_is_refused_at_once(new_job):
+    job = new_job(2, timeout=60)
+    job.start(0, job="one", timeout=0.5)
     job.start(1, job="other")
     assert "it has another secret, or another job's name" in job.errors()[1]
 
