@@ -164,18 +164,20 @@ Buffer Reduced(const Request& request, size_t tensor, const Topology& topology,
   }
   const bool averages = whole.op == ReduceOp::kAverage;
   const ReduceOp op = averages ? ReduceOp::kSum : whole.op;
+  const double early = averages && Bytes(dtype) < 4 ? 1.0 / count : 1;
+  const double late =
+      averages && Bytes(dtype) >= 4 ? whole.postscale / count : whole.postscale;
   std::vector<Buffer> of_hosts;
   std::vector<const void*> pointers;
   for (const std::vector<int>& here : by_host) {
     Buffer& sum = of_hosts.emplace_back(bytes);
-    Reduce({op, whole.prescale, 1}, dtype,
+    Reduce({op, whole.prescale, early}, dtype,
            Pointers(request.inputs, tensor, here).data(), static_cast<int>(here.size()),
            bytes / Bytes(dtype), sum.data());
   }
   for (const Buffer& sum : of_hosts) pointers.push_back(sum.data());
-  Reduce({op, 1, averages ? whole.postscale / count : whole.postscale}, dtype,
-         pointers.data(), static_cast<int>(pointers.size()), bytes / Bytes(dtype),
-         result.data());
+  Reduce({op, 1, late}, dtype, pointers.data(), static_cast<int>(pointers.size()),
+         bytes / Bytes(dtype), result.data());
   return result;
 }
 

@@ -19,7 +19,7 @@
 #include "tf_ops/collectives/allreduce_line.h"
 #include "tf_ops/collectives/copy.h"
 #include "tf_ops/collectives/hosts_parts.h"
-#include "tf_ops/collectives/hosts_reduction.h"
+#include "tf_ops/collectives/staged_reduction.h"
 
 namespace keras_hvd {
 namespace {
@@ -34,10 +34,10 @@ class HostsReducer {
         hosts_(*hosts),
         local_(hosts->local()),
         line_(options.tensors),
-        stages_(StagesOf(options.reduction, hosts_)),
+        stages_(options.reduction, hosts_.count(), hosts_.hosts()),
         lane_(local_.index()),
         alone_(local_.count() == 1),
-        moves_inputs_(alone_ && stages_.of_host.prescale == 1),
+        moves_inputs_(alone_ && stages_.keeps_inputs()),
         small_(line_.bytes() <= std::min(options.small_bytes, MostWindowBytes())),
         window_bytes_(small_ ? line_.bytes()
                              : std::min(options.window_bytes, MostWindowBytes())),
@@ -220,7 +220,7 @@ class HostsReducer {
         inputs_[member] = local_.ExchangeMemory(member) + position - begin;
       }
       inputs_[lane_] = Input(tensor, offset);
-      Reduce(stages_.of_host, tensor.dtype, inputs_.data(), local_.count(),
+      Reduce(stages_.OfHost(tensor.dtype), tensor.dtype, inputs_.data(), local_.count(),
              bytes / Bytes(tensor.dtype), Sum(number, position));
     });
   }
@@ -260,16 +260,17 @@ class HostsReducer {
   }
 
   void ReduceSums(int64_t number) {
-    ForEachPiece(PartAt(number, hosts_.host()), [&](const AllreduceTensor& tensor,
-                                                    int64_t offset, int64_t position,
-                                                    int64_t bytes) {
-      for (int host = 0; host < hosts_.hosts(); ++host) {
-        inputs_[host] = Received(number, host, position);
-      }
-      inputs_[hosts_.host()] = SumOf(number, tensor, offset, position);
-      Reduce(stages_.of_hosts, tensor.dtype, inputs_.data(), hosts_.hosts(),
-             bytes / Bytes(tensor.dtype), ResultOf(number, tensor, offset, position));
-    });
+    ForEachPiece(PartAt(number, hosts_.host()),
+                 [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                     int64_t bytes) {
+                   for (int host = 0; host < hosts_.hosts(); ++host) {
+                     inputs_[host] = Received(number, host, position);
+                   }
+                   inputs_[hosts_.host()] = SumOf(number, tensor, offset, position);
+                   Reduce(stages_.OfHosts(tensor.dtype), tensor.dtype, inputs_.data(),
+                          hosts_.hosts(), bytes / Bytes(tensor.dtype),
+                          ResultOf(number, tensor, offset, position));
+                 });
   }
 
   void ExchangeResults(int64_t number) {
@@ -361,11 +362,12 @@ bool AllreduceWhole(const AllreduceOptions& options, HostsCommunicator* hosts) {
 
 bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts) {
   const StandardFloatingPoint floating_point;
+  const StagedReduction stages(options.reduction, hosts->count(), hosts->hosts());
   AllreduceOptions staged = options, whole = options;
   staged.tensors.clear();
   whole.tensors.clear();
   for (const AllreduceTensor& tensor : options.tensors) {
-    const bool has_stages = HasStages(options.reduction, tensor.dtype, *hosts);
+    const bool has_stages = stages.Suits(tensor.dtype);
     (has_stages ? staged : whole).tensors.push_back(tensor);
   }
   if (!HostsReducer(staged, hosts).Run()) return false;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tf_ops/collectives/hosts_parts.h"
-#include "tf_ops/collectives/hosts_reduction.h"
+#include "tf_ops/collectives/staged_reduction.h"
 
 namespace keras_hvd {
 namespace {
@@ -50,8 +50,8 @@ class StagedReducescatter {
   StagedReducescatter(const ReducescatterOptions& options, HostsCommunicator* hosts)
       : options_(options),
         hosts_(*hosts),
-        stages_(StagesOf(options.reduction, hosts_)),
-        moves_inputs_(hosts_.local().count() == 1 && stages_.of_host.prescale == 1),
+        stages_(options.reduction, hosts_.count(), hosts_.hosts()),
+        moves_inputs_(hosts_.local().count() == 1 && stages_.keeps_inputs()),
         parts_(PartsOf(options, hosts_.count())),
         inputs_(InputsOf(options)),
         window_bytes_(std::max<int64_t>(kReceivedBytes / hosts_.hosts(), 1) *
@@ -109,7 +109,7 @@ class StagedReducescatter {
                    [&](size_t number, int64_t offset, int64_t bytes,
                        const void* const* stretches) {
                      const DataType dtype = TypeOf(sums, number);
-                     Reduce(stages_.of_host, dtype, stretches, local.count(),
+                     Reduce(stages_.OfHost(dtype), dtype, stretches, local.count(),
                             bytes / Bytes(dtype),
                             sums_ + sums.position(local.index(), number) + offset);
                    });
@@ -158,7 +158,7 @@ class StagedReducescatter {
       inputs[hosts_.host()] = SumOf(sums, number);
       const ReducescatterTensor& tensor = options_.tensors[part.tensor];
       const int64_t offset = part.start - parts_.of(self)[part.tensor].start;
-      Reduce(stages_.of_hosts, tensor.dtype, inputs.data(), hosts_.hosts(),
+      Reduce(stages_.OfHosts(tensor.dtype), tensor.dtype, inputs.data(), hosts_.hosts(),
              part.bytes / Bytes(tensor.dtype),
              static_cast<char*>(tensor.output) + offset);
     }
@@ -191,10 +191,11 @@ bool Reducescatter(const ReducescatterOptions& options, Communicator* communicat
 
 bool Reducescatter(const ReducescatterOptions& options, HostsCommunicator* hosts) {
   const StandardFloatingPoint floating_point;
+  const StagedReduction stages(options.reduction, hosts->count(), hosts->hosts());
   ReducescatterOptions staged, whole;
   staged.reduction = whole.reduction = options.reduction;
   for (const ReducescatterTensor& tensor : options.tensors) {
-    const bool has_stages = HasStages(options.reduction, tensor.dtype, *hosts);
+    const bool has_stages = stages.Suits(tensor.dtype);
     (has_stages ? staged : whole).tensors.push_back(tensor);
   }
   if (!staged.tensors.empty() && !StagedReducescatter(staged, hosts).Run()) {

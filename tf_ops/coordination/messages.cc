@@ -432,6 +432,12 @@ void DecisionEncoder::AddTensor(const TensorKey& key) {
   AddText(key.name, &message_);
 }
 
+std::vector<int> DecisionEncoder::HostsOf(const std::vector<int>& ranks) const {
+  std::vector<int> hosts;
+  for (int rank : ranks) hosts.push_back(hosts_[rank]);
+  return hosts;
+}
+
 std::string_view DecisionEncoder::Encode(const Decision& decision,
                                          const std::array<Stores, 2>& stores) {
   message_.clear();
@@ -449,7 +455,8 @@ std::string_view DecisionEncoder::Encode(const Decision& decision,
       }
       AddInteger(decision.given.empty() ? 0 : 1, &message_);
       for (const Decision::Given& given : decision.given) {
-        AppendResults(*given.description, given.inputs, &message_);
+        AppendResults(*given.description, given.inputs, HostsOf(decision.ranks),
+                      &message_);
       }
       break;
     case Decision::Type::kFail:

@@ -191,8 +191,10 @@ using DecisionMessage =
 
 class DecisionEncoder {
  public:
-  // `cache_capacity`: how many tensors travel as numbers.
-  explicit DecisionEncoder(size_t cache_capacity) : numbers_(cache_capacity) {}
+  // `cache_capacity`: how many tensors travel as numbers. `hosts`: the number of each
+  // rank's host.
+  DecisionEncoder(size_t cache_capacity, std::vector<int> hosts)
+      : numbers_(cache_capacity), hosts_(std::move(hosts)) {}
 
   // The results are valid until the next call. `stores` is for the batch that the
   // decision runs.
@@ -202,8 +204,10 @@ class DecisionEncoder {
 
  private:
   void AddTensor(const TensorKey& key);
+  std::vector<int> HostsOf(const std::vector<int>& ranks) const;
 
   NumberTable<TensorKey, TensorKeyHash> numbers_;
+  const std::vector<int> hosts_;
   std::string message_;
 };
 

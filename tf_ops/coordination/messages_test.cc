@@ -30,6 +30,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr int kSize = 4;
+const std::vector<int> kOneHost(8);
 constexpr std::array<Stores, 2> kStores = {Stores::kStreaming, Stores::kOrdinary};
 
 // Something else in every field.
@@ -505,7 +506,7 @@ class DecisionTest : public ::testing::Test {
     return decision;
   }
 
-  DecisionEncoder encoder_{16};
+  DecisionEncoder encoder_{16, kOneHost};
   DecisionDecoder decoder_{kSize};
   std::string encoded_;
 };
@@ -564,7 +565,7 @@ TEST_F(DecisionTest, TensorsAreNumbersTheSecondTime) {
 }
 
 TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
-  DecisionEncoder encoder(2);
+  DecisionEncoder encoder(2, kOneHost);
   for (int i = 0; i < 10; ++i) {
     Decision decision = Run();
     for (int j = 0; j < i; ++j) decision.tensors.push_back({j, std::to_string(i * j)});
@@ -576,7 +577,7 @@ TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
 
 TEST_F(DecisionTest, WhatIsCutShortIsAnError) {
   for (const Decision& decision : {Run(), Zeros(), Fail(), Agree()}) {
-    const std::string message(DecisionEncoder(16).Encode(decision, kStores));
+    const std::string message(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
     for (size_t length = 0; length < message.size(); ++length) {
       EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
     }
@@ -603,7 +604,7 @@ TEST_F(DecisionTest, AgreementsAreOnWhatThereMayBe) {
     Decision decision = Agree();
     decision.agreed = kind;
     decision.answer = answer;
-    return ErrorOf(DecisionEncoder(1).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(1, kOneHost).Encode(decision, kStores));
   };
   EXPECT_THAT(error(Kind::kAllreduce, 1), HasSubstr("nobody agrees on a collective"));
   EXPECT_THAT(error(Kind::kAddProcessSet, 0), HasSubstr("process set = 0"));
@@ -615,7 +616,7 @@ TEST_F(DecisionTest, ZerosAreForAllreducesOfTheBatch) {
   const auto error = [&](const Description& description) {
     Decision decision = Zeros();
     decision.zeros = {{Share(description), {1}}};
-    return ErrorOf(DecisionEncoder(16).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
   };
   EXPECT_THAT(error(Allreduce("c")), HasSubstr("zeros are for allreduce 'c'"));
   EXPECT_THAT(error(Broadcast("a")), HasSubstr("zeros are for broadcast 'a'"));
@@ -700,9 +701,9 @@ TEST_F(DecisionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   std::mt19937 random(4711);
   std::vector<std::string> messages;
   for (const Decision& decision : {Run(), Zeros(), Result(), Fail(), Agree()}) {
-    messages.emplace_back(DecisionEncoder(16).Encode(decision, kStores));
+    messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
   }
-  messages.emplace_back(DecisionEncoder(16).Encode(Tuning()));
+  messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(Tuning()));
   std::vector<int> accepted(messages.size());
   for (int i = 0; i < 30000; ++i) {
     const size_t which = i % messages.size();

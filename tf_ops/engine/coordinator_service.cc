@@ -34,7 +34,7 @@ CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
       reader_(world,
               {[this](MergedSubmission submission) { Submit(std::move(submission)); },
                [this](int rank) { Leave(rank); }}),
-      encoder_(cache_capacity),
+      encoder_(cache_capacity, topology_.host_of_ranks()),
       decisions_(world.channels->ToRanks()),
       below_(world.channels->ToBelow()) {}
 

@@ -31,6 +31,7 @@ class Topology {
 
   int host() const { return host_of_[rank_]; }
   int host_of(int rank) const { return host_of_[rank]; }
+  const std::vector<int>& host_of_ranks() const { return host_of_; }
   bool is_local(int rank) const { return host_of_[rank] == host(); }
   // The ranks of a host, ascending.
   const std::vector<int>& ranks_of(int host) const { return ranks_of_[host]; }
