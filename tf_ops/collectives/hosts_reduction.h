@@ -2,8 +2,8 @@
 //
 // Each host's members are reduced first, in the order of their ranks, and then the
 // hosts, in the order of their numbers. Narrow floats are rounded as they leave a host
-// and at the end. If each host has only one member, there is only the second stage, and
-// the result is the same as on one host.
+// and at the end. If each host has only one member, there is only the second stage: all
+// is scaled, reduced and rounded as on one host.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_REDUCTION_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_REDUCTION_H_
 
