@@ -274,7 +274,9 @@ const Layout kLayouts[] = {
     {"FourOfOne", {0, 1, 2, 3}},
     {"FourOfTwo", {0, 1, 2, 3, 3, 2, 1, 0}},
     {"FourUneven", {0, 1, 1, 2, 3, 1, 3}},
-    {"SlowSockets", {0, 1, 1, 2, 0}, 1},
+    // The least buffers that the system gives.
+    {"SlowUneven", {0, 1, 1, 2}, 1},
+    {"SlowTwoOfTwo", {0, 0, 1, 1}, 1},
 };
 
 class HostsTest : public testing::TestWithParam<Layout> {
@@ -304,6 +306,7 @@ TEST_P(HostsTest, AllreduceOfAllSizes) {
       for (DataType dtype : {DataType::kInt32, DataType::kFloat32}) {
         Request request =
             GroupRequest(Kind::kAllreduce, {{dtype, elements}}, members_, elements);
+        request.description.reduction.op = ReduceOp::kAverage;
         request.in_place = in_place;
         Check(&job_, request);
       }
@@ -376,15 +379,33 @@ TEST_P(HostsTest, AllreduceWithWindowsAndSmallTensorsOfAllSizes) {
   HostsJob job(GetParam().hosts, {1 << 18, GetParam().socket_bytes});
   for (int64_t small : {int64_t{0}, int64_t{2} << 10, INT64_MAX}) {
     for (int64_t window : {kCacheLine, 100 * kCacheLine, int64_t{4} << 20}) {
-      for (int64_t elements : {1, 1025, 10007, 50000}) {
+      for (int64_t elements : {1, 1025, 10007, 300000}) {
         if (elements * 4 > 200 * window) continue;
         Request request = GroupRequest(
             Kind::kAllreduce, {{DataType::kFloat32, elements}}, members_, elements);
         request.small_bytes = small;
         request.window_bytes = window;
-        request.in_place = elements % 2 == 0;
-        Check(&job, request);
+        for (bool in_place : {false, true}) {
+          request.in_place = in_place;
+          Check(&job, request);
+        }
       }
+    }
+  }
+}
+
+// On slow connections, where a rank may have all it needs before it has sent all.
+TEST(HostsInPlaceTest, ResultsLeaveWhatIsBeingSent) {
+  const std::pair<std::vector<int>, DataType> cases[] = {
+      {{0, 1, 1, 2}, DataType::kFloat32}, {{0, 0, 1, 1}, DataType::kInt32}};
+  for (const auto& [hosts, dtype] : cases) {
+    HostsJob job(hosts, {1 << 18, 1});
+    for (int round = 0; round < 40; ++round) {
+      Request request = GroupRequest(Kind::kAllreduce, {{dtype, 16000}}, 4, round);
+      request.description.reduction.op = ReduceOp::kAverage;
+      request.small_bytes = INT64_MAX;
+      request.in_place = true;
+      Check(&job, request);
     }
   }
 }
@@ -492,9 +513,15 @@ TEST_P(HostsTest, ReducescatterOfAllSizes) {
 }
 
 TEST_P(HostsTest, ReducescatterInSeveralWindows) {
-  Check(&job_, GroupRequest(Kind::kReducescatter,
-                            {{DataType::kFloat32, 1000003, 1}, {DataType::kInt8, 100}},
-                            members_, 5));
+  Request request = GroupRequest(Kind::kReducescatter,
+                                 {{DataType::kFloat32, 1000003, 1},
+                                  {DataType::kInt8, 100},
+                                  {DataType::kInt32, 100000, 1}},
+                                 members_, 5);
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+    request.description.reduction.op = op;
+    Check(&job_, request);
+  }
 }
 
 TEST_P(HostsTest, ReducescatterOfAllTypesAndReductions) {

@@ -43,7 +43,8 @@ struct AllreduceOptions {
   int64_t window_bytes = kAllreduceWindowBytes;
 };
 
-// Returns false if the job failed meanwhile; the outputs are then undefined.
+// Returns false if the job failed meanwhile; the outputs are then undefined. Across
+// hosts, elements are reduced in stages: see hosts_reduction.h.
 bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
 bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts);
 

@@ -55,8 +55,7 @@ class HostsCommunicator : private Waiter {
   int place_of(int member) const { return place_of_[member]; }
   // A lane has a member on each host: lane n has the n-th. Members may be left over.
   int lanes() const { return lanes_; }
-  // The member of a host that sends to this member, and receives from it, for all of
-  // the host.
+  // The member that deals with this one for its host.
   int Counterpart(int member, int host) const {
     const std::vector<int>& there = members_of_[host];
     return there[place_of_[member] % there.size()];
