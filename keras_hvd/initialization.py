@@ -125,8 +125,8 @@ def _join_once(sets: list[ProcessSet]) -> None:
 def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     """Meets the other ranks, if they may be on other hosts.
 
-    Returns what is then known of this process' place, and the ranks and links; None if
-    all ranks are on this host.
+    Returns what is then known of this process' place, and the ranks and links, or None
+    if all ranks are on this host in any case.
     """
     if world.rendezvous is None:
         return world, None
@@ -148,7 +148,7 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     if world.cross_rank is None:
         cross_rank, cross_size = meeting.table.cross(world.rank)
         world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)
-    return world, meeting if max(meeting.table.hosts()) > 0 else None
+    return world, meeting
 
 
 def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:

@@ -44,7 +44,7 @@ struct AllreduceOptions {
 };
 
 // Returns false if the job failed meanwhile; the outputs are then undefined. Across
-// hosts, elements are reduced in stages: see hosts_reduction.h.
+// hosts, elements are reduced in stages: see staged_reduction.h.
 bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
 bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts);
 

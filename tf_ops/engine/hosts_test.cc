@@ -56,15 +56,15 @@ class HostsJob {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-// What has the same bits on one host and on several: all but averages of narrow floats,
-// which are divided before they leave a host.
+// What has the same bits on one host and on several: all but narrow floats, which are
+// rounded as they leave a host.
 Plan PlanForHosts(int number, int size, std::mt19937_64* random) {
   while (true) {
     const Plan plan = RandomPlan(number, size, random, FillWithSmallNumbers);
     const Description& description = plan.asks.front().description;
-    const bool averages = description.kind == Kind::kAllreduce &&
-                          description.reduction.op == ReduceOp::kAverage;
-    if (!averages || Bytes(description.tensors.front().dtype) >= 4) return plan;
+    if (description.kind != Kind::kAllreduce) return plan;
+    const DataType dtype = description.tensors.front().dtype;
+    if (!IsFloating(dtype) || Bytes(dtype) >= 4) return plan;
   }
 }
 

@@ -11,15 +11,29 @@ namespace {
 // How long a leader that leaves waits until the leaders next to it know.
 constexpr std::chrono::milliseconds kFarewell(500);
 
-std::string Integer(int32_t value) {
+// What the coordinator says for all, as it travels.
+struct Settings {
+  int64_t exchange_bytes;
+  uint32_t check, timeline_on, timeline_paused;
+  uint32_t zeros = 0;
+};
+
+template <typename Value>
+std::string AsBytes(const Value& value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
+// Takes a value off the front of a frame. Returns false if there is none.
+template <typename Value>
+bool Take(std::string_view* bytes, Value* value) {
   if (bytes->size() < sizeof(*value)) return false;
   memcpy(value, bytes->data(), sizeof(*value));
   bytes->remove_prefix(sizeof(*value));
-  return *value >= least && *value <= most;
+  return true;
+}
+
+bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
+  return Take(bytes, value) && *value >= least && *value <= most;
 }
 
 }  // namespace
@@ -27,7 +41,9 @@ bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* 
 HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                              std::vector<RankName> names,
                              std::vector<std::unique_ptr<ControlLink>> links)
-    : SharedJobState(std::move(segment), topology), names_(std::move(names)) {
+    : SharedJobState(segment, topology),
+      names_(std::move(names)),
+      exchange_bytes_(segment->exchange_bytes()) {
   for (auto& link : links) {
     const int host = topology.host_of(link->peer());
     neighbors_.push_back({std::move(link), host == topology.parent(), {}});
@@ -66,7 +82,7 @@ bool HostsJobState::ClaimGpuWarning() {
 void HostsJobState::ShutDown() {
   SharedJobState::ShutDown();
   const Clock::time_point deadline = Clock::now() + kFarewell;
-  QueueForAll(FrameType::kDeparture, Integer(rank()), /*above=*/true);
+  QueueForAll(FrameType::kDeparture, AsBytes(int32_t{rank()}), /*above=*/true);
   for (Neighbor& neighbor : neighbors_) neighbor.link->Finish(deadline);
   for (Neighbor& neighbor : neighbors_) neighbor.link->AwaitEnd(deadline);
 }
@@ -96,18 +112,27 @@ void HostsJobState::ChangeSettings() {
 void HostsJobState::TellOfSettings() {
   if (!settings_changed_.exchange(false)) return;
   const SegmentHeader& now = header();
-  const char settings[] = {static_cast<char>(now.check.load()),
-                           static_cast<char>(now.timeline_on.load()),
-                           static_cast<char>(now.timeline_paused.load())};
-  QueueForAll(FrameType::kSettings, {settings, sizeof(settings)}, /*above=*/false);
+  const Settings settings = {exchange_bytes_, now.check.load(), now.timeline_on.load(),
+                             now.timeline_paused.load()};
+  QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
 }
 
-void HostsJobState::TakeSettings(std::string_view bytes) {
-  if (bytes.size() != 3) return;
-  SharedJobState::set_compares_outputs(bytes[0] != 0);
-  SharedJobState::set_timeline_on(bytes[1] != 0);
-  SharedJobState::set_timeline_paused(bytes[2] != 0);
-  QueueForAll(FrameType::kSettings, bytes, /*above=*/false);
+void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
+  Settings settings;
+  if (!Take(&bytes, &settings) || !from->is_above) return NoteLost(from);
+  // All hosts move tensors in windows of the same size.
+  if (settings.exchange_bytes != exchange_bytes_) {
+    Fail(Code::kInvalidArgument,
+         "KERAS_HVD_EXCHANGE_BYTES must be the same on all hosts. It is " +
+             std::to_string(settings.exchange_bytes) + " on " + names_[0].host +
+             ", where rank 0 runs, and " + std::to_string(exchange_bytes_) + " on " +
+             names_[rank()].host);
+    return;
+  }
+  SharedJobState::set_compares_outputs(settings.check != 0);
+  SharedJobState::set_timeline_on(settings.timeline_on != 0);
+  SharedJobState::set_timeline_paused(settings.timeline_paused != 0);
+  QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
 }
 
 // ---- Failure
@@ -118,7 +143,7 @@ void HostsJobState::TellOfFailure() {
   told_of_failure_ = true;
   const Status failure = Failure();
   QueueForAll(FrameType::kFailure,
-              Integer(static_cast<int32_t>(failure.code)) + failure.message,
+              AsBytes(static_cast<int32_t>(failure.code)) + failure.message,
               /*above=*/true);
 }
 
@@ -176,7 +201,7 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
     case FrameType::kFailure:
       return TakeFailure(from, bytes);
     case FrameType::kSettings:
-      return TakeSettings(bytes);
+      return TakeSettings(from, bytes);
     case FrameType::kDeparture:
       return TakeDeparture(from, bytes);
   }
@@ -193,7 +218,7 @@ void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
   }
   if (!from->is_above) return;
   header().departed_above.store(departed + 1);
-  QueueForAll(FrameType::kDeparture, Integer(departed), /*above=*/false);
+  QueueForAll(FrameType::kDeparture, AsBytes(departed), /*above=*/false);
   RingAll();
 }
 

@@ -61,7 +61,7 @@ class HostsJobState final : public SharedJobState {
  private:
   void TakeFrame(Neighbor* from, FrameType type, std::string_view bytes);
   void TakeFailure(Neighbor* from, std::string_view bytes);
-  void TakeSettings(std::string_view bytes);
+  void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
   void TellOfFailure();
   void TellOfSettings();
@@ -71,6 +71,7 @@ class HostsJobState final : public SharedJobState {
   void ChangeSettings();
 
   const std::vector<RankName> names_;
+  const int64_t exchange_bytes_;
   std::vector<Neighbor> neighbors_;
   bool told_of_failure_ = false;
   std::atomic<bool> settings_changed_{false};
