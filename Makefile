@@ -48,7 +48,7 @@ SHELL := /bin/bash
 
 .PHONY: install demo wheel test test-quick lint format clean distclean FORCE
 .PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
-.PHONY: core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
+.PHONY: hosts-tests core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
@@ -56,7 +56,7 @@ install: $(BUILT)
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-test: lint native-tests one-process-tests launch-tests parallel-tests
+test: lint native-tests one-process-tests launch-tests parallel-tests hosts-tests
 	$(MAKE) --no-print-directory wheel-tests DIST=$(VENV)/dist \
 		WHEEL_TENSORFLOWS='$(firstword $(WHEEL_TENSORFLOWS)) $(lastword $(WHEEL_TENSORFLOWS))'
 
@@ -149,6 +149,15 @@ parallel-tests: install
 	for ranks in 2 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
 	done
+
+# Collectives, objects, process sets and the like over TCP: on two hosts of one rank, and
+# on one of two and one of one. Both hosts are this machine.
+hosts-tests: install
+	$(ON_HOSTS) 1 1 $(HOSTS_TESTS) tests/parallel/test_*.py
+	$(ON_HOSTS) 2 1 $(HOSTS_TESTS)
+
+ON_HOSTS = $(BIN)/python tests/on_hosts.py
+HOSTS_TESTS = $(BIN)/python -m pytest -q -x tests/parallel/collectives
 
 # What depends on TensorFlow's version, on two ranks: all collectives, the optimizer,
 # callbacks and data. Of another one: make core-tests VENV=.venv-2.18

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_hvd.gpu import gpu_libraries
-from keras_hvd.runtime import basics
+from keras_hvd.runtime import basics, native
 
 
 def mpi_enabled() -> bool:
@@ -177,7 +177,7 @@ def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks.
 
     Returns:
-        True: this version runs on one host.
+        Whether it has; always on one host.
 
     Raises:
         NotInitializedError: `init` was not called.
@@ -190,4 +190,4 @@ def is_homogeneous() -> bool:
     True
     """
     basics.require_initialized("is_homogeneous")
-    return basics.cross_size() == 1
+    return native.engine().khvd_is_homogeneous() == 1

@@ -1,8 +1,8 @@
 """Finds this process' rank and its job's size in the variables that its launcher set.
 
-`khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun` and Horovod's `horovodrun`
-(with Gloo) each use their own variables. Without any of them, the process is a world of
-size 1.
+`khvdrun`, Open MPI's and MPICH's `mpirun`, Slurm's `srun`, Horovod's `horovodrun` (with
+Gloo) and PyTorch's `torchrun` each use their own variables. Without any of them, the
+process is a world of size 1.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.rendezvous import address
 
 # MPICH sets no id of the job. One of these processes serves the job's ranks on a host.
 _HYDRA_PARENTS = (
@@ -34,6 +35,12 @@ _LONGEST_JOB_NAME = 80
 # The engine's numbers of ranks have 32 bits.
 _TOO_MANY_RANKS = 2**31
 
+_TOO_LARGE_PORT = 2**16
+
+_LONGEST_HOST_KEY = 256
+
+_RENDEZVOUS = "KERAS_HVD_RENDEZVOUS"
+
 
 class LaunchEnvironmentError(KerasHvdError):
     """The launcher's variables are malformed, contradictory or unsupported."""
@@ -48,18 +55,25 @@ class World:
         size: Number of processes in the job.
         local_rank: Number of this process among those of the job on this host, from 0.
         local_size: Number of processes of the job on this host.
-        cross_rank: Number of this host in the job, from 0.
-        cross_size: Number of hosts in the job.
-        job: A name that no other running job on this host has.
+        cross_rank: Number of this host among those with a process of this local rank,
+            from 0; None until the ranks have met.
+        cross_size: Number of hosts with a process of this local rank; None until the
+            ranks have met.
+        job: A name that no other running job on this host has; "" if rank 0 makes one
+            up when the ranks meet.
+        rendezvous: HOST:PORT where the ranks meet; None if all are on one host.
+        host_key: What sets this process' host apart, if the user says so.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    cross_rank: int
-    cross_size: int
+    cross_rank: int | None
+    cross_size: int | None
     job: str
+    rendezvous: str | None = None
+    host_key: str | None = None
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -69,12 +83,13 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         environment: The variables to read; by default those of this process.
 
     Returns:
-        The `World` that `khvdrun`, else `mpirun`, else `horovodrun`, else `srun`
-        described. Without any of them, a world of size 1 with a new job of its own.
+        The `World` that `khvdrun`, else `mpirun`, else `horovodrun`, else `srun`, else
+        `torchrun` described. Without any of them, a world of size 1 with a new job of
+        its own.
 
     Raises:
         LaunchEnvironmentError: A variable is missing, malformed or contradicts another
-            one, or the job spans more than one host.
+            one, or the job spans more than one host, without a place to meet.
 
     Example:
         >>> from keras_hvd import environment
@@ -82,7 +97,7 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         ...     "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         ...     "PMIX_NAMESPACE": "1891500033"})  # doctest: +NORMALIZE_WHITESPACE
         World(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1,
-            job='openmpi-1891500033')
+            job='openmpi-1891500033', rendezvous=None, host_key=None)
     """
     variables = os.environ if environment is None else environment
     launched_by: tuple[tuple[str, Callable[[Mapping[str, str]], World]], ...] = (
@@ -96,14 +111,26 @@ def world(environment: Mapping[str, str] | None = None) -> World:
             return read(variables)
     if _inside_srun(variables):
         return _from_srun(variables)
-    return World(0, 1, 0, 1, 0, 1, f"single-{os.getpid()}-{uuid.uuid4().hex[:16]}")
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return _from_torchrun(variables)
+    return World(0, 1, 0, 1, 0, 1, _new_job())
 
 
 def _from_khvdrun(variables: Mapping[str, str]) -> World:
     prefix = "KERAS_HVD_"
+    if variables.get(_RENDEZVOUS):
+        return _meeting(
+            variables,
+            rank=prefix + "RANK",
+            size=prefix + "SIZE",
+            local_rank=prefix + "LOCAL_RANK",
+            local_size=prefix + "LOCAL_SIZE",
+            job=variables.get(prefix + "JOB", ""),
+            rendezvous=variables[_RENDEZVOUS],
+        )
     hosts = _integer(variables, prefix + "CROSS_SIZE", 1)
     if hosts > 1:
-        raise _many_hosts(f"{prefix}CROSS_SIZE={hosts}")
+        raise _nowhere_to_meet(f"{prefix}CROSS_SIZE={hosts}")
     _integer(variables, prefix + "CROSS_RANK", 0, hosts)
     return _checked(
         variables,
@@ -112,6 +139,7 @@ def _from_khvdrun(variables: Mapping[str, str]) -> World:
         local_rank=prefix + "LOCAL_RANK",
         local_size=prefix + "LOCAL_SIZE",
         job=_text(variables, prefix + "JOB"),
+        refuse=_nowhere_to_meet,
     )
 
 
@@ -175,11 +203,107 @@ def _from_srun(variables: Mapping[str, str]) -> World:
     )
 
 
+def _from_torchrun(variables: Mapping[str, str]) -> World:
+    store = _text(variables, "MASTER_ADDR")
+    port = _integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
+    job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
+    rendezvous = variables.get(_RENDEZVOUS)
+    is_one_host = variables.get("WORLD_SIZE") == variables.get("LOCAL_WORLD_SIZE")
+    if is_one_host and not rendezvous:
+        return _checked(
+            variables,
+            rank="RANK",
+            size="WORLD_SIZE",
+            local_rank="LOCAL_RANK",
+            local_size="LOCAL_WORLD_SIZE",
+            job=job,
+        )
+    # torchrun's own store listens at MASTER_PORT.
+    beside = port + 1 if port + 1 < _TOO_LARGE_PORT else port - 1
+    return _meeting(
+        variables,
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
+        job=job,
+        rendezvous=rendezvous or str(address.Address(store, beside)),
+    )
+
+
+def _meeting(
+    variables: Mapping[str, str],
+    *,
+    rank: str,
+    size: str,
+    local_rank: str,
+    local_size: str,
+    job: str,
+    rendezvous: str,
+) -> World:
+    """The world that the variables of these names describe, on any hosts."""
+    try:
+        address.parse(rendezvous)
+    except ValueError as error:
+        raise LaunchEnvironmentError(f"{_RENDEZVOUS}: {error}") from None
+    total = _integer(variables, size, 1, _TOO_MANY_RANKS)
+    here = _integer(variables, local_size, 1, _TOO_MANY_RANKS)
+    if here > total:
+        raise LaunchEnvironmentError(
+            f"{local_size}={here} and {size}={total} contradict each other: no host "
+            "has more ranks than the job."
+        )
+    place = _integer(variables, rank, 0, total)
+    place_here = _integer(variables, local_rank, 0, here)
+    if total == 1:
+        return World(0, 1, 0, 1, 0, 1, _new_job())
+    key = variables.get("KERAS_HVD_HOST_KEY") or None
+    if key is not None and len(key) > _LONGEST_HOST_KEY:
+        raise LaunchEnvironmentError(
+            f"KERAS_HVD_HOST_KEY has {len(key)} characters, and may have "
+            f"{_LONGEST_HOST_KEY}."
+        )
+    cross_rank, cross_size = _cross(variables, total)
+    return World(
+        *(place, total, place_here, here, cross_rank, cross_size),
+        *(_short(job), rendezvous, key),
+    )
+
+
+def _cross(variables: Mapping[str, str], total: int) -> tuple[int | None, int | None]:
+    """This host's number and the number of hosts; None if the variables are not set."""
+    names = "KERAS_HVD_CROSS_RANK", "KERAS_HVD_CROSS_SIZE"
+    if not any(variables.get(name) for name in names):
+        return None, None
+    hosts = _integer(variables, names[1], 1, total + 1)
+    return _integer(variables, names[0], 0, hosts), hosts
+
+
+def _new_job() -> str:
+    """A name for a job of this process alone."""
+    return f"single-{os.getpid()}-{uuid.uuid4().hex[:16]}"
+
+
 def _inside_srun(variables: Mapping[str, str]) -> bool:
     """Whether an srun step runs this process, not the shell of `sbatch` or `salloc`."""
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return False
     return _integer(variables, "SLURM_STEP_ID", 0) < _FIRST_RESERVED_SLURM_STEP
+
+
+def _many_hosts(evidence: str) -> LaunchEnvironmentError:
+    return LaunchEnvironmentError(
+        f"This job spans more than one host ({evidence}), and with this launcher "
+        "keras_hvd runs on one host only: start it with khvdrun --nnodes on each host, "
+        "or all ranks on one host."
+    )
+
+
+def _nowhere_to_meet(evidence: str) -> LaunchEnvironmentError:
+    return LaunchEnvironmentError(
+        f"This job spans more than one host ({evidence}), and its ranks have no place "
+        f"to meet: set {_RENDEZVOUS} to HOST:PORT on rank 0's host, for all ranks."
+    )
 
 
 def _checked(
@@ -190,12 +314,13 @@ def _checked(
     local_rank: str,
     local_size: str,
     job: str,
+    refuse: Callable[[str], LaunchEnvironmentError] = _many_hosts,
 ) -> World:
     """The world that the variables of these names describe, if it is on one host."""
     total = _integer(variables, size, 1, _TOO_MANY_RANKS)
     here = _integer(variables, local_size, 1, _TOO_MANY_RANKS)
     if total != here:
-        raise _many_hosts(f"{size}={total}, but {local_size}={here}")
+        raise refuse(f"{size}={total}, but {local_size}={here}")
     this = _integer(variables, rank, 0, total)
     this_here = _integer(variables, local_rank, 0, here)
     if this != this_here:
@@ -236,13 +361,6 @@ def _text(variables: Mapping[str, str], name: str) -> str:
     raise LaunchEnvironmentError(
         f"{name} {was}, although other variables of the same launcher are: start the "
         "program with khvdrun, mpirun or srun again, with their variables intact."
-    )
-
-
-def _many_hosts(evidence: str) -> LaunchEnvironmentError:
-    return LaunchEnvironmentError(
-        f"This job spans more than one host ({evidence}). This version of keras_hvd "
-        "runs on one host only: start all ranks on the same host."
     )
 
 

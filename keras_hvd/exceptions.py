@@ -35,6 +35,10 @@ class LibraryError(KerasHvdError):
     """A native library is missing, does not fit, or is in this process twice."""
 
 
+class RendezvousError(KerasHvdError):
+    """Processes of a job on several hosts did not find, or not trust, each other."""
+
+
 # The engine's result codes (khvd_code in tf_ops/engine/c_api.h).
 _BY_CODE = {
     1: MismatchError,

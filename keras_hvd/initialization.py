@@ -15,6 +15,10 @@ from typing import Any
 
 from keras_hvd import allocator, environment, exceptions
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
+from keras_hvd.rendezvous import ranks, secret
+from keras_hvd.rendezvous.links import Link
+from keras_hvd.rendezvous.proof import Purpose
+from keras_hvd.rendezvous.ranks import Meeting
 from keras_hvd.runtime import basics, installed, log, native, settings
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
@@ -26,7 +30,7 @@ def init(
     comm: Sequence[int] | Any = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
-    """Joins the job that `khvdrun`, `mpirun` or `srun` started; waits for all ranks.
+    """Joins the job that `khvdrun` or another launcher started; waits for all ranks.
 
     A process that none of them started is a job of size 1. Further calls do nothing.
 
@@ -81,7 +85,10 @@ def _join_once(sets: list[ProcessSet]) -> None:
                 "it to keras_hvd.add_process_set()"
             )
         return
-    world = environment.world()
+    # What is malformed must not become known when the others rely on this rank.
+    given = settings.read()
+    timeline = settings.timeline()
+    world, meeting = _meet(environment.world())
     options = native.Options(
         struct_size=ctypes.sizeof(native.Options),
         rank=world.rank,
@@ -91,11 +98,12 @@ def _join_once(sets: list[ProcessSet]) -> None:
         cross_rank=world.cross_rank,
         cross_size=world.cross_size,
         job=world.job.encode(),
-        **dataclasses.asdict(settings.read()),
+        **dataclasses.asdict(given),
     )
     options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
-    timeline = settings.timeline()
+    if meeting is not None:
+        _add_meeting(options, meeting)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job)
     # At once: the other ranks continue, and earlier submissions are not recorded.
@@ -112,6 +120,57 @@ def _join_once(sets: list[ProcessSet]) -> None:
     allocator.use(world.rank)
     gpu_pinning.pin(world)
     _add(sets)
+
+
+def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
+    """Meets the other ranks, if they may be on other hosts.
+
+    Returns what is then known of this process' place, and the ranks and links, or None
+    if all ranks are on this host in any case.
+    """
+    if world.rendezvous is None:
+        return world, None
+    basics.require_not_forked("init")
+    place = ranks.Place(
+        rank=world.rank,
+        size=world.size,
+        local_rank=world.local_rank,
+        local_size=world.local_size,
+        rendezvous=world.rendezvous,
+        job=world.job,
+        host_key=world.host_key,
+        interfaces=settings.network_interfaces(),
+    )
+    meeting = ranks.meet(
+        place, secret.take(os.environ), _wanted_links, settings.init_timeout()
+    )
+    world = dataclasses.replace(world, job=meeting.table.job)
+    if world.cross_rank is None:
+        cross_rank, cross_size = meeting.table.cross(world.rank)
+        world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)
+    return world, meeting
+
+
+def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
+    return [Link(peer, Purpose(kind)) for peer, kind in native.links(rank, hosts)]
+
+
+def _add_meeting(options: native.Options, meeting: Meeting) -> None:
+    """Tells the engine of the other ranks, and gives it the links."""
+    size = len(meeting.table.ranks)
+    options.hosts = (ctypes.c_int32 * size)(*meeting.table.hosts())
+    names = [one.host_name.encode() for one in meeting.table.ranks]
+    options.host_names = (ctypes.c_char_p * size)(*names)
+    pids = [one.pid for one in meeting.table.ranks]
+    options.pids = (ctypes.c_int32 * size)(*pids)
+    options.link_count = len(meeting.links)
+    options.links = (native.Link * len(meeting.links))(
+        # khvd_init takes them over, whatever it returns.
+        *(
+            native.Link(link.peer, link.purpose, connected.detach())
+            for link, connected in meeting.links.items()
+        )
+    )
 
 
 def _check_is_world(comm: Any, world: environment.World) -> None:

@@ -1,10 +1,13 @@
 """The entry point of `khvdrun` and of `python -m keras_hvd.launch`."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from keras_hvd.launch import command_line, guardian
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.launch import command_line, guardian, share
+from keras_hvd.launch.job import CANNOT_START
 from keras_hvd.runtime import settings
 
 
@@ -23,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ignored = settings.explain(options.without_effect)
     if ignored:
         print(f"khvdrun: warning: {ignored}", file=sys.stderr)
-    return guardian.run(options)
+    try:
+        own = share.of_this_host(options)
+    except (RendezvousError, ValueError) as error:
+        print(f"khvdrun: error: {error}", file=sys.stderr)
+        return CANNOT_START
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return guardian.run(options, own)
 
 
 def _open_standard_files() -> None:

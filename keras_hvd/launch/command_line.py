@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 from keras_hvd.launch import config_file, cores, horovod_options
 from keras_hvd.launch.usage import UsageError
+from keras_hvd.rendezvous import address
+from keras_hvd.rendezvous.nodes import Node
 from keras_hvd.runtime import settings
 from keras_hvd.version import __version__
 
@@ -24,6 +26,7 @@ _EXAMPLES = """\
 examples:
   khvdrun -np 4 python train.py --epochs 10
   khvdrun -np 2 --bind-to cores --output-filename logs python train.py
+  khvdrun --nnodes 2 --node-rank 0 --rendezvous node0:29400 -np 2 python train.py
   khvdrun --check-build
   khvdrun --diagnose -np 2
 
@@ -40,7 +43,8 @@ class Options:
 
     check_build: bool
     diagnose: bool = False
-    ranks: int = 0
+    ranks: int = 0  # on this host
+    node: Node | None = None  # this host among several; None: the only one
     command: tuple[str, ...] = ()
     executable: str = ""  # the file that the command names
     bind_to: str = "none"  # or "cores"
@@ -91,6 +95,7 @@ def read(arguments: Sequence[str]) -> Options:
     return Options(
         check_build=False,
         ranks=given.ranks,
+        node=_node(parser, given),
         command=tuple(command),
         executable=_executable(parser, command[0]),
         bind_to=given.bind_to,
@@ -111,6 +116,8 @@ def _diagnosis(
 ) -> Options:
     if command:
         parser.error(f"--diagnose takes no command, and {command[0]!r} is one")
+    if given.nnodes > 1:
+        parser.error("--diagnose is about this host: leave out --nnodes")
     if given.ranks is None:
         given.ranks = max(2, min(cores.available(), _MOST_DIAGNOSED_RANKS))
     _check_hosts(parser, given)
@@ -176,7 +183,8 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="khvdrun",
         usage="khvdrun -np N [options] command [argument ...]",
-        description="Starts a command as the N ranks of one job on this machine.",
+        description="Starts a command as the N ranks of one job on this machine, or as "
+        "N of its ranks on each of several.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -184,6 +192,11 @@ def _parser() -> _Parser:
     )
     parser.set_defaults(variables={})
     _add_job(parser.add_argument_group("the job"))
+    _add_hosts(
+        parser.add_argument_group(
+            "several hosts", "start khvdrun on each, with the same command"
+        )
+    )
     _add_output(parser.add_argument_group("its output"))
     _add_end(parser.add_argument_group("its end"))
     _add_settings(
@@ -245,6 +258,39 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         type=Path,
         help="take options from a YAML file; those given here win",
+    )
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--nnodes",
+        metavar="N",
+        type=_node_count,
+        default=1,
+        help="number of hosts (default: 1)",
+    )
+    add(
+        "--node-rank",
+        metavar="K",
+        type=_node_number,
+        help="number of this host, from 0, in the order of their ranks",
+    )
+    add(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        type=_rendezvous,
+        help="where they find each other: the first host, and a free port; all need "
+        "the same KERAS_HVD_SECRET or KERAS_HVD_SECRET_FILE",
+    )
+    add(
+        *("--network-interfaces", "--network-interface", "--nics"),
+        metavar="NAME[,NAME]",
+        type=_interfaces,
+        action=_SetVariable,
+        variable="KERAS_HVD_NETWORK_INTERFACES",
+        help="use the first of these that a host has (default: the one that reaches "
+        "HOST)",
     )
 
 
@@ -471,6 +517,32 @@ def _rank_count(text: str) -> int:
     return int(text)
 
 
+def _node_count(text: str) -> int:
+    return int(_count(text, least=1))
+
+
+def _node_number(text: str) -> int:
+    return int(_count(text))
+
+
+def _rendezvous(text: str) -> str:
+    try:
+        address.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _interfaces(text: str) -> str:
+    try:
+        settings.network_interfaces({"KERAS_HVD_NETWORK_INTERFACES": text})
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not names of network interfaces, with commas"
+        ) from None
+    return text
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -559,6 +631,27 @@ def _file_to_write(path: Path, written: Path) -> str:
     return os.path.abspath(path)
 
 
+def _node(parser: _Parser, given: argparse.Namespace) -> Node | None:
+    """This host's place among several; None if it is the only one."""
+    if given.nnodes == 1:
+        return None
+    for option, value in (
+        ("--node-rank", given.node_rank),
+        ("--rendezvous", given.rendezvous),
+    ):
+        if value is None:
+            parser.error(f"--nnodes {given.nnodes} needs {option} as well")
+    if given.node_rank >= given.nnodes:
+        parser.error(f"there is no --node-rank {given.node_rank} of {given.nnodes}")
+    try:
+        interfaces = settings.network_interfaces({**os.environ, **given.variables})
+    except ValueError as error:
+        parser.error(str(error))
+    return Node(
+        given.node_rank, given.nnodes, given.ranks, given.rendezvous, interfaces
+    )
+
+
 def _check_allocator(parser: _Parser, variables: Mapping[str, str]) -> None:
     """Checks the one variable of the ranks that khvdrun itself uses."""
     try:
@@ -606,8 +699,8 @@ def _slots(parser: argparse.ArgumentParser, entry: str, option: str) -> int | No
     here = socket.gethostname()
     if host not in ("localhost", "127.0.0.1", here, here.partition(".")[0]):
         parser.error(
-            f"{option} names {host!r}: this version of keras_hvd runs on one host, "
-            f"this one (localhost or {here}); many hosts come later"
+            f"{option} names {host!r}: khvdrun reaches no other host than this one "
+            f"(localhost or {here}). Start it on each of them, with --nnodes"
         )
     if not colon:
         return None

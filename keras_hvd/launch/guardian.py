@@ -12,10 +12,11 @@ import signal
 from keras_hvd.launch import processes
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import Job, handled
+from keras_hvd.rendezvous.nodes import Share
 
 
-def run(options: Options) -> int:
-    """Runs a job, waits until all of it has ended, and returns the exit code."""
+def run(options: Options, share: Share) -> int:
+    """Runs this host's share of a job to its very end, and returns the exit code."""
     # Some parents leave it ignored, and then nobody can wait for a child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = handled()
@@ -27,7 +28,7 @@ def run(options: Options) -> int:
         os.close(held)
         os.setpgid(0, 0)
         processes.adopt_orphans()
-        return Job(options, lifeline, mask).run()
+        return Job(options, share, lifeline, mask).run()
     os.close(lifeline)
     status = _wait(job, awaited)
     code = os.waitstatus_to_exitcode(status)

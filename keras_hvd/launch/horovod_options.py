@@ -38,11 +38,6 @@ _WITHOUT_EFFECT = (
     (("-p", "--ssh-port"), 1, _NO_SSH),
     (("-i", "--ssh-identity-file"), 1, _NO_SSH),
     (
-        ("--nics", "--network-interface", "--network-interfaces"),
-        1,
-        WITHOUT_EFFECT["GLOO_IFACE"],
-    ),
-    (
         (
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
             *("--hierarchical-allgather", "--no-hierarchical-allgather"),

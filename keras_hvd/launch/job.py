@@ -12,7 +12,6 @@ import selectors
 import shlex
 import signal
 import time
-import uuid
 from collections.abc import Callable
 
 from keras_hvd import allocator
@@ -21,6 +20,8 @@ from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import Screen, Stream
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.share import environment_of
+from keras_hvd.rendezvous.nodes import Share
 
 FORWARDED = (
     signal.SIGINT,
@@ -54,8 +55,11 @@ class Job:
     `signal_mask` has the signals that were blocked when khvdrun started.
     """
 
-    def __init__(self, options: Options, guardian: int, signal_mask: set[int]):
+    def __init__(
+        self, options: Options, share: Share, guardian: int, signal_mask: set[int]
+    ):
         self._options = options
+        self._share = share
         self._guardian = guardian
         self._stdout = Screen(1)
         self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
@@ -94,26 +98,26 @@ class Job:
 
     def _start(self) -> None:
         options = self._options
-        job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
-        self._note(f"job {job} runs {shlex.join(options.command)}")
+        self._note(f"job {self._share.job} runs {shlex.join(options.command)}")
         bound: list[set[int] | None] = [None] * options.ranks
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
         given = {**os.environ, **options.variables}
-        for number in range(options.ranks):
-            environment = {
-                **cores.thread_variables(options.ranks),
-                "PYTHONUNBUFFERED": "1",
-                **given,
-                **allocator.variables(given),
-                **_place(number, options.ranks, job),
-            }
+        of_all = {
+            **cores.thread_variables(options.ranks),
+            "PYTHONUNBUFFERED": "1",
+            **given,
+            **allocator.variables(given),
+        }
+        for here in range(options.ranks):
+            number = self._share.first_rank + here
+            environment = environment_of(here, self._share, options, of_all)
             started = rank.start(
-                number, options, environment, bound[number], self._stdout, self._stderr
+                number, options, environment, bound[here], self._stdout, self._stderr
             )
             self._ranks.append(started)
             self._streams += started.streams
-            own = bound[number]
+            own = bound[here]
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
 
@@ -284,19 +288,6 @@ class Job:
     def _note(self, line: str) -> None:
         if self._options.verbose:
             self._say(line)
-
-
-def _place(number: int, size: int, job: str) -> dict[str, str]:
-    """The variables that tell a rank who it is."""
-    return {
-        "KERAS_HVD_RANK": str(number),
-        "KERAS_HVD_SIZE": str(size),
-        "KERAS_HVD_LOCAL_RANK": str(number),
-        "KERAS_HVD_LOCAL_SIZE": str(size),
-        "KERAS_HVD_CROSS_RANK": "0",
-        "KERAS_HVD_CROSS_SIZE": "1",
-        "KERAS_HVD_JOB": job,
-    }
 
 
 def _catch_signals() -> int:

@@ -183,6 +183,18 @@ def require_initialized(function: str) -> None:
         raise _outside(function)
 
 
+def require_not_forked(function: str) -> None:
+    """Raises if this process was forked from a rank; `function` is the caller's name.
+
+    Example:
+
+    >>> require_not_forked("init")
+    """
+    error = _outside(function)
+    if isinstance(error, exceptions.ForkedError):
+        raise error
+
+
 def whole_number(function: str, argument: str, value: Any) -> int:
     """Returns an argument as an int, or raises TypeError.
 

@@ -15,6 +15,7 @@ import importlib
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,16 @@ class _Structure(ctypes.Structure):
             raise OverflowError(f"{name} cannot be {value}: the engine has {kept}")
 
 
+class Link(_Structure):
+    """khvd_link: a connection with another rank."""
+
+    _fields_ = [
+        ("peer", ctypes.c_int32),
+        ("purpose", ctypes.c_int32),
+        ("fd", ctypes.c_int32),
+    ]
+
+
 class Options(_Structure):
     """khvd_options: this process' place in the job, and the engine's settings."""
 
@@ -81,6 +92,11 @@ class Options(_Structure):
         ("nccl_library", ctypes.c_char_p),
         ("nvtx_library", ctypes.c_char_p),
         ("disable_ranges", ctypes.c_int32),
+        ("hosts", ctypes.POINTER(ctypes.c_int32)),
+        ("host_names", ctypes.POINTER(ctypes.c_char_p)),
+        ("pids", ctypes.POINTER(ctypes.c_int32)),
+        ("links", ctypes.POINTER(Link)),
+        ("link_count", ctypes.c_int32),
     ]
 
 
@@ -160,6 +176,14 @@ class _Int32(ctypes.c_int32):
 # name: (result, arguments...)
 _FUNCTIONS: dict[str, tuple] = {
     "khvd_init": (ctypes.c_int, ctypes.POINTER(Options)),
+    "khvd_links": (
+        ctypes.c_int32,
+        _Int32,
+        _Int32,
+        ctypes.POINTER(ctypes.c_int32),
+        ctypes.POINTER(Link),
+        _Int32,
+    ),
     "khvd_shutdown": (ctypes.c_int,),
     "khvd_is_initialized": (ctypes.c_int,),
     "khvd_rank": (ctypes.c_int,),
@@ -168,6 +192,7 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_local_size": (ctypes.c_int,),
     "khvd_cross_rank": (ctypes.c_int,),
     "khvd_cross_size": (ctypes.c_int,),
+    "khvd_is_homogeneous": (ctypes.c_int,),
     "khvd_add_process_set": (
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_int32),
@@ -226,6 +251,21 @@ def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     return library
+
+
+def links(rank: int, hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """The links that a rank needs, as peers and purposes; `hosts` has each rank's host.
+
+    Example:
+
+    >>> links(0, [0, 0])
+    []
+    """
+    of_ranks = (ctypes.c_int32 * len(hosts))(*hosts)
+    count = engine().khvd_links(rank, len(hosts), of_ranks, None, 0)
+    found = (Link * count)()
+    engine().khvd_links(rank, len(hosts), of_ranks, found, count)
+    return [(link.peer, link.purpose) for link in found]
 
 
 def gpu_support(

@@ -18,6 +18,9 @@ _Value = TypeVar("_Value")
 _OURS = "KERAS_HVD_"
 _HOROVODS = "HOROVOD_"
 
+# That of khvd_options.
+_DEFAULT_INIT_TIMEOUT = 60
+
 # The engine counts in 64 bits.
 _MOST = 2**63 - 1
 
@@ -35,7 +38,7 @@ _ONE_GROUP = "NCCL gets small tensors as a group, without copies"
 _OWN_CHOICE = "tensors on GPUs take NCCL where it can be used, else host memory"
 _NO_MPI = "MPI is not used"
 _NO_CCL = "oneCCL is not used"
-_ONE_HOST = "all ranks are on one host and share memory"
+_HIERARCHICAL = "ranks on one host always share memory"
 _OWN_ENGINE = "there is one engine, keras_hvd's own"
 _NOT_ELASTIC = "this version has no elastic jobs"
 _ALWAYS_XLA = "collectives are always compiled with what XLA compiles"
@@ -55,16 +58,15 @@ WITHOUT_EFFECT = {
     "ELASTIC_TIMEOUT": _NOT_ELASTIC,
     "ENABLE_ASYNC_COMPLETION": _ASYNCHRONOUS,
     "ENABLE_XLA_OPS": _ALWAYS_XLA,
-    "GLOO_IFACE": _ONE_HOST,
     "GPU_OPERATIONS": _OWN_CHOICE,
-    "HIERARCHICAL_ALLGATHER": _ONE_HOST,
-    "HIERARCHICAL_ALLREDUCE": _ONE_HOST,
+    "HIERARCHICAL_ALLGATHER": _HIERARCHICAL,
+    "HIERARCHICAL_ALLREDUCE": _HIERARCHICAL,
     "MLSL_BGT_AFFINITY": _NO_CCL,
     "MPI_THREADS_DISABLE": _NO_MPI,
     "NUM_NCCL_STREAMS": _ONE_STREAM,
     "NUM_STREAMS": _ONE_STREAM,
     "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
-    "TORUS_ALLREDUCE": _ONE_HOST,
+    "TORUS_ALLREDUCE": _HIERARCHICAL,
 }
 """Horovod's variables (without HOROVOD_) without effect here, and the reasons."""
 
@@ -191,6 +193,34 @@ def allocator(environment: Mapping[str, str] | None = None) -> str:
     if found is None:
         return ""
     return ALLOCATORS[found.parse(ALLOCATORS.index, " or ".join(ALLOCATORS))]
+
+
+def init_timeout(environment: Mapping[str, str] | None = None) -> float:
+    """Reads how many seconds the processes of a job wait for each other at the start.
+
+    Example:
+
+    >>> init_timeout({}), init_timeout({"HOROVOD_START_TIMEOUT": "90"})
+    (60, 90.0)
+    """
+    return read(environment).init_timeout or _DEFAULT_INIT_TIMEOUT
+
+
+def network_interfaces(
+    environment: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Reads the network interfaces for other hosts, by name; none: whichever it takes.
+
+    Example:
+
+    >>> network_interfaces({"HOROVOD_GLOO_IFACE": "eth0"})
+    ('eth0',)
+    """
+    variables = os.environ if environment is None else environment
+    found = _find(variables, "NETWORK_INTERFACES", "GLOO_IFACE")
+    if found is None:
+        return ()
+    return found.parse(_names, "names of network interfaces, with commas")
 
 
 def without_effect(environment: Mapping[str, str] | None = None) -> str:
@@ -338,6 +368,13 @@ def _switch(found: _Found | None) -> bool:
     if found is None:
         return False
     return bool(found.parse(("0", "1").index, "0 or 1"))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError
+    return names
 
 
 def _whole(text: str) -> int:

@@ -10,6 +10,8 @@ from keras_hvd.launch import command_line
 
 ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
 
+SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:29400"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -49,7 +51,7 @@ ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
         pytest.param(["-np", "2", "/"], "'/' is a directory", id="directory"),
         pytest.param(
             ["-np", "2", "-H", "node1:2", "true"],
-            "-H names 'node1': this version of keras_hvd runs on one host",
+            "-H names 'node1': khvdrun reaches no other host than this one",
             id="other-host",
         ),
         pytest.param(
@@ -79,6 +81,41 @@ ECHO_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
         ),
         pytest.param(
             ["--diagnose", "-H", "node1"], "-H names 'node1'", id="other-host-diagnosed"
+        ),
+        pytest.param(
+            ["--nnodes", "2", "-np", "1", "true"],
+            "--nnodes 2 needs --node-rank as well",
+            id="no-node-rank",
+        ),
+        pytest.param(
+            ["--nnodes", "2", "--node-rank", "0", "-np", "1", "true"],
+            "--nnodes 2 needs --rendezvous as well",
+            id="no-rendezvous",
+        ),
+        pytest.param(
+            [*SECOND_OF_TWO[:3], "2", *SECOND_OF_TWO[4:], "-np", "1", "true"],
+            "there is no --node-rank 2 of 2",
+            id="no-such-node",
+        ),
+        pytest.param(
+            [*SECOND_OF_TWO[:-1], "node0", "-np", "1", "true"],
+            "argument --rendezvous: 'node0' is not HOST:PORT",
+            id="rendezvous-without-port",
+        ),
+        pytest.param(
+            ["--nnodes", "0", "-np", "1", "true"],
+            "'0' is not a whole number from 1",
+            id="no-nodes",
+        ),
+        pytest.param(
+            ["--network-interfaces", "eth0,", "-np", "1", "true"],
+            "'eth0,' is not names of network interfaces",
+            id="interfaces",
+        ),
+        pytest.param(
+            [*SECOND_OF_TWO, "--diagnose"],
+            "--diagnose is about this host: leave out --nnodes",
+            id="nodes-diagnosed",
         ),
         pytest.param(
             ["-np", "2", "--output-filename", "/dev/null/logs", "true"],

@@ -103,6 +103,8 @@ def test_ranks_know_their_place(launcher, size):
             "local_size": size,
             "cross_rank": 0,
             "cross_size": 1,
+            "rendezvous": None,
+            "host_key": None,
         }
         for rank in range(size)
     ]

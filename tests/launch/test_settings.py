@@ -97,6 +97,14 @@ def test_an_option_is_a_setting(arguments, expected):
     assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    "option", ["--nics", "--network-interface", "--network-interfaces"]
+)
+def test_the_names_of_network_interfaces(option):
+    variables = read(option, "eth0,ib0").variables
+    assert settings.network_interfaces(variables) == ("eth0", "ib0")
+
+
 def test_an_option_comes_before_the_environment(khvdrun):
     show = "import keras_hvd.runtime.settings as s; print(s.read().fusion_bytes)"
     ended = khvdrun.run(
@@ -118,8 +126,6 @@ def test_an_option_comes_before_the_environment(khvdrun):
         ["--tcp"],
         ["-p", "22"],
         ["--ssh-identity-file", "key"],
-        ["--nics", "lo"],
-        ["--network-interfaces", "lo"],
         ["--disable-cache"],
         ["--num-nccl-streams", "2"],
         ["--thread-affinity", "1"],

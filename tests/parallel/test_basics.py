@@ -11,8 +11,14 @@ def test_the_place_is_the_launchers(rank, size):
     assert (rank, size) == (world.rank, world.size)
     assert keras_hvd.local_rank() == world.local_rank
     assert keras_hvd.local_size() == world.local_size
-    assert keras_hvd.cross_rank() == world.cross_rank
-    assert keras_hvd.cross_size() == world.cross_size
+    if world.rendezvous is None:
+        assert keras_hvd.cross_rank() == world.cross_rank
+        assert keras_hvd.cross_size() == world.cross_size
+    else:
+        hosts = keras_hvd.allgather_object((world.host_key, world.local_rank))
+        alike = [key for key, local_rank in hosts if local_rank == world.local_rank]
+        assert keras_hvd.cross_rank() == alike.index(world.host_key)
+        assert keras_hvd.cross_size() == len(alike)
 
 
 def test_every_rank_is_there_once(rank, size):

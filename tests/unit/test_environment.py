@@ -46,6 +46,22 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_NUM_TASKS": "2",
 }
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "r17",
+}
+MEETING = {
+    "KERAS_HVD_RANK": "3",
+    "KERAS_HVD_SIZE": "4",
+    "KERAS_HVD_LOCAL_RANK": "1",
+    "KERAS_HVD_LOCAL_SIZE": "2",
+    "KERAS_HVD_RENDEZVOUS": "node0:29400",
+}
 HOROVODRUN = {
     "HOROVOD_RANK": "1",
     "HOROVOD_SIZE": "2",
@@ -104,6 +120,59 @@ SALLOC_INTERACTIVE_STEP = {
             id="open-mpi-inside-srun",
         ),
         pytest.param(
+            TORCHRUN,
+            World(1, 2, 1, 2, 0, 1, "torchrun-r17-node0-29500"),
+            id="torchrun",
+        ),
+        pytest.param(
+            {**TORCHRUN, "WORLD_SIZE": "4"},
+            World(
+                *(1, 4, 1, 2, None, None, "torchrun-r17-node0-29500", "node0:29501"),
+            ),
+            id="torchrun-on-several-hosts",
+        ),
+        pytest.param(
+            {**TORCHRUN, "WORLD_SIZE": "4", "MASTER_ADDR": "fd00::2"},
+            World(
+                *(1, 4, 1, 2, None, None, "torchrun-r17-fd00::2-29500"),
+                "[fd00::2]:29501",
+            ),
+            id="torchrun-ipv6",
+        ),
+        pytest.param(
+            {**TORCHRUN, "WORLD_SIZE": "4", "MASTER_PORT": "65535"},
+            World(
+                *(1, 4, 1, 2, None, None, "torchrun-r17-node0-65535", "node0:65534"),
+            ),
+            id="torchrun-last-port",
+        ),
+        pytest.param(
+            {**TORCHRUN, "KERAS_HVD_RENDEZVOUS": "node1:7"},
+            World(1, 2, 1, 2, None, None, "torchrun-r17-node0-29500", "node1:7"),
+            id="torchrun-another-port",
+        ),
+        pytest.param(
+            {**TORCHRUN, **SRUN},
+            World(1, 2, 1, 2, 0, 1, "slurm-1.0"),
+            id="torchrun-variables-inside-srun",
+        ),
+        pytest.param(
+            MEETING,
+            World(3, 4, 1, 2, None, None, "", "node0:29400"),
+            id="several-hosts",
+        ),
+        pytest.param(
+            {
+                **MEETING,
+                "KERAS_HVD_JOB": "khvdrun-17-5eed",
+                "KERAS_HVD_CROSS_RANK": "1",
+                "KERAS_HVD_CROSS_SIZE": "2",
+                "KERAS_HVD_HOST_KEY": "left",
+            },
+            World(3, 4, 1, 2, 1, 2, "khvdrun-17-5eed", "node0:29400", "left"),
+            id="several-hosts-all-variables",
+        ),
+        pytest.param(
             {**OPEN_MPI_4, **SRUN, **KHVDRUN},
             World(1, 4, 1, 4, 0, 1, "khvdrun-17-5eed"),
             id="khvdrun-inside-all-others",
@@ -121,6 +190,10 @@ def test_reads_what_a_launcher_set(variables, expected):
         pytest.param(SBATCH_SHELL, id="sbatch"),
         pytest.param({"SLURM_JOB_ID": "3", "SLURM_NTASKS": "2"}, id="salloc"),
         pytest.param(SALLOC_INTERACTIVE_STEP, id="salloc-interactive-step"),
+        pytest.param(
+            {k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"},
+            id="variables-that-others-set-too",
+        ),
     ],
 )
 def test_is_alone_without_a_launcher(variables):
@@ -140,7 +213,6 @@ def test_reads_this_process_environment_by_default(monkeypatch):
 @pytest.mark.parametrize(
     "variables",
     [
-        pytest.param({**KHVDRUN, "KERAS_HVD_CROSS_SIZE": "2"}, id="khvdrun"),
         pytest.param({**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"}, id="open-mpi"),
         pytest.param({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, id="srun"),
         pytest.param({**MPICH, "PMI_SIZE": "4"}, id="mpich"),
@@ -152,6 +224,60 @@ def test_refuses_more_than_one_host(variables, monkeypatch):
     monkeypatch.setattr("keras_hvd.environment._hydra_job", lambda: "1-1")
     with pytest.raises(LaunchEnvironmentError, match="more than one host .*one host"):
         world(variables)
+
+
+@pytest.mark.parametrize(
+    "change", [{"KERAS_HVD_CROSS_SIZE": "2"}, {"KERAS_HVD_LOCAL_SIZE": "2"}]
+)
+def test_ranks_of_several_hosts_need_a_place_to_meet(change):
+    with pytest.raises(
+        LaunchEnvironmentError, match="no place to meet: set KERAS_HVD_RENDEZVOUS"
+    ):
+        world({**KHVDRUN, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"KERAS_HVD_RENDEZVOUS": "node0"}, "KERAS_HVD_RENDEZVOUS: 'node0' is not H"),
+        ({"KERAS_HVD_LOCAL_SIZE": "5"}, "LOCAL_SIZE=5 and KERAS_HVD_SIZE=4 contradict"),
+        ({"KERAS_HVD_RANK": "4"}, "KERAS_HVD_RANK='4' is not an integer from 0 to 3"),
+        ({"KERAS_HVD_LOCAL_RANK": "2"}, "LOCAL_RANK='2' is not an integer from 0 to 1"),
+        ({"KERAS_HVD_CROSS_RANK": "0"}, "KERAS_HVD_CROSS_SIZE is not set"),
+        ({"KERAS_HVD_CROSS_SIZE": "2"}, "KERAS_HVD_CROSS_RANK is not set"),
+        (
+            {"KERAS_HVD_CROSS_SIZE": "5", "KERAS_HVD_CROSS_RANK": "0"},
+            "KERAS_HVD_CROSS_SIZE='5' is not an integer from 1 to 4",
+        ),
+        ({"KERAS_HVD_HOST_KEY": "k" * 257}, "KERAS_HVD_HOST_KEY has 257 characters"),
+    ],
+)
+def test_names_what_contradicts_or_is_malformed_on_several_hosts(change, expected):
+    with pytest.raises(LaunchEnvironmentError, match=re.escape(expected)):
+        world({**MEETING, **change})
+
+
+@pytest.mark.parametrize("name", sorted(TORCHRUN.keys() - {"TORCHELASTIC_RUN_ID"}))
+def test_names_a_missing_variable_of_torchrun(name):
+    variables = {k: v for k, v in TORCHRUN.items() if k != name}
+    with pytest.raises(LaunchEnvironmentError, match=f"{name} is not set"):
+        world(variables)
+
+
+def test_a_job_of_one_rank_meets_nobody():
+    alone = {
+        f"KERAS_HVD_{name}": value
+        for name, value in (("RANK", 0), ("SIZE", 1), ("LOCAL_RANK", 0))
+    }
+    found = world(
+        {
+            **{name: str(value) for name, value in alone.items()},
+            "KERAS_HVD_LOCAL_SIZE": "1",
+            "KERAS_HVD_RENDEZVOUS": "node0:29400",
+        }
+    )
+    assert (found.size, found.rendezvous, found.cross_size) == (1, None, 1)
+    assert found.job
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "4", "1.0", " 1", "1_0", "٣"])

@@ -219,7 +219,8 @@ def test_variables(row, prefix):
         return
     assert explained == ""
     changes = any(
-        read({name: value}) != read({}) for read in (settings.read, settings.timeline)
+        read({name: value}) != read({})
+        for read in (settings.read, settings.timeline, settings.network_interfaces)
     )
     assert changes or is_named(name)
 

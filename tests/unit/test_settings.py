@@ -193,6 +193,23 @@ def test_names_a_malformed_variable_and_its_value(name, text, wanted):
         settings.read({name: text})
 
 
+def test_the_names_of_network_interfaces():
+    found = settings.network_interfaces
+    assert found({}) == ()
+    assert found({"KERAS_HVD_NETWORK_INTERFACES": "eth0, ib0"}) == ("eth0", "ib0")
+    assert found({"HOROVOD_GLOO_IFACE": "eth0"}) == ("eth0",)
+    both = {"KERAS_HVD_NETWORK_INTERFACES": "ib0", "HOROVOD_GLOO_IFACE": "eth0"}
+    assert found(both) == ("ib0",)
+    with pytest.raises(ValueError, match="KERAS_HVD_NETWORK_INTERFACES must be names"):
+        found({"KERAS_HVD_NETWORK_INTERFACES": "eth0,,ib0"})
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 60), ("1.5", 1.5)])
+def test_how_long_processes_wait_for_each_other(text, seconds):
+    variables = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": text}
+    assert settings.init_timeout(variables) == seconds
+
+
 def test_a_malformed_time_is_an_error_also_where_the_stall_check_is_disabled():
     with pytest.raises(ValueError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be"):
         settings.read(

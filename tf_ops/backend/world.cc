@@ -14,7 +14,8 @@ World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
           [segment, rank](Waiter* waiter, StoreChoice* store_choice) {
             return std::make_unique<SharedMemoryBackend>(segment, rank, waiter,
                                                          store_choice);
-          }};
+          },
+          nullptr};
 }
 
 }  // namespace keras_hvd

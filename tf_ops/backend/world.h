@@ -10,6 +10,7 @@
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/job_state.h"
+#include "tf_ops/transport/link_watch.h"
 #include "tf_ops/transport/segment.h"
 #include "tf_ops/transport/topology.h"
 
@@ -24,6 +25,8 @@ struct World {
   std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter,
                                                    StoreChoice* store_choice)>
       make_backend;
+  // Null if all ranks share memory.
+  std::shared_ptr<LinkWatch> link_watch;
 };
 
 // The world of ranks that share a segment.

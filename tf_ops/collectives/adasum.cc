@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "tf_ops/collectives/allgather_values.h"
+#include "tf_ops/collectives/hosts_parts.h"
 #include "tf_ops/collectives/number.h"
 #include "tf_ops/collectives/parts.h"
 
@@ -156,8 +157,8 @@ Parts PartsOf(const std::vector<AllreduceTensor>& tensors, int members) {
 }
 
 // Combines pairs of vectors that are `distance` apart, throughout the group.
-bool CombineLevel(int distance, Communicator* communicator,
-                  std::vector<Slice>* slices) {
+template <typename Group>
+bool CombineLevel(int distance, Group* communicator, std::vector<Slice>* slices) {
   const int members = communicator->count();
   std::vector<double> own;
   for (Slice& slice : *slices) {
@@ -184,9 +185,8 @@ bool CombineLevel(int distance, Communicator* communicator,
   return true;
 }
 
-}  // namespace
-
-bool Adasum(const AdasumOptions& options, Communicator* communicator) {
+template <typename Group>
+bool AdasumAmong(const AdasumOptions& options, Group* communicator) {
   const StandardFloatingPoint floating_point;
   const int members = communicator->count();
   const int self = communicator->index();
@@ -195,7 +195,7 @@ bool Adasum(const AdasumOptions& options, Communicator* communicator) {
   std::vector<const void*> inputs;
   for (size_t i = 0; i < options.tensors.size(); ++i) {
     const AllreduceTensor& tensor = options.tensors[i];
-    slices.emplace_back(tensor.dtype, parts.bytes(i, self) / Bytes(tensor.dtype),
+    slices.emplace_back(tensor.dtype, parts.of(self)[i].bytes / Bytes(tensor.dtype),
                         members);
     inputs.push_back(tensor.input);
   }
@@ -215,11 +215,21 @@ bool Adasum(const AdasumOptions& options, Communicator* communicator) {
   std::vector<void*> outputs;
   for (size_t i = 0; i < slices.size(); ++i) {
     outputs.push_back(options.tensors[i].output);
-    char* part = static_cast<char*>(outputs.back()) + parts.start(i, self);
+    char* part = static_cast<char*>(outputs.back()) + parts.of(self)[i].start;
     slices[i].Write(options.postscale, part);
     own.push_back(part);
   }
   return communicator->NextRound() && Gather(parts, own, communicator, outputs);
+}
+
+}  // namespace
+
+bool Adasum(const AdasumOptions& options, Communicator* communicator) {
+  return AdasumAmong(options, communicator);
+}
+
+bool Adasum(const AdasumOptions& options, HostsCommunicator* hosts) {
+  return AdasumAmong(options, hosts);
 }
 
 }  // namespace keras_hvd

@@ -14,6 +14,7 @@
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -34,6 +35,7 @@ inline bool CanAdasum(int members) {
 // floats are computed in float32 and rounded once at the end; products and their sums
 // are computed in double. Returns false if the job failed meanwhile.
 bool Adasum(const AdasumOptions& options, Communicator* communicator);
+bool Adasum(const AdasumOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -4,11 +4,14 @@
 #include <utility>
 
 #include "tf_ops/collectives/allgather_values.h"
+#include "tf_ops/collectives/hosts_parts.h"
 #include "tf_ops/collectives/parts.h"
 
 namespace keras_hvd {
+namespace {
 
-bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
+template <typename Group>
+bool AllgatherAmong(const AllgatherOptions& options, Group* communicator) {
   // The members' first dimensions travel in separate rounds, because results cannot be
   // allocated before they are known.
   std::vector<int64_t> own_rows;
@@ -33,6 +36,16 @@ bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
   }
   if (!communicator->NextRound()) return false;
   return Gather(Parts(std::move(starts)), inputs, communicator, results);
+}
+
+}  // namespace
+
+bool Allgather(const AllgatherOptions& options, Communicator* communicator) {
+  return AllgatherAmong(options, communicator);
+}
+
+bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts) {
+  return AllgatherAmong(options, hosts);
 }
 
 }  // namespace keras_hvd

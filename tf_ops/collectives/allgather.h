@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -26,6 +27,7 @@ struct AllgatherOptions {
 // Returns false if the job failed meanwhile. A member without memory for a result still
 // takes part, so the others get theirs.
 bool Allgather(const AllgatherOptions& options, Communicator* communicator);
+bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_parts.h"
 
 namespace keras_hvd {
 
@@ -34,6 +36,26 @@ bool AllgatherValues(const std::vector<T>& own, Communicator* communicator,
       (*all)[member].insert((*all)[member].end(), from, from + part);
     }
   }
+  return true;
+}
+
+// The same for members on several hosts.
+template <typename T>
+bool AllgatherValues(const std::vector<T>& own, HostsCommunicator* hosts,
+                     std::vector<std::vector<T>>* all) {
+  static_assert(std::is_arithmetic_v<T>);
+  std::vector<T> values(hosts->count() * own.size());
+  std::vector<int64_t> starts;
+  for (int member = 0; member <= hosts->count(); ++member) {
+    starts.push_back(member * own.size() * sizeof(T));
+  }
+  const Parts parts({std::move(starts)});
+  if (!Gather(parts, {own.data()}, hosts, {values.data()})) return false;
+  all->clear();
+  for (auto from = values.begin(); from != values.end(); from += own.size()) {
+    all->emplace_back(from, from + own.size());
+  }
+  all->resize(hosts->count());
   return true;
 }
 

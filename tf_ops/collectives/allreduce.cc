@@ -5,8 +5,7 @@
 // each member. Each member
 //   1. copies the slices that others reduce into its exchange memory, and publishes;
 //   2. reduces its own slice from its tensors and the others' exchange memories into
-//   its
-//      exchange memory and its output, and publishes that;
+//      its exchange memory and its output, and publishes that;
 //   3. copies the other slices' results from the others' exchange memories.
 // So each byte is written twice and read twice, whatever the number of members. Small
 // tensors skip the second publication: every member reduces all of them.
@@ -14,6 +13,7 @@
 
 #include <algorithm>
 
+#include "tf_ops/collectives/allreduce_line.h"
 #include "tf_ops/collectives/copy.h"
 
 namespace keras_hvd {
@@ -22,63 +22,6 @@ namespace {
 // If a slice cannot be written to both places in one pass, each piece of this size is
 // copied to the second place while it is in the first-level cache.
 constexpr int64_t kPieceBytes = 4 << 10;
-
-// The tensors as one line of bytes.
-class Line {
- public:
-  explicit Line(const std::vector<AllreduceTensor>& tensors) : tensors_(tensors) {
-    starts_.reserve(tensors.size() + 1);
-    int64_t start = 0;
-    for (const AllreduceTensor& tensor : tensors) {
-      starts_.push_back(start);
-      start += PaddedBytes(tensor.elements * Bytes(tensor.dtype));
-    }
-    starts_.push_back(start);
-  }
-
-  int64_t bytes() const { return starts_.back(); }
-
-  // Calls visit(tensor, offset within the tensor, offset within the line, bytes) for
-  // each stretch of a tensor's data in [begin, end).
-  template <typename Visit>
-  void ForEach(int64_t begin, int64_t end, const Visit& visit) const {
-    size_t i =
-        std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
-    for (; i < tensors_.size() && starts_[i] < end; ++i) {
-      const AllreduceTensor& tensor = tensors_[i];
-      const int64_t from = std::max(begin, starts_[i]);
-      const int64_t data_end = starts_[i] + tensor.elements * Bytes(tensor.dtype);
-      const int64_t to = std::min(end, data_end);
-      if (from < to) visit(tensor, from - starts_[i], from, to - from);
-    }
-  }
-
- private:
-  const std::vector<AllreduceTensor>& tensors_;
-  std::vector<int64_t> starts_;
-};
-
-const char* Input(const AllreduceTensor& tensor, int64_t offset) {
-  return static_cast<const char*>(tensor.input) + offset;
-}
-char* Output(const AllreduceTensor& tensor, int64_t offset) {
-  return static_cast<char*>(tensor.output) + offset;
-}
-
-// A stretch of the line and its place in the exchange memories.
-struct Window {
-  int64_t begin;
-  int64_t end;
-
-  int64_t Slice(int members) const {
-    return PaddedBytes((end - begin + members - 1) / members);
-  }
-  Window Part(int member, int members) const {
-    const int64_t slice = Slice(members);
-    return {std::min(end, begin + member * slice),
-            std::min(end, begin + (member + 1) * slice)};
-  }
-};
 
 class Reducer {
  public:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/collectives/store_choice.h"
 
@@ -42,8 +43,10 @@ struct AllreduceOptions {
   int64_t window_bytes = kAllreduceWindowBytes;
 };
 
-// Returns false if the job failed meanwhile; the outputs are then undefined.
+// Returns false if the job failed meanwhile; the outputs are then undefined. Across
+// hosts, elements are reduced in stages: see staged_reduction.h.
 bool Allreduce(const AllreduceOptions& options, Communicator* communicator);
+bool Allreduce(const AllreduceOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -22,6 +23,7 @@ struct AlltoallOptions {
 // Returns false if the job failed meanwhile. A member without memory for the result
 // still takes part, so the others get theirs.
 bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
+bool Alltoall(const AlltoallOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -3,11 +3,13 @@
 #define KERAS_HVD_TF_OPS_COLLECTIVES_BARRIER_H_
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
 // Returns false if the job failed meanwhile.
 bool Barrier(Communicator* communicator);
+bool Barrier(HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -39,8 +39,20 @@ TEST(Barrier, EndsWhenTheJobFails) {
   std::shared_ptr<Segment> segment;
   ASSERT_TRUE(Segment::CreateLocal(2, kTinyExchange, &segment).ok());
   FailingWaiter waiter;
-  Communicator communicator(segment, 0, &waiter);
+  Communicator communicator(segment, Topology::OneHost(0, 2), &waiter);
   ASSERT_TRUE(communicator.Begin({0, 1}, 1));
+  EXPECT_FALSE(Barrier(&communicator));
+  EXPECT_EQ(waiter.awaited_, 1);
+}
+
+// On a host of several, a rank's place in shared memory is its index on the host.
+TEST(Barrier, AwaitsRanksNotPlaces) {
+  std::shared_ptr<Segment> segment;
+  ASSERT_TRUE(Segment::CreateLocal(2, kTinyExchange, &segment).ok());
+  FailingWaiter waiter;
+  Communicator communicator(segment, Topology(3, {0, 1, 0, 1}), &waiter);
+  ASSERT_TRUE(communicator.Begin({1, 3}, 1));
+  EXPECT_EQ(communicator.index(), 1);
   EXPECT_FALSE(Barrier(&communicator));
   EXPECT_EQ(waiter.awaited_, 1);
 }

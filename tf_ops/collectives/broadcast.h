@@ -3,6 +3,7 @@
 #define KERAS_HVD_TF_OPS_COLLECTIVES_BROADCAST_H_
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -15,6 +16,7 @@ struct BroadcastOptions {
 
 // Returns false if the job failed meanwhile; the output is then undefined.
 bool Broadcast(const BroadcastOptions& options, Communicator* communicator);
+bool Broadcast(const BroadcastOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -15,13 +15,18 @@ constexpr int kRoundBits = 28;
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, Waiter* waiter)
-    : segment_(std::move(segment)), rank_(rank), waiter_(waiter) {}
+Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& topology,
+                           Waiter* waiter)
+    : segment_(std::move(segment)),
+      topology_(topology),
+      block_(topology.local_index(topology.rank())),
+      waiter_(waiter) {}
 
 bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
-  members_ = members;
-  index_ = static_cast<int>(std::lower_bound(members_.begin(), members_.end(), rank_) -
-                            members_.begin());
+  blocks_.clear();
+  for (int rank : members) blocks_.push_back(topology_.local_index(rank));
+  index_ = static_cast<int>(std::lower_bound(blocks_.begin(), blocks_.end(), block_) -
+                            blocks_.begin());
   sequence_ = sequence;
   first_round_ = round_ = sequence << kRoundBits;
   return AwaitReaders();
@@ -40,11 +45,17 @@ bool Communicator::NextRound() {
   return !first_use || AwaitReaders();
 }
 
+bool Communicator::Regroup() {
+  if (!NextRound()) return false;
+  Publish();
+  return AwaitAllPublished();
+}
+
 // The readers of this half in an earlier collective may still be reading.
 bool Communicator::AwaitReaders() {
   const Readers& readers = readers_[Half()];
-  for (int rank : readers.ranks) {
-    if (!Await(&RankBlock::finished, rank, readers.end)) return false;
+  for (int block : readers.blocks) {
+    if (!Await(&RankBlock::finished, block, readers.end)) return false;
   }
   return true;
 }
@@ -53,24 +64,26 @@ void Communicator::End() {
   const uint64_t end = round_ + 1;
   Advance(&RankBlock::finished, end);
   const int last = Half();
-  readers_[last] = {members_, end};
+  readers_[last] = {blocks_, end};
   const bool used_both = round_ != first_round_;
-  if (used_both) readers_[1 - last] = {members_, end};
+  if (used_both) readers_[1 - last] = {blocks_, end};
 }
 
 // All members know the collective's number, so they agree on the half that comes first.
 int Communicator::Half(int ago) const { return (sequence_ + round_ + ago) & 1; }
 
 char* Communicator::ExchangeMemory(int member, int ago) const {
-  return segment_->exchange(members_[member]) + Half(ago) * window_bytes();
+  return segment_->exchange(blocks_[member]) + Half(ago) * window_bytes();
 }
 
 void Communicator::Publish() { Advance(&RankBlock::published, round_ + 1); }
 
-void Communicator::PublishReduced() { Advance(&RankBlock::reduced, round_ + 1); }
+void Communicator::PublishReduced(int ago) {
+  Advance(&RankBlock::reduced, round_ + 1 - ago);
+}
 
 bool Communicator::AwaitPublished(int member, int ago) {
-  return Await(&RankBlock::published, members_[member], round_ + 1 - ago);
+  return Await(&RankBlock::published, blocks_[member], round_ + 1 - ago);
 }
 
 bool Communicator::AwaitAllPublished(int ago) {
@@ -81,32 +94,32 @@ bool Communicator::AwaitAllPublished(int ago) {
 }
 
 bool Communicator::HasPublished(int member) const {
-  const SharedCounter& published = segment_->block(members_[member]).published;
+  const SharedCounter& published = segment_->block(blocks_[member]).published;
   return published.value.load(std::memory_order_acquire) >= round_ + 1;
 }
 
-bool Communicator::AwaitAllReduced() {
-  for (int rank : members_) {
-    if (!Await(&RankBlock::reduced, rank, round_ + 1)) return false;
+bool Communicator::AwaitAllReduced(int ago) {
+  for (int block : blocks_) {
+    if (!Await(&RankBlock::reduced, block, round_ + 1 - ago)) return false;
   }
   return true;
 }
 
-bool Communicator::Await(SharedCounter RankBlock::* word, int rank, uint64_t value) {
-  const std::atomic<uint64_t>& progress = (segment_->block(rank).*word).value;
+bool Communicator::Await(SharedCounter RankBlock::* word, int block, uint64_t value) {
+  const std::atomic<uint64_t>& progress = (segment_->block(block).*word).value;
   const auto ready = [&] { return progress.load(std::memory_order_acquire) >= value; };
   if (ready()) return true;
   Enter(CollectivePhase::kWait);
-  const bool ok = waiter_->Wait(ready, rank);
+  const bool ok = waiter_->Wait(ready, topology_.local_ranks()[block]);
   Enter(CollectivePhase::kNone);
   return ok;
 }
 
 void Communicator::Advance(SharedCounter RankBlock::* word, uint64_t value) {
   BeforeStore();
-  (segment_->block(rank_).*word).value.store(value, std::memory_order_release);
-  for (int rank : members_) {
-    if (rank != rank_) segment_->block(rank).bell.Ring(Doorbell::kProgress);
+  (segment_->block(block_).*word).value.store(value, std::memory_order_release);
+  for (int block : blocks_) {
+    if (block != block_) segment_->block(block).bell.Ring(Doorbell::kProgress);
   }
 }
 

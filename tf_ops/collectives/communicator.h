@@ -1,4 +1,4 @@
-// One rank's view of the ranks that take part in a collective.
+// One rank's view of the ranks that take part in a collective on its host.
 //
 // A collective runs in rounds. In each round, a rank writes into its own exchange
 // memory, publishes the round's number, and reads what the others have published.
@@ -13,6 +13,7 @@
 
 #include "tf_ops/collectives/phase_recorder.h"
 #include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
 
@@ -30,17 +31,19 @@ class Waiter {
 
 class Communicator {
  public:
-  Communicator(std::shared_ptr<Segment> segment, int rank, Waiter* waiter);
+  // The segment has a block for each rank of this host.
+  Communicator(std::shared_ptr<Segment> segment, const Topology& topology,
+               Waiter* waiter);
 
-  // Starts a collective of `members` (ranks, ascending, including this one). `sequence`
-  // numbers the collectives that this rank takes part in, the same on all members.
-  // Returns false if the job has failed.
+  // Starts a collective of `members` (ranks of this host, ascending, including this
+  // one). `sequence` numbers the collectives that this rank takes part in, the same on
+  // all members. Returns false if the job has failed.
   bool Begin(const std::vector<int>& members, uint64_t sequence);
   void End();
   // Ends the current collective and begins another one with the same members.
   bool BeginAgain();
 
-  int count() const { return static_cast<int>(members_.size()); }
+  int count() const { return static_cast<int>(blocks_.size()); }
   // This rank's index among the members.
   int index() const { return index_; }
 
@@ -52,16 +55,19 @@ class Communicator {
 
   // Returns false if the job has failed.
   bool NextRound();
+  // An empty round: after it no member reads what others wrote before.
+  bool Regroup();
   // Tells the members that this rank's part of the round can be read.
   void Publish();
-  // The same for the second half of a round, the reduced results.
-  void PublishReduced();
+  // The same for the second half of a round, the reduced results, of this round or the
+  // one `ago` before.
+  void PublishReduced(int ago = 0);
   // Waits until a member, or all, have published this round or the one `ago` before.
   bool AwaitPublished(int member, int ago = 0);
   bool AwaitAllPublished(int ago = 0);
   // Whether this rank already sees that a member has published this round.
   bool HasPublished(int member) const;
-  bool AwaitAllReduced();
+  bool AwaitAllReduced(int ago = 0);
 
   // Records the collectives from now on; null stops the record.
   void set_recorder(PhaseRecorder* recorder) { recorder_ = recorder; }
@@ -75,20 +81,22 @@ class Communicator {
   // The ranks that may still read a half of this rank's memory, and the value that
   // their `finished` will have when they no longer do.
   struct Readers {
-    std::vector<int> ranks;
+    std::vector<int> blocks;
     uint64_t end = 0;
   };
 
   int Half(int ago = 0) const;
   bool AwaitReaders();
-  bool Await(SharedCounter RankBlock::* word, int rank, uint64_t value);
+  // A block of the segment is that of the rank with this local index.
+  bool Await(SharedCounter RankBlock::* word, int block, uint64_t value);
   void Advance(SharedCounter RankBlock::* word, uint64_t value);
 
   const std::shared_ptr<Segment> segment_;
-  const int rank_;
+  const Topology topology_;
+  const int block_;  // this rank's
   Waiter* const waiter_;
   PhaseRecorder* recorder_ = nullptr;
-  std::vector<int> members_;
+  std::vector<int> blocks_;  // the members'
   int index_ = 0;
   uint64_t sequence_ = 0;
   uint64_t first_round_ = 0;

@@ -35,11 +35,14 @@ uint64_t Hash(const void* data, int64_t bytes) {
 
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
                      std::vector<std::vector<uint64_t>>* hashes) {
-  // An empty round first: members that publish it no longer read the collective.
-  if (!communicator->NextRound()) return false;
-  communicator->Publish();
-  if (!communicator->AwaitAllPublished()) return false;
-  return communicator->NextRound() && AllgatherValues(own, communicator, hashes);
+  return communicator->Regroup() && communicator->NextRound() &&
+         AllgatherValues(own, communicator, hashes);
+}
+
+bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
+                     std::vector<std::vector<uint64_t>>* hashes) {
+  return hosts->local().Regroup() && hosts->NextRound() &&
+         AllgatherValues(own, hosts, hashes);
 }
 
 }  // namespace keras_hvd

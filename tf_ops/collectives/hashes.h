@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -21,6 +22,8 @@ uint64_t Hash(const void* data, int64_t bytes);
 // and `hashes[member]` has that length and order. Call it between the end of a
 // collective and Communicator::End. Returns false if the job failed meanwhile.
 bool AllgatherHashes(const std::vector<uint64_t>& own, Communicator* communicator,
+                     std::vector<std::vector<uint64_t>>* hashes);
+bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
                      std::vector<std::vector<uint64_t>>* hashes);
 
 }  // namespace keras_hvd

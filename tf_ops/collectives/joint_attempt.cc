@@ -31,4 +31,53 @@ JointAttempt::Outcome CommunicatorAttempt::OutcomeOf(int member) const {
   return outcome;
 }
 
+HostsAttempt::HostsAttempt(HostsCommunicator* hosts)
+    : hosts_(*hosts),
+      local_(&hosts->local()),
+      outcomes_(hosts->count(), Outcome::kSucceeded),
+      ends_(hosts->count(), 0) {
+  for (int step = 1; step < hosts_.hosts(); ++step) {
+    for (int member : hosts_.members_of(hosts_.host_after(step))) {
+      ends_[member] =
+          hosts_.Receive(member, &outcomes_[member], sizeof(outcomes_[member]));
+    }
+  }
+}
+
+HostsAttempt::~HostsAttempt() {
+  if (!concluded_) hosts_.Abandon();
+}
+
+bool HostsAttempt::HasFailedElsewhere() const {
+  hosts_.Progress();
+  for (int member = 0; member < hosts_.count(); ++member) {
+    if (HasFailed(member)) return true;
+  }
+  return local_.HasFailedElsewhere();
+}
+
+bool HostsAttempt::Conclude(Outcome outcome, int* failed) {
+  own_ = outcome;
+  for (int step = 1; step < hosts_.hosts(); ++step) {
+    for (int member : hosts_.members_of(hosts_.host_after(step))) {
+      hosts_.Send(member, &own_, sizeof(own_));
+    }
+  }
+  int failed_here;
+  if (!local_.Conclude(outcome, &failed_here)) return false;
+  if (!hosts_.AwaitReceived() || !hosts_.AwaitSent()) return false;
+  concluded_ = true;
+  *failed = failed_here < 0 ? -1 : hosts_.members_of(hosts_.host())[failed_here];
+  for (int member = hosts_.count() - 1; member >= 0; --member) {
+    if (HasFailed(member) && (*failed < 0 || member < *failed)) *failed = member;
+  }
+  return true;
+}
+
+bool HostsAttempt::HasFailed(int member) const {
+  if (hosts_.host_of(member) == hosts_.host()) return false;
+  return hosts_.received(member) >= ends_[member] &&
+         outcomes_[member] == Outcome::kFailed;
+}
+
 }  // namespace keras_hvd

@@ -6,7 +6,11 @@
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_JOINT_ATTEMPT_H_
 
+#include <cstdint>
+#include <vector>
+
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 
 namespace keras_hvd {
 
@@ -41,6 +45,28 @@ class CommunicatorAttempt final : public JointAttempt {
   Outcome OutcomeOf(int member) const;
 
   Communicator& communicator_;
+};
+
+// The same for members on several hosts. Each tells all of those on other hosts.
+class HostsAttempt final : public JointAttempt {
+ public:
+  explicit HostsAttempt(HostsCommunicator* hosts);
+  // Whoever gives up an attempt before its end gives up the job.
+  ~HostsAttempt() override;
+
+  bool HasFailedElsewhere() const override;
+  bool Conclude(Outcome outcome, int* failed) override;
+
+ private:
+  bool HasFailed(int member) const;
+
+  HostsCommunicator& hosts_;
+  CommunicatorAttempt local_;
+  Outcome own_ = Outcome::kSucceeded;
+  // By member; of those on other hosts.
+  std::vector<Outcome> outcomes_;
+  std::vector<int64_t> ends_;
+  bool concluded_ = false;
 };
 
 }  // namespace keras_hvd

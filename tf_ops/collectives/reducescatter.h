@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
 #include "tf_ops/collectives/reduce.h"
 
 namespace keras_hvd {
@@ -27,6 +28,7 @@ struct ReducescatterOptions {
 // The bits are the same as Allreduce's. Returns false if the job failed meanwhile; the
 // outputs are then undefined.
 bool Reducescatter(const ReducescatterOptions& options, Communicator* communicator);
+bool Reducescatter(const ReducescatterOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -39,8 +39,8 @@ class Ranks {
   explicit Ranks(int size, int64_t exchange_bytes = kTinyExchange) : size_(size) {
     EXPECT_TRUE(Segment::CreateLocal(size, exchange_bytes, &segment_).ok());
     for (int rank = 0; rank < size; ++rank) {
-      communicators_.push_back(
-          std::make_unique<Communicator>(segment_, rank, &waiter_));
+      communicators_.push_back(std::make_unique<Communicator>(
+          segment_, Topology::OneHost(rank, size), &waiter_));
     }
   }
 

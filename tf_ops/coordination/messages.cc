@@ -27,6 +27,15 @@ constexpr int64_t kDuplicate = 2;
 constexpr int64_t kHasTime = 4;
 constexpr int64_t kHasInput = 8;
 constexpr int64_t kAllFlags = 15;
+// What a merged one may hold besides; or it is no submission, but says who left.
+constexpr int64_t kDefinesRanks = 16;
+constexpr int64_t kDeparts = 32;
+
+// In nanoseconds: a time that can still be subtracted from a later one.
+constexpr int64_t kLongestAge = kAny / 2;
+
+// All names of a step usually have one list of ranks.
+constexpr size_t kMostRankLists = 256;
 
 // ---- Writing
 
@@ -207,9 +216,47 @@ class Fields {
   Status status_;
 };
 
+// Reads the number of something in a dictionary, and the thing itself if it is new.
+// Returns null after a wrong field.
+template <typename Value, typename Read>
+const Value* ReadNumbered(const char* what, bool is_new, std::vector<Value>* dictionary,
+                          Fields* from, const Read& read) {
+  const int64_t known = static_cast<int64_t>(dictionary->size());
+  const int64_t number = from->Integer(what, 0, is_new ? known : known - 1);
+  if (is_new && from->status().ok()) {
+    Value value = read();
+    if (!from->status().ok()) return nullptr;
+    if (number == known) dictionary->emplace_back();
+    (*dictionary)[number] = std::move(value);
+  }
+  return from->status().ok() ? &(*dictionary)[number] : nullptr;
+}
+
+// Null after a wrong field.
+std::shared_ptr<const Description> ReadNumberedDescription(
+    bool is_new, DescriptionPool* pool,
+    std::vector<std::shared_ptr<const Description>>* dictionary, Fields* from) {
+  const auto* numbered = ReadNumbered("description", is_new, dictionary, from, [&] {
+    std::shared_ptr<const Description> description;
+    const std::string_view encoded = from->Text("description");
+    if (!from->status().ok()) return description;
+    const Status status = pool->Decode(encoded, &description);
+    if (!status.ok()) from->Refuse(status.message);
+    return description;
+  });
+  return numbered == nullptr ? nullptr : *numbered;
+}
+
+// Refuses an input that the request cannot have.
+void CheckInput(const Description& description, size_t bytes, Fields* from) {
+  if (FitsInline(description, bytes)) return;
+  from->Refuse("the tensors of " + Title(description) +
+               " do not travel along, or not in " + std::to_string(bytes) + " bytes");
+}
+
 }  // namespace
 
-// ---- From a rank to the coordinator
+// ---- From a rank to its leader
 
 std::string_view SubmissionEncoder::Encode(const Description& description,
                                            bool duplicate,
@@ -257,20 +304,8 @@ Status SubmissionDecoder::Decode(std::string_view message, Submission* submissio
   *submission = {};
   Fields fields(message);
   const int64_t flags = fields.Integer("flags", 0, kAllFlags);
-  const bool defines = (flags & kDefines) != 0;
-  const int64_t known = static_cast<int64_t>(dictionary_.size());
-  const int64_t number = fields.Integer("description", 0, defines ? known : known - 1);
-  if (!fields.status().ok()) return fields.status();
-  if (defines) {
-    std::shared_ptr<const Description> description;
-    const std::string_view encoded = fields.Text("description");
-    if (!fields.status().ok()) return fields.status();
-    const Status status = pool_.Decode(encoded, &description);
-    if (!status.ok()) return status;
-    if (number == known) dictionary_.emplace_back();
-    dictionary_[number] = std::move(description);
-  }
-  submission->description = dictionary_[number];
+  submission->description =
+      ReadNumberedDescription((flags & kDefines) != 0, &pool_, &dictionary_, &fields);
   submission->duplicate = (flags & kDuplicate) != 0;
   if ((flags & kHasTime) != 0) {
     submission->submitted.emplace(
@@ -279,13 +314,110 @@ Status SubmissionDecoder::Decode(std::string_view message, Submission* submissio
   if ((flags & kHasInput) == 0) return fields.End();
   if (!fields.status().ok()) return fields.status();
   const std::string_view input = fields.rest();
-  if (!FitsInline(*submission->description, input.size())) {
-    return Status::Internal("the tensors of " + Title(*submission->description) +
-                            " do not travel along, or not in " +
-                            std::to_string(input.size()) + " bytes");
-  }
+  CheckInput(*submission->description, input.size(), &fields);
   submission->input.emplace(input);
-  return Status::Ok();
+  return fields.status();
+}
+
+// ---- From a leader to the leader above
+
+size_t RanksHash::operator()(const std::vector<int>& ranks) const {
+  return std::hash<std::string_view>()(
+      {reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof(int)});
+}
+
+MergedEncoder::MergedEncoder(size_t cache_capacity)
+    : descriptions_(cache_capacity), rank_lists_(kMostRankLists) {}
+
+std::string_view MergedEncoder::Encode(const Upward& upward, Clock::time_point now) {
+  message_.clear();
+  if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
+    AddInteger(kDeparts, &message_);
+    AddInteger(departure->rank, &message_);
+  } else {
+    AddSubmission(std::get<MergedSubmission>(upward), now);
+  }
+  return message_;
+}
+
+void MergedEncoder::AddSubmission(const MergedSubmission& merged,
+                                  Clock::time_point now) {
+  descriptions_.Reserve(1);
+  rank_lists_.Reserve(1);
+  bool is_new, has_new_ranks;
+  const int64_t description = descriptions_.Number(merged.description, &is_new);
+  const int64_t ranks = rank_lists_.Number(merged.ranks, &has_new_ranks);
+  AddInteger((is_new ? kDefines : 0) | (merged.duplicate ? kDuplicate : 0) |
+                 (merged.submitted.empty() ? 0 : kHasTime) |
+                 (merged.inputs.empty() ? 0 : kHasInput) |
+                 (has_new_ranks ? kDefinesRanks : 0),
+             &message_);
+  AddInteger(description, &message_);
+  if (is_new) {
+    description_.clear();
+    AddDescription(*merged.description, &description_);
+    AddText(description_, &message_);
+  }
+  AddInteger(ranks, &message_);
+  if (has_new_ranks) AddList(merged.ranks, &message_);
+  for (Clock::time_point time : merged.submitted) {
+    const std::chrono::nanoseconds age = now - time;
+    AddInteger(std::max<int64_t>(age.count(), 0), &message_);
+  }
+  for (const std::string& input : merged.inputs) AddText(input, &message_);
+}
+
+namespace {
+
+// A leader speaks for the ranks below it only.
+void CheckRank(int rank, const std::vector<int>& below, Fields* from) {
+  if (std::binary_search(below.begin(), below.end(), rank)) return;
+  from->Refuse("rank " + std::to_string(rank) + " is not below the host");
+}
+
+std::vector<int> ReadRanks(bool is_new, const std::vector<int>& below,
+                           std::vector<std::vector<int>>* rank_lists, Fields* from) {
+  const auto* numbered = ReadNumbered("ranks", is_new, rank_lists, from, [&] {
+    std::vector<int> ranks = from->Ranks("ranks", below.back() + 1);
+    for (int rank : ranks) CheckRank(rank, below, from);
+    if (ranks.empty()) from->Refuse("it is of no rank");
+    return ranks;
+  });
+  return numbered == nullptr ? std::vector<int>() : *numbered;
+}
+
+}  // namespace
+
+Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
+                             Upward* upward) {
+  Fields fields(message);
+  const int64_t flags = fields.Integer("flags", 0, kDeparts);
+  if (flags == kDeparts) {
+    const int rank = fields.Integer("rank", 0, below_.back());
+    CheckRank(rank, below_, &fields);
+    *upward = RankDeparture{rank};
+    return fields.End();
+  }
+  MergedSubmission merged;
+  merged.description =
+      ReadNumberedDescription((flags & kDefines) != 0, &pool_, &dictionary_, &fields);
+  merged.duplicate = (flags & kDuplicate) != 0;
+  merged.ranks = ReadRanks((flags & kDefinesRanks) != 0, below_, &rank_lists_, &fields);
+  if (merged.duplicate && merged.ranks.size() > 1) {
+    fields.Refuse("a second call is of one rank, not of " + RankList(merged.ranks));
+  }
+  const size_t count = merged.ranks.size();
+  for (size_t i = 0; i < count && (flags & kHasTime) != 0; ++i) {
+    merged.submitted.push_back(
+        now - std::chrono::nanoseconds(fields.Integer("age", 0, kLongestAge)));
+  }
+  for (size_t i = 0; i < count && (flags & kHasInput) != 0; ++i) {
+    const std::string& input = merged.inputs.emplace_back(fields.Text("input"));
+    if (!fields.status().ok()) break;
+    CheckInput(*merged.description, input.size(), &fields);
+  }
+  *upward = std::move(merged);
+  return fields.End();
 }
 
 // ---- From the coordinator to all ranks
@@ -298,6 +430,12 @@ void DecisionEncoder::AddTensor(const TensorKey& key) {
   if (!is_new) return;
   AddInteger(key.process_set, &message_);
   AddText(key.name, &message_);
+}
+
+std::vector<int> DecisionEncoder::HostsOf(const std::vector<int>& ranks) const {
+  std::vector<int> hosts;
+  for (int rank : ranks) hosts.push_back(hosts_[rank]);
+  return hosts;
 }
 
 std::string_view DecisionEncoder::Encode(const Decision& decision,
@@ -317,7 +455,8 @@ std::string_view DecisionEncoder::Encode(const Decision& decision,
       }
       AddInteger(decision.given.empty() ? 0 : 1, &message_);
       for (const Decision::Given& given : decision.given) {
-        AppendResults(*given.description, given.inputs, &message_);
+        AppendResults(*given.description, given.inputs, HostsOf(decision.ranks),
+                      &message_);
       }
       break;
     case Decision::Type::kFail:

@@ -1,11 +1,12 @@
 // What ranks tell each other about their requests, and its encoding. No other file
 // encodes or decodes messages.
 //
-// Submissions go from each rank to the coordinator, decisions from there to all ranks.
-// Each direction is a stream of messages, compressed by a dictionary: what is sent as
-// text the first time is a number from then on. The encoder keeps the dictionary and
-// the decoder follows it. A dictionary depends only on the order of its own stream, so
-// it can change without any agreement.
+// Submissions go from each rank to the leader of its host, merged ones from there from
+// leader to leader up to the coordinator, decisions from there to all ranks. Each is a
+// stream of messages, compressed by dictionaries: what is sent as text the first time
+// is a number from then on. The encoder keeps a dictionary and the decoder follows it.
+// A dictionary depends only on the order of its own stream, so it can change without
+// any agreement.
 //
 // Decoders trust nothing: a malformed message is an error that says what is wrong.
 // Their callers know who sent it.
@@ -20,12 +21,14 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/coordination/submission_merger.h"
 #include "tf_ops/operation/description.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/transport/status.h"
@@ -58,7 +61,7 @@ class NumberTable {
   std::unordered_map<Key, int64_t, Hash> numbers_;
 };
 
-// ---- From a rank to the coordinator
+// ---- From a rank to its leader
 
 // A request that the rank has submitted.
 struct Submission {
@@ -85,8 +88,8 @@ class SubmissionEncoder {
   std::string message_;
 };
 
-// Makes equal descriptions of several ranks one object, so they can be compared by
-// address.
+// Makes equal descriptions of several ranks one object, so they can usually be compared
+// by address.
 class DescriptionPool {
  public:
   // `size`: the number of ranks in the job.
@@ -103,7 +106,7 @@ class DescriptionPool {
 // Decodes one rank's stream.
 class SubmissionDecoder {
  public:
-  // `pool` is shared by all ranks' decoders.
+  // `pool` is shared by all decoders.
   explicit SubmissionDecoder(DescriptionPool* pool) : pool_(*pool) {}
 
   Status Decode(std::string_view message, Submission* submission);
@@ -111,6 +114,49 @@ class SubmissionDecoder {
  private:
   DescriptionPool& pool_;
   std::vector<std::shared_ptr<const Description>> dictionary_;
+};
+
+// ---- From a leader to the leader above
+
+struct RanksHash {
+  size_t operator()(const std::vector<int>& ranks) const;
+};
+
+class MergedEncoder {
+ public:
+  // `cache_capacity`: how many descriptions travel as numbers.
+  explicit MergedEncoder(size_t cache_capacity);
+
+  // `now`: of this host's clock, which has told the times. They travel as ages, since
+  // hosts' clocks differ. The result is valid until the next call.
+  std::string_view Encode(const Upward& upward, Clock::time_point now);
+
+ private:
+  void AddSubmission(const MergedSubmission& merged, Clock::time_point now);
+
+  // Keeps its descriptions alive, so none has the address of another.
+  NumberTable<std::shared_ptr<const Description>> descriptions_;
+  NumberTable<std::vector<int>, RanksHash> rank_lists_;
+  std::string description_;
+  std::string message_;
+};
+
+// Decodes the stream of one host.
+class MergedDecoder {
+ public:
+  // `below`: the ranks for which the host may speak, ascending. `pool` is shared by all
+  // decoders.
+  MergedDecoder(std::vector<int> below, DescriptionPool* pool)
+      : below_(std::move(below)), pool_(*pool) {}
+
+  // `now`: of this host's clock, which tells the times from then on.
+  Status Decode(std::string_view message, Clock::time_point now, Upward* upward);
+
+ private:
+  const std::vector<int> below_;
+  DescriptionPool& pool_;
+  std::vector<std::shared_ptr<const Description>> dictionary_;
+  std::vector<std::vector<int>> rank_lists_;
 };
 
 // ---- From the coordinator to all ranks
@@ -145,8 +191,10 @@ using DecisionMessage =
 
 class DecisionEncoder {
  public:
-  // `cache_capacity`: how many tensors travel as numbers.
-  explicit DecisionEncoder(size_t cache_capacity) : numbers_(cache_capacity) {}
+  // `cache_capacity`: how many tensors travel as numbers. `hosts`: the number of each
+  // rank's host.
+  DecisionEncoder(size_t cache_capacity, std::vector<int> hosts)
+      : numbers_(cache_capacity), hosts_(std::move(hosts)) {}
 
   // The results are valid until the next call. `stores` is for the batch that the
   // decision runs.
@@ -156,8 +204,10 @@ class DecisionEncoder {
 
  private:
   void AddTensor(const TensorKey& key);
+  std::vector<int> HostsOf(const std::vector<int>& ranks) const;
 
   NumberTable<TensorKey, TensorKeyHash> numbers_;
+  const std::vector<int> hosts_;
   std::string message_;
 };
 

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/coordination/coordinator_testing.h"
@@ -15,15 +18,19 @@
 namespace keras_hvd {
 namespace {
 
+using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Le;
 using ::testing::Not;
 using ::testing::SizeIs;
 
 constexpr int kSize = 4;
+const std::vector<int> kOneHost(8);
 constexpr std::array<Stores, 2> kStores = {Stores::kStreaming, Stores::kOrdinary};
 
 // Something else in every field.
@@ -233,6 +240,215 @@ TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
   EXPECT_NE(error(Allreduce("a", 1000), 4000), "");
 }
 
+// ---- Merged submissions
+
+class MergedTest : public ::testing::Test {
+ protected:
+  static MergedSubmission Merged(std::vector<int> ranks = {1, 3}) {
+    MergedSubmission merged;
+    merged.description = Share(Everything());
+    merged.ranks = std::move(ranks);
+    return merged;
+  }
+  // Of ranks 1 and 3, with all that there may be.
+  static MergedSubmission Full() {
+    MergedSubmission merged = Merged();
+    merged.description = Share(Allreduce("a", 3));
+    merged.submitted = {kThere - milliseconds(70), kThere - milliseconds(20)};
+    merged.inputs = {std::string(16, 'x'), std::string(16, 'y')};
+    return merged;
+  }
+  static MergedSubmission Duplicate() {
+    MergedSubmission merged = Merged({3});
+    merged.duplicate = true;
+    return merged;
+  }
+
+  std::string Encode(const Upward& upward) {
+    return std::string(encoder_.Encode(upward, kThere));
+  }
+  template <typename Message = MergedSubmission>
+  Message Decode(std::string_view message) {
+    Upward upward;
+    const Status status = decoder_.Decode(message, kHere, &upward);
+    EXPECT_TRUE(status.ok()) << status.message;
+    return std::get<Message>(upward);
+  }
+  std::string ErrorOf(std::string_view message) {
+    Upward upward;
+    const Status status = MergedDecoder(kBelow, &pool_).Decode(message, kHere, &upward);
+    EXPECT_EQ(status.code, Code::kInternal);
+    return status.message;
+  }
+  std::string ErrorOf(const Upward& upward) {
+    return ErrorOf(MergedEncoder(16).Encode(upward, kThere));
+  }
+
+  using milliseconds = std::chrono::milliseconds;
+  // The clocks of two hosts at the same moment.
+  static constexpr Clock::time_point kThere{std::chrono::hours(3)};
+  static constexpr Clock::time_point kHere{std::chrono::hours(500)};
+  // The ranks of the sender and of the hosts below it.
+  const std::vector<int> kBelow = {1, 3};
+
+  MergedEncoder encoder_{16};
+  DescriptionPool pool_{kSize};
+  MergedDecoder decoder_{kBelow, &pool_};
+};
+
+TEST_F(MergedTest, HasItsDescriptionAndItsRanks) {
+  const MergedSubmission merged = Decode(Encode(Merged()));
+  ExpectEqual(*merged.description, Everything());
+  EXPECT_FALSE(merged.duplicate);
+  EXPECT_THAT(merged.ranks, ElementsAre(1, 3));
+  EXPECT_THAT(merged.submitted, IsEmpty());
+  EXPECT_THAT(merged.inputs, IsEmpty());
+}
+
+TEST_F(MergedTest, IsShortTheSecondTime) {
+  const MergedSubmission merged = Merged();
+  Decode(Encode(merged));
+  const std::string again = Encode(merged);
+  EXPECT_THAT(again, SizeIs(24));
+  ExpectEqual(*Decode(again).description, Everything());
+  EXPECT_THAT(Decode(again).ranks, ElementsAre(1, 3));
+}
+
+TEST_F(MergedTest, SaysWhatElseItIs) {
+  const MergedSubmission merged = Decode(Encode(Duplicate()));
+  EXPECT_TRUE(merged.duplicate);
+  EXPECT_THAT(merged.ranks, ElementsAre(3));
+}
+
+TEST_F(MergedTest, TimesFollowTheClockOfTheReader) {
+  EXPECT_THAT(Decode(Encode(Full())).submitted,
+              ElementsAre(kHere - milliseconds(70), kHere - milliseconds(20)));
+}
+
+TEST_F(MergedTest, WhatIsYoungerThanTheMessageHasItsAge) {
+  MergedSubmission merged = Merged({1});
+  merged.submitted = {kThere + milliseconds(1)};
+  EXPECT_THAT(Decode(Encode(merged)).submitted, ElementsAre(kHere));
+}
+
+TEST_F(MergedTest, HasWhatEachRankGives) {
+  EXPECT_EQ(Decode(Encode(Full())).inputs, Full().inputs);
+}
+
+TEST_F(MergedTest, MayBeADeparture) {
+  EXPECT_EQ(Decode<RankDeparture>(Encode(RankDeparture{3})).rank, 3);
+}
+
+// Descriptions without a number live no longer than their message, so others get their
+// addresses.
+TEST_F(MergedTest, NumbersAreGivenAnewWhereThereAreFew) {
+  MergedEncoder encoder(3);
+  std::weak_ptr<const Description> first;
+  for (int i = 0; i < 50; ++i) {
+    MergedSubmission merged = Merged();
+    merged.description = Share(Allreduce("tensor " + std::to_string(i * i % 11)));
+    if (i == 0) first = merged.description;
+    const MergedSubmission decoded = Decode(encoder.Encode(merged, kThere));
+    EXPECT_EQ(decoded.description->name, merged.description->name);
+  }
+  EXPECT_TRUE(first.expired());
+}
+
+TEST_F(MergedTest, ThereMayBeManyListsOfRanks) {
+  std::vector<int> below;
+  for (int rank = 0; rank < 12; ++rank) below.push_back(rank);
+  MergedDecoder decoder(below, &pool_);
+  MergedSubmission merged = Merged();
+  const auto bytes_with = [&](const std::vector<int>& ranks) {
+    merged.ranks = ranks;
+    Upward upward;
+    const std::string message = Encode(merged);
+    EXPECT_TRUE(decoder.Decode(message, kHere, &upward).ok());
+    EXPECT_EQ(std::get<MergedSubmission>(upward).ranks, ranks);
+    return message.size();
+  };
+  bytes_with({0});
+  EXPECT_EQ(bytes_with({0}), 24u);
+  for (int list = 1; list < 1 << 12; ++list) {
+    std::vector<int> ranks;
+    for (int rank : below) {
+      if ((list >> rank & 1) != 0) ranks.push_back(rank);
+    }
+    bytes_with(ranks);
+  }
+  // Not all of them are kept.
+  EXPECT_GT(bytes_with({0}), 24u);
+}
+
+TEST_F(MergedTest, EqualOnesOfThisHostAreTheSameObject) {
+  SubmissionEncoder encoder{16};
+  SubmissionDecoder decoder(&pool_);
+  Submission submission;
+  ASSERT_TRUE(
+      decoder.Decode(encoder.Encode(Everything(), false, {}, nullptr), &submission)
+          .ok());
+  EXPECT_EQ(Decode(Encode(Merged())).description, submission.description);
+}
+
+TEST_F(MergedTest, WhatIsCutShortIsAnError) {
+  for (const Upward& upward : {Upward(Merged()), Upward(Duplicate()), Upward(Full()),
+                               Upward(RankDeparture{3})}) {
+    const std::string message(MergedEncoder(16).Encode(upward, kThere));
+    for (size_t length = 0; length < message.size(); ++length) {
+      EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
+    }
+    EXPECT_NE(ErrorOf(message + "12345678"), "");
+  }
+}
+
+TEST_F(MergedTest, ErrorsSayWhatIsWrong) {
+  MergedSubmission barrier = Full();
+  barrier.description = Share(Barrier("b"));
+  const std::string good = Encode(Full());
+  // At its end: the number of the ranks, their list, two times, two inputs with their
+  // sizes.
+  const size_t fields = good.size() / 8;
+  const auto with = [&](size_t field, int64_t value) {
+    std::string message = good;
+    SetField(&message, field, value);
+    return ErrorOf(message);
+  };
+  EXPECT_THAT(ErrorOf(""), HasSubstr("ends within flags"));
+  EXPECT_THAT(with(0, 33), HasSubstr("flags = 33, which is not in 0..32"));
+  EXPECT_THAT(with(1, 1), HasSubstr("description = 1, which is not in 0..0"));
+  EXPECT_THAT(with(4, -1), HasSubstr("name = -1"));
+  EXPECT_THAT(with(fields - 12, 1), HasSubstr("ranks = 1, which is not in 0..0"));
+  EXPECT_THAT(with(fields - 11, 1 << 30), HasSubstr("ranks = 1073741824"));
+  EXPECT_THAT(with(fields - 8, -1), HasSubstr("age = -1"));
+  EXPECT_THAT(with(fields - 8, INT64_MAX), HasSubstr("age = 9223372036854775807"));
+  EXPECT_THAT(with(fields - 3, 8),
+              HasSubstr("the tensors of allreduce 'a' do not travel along, or not in 8 "
+                        "bytes"));
+  EXPECT_THAT(with(fields - 3, 800), HasSubstr("input = 800"));
+  EXPECT_THAT(ErrorOf(Upward(barrier)), HasSubstr("the tensors of barrier 'b'"));
+  EXPECT_THAT(ErrorOf(Fields({0, 0, 0})), HasSubstr("description = 0"));
+  EXPECT_THAT(ErrorOf(Fields({32, 4})), HasSubstr("rank = 4, which is not in 0..3"));
+}
+
+TEST_F(MergedTest, RanksAreThoseBelowTheSenderInTheirOrder) {
+  const auto error = [&](std::vector<int> ranks) {
+    return ErrorOf(Upward(Merged(std::move(ranks))));
+  };
+  EXPECT_THAT(error({3, 1}), HasSubstr("ranks = 1, which is not in 4..3"));
+  EXPECT_THAT(error({1, 1}), HasSubstr("ranks = 1"));
+  EXPECT_THAT(error({1, 4}), HasSubstr("ranks = 4"));
+  EXPECT_THAT(error({1, 2}), HasSubstr("rank 2 is not below the host"));
+  EXPECT_THAT(error({}), HasSubstr("it is of no rank"));
+  EXPECT_THAT(ErrorOf(Upward(RankDeparture{2})),
+              HasSubstr("rank 2 is not below the host"));
+}
+
+TEST_F(MergedTest, ADuplicateIsOfOneRank) {
+  MergedSubmission merged = Merged();
+  merged.duplicate = true;
+  EXPECT_THAT(ErrorOf(Upward(merged)), HasSubstr("of one rank, not of ranks 1, 3"));
+}
+
 // ---- Decisions
 
 class DecisionTest : public ::testing::Test {
@@ -290,7 +506,7 @@ class DecisionTest : public ::testing::Test {
     return decision;
   }
 
-  DecisionEncoder encoder_{16};
+  DecisionEncoder encoder_{16, kOneHost};
   DecisionDecoder decoder_{kSize};
   std::string encoded_;
 };
@@ -349,7 +565,7 @@ TEST_F(DecisionTest, TensorsAreNumbersTheSecondTime) {
 }
 
 TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
-  DecisionEncoder encoder(2);
+  DecisionEncoder encoder(2, kOneHost);
   for (int i = 0; i < 10; ++i) {
     Decision decision = Run();
     for (int j = 0; j < i; ++j) decision.tensors.push_back({j, std::to_string(i * j)});
@@ -361,7 +577,7 @@ TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
 
 TEST_F(DecisionTest, WhatIsCutShortIsAnError) {
   for (const Decision& decision : {Run(), Zeros(), Fail(), Agree()}) {
-    const std::string message(DecisionEncoder(16).Encode(decision, kStores));
+    const std::string message(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
     for (size_t length = 0; length < message.size(); ++length) {
       EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
     }
@@ -388,7 +604,7 @@ TEST_F(DecisionTest, AgreementsAreOnWhatThereMayBe) {
     Decision decision = Agree();
     decision.agreed = kind;
     decision.answer = answer;
-    return ErrorOf(DecisionEncoder(1).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(1, kOneHost).Encode(decision, kStores));
   };
   EXPECT_THAT(error(Kind::kAllreduce, 1), HasSubstr("nobody agrees on a collective"));
   EXPECT_THAT(error(Kind::kAddProcessSet, 0), HasSubstr("process set = 0"));
@@ -400,7 +616,7 @@ TEST_F(DecisionTest, ZerosAreForAllreducesOfTheBatch) {
   const auto error = [&](const Description& description) {
     Decision decision = Zeros();
     decision.zeros = {{Share(description), {1}}};
-    return ErrorOf(DecisionEncoder(16).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
   };
   EXPECT_THAT(error(Allreduce("c")), HasSubstr("zeros are for allreduce 'c'"));
   EXPECT_THAT(error(Broadcast("a")), HasSubstr("zeros are for broadcast 'a'"));
@@ -449,13 +665,45 @@ TEST_F(SubmissionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   EXPECT_GT(accepted, 1000);
 }
 
+TEST_F(MergedTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
+  std::mt19937 random(4711);
+  const std::vector<Upward> messages = {Merged(), Duplicate(), Full(),
+                                        RankDeparture{3}};
+  std::vector<int> accepted(messages.size());
+  for (int i = 0; i < 40000; ++i) {
+    const size_t which = i % messages.size();
+    MergedEncoder encoder(4);
+    const std::string message =
+        Changed(encoder.Encode(messages[which], kThere), &random);
+    DescriptionPool pool(kSize);
+    Upward upward;
+    if (!MergedDecoder(kBelow, &pool).Decode(message, kHere, &upward).ok()) continue;
+    ++accepted[which];
+    if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
+      EXPECT_THAT(kBelow, Contains(departure->rank));
+      continue;
+    }
+    const auto& merged = std::get<MergedSubmission>(upward);
+    EXPECT_THAT(merged.ranks, AnyOf(ElementsAre(1), ElementsAre(3), kBelow));
+    EXPECT_TRUE(!merged.duplicate || merged.ranks.size() == 1);
+    const auto none_or_all = AnyOf(IsEmpty(), SizeIs(merged.ranks.size()));
+    EXPECT_THAT(merged.submitted, none_or_all);
+    EXPECT_THAT(merged.submitted, Each(Le(kHere)));
+    EXPECT_THAT(merged.inputs, none_or_all);
+    for (const std::string& input : merged.inputs) {
+      EXPECT_TRUE(FitsInline(*merged.description, input.size()));
+    }
+  }
+  EXPECT_THAT(accepted, Each(Gt(100)));
+}
+
 TEST_F(DecisionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   std::mt19937 random(4711);
   std::vector<std::string> messages;
   for (const Decision& decision : {Run(), Zeros(), Result(), Fail(), Agree()}) {
-    messages.emplace_back(DecisionEncoder(16).Encode(decision, kStores));
+    messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
   }
-  messages.emplace_back(DecisionEncoder(16).Encode(Tuning()));
+  messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(Tuning()));
   std::vector<int> accepted(messages.size());
   for (int i = 0; i < 30000; ++i) {
     const size_t which = i % messages.size();

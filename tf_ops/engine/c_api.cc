@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -24,9 +25,11 @@ using keras_hvd::AutotuneOptions;
 using keras_hvd::Code;
 using keras_hvd::Engine;
 using keras_hvd::JobMember;
+using keras_hvd::Link;
 using keras_hvd::LogLevel;
 using keras_hvd::Operation;
 using keras_hvd::Status;
+using keras_hvd::Topology;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
 constexpr int64_t kLeastExchangeBytes = 8 << 10;
@@ -106,7 +109,7 @@ Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
                std::unique_ptr<Operation>* operation) {
   const Status status = GetMember(member);
   if (!status.ok()) return status;
-  const keras_hvd::RendezvousOptions& job = (*member)->options().rendezvous;
+  const keras_hvd::Topology& job = (*member)->options().topology;
   std::vector<int> ranks;
   // Members are looked up only where they matter: small allreduces take microseconds.
   if (keras_hvd::DependsOnMembers(request) &&
@@ -114,14 +117,14 @@ Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
     ranks.clear();
   }
   const Status made = keras_hvd::MakeOperation(
-      request, job.size, keras_hvd::MembershipIn(ranks, job.rank), operation);
+      request, job.size(), keras_hvd::MembershipIn(ranks, job.rank()), operation);
   if (!made.ok() || !(*operation)->description->on_gpu) return made;
   const Status placed = (*member)->engine().SetStreamPoint(
       static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,
       operation->get());
   if (placed.ok()) return placed;
   return {placed.code, keras_hvd::Title(*(*operation)->description) +
-                           " failed on rank " + std::to_string(job.rank) + ": " +
+                           " failed on rank " + std::to_string(job.rank()) + ": " +
                            placed.message};
 }
 
@@ -164,7 +167,7 @@ Status CheckOptions(const khvd_options& options) {
         std::to_string(options.cross_rank) + " of " +
         std::to_string(options.cross_size) + ") does not make sense");
   }
-  if (options.local_size != options.size) {
+  if (options.hosts == nullptr && options.local_size != options.size) {
     return Status::InvalidArgument("all ranks must be on one host, but only " +
                                    std::to_string(options.local_size) + " of " +
                                    std::to_string(options.size) + " are on this one");
@@ -225,17 +228,47 @@ LogLevel LeastLogLevel(const khvd_options& options) {
 
 void LogMembership(const JobMember& member, const std::string& what) {
   if (!keras_hvd::LogEnabled(LogLevel::kInfo)) return;
-  const keras_hvd::RendezvousOptions& job = member.options().rendezvous;
-  keras_hvd::Log(job.rank, LogLevel::kInfo,
-                 what + " job '" + job.job + "' of " + std::to_string(job.size) +
-                     (job.size == 1 ? " rank" : " ranks"));
+  const keras_hvd::Topology& job = member.options().topology;
+  std::string text = what + " job '" + member.options().job + "' of " +
+                     std::to_string(job.size()) +
+                     (job.size() == 1 ? " rank" : " ranks");
+  if (job.hosts() > 1) text += " on " + std::to_string(job.hosts()) + " hosts";
+  keras_hvd::Log(job.rank(), LogLevel::kInfo, text);
 }
 
 keras_hvd::GpuLibraries GpuLibrariesOf(const char* cuda, const char* nccl) {
   return {cuda == nullptr ? "" : cuda, nccl == nullptr ? "" : nccl};
 }
 
-Status Init(const khvd_options& options) {
+Topology TopologyOf(int32_t rank, int32_t size, const int32_t* hosts) {
+  if (hosts == nullptr) return Topology::OneHost(rank, size);
+  return Topology(rank, {hosts, hosts + size});
+}
+
+// Exactly those that are needed, each once.
+Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* member) {
+  for (int rank = 0; rank < options.size; ++rank) {
+    member->names.push_back({options.pids[rank], options.host_names[rank]});
+  }
+  member->links = keras_hvd::LinksNeeded(member->topology);
+  for (Link& needed : member->links) {
+    const khvd_link* const end = options.links + options.link_count;
+    const khvd_link* const found =
+        std::find_if(options.links, end, [&](const khvd_link& link) {
+          return link.peer == needed.peer &&
+                 link.purpose == static_cast<int32_t>(needed.purpose);
+        });
+    if (found == end) {
+      return Status::InvalidArgument("there is no connection to rank " +
+                                     std::to_string(needed.peer));
+    }
+    needed.socket = found->fd;
+  }
+  return Status::Ok();
+}
+
+// `*taken`: somebody closes the links.
+Status Init(const khvd_options& options, bool* taken) {
   if (keras_hvd::IsForked()) return Forked();
   Status status = CheckOptions(options);
   if (!status.ok()) return status;
@@ -243,9 +276,10 @@ Status Init(const khvd_options& options) {
   if (Current() != nullptr) return Status::Ok();
   keras_hvd::SetLog(LeastLogLevel(options), options.log_timestamp != 0);
   keras_hvd::JobMemberOptions member;
-  member.rendezvous.rank = options.rank;
-  member.rendezvous.size = options.size;
-  member.rendezvous.job = options.job == nullptr ? "" : options.job;
+  member.topology = TopologyOf(options.rank, options.size, options.hosts);
+  member.job = options.job == nullptr ? "" : options.job;
+  if (member.topology.hosts() > 1) status = TakeLinks(options, &member);
+  if (!status.ok()) return status;
   member.rendezvous.exchange_bytes =
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
   member.rendezvous.timeout_seconds =
@@ -270,6 +304,7 @@ Status Init(const khvd_options& options) {
   member.local_size = options.local_size;
   member.cross_rank = options.cross_rank;
   member.cross_size = options.cross_size;
+  *taken = true;
   status = JobMember::Enter(member, &Current());
   if (status.ok()) {
     g_was_initialized = true;
@@ -278,13 +313,29 @@ Status Init(const khvd_options& options) {
     return status;
   }
   status.message = "rank " + std::to_string(options.rank) + " could not enter job '" +
-                   member.rendezvous.job + "': " + status.message;
+                   member.job + "': " + status.message;
   return status;
 }
 
 }  // namespace
 
-int khvd_init(const khvd_options* options) { return Report(Init(*options)); }
+int khvd_init(const khvd_options* options) {
+  bool taken = false;
+  const Status status = Init(*options, &taken);
+  for (int i = 0; !taken && i < options->link_count; ++i) close(options->links[i].fd);
+  return Report(status);
+}
+
+int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts, khvd_link* links,
+                   int32_t capacity) {
+  const std::vector<Link> needed =
+      keras_hvd::LinksNeeded(TopologyOf(rank, size, hosts));
+  const int32_t count = static_cast<int32_t>(needed.size());
+  for (int32_t i = 0; i < std::min(count, capacity); ++i) {
+    links[i] = {needed[i].peer, static_cast<int32_t>(needed[i].purpose), -1};
+  }
+  return count;
+}
 
 int khvd_shutdown(void) {
   if (keras_hvd::IsForked()) return KHVD_OK;
@@ -310,10 +361,10 @@ int khvd_is_initialized(void) {
 }
 
 int khvd_rank(void) {
-  return MemberValue([](const auto& options) { return options.rendezvous.rank; });
+  return MemberValue([](const auto& options) { return options.topology.rank(); });
 }
 int khvd_size(void) {
-  return MemberValue([](const auto& options) { return options.rendezvous.size; });
+  return MemberValue([](const auto& options) { return options.topology.size(); });
 }
 int khvd_local_rank(void) {
   return MemberValue([](const auto& options) { return options.local_rank; });
@@ -326,6 +377,11 @@ int khvd_cross_rank(void) {
 }
 int khvd_cross_size(void) {
   return MemberValue([](const auto& options) { return options.cross_size; });
+}
+
+int khvd_is_homogeneous(void) {
+  return MemberValue(
+      [](const auto& options) { return options.topology.is_homogeneous() ? 1 : 0; });
 }
 
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
@@ -455,7 +511,7 @@ void khvd_log(int level, const char* text) {
   if (level < KHVD_LOG_TRACE || level > KHVD_LOG_FATAL) level = KHVD_LOG_FATAL;
   std::shared_ptr<JobMember> member;
   const bool joined = GetMember(&member).ok();
-  const int rank = joined ? member->options().rendezvous.rank : -1;
+  const int rank = joined ? member->options().topology.rank() : -1;
   keras_hvd::Log(rank, static_cast<LogLevel>(level), text);
 }
 

@@ -98,6 +98,18 @@ typedef enum {
   KHVD_LOG_FATAL = 6,    // the process ends
 } khvd_log_level;
 
+// What a connection to a rank on another host is for.
+typedef enum {
+  KHVD_LINK_CONTROL = 0,  // between two hosts' leaders
+  KHVD_LINK_DATA = 1,     // for tensors
+} khvd_link_purpose;
+
+typedef struct {
+  int32_t peer;     // the rank at the other end
+  int32_t purpose;  // khvd_link_purpose
+  int32_t fd;       // a connected stream socket
+} khvd_link;
+
 typedef struct {
   size_t struct_size;
   int32_t rank, size;
@@ -127,6 +139,15 @@ typedef struct {
   // "": libnvtx3interop.so.1 or libnvToolsExt.so.1 on the library path.
   const char* nvtx_library;
   int32_t disable_ranges;  // 1: no ranges for profilers
+  // If the ranks are on several hosts, that is, do not all share memory; else NULL. For
+  // each rank: a number of its host, the host's name, and its process.
+  const int32_t* hosts;
+  const char* const* host_names;
+  const int32_t* pids;
+  // The links that khvd_links lists, connected. khvd_init takes over the sockets, even
+  // if it fails.
+  const khvd_link* links;
+  int32_t link_count;
 } khvd_options;
 
 // One tensor of a request: contiguous, row-major, in host memory or on a GPU.
@@ -189,6 +210,10 @@ typedef struct {
 // Enters the job. Returns when every rank has, or with an error; khvd_last_error() then
 // has the text.
 KHVD_EXPORT int khvd_init(const khvd_options* options);
+// The links that a rank needs, given each rank's host. Fills in at most `capacity` of
+// them, with -1 as the socket, and returns how many there are.
+KHVD_EXPORT int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts,
+                               khvd_link* links, int32_t capacity);
 // Leaves the job; pending requests end with KHVD_SHUT_DOWN. Harmless if not
 // initialized.
 KHVD_EXPORT int khvd_shutdown(void);
@@ -201,6 +226,8 @@ KHVD_EXPORT int khvd_local_rank(void);
 KHVD_EXPORT int khvd_local_size(void);
 KHVD_EXPORT int khvd_cross_rank(void);
 KHVD_EXPORT int khvd_cross_size(void);
+// Whether all hosts have the same number of ranks.
+KHVD_EXPORT int khvd_is_homogeneous(void);
 
 // Adds a process set of `ranks[0..count)`, ascending, and returns its number for use in
 // requests; or removes a set. Every rank must call these, even outside the set, with

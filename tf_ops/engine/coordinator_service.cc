@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "tf_ops/coordination/autotune_log.h"
@@ -27,35 +28,23 @@ std::string SecondsText(double seconds) {
 CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
                                        size_t cache_capacity, Timeline* timeline)
     : job_(world.job),
+      topology_(world.topology),
       timeline_(*timeline),
       coordinator_(job_->size(), fusion_bytes),
-      descriptions_(job_->size()),
-      encoder_(cache_capacity),
-      decisions_(world.channels->ToRanks()) {
-  for (auto& channel : world.channels->FromRanks()) {
-    submitters_.push_back({std::move(channel), SubmissionDecoder(&descriptions_)});
-  }
-}
+      reader_(world,
+              {[this](MergedSubmission submission) { Submit(std::move(submission)); },
+               [this](int rank) { Leave(rank); }}),
+      encoder_(cache_capacity, topology_.host_of_ranks()),
+      decisions_(world.channels->ToRanks()),
+      below_(world.channels->ToBelow()) {}
 
-bool CoordinatorService::HasSubmissions() const {
-  return std::any_of(submitters_.begin(), submitters_.end(),
-                     [](const Submitter& each) { return each.channel->HasNews(); });
-}
-
-bool CoordinatorService::HasNews() {
-  for (int rank = 0; rank < job_->size(); ++rank) {
-    if (!submitters_[rank].departed && job_->HasShutDown(rank)) return true;
-  }
-  return decisions_->CanFlush();
+bool CoordinatorService::HasNews() const {
+  return reader_.HasNews() || decisions_->CanFlush();
 }
 
 bool CoordinatorService::Poll() {
-  bool progressed = false;
   coordinator_.set_wants_times(timeline_.WantsTimes());
-  // The order matters: a rank that submits after another has left is told so.
-  for (Submitter& each : submitters_) progressed |= each.channel->Receive();
-  progressed |= NoteDepartures();
-  for (int rank = 0; rank < job_->size(); ++rank) HandleSubmissions(rank);
+  bool progressed = reader_.Read();
   Decision decision;
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
@@ -65,49 +54,36 @@ bool CoordinatorService::Poll() {
 }
 
 bool CoordinatorService::Send() {
+  // First: these have the longer way.
+  if (below_ != nullptr) below_->Flush();
   if (!decisions_->Flush()) return false;
   job_->RingAll();
   return true;
 }
 
-void CoordinatorService::HandleSubmissions(int rank) {
-  std::string_view message;
-  while (submitters_[rank].channel->Next(&message)) HandleSubmission(rank, message);
-}
-
-void CoordinatorService::HandleSubmission(int rank, std::string_view message) {
-  Submission submission;
-  const Status status = submitters_[rank].decoder.Decode(message, &submission);
-  if (!status.ok()) {
-    job_->Fail(status.code,
-               job_->Describe(rank) +
-                   " has sent a submission that is malformed: " + status.message +
-                   ". This is a bug in keras_hvd, or memory was overwritten");
-    return;
-  }
+void CoordinatorService::Submit(MergedSubmission submission) {
   anything_waits_ = true;
-  coordinator_.Submit(rank, std::move(submission.description),
-                      Seconds(submission.submitted.value_or(Clock::now())),
-                      submission.duplicate, std::move(submission.input));
+  const Clock::time_point now = Clock::now();
+  for (size_t i = 0; i < submission.ranks.size(); ++i) {
+    std::optional<std::string> input;
+    if (!submission.inputs.empty()) input = std::move(submission.inputs[i]);
+    coordinator_.Submit(
+        submission.ranks[i], submission.description,
+        Seconds(submission.submitted.empty() ? now : submission.submitted[i]),
+        submission.duplicate, std::move(input));
+  }
 }
 
-// A rank writes all its submissions before it says that it leaves. Hence they are read
-// once more after the departure is seen.
-bool CoordinatorService::NoteDepartures() {
-  bool progressed = false;
-  for (int rank = 0; rank < job_->size(); ++rank) {
-    Submitter& submitter = submitters_[rank];
-    if (submitter.departed || !job_->HasShutDown(rank)) continue;
-    submitter.channel->Receive();
-    HandleSubmissions(rank);
-    submitter.departed = true;
-    decisions_->Drop(rank);
-    progressed = true;
-    coordinator_.Leave(rank,
-                       job_->Describe(rank) +
-                           " has left the job: its script ended or called shutdown");
-  }
-  return progressed;
+void CoordinatorService::Leave(int rank) {
+  if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
+  coordinator_.Leave(
+      rank,
+      job_->Describe(rank) + " has left the job: its script ended or called shutdown");
+}
+
+void CoordinatorService::Queue(std::string_view message) {
+  decisions_->Queue(message);
+  if (below_ != nullptr) below_->Queue(message);
 }
 
 void CoordinatorService::WriteDecision(const Decision& decision) {
@@ -122,7 +98,7 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
   } else if (decision.agreed == Kind::kAddProcessSet) {
     batches_ += 1;
   }
-  decisions_->Queue(encoder_.Encode(decision, stores));
+  Queue(encoder_.Encode(decision, stores));
 }
 
 // ---- Autotuning
@@ -154,7 +130,7 @@ void CoordinatorService::NoteRun(const std::vector<TensorKey>& tensors, int64_t 
 void CoordinatorService::WriteTuning() {
   const Tuning& tuning = autotune_->tuning();
   coordinator_.set_fusion_bytes(tuning.fusion_bytes);
-  decisions_->Queue(encoder_.Encode(tuning));
+  Queue(encoder_.Encode(tuning));
 }
 
 // The job goes on without the file.

@@ -14,6 +14,7 @@
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/messages.h"
+#include "tf_ops/engine/submission_reader.h"
 #include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
@@ -37,38 +38,33 @@ class CoordinatorService {
   // Does what can be done without waiting. Returns true if there was anything.
   bool Poll();
   // Whether Poll has something to do: submissions to read, or anything else.
-  bool HasSubmissions() const;
-  bool HasNews();
+  bool HasSubmissions() const { return reader_.HasSubmissions(); }
+  bool HasNews() const;
   // Reports each request that has waited for more than `warning` seconds once. Fails
   // the job if one has waited for more than `abort` seconds (0: never).
   void CheckStalls(double warning, double abort);
   bool anything_waits() const { return anything_waits_; }
 
  private:
-  struct Submitter {
-    std::unique_ptr<MessageReceiver> channel;
-    SubmissionDecoder decoder;
-    bool departed = false;
-  };
-
-  void HandleSubmissions(int rank);
-  void HandleSubmission(int rank, std::string_view message);
-  bool NoteDepartures();
+  void Submit(MergedSubmission submission);
+  void Leave(int rank);
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();
   void WriteDecision(const Decision& decision);
+  void Queue(std::string_view message);
   void WriteTuning();
   void WriteAutotuneLog();
   std::string StallText(const Stall& stall, double seconds);
 
   const std::shared_ptr<JobState> job_;
+  const Topology topology_;
   Timeline& timeline_;
   Coordinator coordinator_;
-  DescriptionPool descriptions_;
-  std::vector<Submitter> submitters_;  // by rank
+  SubmissionReader reader_;
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;
+  const std::unique_ptr<MessageSender> below_;  // null: no host is below
   StoreChoice store_choice_;
   std::unique_ptr<Autotune> autotune_;  // null: off
   std::string autotune_log_;  // its file; "" if there is none or writing it failed

@@ -20,7 +20,7 @@ TEST(MalformedSubmissionTest, FailsTheJobAndNamesItsSender) {
   const World world = SharedMemoryWorld(segment, 0);
   Timeline timeline(world.job);
   CoordinatorService service(world, /*fusion_bytes=*/1 << 20, 16, &timeline);
-  const auto submissions = SharedMemoryWorld(segment, 1).channels->ToCoordinator();
+  const auto submissions = SharedMemoryWorld(segment, 1).channels->ToLeader();
   const int64_t flags = 99;
   submissions->Queue({reinterpret_cast<const char*>(&flags), sizeof(flags)});
   submissions->Flush();
@@ -44,7 +44,7 @@ TEST(TuningTest, LeavesWithTheBatchThatItFollowsFrom) {
   options.most_window_bytes = 1 << 20;
   service.StartAutotune(options, Tuning());
   service.Poll();
-  const auto receiver = SharedMemoryWorld(segment, 1).channels->FromCoordinator();
+  const auto receiver = SharedMemoryWorld(segment, 1).channels->FromLeader();
   ASSERT_TRUE(receiver->Receive());
   service.NoteTuned();
   for (int run = 0; run < 10000 && !receiver->HasNews(); ++run) {

@@ -13,9 +13,8 @@ namespace {
 // Up to this size a collective takes less time than handing it to another thread.
 constexpr int64_t kSmallBytes = 64 << 10;
 
-// The names of agreements that must come in the same order on all ranks.
+// The name of all changes, which must come in the same order on all ranks.
 constexpr char kProcessSets[] = "keras_hvd.process_sets";
-constexpr char kJoin[] = "keras_hvd.join";
 
 }  // namespace
 
@@ -132,7 +131,7 @@ Status Engine::RemoveProcessSet(int32_t id) {
 Status Engine::Join(int32_t* last) {
   Description description;
   description.kind = Kind::kJoin;
-  description.name = kJoin;
+  description.name = kJoinName;
   return Agree(std::move(description), last);
 }
 

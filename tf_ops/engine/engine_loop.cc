@@ -33,8 +33,10 @@ EngineLoop::EngineLoop(const EngineOptions& options, const World& world,
                        std::shared_ptr<GpuAccess> gpu, Requests* requests,
                        Timeline* timeline, EngineCounters* counters)
     : has_cores_(options.cores >= world.topology.local_size()),
+      leads_(world.topology.is_leader()),
       job_(world.job),
       bell_(job_->bell()),
+      link_watch_(world.link_watch),
       requests_(*requests),
       counters_(*counters),
       work_(options, world, std::move(gpu), this, requests, &spin_policy_, timeline,
@@ -87,12 +89,11 @@ void EngineLoop::GiveWay(std::unique_lock<std::mutex>* driving) {
 // ---- Callers
 
 void EngineLoop::Ring() {
-  job_->RingCoordinator(job_->is_coordinator() ? Doorbell::kEverything
-                                               : Doorbell::kSubmission);
+  job_->RingLeader(leads_ ? Doorbell::kEverything : Doorbell::kSubmission);
   // Wakes this rank's engine if it will have work at once, or if nobody decides any
   // more or watches whether anyone does.
-  if (!job_->is_coordinator() && (spin_policy_.prompt() || resting_.load() ||
-                                  job_->HasShutDown(JobState::kCoordinator))) {
+  if (!leads_ &&
+      (spin_policy_.prompt() || resting_.load() || job_->DepartedAbove() >= 0)) {
     bell_.Ring();
   }
 }
@@ -114,7 +115,7 @@ void EngineLoop::DriveSoon(const std::atomic<bool>& ended) {
 void EngineLoop::DriveOrRing(std::unique_lock<std::mutex>* driving,
                              const std::atomic<bool>& ended, bool has_other_work) {
   if (!driving->owns_lock()) return Ring();
-  if (!job_->is_coordinator()) job_->RingCoordinator(Doorbell::kSubmission);
+  if (!leads_) job_->RingLeader(Doorbell::kSubmission);
   Drive(ended, has_other_work);
   driving->unlock();
 }
@@ -123,7 +124,7 @@ void EngineLoop::DriveOrRing(std::unique_lock<std::mutex>* driving,
 // be. Leaves the rest to that thread.
 void EngineLoop::Drive(const std::atomic<bool>& ended, bool has_other_work) {
   // The engine's thread sleeps on: nobody needs to wake it while this thread looks.
-  bell_.Cancel();
+  Cancel();
   while (!ended.load(std::memory_order_relaxed) && !stopping_.load()) {
     const bool progressed = work_.Poll();
     // All that was decided by now was pending. A single pending request is the
@@ -137,15 +138,15 @@ void EngineLoop::Drive(const std::atomic<bool>& ended, bool has_other_work) {
 // Takes in news itself if that is all there is to do. Waking the engine's thread would
 // cost more, and this thread may be back at once.
 void EngineLoop::LeaveDriving() {
-  bell_.Announce(work_.Listening());
-  if (work_.HasNews(work_.Listening())) {
-    bell_.Cancel();
+  Announce(work_.Listening());
+  if (work_.PollHosts() || work_.HasNews(work_.Listening())) {
+    Cancel();
     work_.Poll();
-    bell_.Announce(work_.Listening());
+    Announce(work_.Listening());
   }
   // Ring after announcing: the engine's thread may have slept since before that.
-  if (requests_.any_pending() || work_.HasNews(work_.Listening()) ||
-      work_.HasDecision() || stopping_.load()) {
+  if (work_.PollHosts() || requests_.any_pending() ||
+      work_.HasNews(work_.Listening()) || work_.HasDecision() || stopping_.load()) {
     bell_.Ring();
   }
 }
@@ -181,12 +182,12 @@ bool EngineLoop::Wait(const Ready& ready, int awaited) {
 // caller has seen it and acted on it.
 void EngineLoop::SleepInCollective(const Ready& ready, bool stopping) {
   const auto due = [&] { return ready() || work_.HasNews(); };
-  bell_.Announce();
-  if (due() || stopping_.load() != stopping) return bell_.Cancel();
+  Announce();
+  if (work_.PollHosts() || due() || stopping_.load() != stopping) return Cancel();
   counters_.sleeps += 1;
-  if (bell_.Sleep(Clock::now() + StallWatch::kInterval)) return;
-  CheckForLostWake(Doorbell::kEverything, due);
-  bell_.Cancel();
+  const bool rung = bell_.Sleep(Clock::now() + StallWatch::kInterval);
+  if (!rung) CheckForLostWake(Doorbell::kEverything, due);
+  Cancel();
 }
 
 bool EngineLoop::Pause(int64_t times) {
@@ -201,9 +202,9 @@ bool EngineLoop::Pause(int64_t times) {
     return true;
   }
   // Poll handles whatever wakes it.
-  bell_.Announce();
-  if (!work_.HasNews()) bell_.Sleep(Clock::now() + kPause);
-  bell_.Cancel();
+  Announce();
+  if (!work_.PollHosts() && !work_.HasNews()) bell_.Sleep(Clock::now() + kPause);
+  Cancel();
   return true;
 }
 
@@ -214,7 +215,9 @@ bool EngineLoop::SpinForNews() {
   if (!requests_.any_pending()) return false;
   spin_policy_.NoteWait();
   if (!spin_policy_.prompt()) return false;
-  const auto due = [this] { return work_.HasNews() || callers_.load() > 0; };
+  const auto due = [this] {
+    return work_.PollHosts() || work_.HasNews() || callers_.load() > 0;
+  };
   if (SpinUntil(due, SpinPolicy::kSpin)) return true;
   spin_policy_.NoteLate();
   return false;
@@ -228,14 +231,14 @@ bool EngineLoop::SpinForNews() {
 // Everything that a ring may announce is checked after the announcement.
 void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
   const uint32_t listening = work_.Listening();
-  bell_.Announce(listening);
+  Announce(listening);
   resting_.store(was_idle_);
   const bool watchful = !was_idle_ || work_.AnythingWaits();
   if (watchful) resting_.store(false);
   // A ring of a kind that this did not yet listen to was missed.
   const bool listens = listening == work_.Listening();
-  if (!listens || work_.HasNews(listening) || stopping_.load()) {
-    return bell_.Cancel();
+  if (!listens || work_.PollHosts() || work_.HasNews(listening) || stopping_.load()) {
+    return Cancel();
   }
   counters_.sleeps += 1;
   const Clock::time_point deadline = watchful && !work_.has_ended()
@@ -247,12 +250,25 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
   const bool alone = driving->try_lock();
   if (!alone) driving->lock();
   was_idle_ = !rung;
+  if (link_watch_ != nullptr) link_watch_->Disarm();
   if (rung || !alone) return;
   CheckForLostWake(listening, [this] { return work_.HasNews(work_.Listening()); });
-  bell_.Cancel();
+  Cancel();
 }
 
 // ---- Both
+
+// What happens on a connection must wake it as well, if it is not seen before it
+// sleeps.
+void EngineLoop::Announce(uint32_t listening) {
+  bell_.Announce(listening);
+  if (link_watch_ != nullptr) link_watch_->Arm();
+}
+
+void EngineLoop::Cancel() {
+  bell_.Cancel();
+  if (link_watch_ != nullptr) link_watch_->Disarm();
+}
 
 // Yields to others instead if not all ranks have a core.
 bool EngineLoop::SpinUntil(const Ready& ready, Clock::duration spin) const {

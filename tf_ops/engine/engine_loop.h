@@ -69,12 +69,16 @@ class EngineLoop : private Waiter {
   bool SpinForNews();
   void Rest(std::unique_lock<std::mutex>* driving);
 
+  void Announce(uint32_t listening = Doorbell::kEverything);
+  void Cancel();
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;
   void CheckForLostWake(uint32_t listening, const Ready& has_news);
 
   const bool has_cores_;  // one for each rank of this host
+  const bool leads_;      // the ranks of this host
   const std::shared_ptr<JobState> job_;
   Doorbell& bell_;
+  const std::shared_ptr<LinkWatch> link_watch_;  // null: there is no other host
   Requests& requests_;
   EngineCounters& counters_;
   SpinPolicy spin_policy_;

@@ -52,7 +52,7 @@ Execution::Execution(const EngineOptions& options, const World& world,
       spin_policy_(*spin_policy),
       counters_(*counters),
       runner_(options, world, std::move(gpu), waiter, timeline, store_choice),
-      decisions_(world.channels->FromCoordinator()),
+      decisions_(world.channels->FromLeader()),
       decoder_(job_->size()) {}
 
 // ---- Decisions
@@ -101,8 +101,7 @@ void Execution::CarryOut(const AgreeMessage& agree) {
     if (!gpu().RemoveProcessSet(agree.answer)) return;
     requests_.RemoveProcessSet(agree.answer);
   }
-  decides_for_others_ =
-      job_->is_coordinator() && requests_.process_sets().HasOneWithoutCoordinator();
+  some_go_without_ = requests_.process_sets().HasOneWithoutThisRank();
   std::unique_ptr<Operation> operation = requests_.Take(agree.tensor);
   if (operation == nullptr) return;
   if (operation->answer != nullptr) *operation->answer = agree.answer;

@@ -70,8 +70,8 @@ class Execution {
   GpuRunner& gpu() { return runner_.gpu(); }
   const GpuRunner& gpu() const { return runner_.gpu(); }
   int64_t window_bytes() const { return runner_.window_bytes(); }
-  // Whether this is the coordinator and some process set does not contain it.
-  bool decides_for_others() const { return decides_for_others_; }
+  // Whether some process set does not contain this rank, which may lead others.
+  bool some_go_without() const { return some_go_without_; }
 
  private:
   void CarryOut(const RunMessage& run);
@@ -101,7 +101,7 @@ class Execution {
   TuningObserver observer_;  // empty: no observer
   uint64_t sequence_ = 0;
   std::string running_;
-  bool decides_for_others_ = false;
+  bool some_go_without_ = false;
 };
 
 }  // namespace keras_hvd

@@ -5,7 +5,10 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "tf_ops/backend/hosts_world.h"
 #include "tf_ops/backend/world.h"
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/transport/liveness.h"
@@ -14,8 +17,13 @@
 namespace keras_hvd {
 
 struct JobMemberOptions {
-  RendezvousOptions rendezvous;
-  EngineOptions engine;  // Enter fills in `local_rank`, and `cores` if it is 0
+  Topology topology = Topology::OneHost(0, 1);
+  std::string job;
+  // If there are other hosts: of all ranks, and to those on other hosts.
+  std::vector<RankName> names;
+  std::vector<Link> links;
+  RendezvousOptions rendezvous;  // Enter fills in all but the limits
+  EngineOptions engine;          // Enter fills in `local_rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;
 };
@@ -36,6 +44,7 @@ class JobMember {
  private:
   explicit JobMember(const JobMemberOptions& options);
   Status Start();
+  void CloseLinks();
 
   JobMemberOptions options_;
   // In order of creation; destroyed in reverse order.

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -20,14 +21,20 @@ std::atomic<RankBlock*> g_block{nullptr};
 std::atomic<bool> g_forked{false};
 struct sigaction g_previous[NSIG];
 
-constexpr int kMostConnections = 1024;
+constexpr int kMostConnections = 8192;
 std::atomic<int> g_connections[kMostConnections];
 
 // Marks the rank dead before a core dump, which may take minutes. Then does what would
 // have happened without this handler.
 void OnFatalSignal(int signal, siginfo_t* info, void* context) {
   RankBlock* block = g_block.exchange(nullptr);
-  if (block != nullptr && !g_forked.load()) Liveness::MarkCrashed(block, signal);
+  if (block != nullptr && !g_forked.load()) {
+    Liveness::MarkCrashed(block, signal);
+    for (std::atomic<int>& connection : g_connections) {
+      const int descriptor = connection.load();
+      if (descriptor > 0) shutdown(descriptor, SHUT_RDWR);
+    }
+  }
   const struct sigaction& previous = g_previous[signal];
   if ((previous.sa_flags & SA_SIGINFO) != 0) {
     return previous.sa_sigaction(signal, info, context);

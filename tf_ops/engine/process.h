@@ -9,7 +9,8 @@
 
 namespace keras_hvd {
 
-// From now on a crash is noted in `block`, and a forked child closes `connections`.
+// From now on a crash is noted in `block` and ends `connections`, whose other ends may
+// have no other way to hear of it, and a forked child closes them.
 void EnterWorld(RankBlock* block, const std::vector<int>& connections);
 // Call before either of them goes away.
 void LeaveWorld();

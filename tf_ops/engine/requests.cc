@@ -20,7 +20,7 @@ Requests::Requests(const World& world, size_t cache_capacity, EngineCounters* co
       counters_(*counters),
       process_sets_(rank_, job_->size()),
       encoder_(cache_capacity),
-      submissions_(world.channels->ToCoordinator()),
+      submissions_(world.channels->ToLeader()),
       log_(&job_->History(rank_)) {}
 
 Status Requests::Submit(std::unique_ptr<Operation> operation) {
@@ -74,7 +74,7 @@ bool Requests::FlushSubmissions() {
     std::lock_guard<std::mutex> lock(mutex_);
     flushed = submissions_->Flush();
   }
-  if (flushed) job_->RingCoordinator();
+  if (flushed) job_->RingLeader();
   return flushed;
 }
 

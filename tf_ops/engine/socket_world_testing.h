@@ -231,9 +231,10 @@ class SocketJob final : public JobState {
 
   Doorbell& bell() override { return bell_; }
   // Whoever is sent something is rung for by its own thread.
-  void RingCoordinator(uint32_t about) override {
+  void RingLeader(uint32_t about) override {
     if (rank() == 0) bell_.Ring(about);
   }
+  int DepartedAbove() const override { return HasShutDown(0) ? 0 : -1; }
   void RingAll() override { bell_.Ring(); }
 
   bool compares_outputs() const override { return compares_.load(); }
@@ -393,12 +394,12 @@ class SocketChannels final : public Channels {
  public:
   explicit SocketChannels(std::shared_ptr<SocketJob> job) : job_(std::move(job)) {}
 
-  std::unique_ptr<MessageSender> ToCoordinator() override {
+  std::unique_ptr<MessageSender> ToLeader() override {
     return std::make_unique<SocketSender>(
         1,
         [job = job_](int, std::string_view message) { job->SendMessage(0, message); });
   }
-  std::unique_ptr<MessageReceiver> FromCoordinator() override {
+  std::unique_ptr<MessageReceiver> FromLeader() override {
     return std::make_unique<InboxReceiver>(job_, &job_->decisions());
   }
   std::vector<std::unique_ptr<MessageReceiver>> FromRanks() override {
@@ -613,13 +614,13 @@ class SocketBackend final : public CollectiveBackend {
 
 inline World SocketWorld(const SocketEnds& ends, int rank) {
   auto job = std::make_shared<SocketJob>(rank, ends.messages);
-  // Each has a host to itself.
-  std::vector<int> hosts(job->size());
-  std::iota(hosts.begin(), hosts.end(), 0);
-  return {Topology(rank, hosts), job, std::make_shared<SocketChannels>(job),
+  // All are led by the coordinator itself.
+  return {Topology::OneHost(rank, job->size()), job,
+          std::make_shared<SocketChannels>(job),
           [ends, rank](Waiter* waiter, StoreChoice*) {
             return std::make_unique<SocketBackend>(rank, ends.tensors, waiter);
-          }};
+          },
+          nullptr};
 }
 
 }  // namespace keras_hvd

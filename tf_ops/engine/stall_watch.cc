@@ -8,14 +8,16 @@
 
 namespace keras_hvd {
 
-StallWatch::StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
+StallWatch::StallWatch(const EngineOptions& options, const World& world,
                        Requests* requests, CoordinatorService* coordinator_service,
-                       const Execution* execution)
+                       LeaderService* leader_service, const Execution* execution)
     : warning_seconds_(options.stall_warning_seconds),
       abort_seconds_(options.stall_abort_seconds),
-      job_(std::move(job)),
+      job_(world.job),
       requests_(*requests),
+      leader_(world.topology.leader()),
       coordinator_service_(coordinator_service),
+      leader_service_(leader_service),
       execution_(*execution) {}
 
 void StallWatch::CheckAt(Clock::time_point now) {
@@ -23,22 +25,22 @@ void StallWatch::CheckAt(Clock::time_point now) {
   if (coordinator_service_ != nullptr) {
     return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
   }
-  // Without a request of its own the coordinator may not have looked at what waits
-  // here.
-  if (requests_.any_pending()) job_->RingCoordinator();
-  CheckSilentCoordinator();
+  if (leader_service_ != nullptr) return leader_service_->PassOnOld();
+  // Without a request of its own the leader may not have looked at what waits here.
+  if (requests_.any_pending()) job_->RingLeader();
+  CheckSilentLeader();
 }
 
-// The coordinator reports stalls, but not its own. If it decides nothing, another rank
-// checks on it.
-void StallWatch::CheckSilentCoordinator() {
+// The coordinator reports stalls, but not its own, nor those of a leader that passes
+// nothing on. Another rank of the host checks on it.
+void StallWatch::CheckSilentLeader() {
   if (warning_seconds_ < 0 || !execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
   if (oldest == Clock::time_point::max()) return;
   const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
   if (waited < warning_seconds_) return;
-  if (job_->Obstacle(JobState::kCoordinator).empty()) return;
-  CheckPeer(JobState::kCoordinator, oldest);
+  if (job_->Obstacle(leader_).empty()) return;
+  CheckPeer(leader_, oldest);
 }
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {

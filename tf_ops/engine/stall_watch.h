@@ -10,6 +10,7 @@
 #include "tf_ops/engine/coordinator_service.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/execution.h"
+#include "tf_ops/engine/leader_service.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/transport/job_state.h"
 
@@ -21,9 +22,10 @@ class StallWatch {
   // How often to check waiting requests, while there are any.
   static constexpr std::chrono::milliseconds kInterval{500};
 
-  // `coordinator_service`: the coordinator's, or null.
-  StallWatch(const EngineOptions& options, std::shared_ptr<JobState> job,
-             Requests* requests, CoordinatorService* coordinator_service,
+  // `coordinator_service`: the coordinator's, or null. `leader_service`: another
+  // leader's, or null.
+  StallWatch(const EngineOptions& options, const World& world, Requests* requests,
+             CoordinatorService* coordinator_service, LeaderService* leader_service,
              const Execution* execution);
 
   // Checks what waits if it is time.
@@ -36,13 +38,15 @@ class StallWatch {
 
  private:
   void CheckAt(Clock::time_point now);
-  void CheckSilentCoordinator();
+  void CheckSilentLeader();
 
   const double warning_seconds_;  // negative: never
   const double abort_seconds_;    // 0: never
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
+  const int leader_;  // of this rank's host
   CoordinatorService* const coordinator_service_;
+  LeaderService* const leader_service_;
   const Execution& execution_;
   Clock::time_point next_check_;
   uint64_t reported_ = 0;  // sequence of the batch

@@ -1,6 +1,7 @@
 // See work.h.
 #include "tf_ops/engine/work.h"
 
+#include <string>
 #include <utility>
 
 #include "tf_ops/engine/job_failure.h"
@@ -16,6 +17,13 @@ std::unique_ptr<CoordinatorService> CoordinatorServiceOf(const EngineOptions& op
                                               options.cache_capacity, timeline);
 }
 
+std::unique_ptr<LeaderService> LeaderServiceOf(const EngineOptions& options,
+                                               const World& world) {
+  const bool leads = world.topology.is_leader() && !world.job->is_coordinator();
+  if (!leads) return nullptr;
+  return std::make_unique<LeaderService>(world, options.cache_capacity);
+}
+
 }  // namespace
 
 Work::Work(const EngineOptions& options, const World& world,
@@ -24,12 +32,14 @@ Work::Work(const EngineOptions& options, const World& world,
     : job_(world.job),
       requests_(*requests),
       coordinator_service_(CoordinatorServiceOf(options, world, timeline)),
+      leader_service_(LeaderServiceOf(options, world)),
       execution_(options, world, std::move(gpu), waiter, requests, spin_policy,
                  timeline,
                  coordinator_service_ == nullptr ? nullptr
                                                  : coordinator_service_->store_choice(),
                  counters),
-      stall_watch_(options, job_, requests, coordinator_service_.get(), &execution_) {
+      stall_watch_(options, world, requests, coordinator_service_.get(),
+                   leader_service_.get(), &execution_) {
   if (coordinator_service_ == nullptr) return;
   // Before the first decision, which the others read before this setting.
   job_->set_compares_outputs(options.check);
@@ -50,13 +60,16 @@ Work::Work(const EngineOptions& options, const World& world,
 }
 
 bool Work::Poll() {
-  if (has_ended_) return false;
-  bool progressed = requests_.Flush();
+  // Other hosts hear of a failure from here, so this goes on after it.
+  bool progressed = job_->Poll();
+  if (has_ended_) return progressed;
+  progressed |= requests_.Flush();
   if (coordinator_service_ != nullptr) progressed |= coordinator_service_->Poll();
+  if (leader_service_ != nullptr) progressed |= leader_service_->Poll();
   progressed |= execution_.Read();
   stall_watch_.Check();
   execution_.gpu().Check();
-  CheckCoordinatorLeft();
+  CheckDepartedAbove();
   return progressed;
 }
 
@@ -71,21 +84,25 @@ bool Work::RunNext() {
   return true;
 }
 
-// Nothing can be decided without the coordinator's own submission. Hence it sleeps
-// through others' submissions while it has none under way, unless some process set does
-// not contain it.
+// Nothing can be decided, or passed on merged, without a leader's own submission. Hence
+// it sleeps through those of its host while it has none under way, unless some process
+// set does not contain it.
 uint32_t Work::Listening() const {
-  const bool decides = execution_.decides_for_others() || requests_.any_pending();
-  return Doorbell::kNews | (decides ? Doorbell::kSubmission : 0);
+  const bool matters = execution_.some_go_without() || requests_.any_pending();
+  return Doorbell::kNews | (matters ? Doorbell::kSubmission : 0);
 }
 
 bool Work::HasNews(uint32_t listening) {
   if (has_ended_) return false;
   if (job_->Failed() || execution_.HasNews()) return true;
+  const bool listens = (listening & Doorbell::kSubmission) != 0;
   if (coordinator_service_ != nullptr) {
     if (coordinator_service_->HasNews()) return true;
-    const bool listens = (listening & Doorbell::kSubmission) != 0;
     if (listens && coordinator_service_->HasSubmissions()) return true;
+  }
+  if (leader_service_ != nullptr) {
+    if (leader_service_->HasNews()) return true;
+    if (listens && leader_service_->HasSubmissions()) return true;
   }
   return requests_.CanFlush();
 }
@@ -102,22 +119,30 @@ void Work::HandleFailure() {
 void Work::Leave() {
   if (job_->Failed()) {
     execution_.gpu().Abort();
+    job_->Poll();
   } else {
     execution_.gpu().Leave();
+    if (leader_service_ != nullptr) leader_service_->Leave();
   }
 }
 
-// Without the coordinator nothing more is decided. Its earlier decisions are carried
-// out.
-void Work::CheckCoordinatorLeft() {
+// Without the coordinator, or a leader on the way to it, nothing more is decided for
+// this rank. Earlier decisions are carried out.
+void Work::CheckDepartedAbove() {
   if (job_->is_coordinator() || execution_.anything_to_do()) return;
   if (job_->has_departed()) return;
-  if (!job_->HasShutDown(JobState::kCoordinator) || execution_.HasNews()) return;
+  const int departed = job_->DepartedAbove();
+  if (departed < 0 || execution_.HasNews()) return;
   if (!requests_.any_pending() || job_->Failed()) return;
+  const std::string why =
+      departed == JobState::kCoordinator
+          ? "Rank 0 decides for all process sets"
+          : "It has the connection of its host to the others, being its lowest rank";
   job_->Fail(Code::kRankFailed,
-             job_->Describe(JobState::kCoordinator) +
+             job_->Describe(departed) +
                  " has left the job: its script ended or called shutdown, while others "
-                 "still needed it. Rank 0 decides for all process sets");
+                 "still needed it. " +
+                 why);
 }
 
 }  // namespace keras_hvd

@@ -11,6 +11,7 @@
 #include "tf_ops/engine/engine_counters.h"
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/execution.h"
+#include "tf_ops/engine/leader_service.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/engine/spin_policy.h"
 #include "tf_ops/engine/stall_watch.h"
@@ -42,8 +43,12 @@ class Work {
   // Whether someone must look for stalls from time to time.
   bool AnythingWaits() const {
     return requests_.any_pending() || execution_.gpu().anything_under_way() ||
-           (coordinator_service_ != nullptr && coordinator_service_->anything_waits());
+           (coordinator_service_ != nullptr &&
+            coordinator_service_->anything_waits()) ||
+           (leader_service_ != nullptr && leader_service_->anything_waits());
   }
+  // Exchanges what is new with other hosts. Returns true if there was anything.
+  bool PollHosts() { return job_->Poll(); }
   // Whether the job has failed and nothing more will be done.
   bool has_ended() const { return has_ended_; }
 
@@ -55,11 +60,12 @@ class Work {
 
  private:
   void HandleFailure();
-  void CheckCoordinatorLeft();
+  void CheckDepartedAbove();
 
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
   const std::unique_ptr<CoordinatorService> coordinator_service_;  // on the coordinator
+  const std::unique_ptr<LeaderService> leader_service_;            // on other leaders
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;

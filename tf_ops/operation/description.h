@@ -27,6 +27,9 @@ struct TensorDescription {
 int64_t Elements(const TensorDescription& tensor);
 int64_t RowBytes(const TensorDescription& tensor);
 
+// The name of every join: a rank's come one after the other.
+inline constexpr char kJoinName[] = "keras_hvd.join";
+
 struct Description {
   int32_t process_set = 0;
   std::string name;

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tf_ops/collectives/processor.h"
-#include "tf_ops/collectives/reduce.h"
+#include "tf_ops/collectives/staged_reduction.h"
 
 namespace keras_hvd {
 namespace {
@@ -57,7 +57,8 @@ void AppendInputs(const Operation& operation, std::string* message) {
 }
 
 void AppendResults(const Description& description,
-                   const std::vector<std::string>& inputs, std::string* message) {
+                   const std::vector<std::string>& inputs,
+                   const std::vector<int>& hosts, std::string* message) {
   const StandardFloatingPoint floating_point;
   const size_t start = message->size();
   const int64_t bytes = PackedBytes(description);
@@ -74,9 +75,8 @@ void AppendResults(const Description& description,
   for (const TensorDescription& tensor : description.tensors) {
     std::transform(given.begin(), given.end(), addresses.begin(),
                    [&](const char* input) { return input + offset; });
-    Reduce(description.reduction, tensor.dtype, addresses.data(),
-           static_cast<int>(addresses.size()), Elements(tensor),
-           message->data() + start + offset);
+    ReduceInStages(description.reduction, tensor.dtype, addresses, hosts,
+                   Elements(tensor), message->data() + start + offset);
     offset += PackedBytes(tensor);
   }
 }

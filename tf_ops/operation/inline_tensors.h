@@ -26,9 +26,11 @@ bool FitsInline(const Description& description, size_t bytes);
 // Appends a rank's input to a message: its tensors, each aligned to 8 bytes.
 void AppendInputs(const Operation& operation, std::string* message);
 // Appends the result of the members' inputs, in the same layout. The inputs are in rank
-// order; "" stands for zeros. The message's size must be a multiple of 8 bytes before.
+// order; "" stands for zeros. `hosts`: the numbers of the members' hosts. The message's
+// size must be a multiple of 8 bytes before.
 void AppendResults(const Description& description,
-                   const std::vector<std::string>& inputs, std::string* message);
+                   const std::vector<std::string>& inputs,
+                   const std::vector<int>& hosts, std::string* message);
 // Moves the result from the front of `from` to the operation's outputs. Returns false
 // if `from` is too short.
 bool UnpackResults(std::string_view* from, const Operation& operation);

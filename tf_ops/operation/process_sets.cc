@@ -45,9 +45,10 @@ Status ProcessSets::Find(int32_t id, std::vector<int>* members) const {
   return Status::Ok();
 }
 
-bool ProcessSets::HasOneWithoutCoordinator() const {
-  return std::any_of(sets_.begin(), sets_.end(),
-                     [](const auto& set) { return set.second.front() != 0; });
+bool ProcessSets::HasOneWithoutThisRank() const {
+  return std::any_of(sets_.begin(), sets_.end(), [this](const auto& set) {
+    return !std::binary_search(set.second.begin(), set.second.end(), rank_);
+  });
 }
 
 Status ProcessSets::Check(const Description& description) const {

@@ -22,8 +22,8 @@ class ProcessSets {
   // In ascending order; empty if there is no such set.
   const std::vector<int>& MembersOf(int32_t id) const;
   Status Find(int32_t id, std::vector<int>* members) const;
-  // Whether some set does not contain the coordinator.
-  bool HasOneWithoutCoordinator() const;
+  // Whether some set does not contain this rank.
+  bool HasOneWithoutThisRank() const;
   // Returns an error for a request that the peers must never wait for.
   Status Check(const Description& description) const;
 

@@ -98,7 +98,7 @@ void Timeline::AwaitGpu() {
   const Clock::time_point deadline = Clock::now() + kPatienceForGpu;
   std::unique_lock<std::mutex> lock(on_gpu_mutex_);
   while (on_gpu_ > 0 && Clock::now() < deadline) {
-    job_->RingCoordinator();
+    job_->RingLeader();
     on_gpu_changed_.wait_for(lock, kBetweenRings);
   }
 }

@@ -50,11 +50,19 @@ class Channels {
  public:
   virtual ~Channels() = default;
 
-  virtual std::unique_ptr<MessageSender> ToCoordinator() = 0;
-  virtual std::unique_ptr<MessageReceiver> FromCoordinator() = 0;
-  // The coordinator's ends: from each rank and to all ranks, including itself.
+  // For submissions and decisions. The coordinator is the leader of its host.
+  virtual std::unique_ptr<MessageSender> ToLeader() = 0;
+  virtual std::unique_ptr<MessageReceiver> FromLeader() = 0;
+
+  // A leader's ends: from each rank of its host and to all of them, including itself.
   virtual std::vector<std::unique_ptr<MessageReceiver>> FromRanks() = 0;
   virtual std::unique_ptr<MessageSender> ToRanks() = 0;
+  // The same from and to the leaders of the hosts directly below.
+  virtual std::vector<std::unique_ptr<MessageReceiver>> FromBelow() { return {}; }
+  virtual std::unique_ptr<MessageSender> ToBelow() { return nullptr; }
+  // To and from the leader above; null for the coordinator, and for who does not lead.
+  virtual std::unique_ptr<MessageSender> ToAbove() { return nullptr; }
+  virtual std::unique_ptr<MessageReceiver> FromAbove() { return nullptr; }
 };
 
 }  // namespace keras_hvd

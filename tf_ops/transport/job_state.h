@@ -70,6 +70,9 @@ class JobState {
   virtual bool HasShutDown(int rank) const = 0;
   // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;
+  // A rank that has left cleanly and without which nothing is decided for this one: the
+  // coordinator, or a leader on the way to it; -1 if there is none.
+  virtual int DepartedAbove() const = 0;
   // Whether this rank has left or is crashing.
   virtual bool has_departed() const = 0;
   // How many of the coordinator's decisions a rank has carried out. The number stops
@@ -83,7 +86,8 @@ class JobState {
 
   // This rank's doorbell.
   virtual Doorbell& bell() = 0;
-  virtual void RingCoordinator(uint32_t about = Doorbell::kEverything) = 0;
+  // Of this rank's host: its leader, and all of its ranks.
+  virtual void RingLeader(uint32_t about = Doorbell::kEverything) = 0;
   virtual void RingAll() = 0;
 
   // ---- What the coordinator says for all, before it decides what depends on it
@@ -97,6 +101,12 @@ class JobState {
   virtual bool WantsTimes() const = 0;
   virtual void set_timeline_on(bool on) = 0;
   virtual void set_timeline_paused(bool paused) = 0;
+
+  // ---- Other hosts
+
+  // Exchanges what is new with other hosts, without waiting. Returns true if there was
+  // anything. Only the driving thread may call it.
+  virtual bool Poll() { return false; }
 
  private:
   const int rank_;

@@ -85,9 +85,13 @@ char ProcessState(int pid) {
 }
 
 Liveness::Liveness(std::shared_ptr<Segment> segment, int rank)
+    : Liveness(segment, Topology::OneHost(rank, segment->size())) {}
+
+Liveness::Liveness(std::shared_ptr<Segment> segment, const Topology& topology)
     : segment_(std::move(segment)),
-      rank_(rank),
-      job_(segment_, rank),
+      index_(topology.local_index(topology.rank())),
+      ranks_(topology.local_ranks()),
+      job_(segment_, topology),
       processes_(segment_->size(), -1) {
   wake_socket_ = eventfd(0, EFD_CLOEXEC);
   life_thread_ = std::thread([this] { HoldLife(); });
@@ -120,7 +124,7 @@ Liveness::~Liveness() {
 
 void Liveness::Watch(const std::vector<int>& connections) {
   for (int peer = 0; peer < segment_->size(); ++peer) {
-    if (peer != rank_) OpenProcess(peer);
+    if (peer != index_) OpenProcess(peer);
   }
   socket_thread_ = std::thread([this, connections] { WatchConnections(connections); });
   watching_.store(1);
@@ -135,7 +139,7 @@ void Liveness::OpenProcess(int peer) {
 // The life is a robust futex on its own list. The kernel looks up the dying thread's
 // list, and this thread uses none of the C library's robust mutexes.
 void Liveness::HoldLife() {
-  std::atomic<uint32_t>& life = segment_->block(rank_).life;
+  std::atomic<uint32_t>& life = segment_->block(index_).life;
   static_assert(sizeof(life) == sizeof(uint32_t));
   robust_list entry;
   robust_list_head head;
@@ -164,7 +168,7 @@ void Liveness::HoldLife() {
 void Liveness::WatchSuccessors() {
   const int size = segment_->size();
   for (int step = 1; step < size; ++step) {
-    const int peer = (rank_ + step) % size;
+    const int peer = (index_ + step) % size;
     if (AwaitDeath(peer)) Report(peer);
     if (stopping_.load()) return;
   }
@@ -206,7 +210,8 @@ void Liveness::MarkCrashed(RankBlock* block, int signal) {
 void Liveness::Report(int peer) {
   // The dead rank may have been about to report another one's death.
   if (job_.Failed()) return job_.WakeAll();
-  job_.Fail(Code::kRankFailed, job_.Describe(peer) + " " + HowItEnded(peer), peer);
+  job_.Fail(Code::kRankFailed, job_.Describe(ranks_[peer]) + " " + HowItEnded(peer),
+            ranks_[peer]);
 }
 
 std::string Liveness::HowItEnded(int peer) {

@@ -22,8 +22,9 @@ namespace keras_hvd {
 
 class Liveness {
  public:
-  // Starts to hold this rank's life, so the others can watch it.
+  // Starts to hold this rank's life, so the others of its host can watch it.
   Liveness(std::shared_ptr<Segment> segment, int rank);
+  Liveness(std::shared_ptr<Segment> segment, const Topology& topology);
   // Ends the watch. This rank then counts as departed, not as dead.
   ~Liveness();
   Liveness(const Liveness&) = delete;
@@ -46,7 +47,8 @@ class Liveness {
   std::string HowItEnded(int peer);
 
   const std::shared_ptr<Segment> segment_;
-  const int rank_;
+  const int index_;               // this rank's among those of the host, as all here
+  const std::vector<int> ranks_;  // by index
   SharedJobState job_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> holding_{0};   // futex: the life is held

@@ -104,16 +104,17 @@ bool SendAnswer(int connection, const Answer& answer, int fd) {
   return sendmsg(connection, &message, MSG_NOSIGNAL) == sizeof(answer);
 }
 
-// Waits for rank 0's answer. `fd` gets the descriptor that came along, or -1.
-Status ReceiveAnswer(int connection, Clock::time_point deadline, Answer* answer,
-                     int* fd) {
+// Waits for the answer of `leader`. `fd` gets the descriptor that came along, or -1.
+Status ReceiveAnswer(int connection, const std::string& leader,
+                     Clock::time_point deadline, Answer* answer, int* fd) {
   *fd = -1;
   const int events = AwaitInput(connection, deadline);
   if (events < 0) return SystemError("poll");
   if (events == 0) {
-    return Status::RankFailed(
-        "rank 0 did not answer in time while the job started. See what it does; if it "
-        "is only slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+    return Status::RankFailed(leader +
+                              " did not answer in time while the job started. See what "
+                              "it does; if it is only "
+                              "slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
   }
   iovec data = {answer, sizeof(*answer)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -123,7 +124,7 @@ Status ReceiveAnswer(int connection, Clock::time_point deadline, Answer* answer,
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != sizeof(*answer)) {
-    return Status::RankFailed("rank 0 ended while the job started");
+    return Status::RankFailed(leader + " ended while the job started");
   }
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
@@ -181,9 +182,13 @@ Status Rendezvous::Listen() {
 std::vector<int> Rendezvous::MissingRanks() const {
   std::vector<int> missing;
   for (int rank = 1; rank < options_.size; ++rank) {
-    if (connections_[rank] < 0) missing.push_back(rank);
+    if (connections_[rank] < 0) missing.push_back(NameOf(rank));
   }
   return missing;
+}
+
+int Rendezvous::NameOf(int rank) const {
+  return options_.names.empty() ? rank : options_.names[rank];
 }
 
 Status Rendezvous::AcceptAll() {
@@ -206,8 +211,7 @@ Status Rendezvous::AcceptAll() {
     for (int rank = 1; rank < options_.size; ++rank) {
       // A rank sends nothing between its greeting and our answer, so it has ended.
       if (connections_[rank] >= 0 && waiting[rank + 1].revents != 0) {
-        return Status::RankFailed("rank " + std::to_string(rank) +
-                                  " ended while the job started");
+        return Status::RankFailed(Name(rank) + " ended while the job started");
       }
     }
     if (waiting[0].revents == 0) continue;
@@ -269,8 +273,7 @@ Status Rendezvous::ShareSegment(std::shared_ptr<Segment>* segment) {
   answer.exchange_bytes = (*segment)->exchange_bytes();
   for (int rank = 1; rank < options_.size; ++rank) {
     if (!SendAnswer(connections_[rank], answer, (*segment)->fd())) {
-      return Status::RankFailed("rank " + std::to_string(rank) +
-                                " ended while the job started");
+      return Status::RankFailed(Name(rank) + " ended while the job started");
     }
   }
   return Status::Ok();
@@ -296,7 +299,7 @@ Status Rendezvous::ConnectToRoot() {
     }
     if (Clock::now() > deadline_) {
       return Status::RankFailed(
-          "rank 0 of job '" + options_.job + "' did not call init within " +
+          Name(0) + " of job '" + options_.job + "' did not call init within " +
           std::to_string(static_cast<int>(options_.timeout_seconds)) +
           " s. Every rank must, on this host and in the same network namespace; if "
           "it is only slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
@@ -326,12 +329,12 @@ Status Rendezvous::ReceiveSegment(std::shared_ptr<Segment>* segment) {
   // Rank 0 enforces the deadline and reports who is missing; this rank must only not
   // give up first.
   const auto deadline = deadline_ + std::chrono::seconds(5);
-  Status status = ReceiveAnswer(connections_[0], deadline, &answer, &fd);
+  Status status = ReceiveAnswer(connections_[0], Name(0), deadline, &answer, &fd);
   if (!status.ok()) {
     if (fd >= 0) close(fd);
     return status;
   }
-  if (fd < 0) return Status::Internal("rank 0 sent no shared memory");
+  if (fd < 0) return Status::Internal(Name(0) + " sent no shared memory");
   return Segment::Map(fd, options_.size, answer.exchange_bytes, segment);
 }
 
@@ -339,12 +342,12 @@ Status Rendezvous::AwaitAll() {
   if (options_.size == 1) return Status::Ok();
   if (options_.rank != 0) {
     if (send(connections_[0], &kReady, 1, MSG_NOSIGNAL) != 1) {
-      return Status::RankFailed("rank 0 ended while the job started");
+      return Status::RankFailed(Name(0) + " ended while the job started");
     }
     Answer answer;
     int fd;
-    return ReceiveAnswer(connections_[0], deadline_ + std::chrono::seconds(5), &answer,
-                         &fd);
+    return ReceiveAnswer(connections_[0], Name(0), deadline_ + std::chrono::seconds(5),
+                         &answer, &fd);
   }
   Status status = AwaitReadyOfAll();
   if (!status.ok()) return Refuse(std::move(status));
@@ -352,8 +355,7 @@ Status Rendezvous::AwaitAll() {
   answer.ok = 1;
   for (int rank = 1; rank < options_.size; ++rank) {
     if (!SendAnswer(connections_[rank], answer, -1)) {
-      return Status::RankFailed("rank " + std::to_string(rank) +
-                                " ended while the job started");
+      return Status::RankFailed(Name(rank) + " ended while the job started");
     }
   }
   // From now on, a second job of the same name finds nobody listening.
@@ -366,12 +368,10 @@ Status Rendezvous::AwaitReadyOfAll() {
   for (int rank = 1; rank < options_.size; ++rank) {
     char word = 0;
     if (AwaitInput(connections_[rank], deadline_) == 0) {
-      return Status::RankFailed("rank " + std::to_string(rank) +
-                                " did not finish init in time");
+      return Status::RankFailed(Name(rank) + " did not finish init in time");
     }
     if (recv(connections_[rank], &word, 1, 0) != 1 || word != kReady) {
-      return Status::RankFailed("rank " + std::to_string(rank) +
-                                " ended while the job started");
+      return Status::RankFailed(Name(rank) + " ended while the job started");
     }
   }
   return Status::Ok();

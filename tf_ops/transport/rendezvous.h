@@ -17,8 +17,11 @@
 namespace keras_hvd {
 
 struct RendezvousOptions {
+  // Among the ranks of this host.
   int rank = 0;
   int size = 1;
+  // Their numbers in the job, for messages; empty: the same.
+  std::vector<int> names;
   std::string job;
   int64_t exchange_bytes = 0;
   double timeout_seconds = 60;
@@ -49,6 +52,8 @@ class Rendezvous {
   Status ReceiveSegment(std::shared_ptr<Segment>* segment);
   Status AwaitReadyOfAll();
   std::vector<int> MissingRanks() const;
+  int NameOf(int rank) const;
+  std::string Name(int rank) const { return "rank " + std::to_string(NameOf(rank)); }
   // Tells the connected ranks why the job cannot start. Returns `status`.
   Status Refuse(Status status);
 

@@ -1,7 +1,8 @@
-// The memory shared by the ranks of one host, and its layout.
+// The memory shared by the ranks of one host, and its layout. Ranks are numbered here
+// by their index among those of the host.
 //
-// It is one sealed memfd that rank 0 makes and hands to the others. It has no name, in
-// /dev/shm or elsewhere, so nothing is left behind however a rank ends.
+// It is one sealed memfd that the host's leader makes and hands to the others. It has
+// no name, in /dev/shm or elsewhere, so nothing is left behind however a rank ends.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
 
@@ -47,10 +48,10 @@ struct RankBlock {
   SharedCounter reduced;
   SharedCounter finished;
 
-  // Submissions: written by the rank, read by the coordinator.
+  // Submissions: written by the rank, read by its host's leader.
   RingState submissions;
   SharedCounter submissions_read;
-  // How far the rank has read the coordinator's decisions.
+  // How far the rank has read the coordinator's decisions, which the leader passes on.
   SharedCounter decisions_read;
   // How many of them it has carried out. The number stops growing when the rank leaves.
   SharedCounter decisions_carried_out;
@@ -84,6 +85,10 @@ struct SegmentHeader {
   std::atomic<uint32_t> check;
   std::atomic<uint32_t> timeline_on;
   std::atomic<uint32_t> timeline_paused;
+
+  // One more than the rank of a leader above this host's that has left; see
+  // JobState::DepartedAbove.
+  std::atomic<uint32_t> departed_above;
 
   // The last batch with a reported stall, so that one rank reports for all.
   alignas(64) std::atomic<uint64_t> stall_reported;

@@ -11,10 +11,14 @@
 namespace keras_hvd {
 
 SharedJobState::SharedJobState(std::shared_ptr<Segment> segment, int rank)
-    : JobState(rank, segment->size()),
+    : SharedJobState(segment, Topology::OneHost(rank, segment->size())) {}
+
+SharedJobState::SharedJobState(std::shared_ptr<Segment> segment, Topology topology)
+    : JobState(topology.rank(), topology.size()),
+      topology_(std::move(topology)),
       segment_(std::move(segment)),
       header_(segment_->header()),
-      self_(segment_->block(rank)) {}
+      self_(block(rank())) {}
 
 // ---- Failure
 
@@ -63,14 +67,14 @@ bool SharedJobState::ClaimStallReport(uint64_t batch) {
 // ---- The ranks
 
 std::string SharedJobState::Describe(int rank) const {
-  const RankBlock& block = segment_->block(rank);
+  const RankBlock& of_rank = block(rank);
   return "rank " + std::to_string(rank) + " (pid " +
-         std::to_string(block.pid.load(std::memory_order_relaxed)) + " on " +
-         block.host + ")";
+         std::to_string(of_rank.pid.load(std::memory_order_relaxed)) + " on " +
+         of_rank.host + ")";
 }
 
 std::string SharedJobState::Obstacle(int rank) const {
-  switch (ProcessState(segment_->block(rank).pid.load())) {
+  switch (ProcessState(block(rank).pid.load())) {
     case 'T':
     case 't':
       return "; its process is stopped (kill -CONT)";
@@ -81,8 +85,7 @@ std::string SharedJobState::Obstacle(int rank) const {
 }
 
 bool SharedJobState::HasShutDown(int rank) const {
-  return segment_->block(rank).departure.load() ==
-         static_cast<uint32_t>(Departure::kShutDown);
+  return block(rank).departure.load() == static_cast<uint32_t>(Departure::kShutDown);
 }
 
 void SharedJobState::ShutDown() {
@@ -91,10 +94,16 @@ void SharedJobState::ShutDown() {
   RingAll();
 }
 
+int SharedJobState::DepartedAbove() const {
+  const int leader = topology_.leader();
+  if (rank() != leader && HasShutDown(leader)) return leader;
+  return static_cast<int>(header_.departed_above.load()) - 1;
+}
+
 bool SharedJobState::has_departed() const { return self_.departure.load() != 0; }
 
 uint64_t SharedJobState::CarriedOut(int rank) const {
-  return segment_->block(rank).decisions_carried_out.value.load();
+  return block(rank).decisions_carried_out.value.load();
 }
 
 void SharedJobState::NoteCarriedOut() {
@@ -102,24 +111,22 @@ void SharedJobState::NoteCarriedOut() {
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-OperationHistory& SharedJobState::History(int rank) {
-  return segment_->block(rank).history;
-}
+OperationHistory& SharedJobState::History(int rank) { return block(rank).history; }
 
 // ---- Waking
 
-void SharedJobState::RingCoordinator(uint32_t about) {
-  segment_->block(kCoordinator).bell.Ring(about);
+void SharedJobState::RingLeader(uint32_t about) {
+  block(topology_.leader()).bell.Ring(about);
 }
 
 void SharedJobState::RingAll() {
-  for (int rank = 0; rank < size(); ++rank) segment_->block(rank).bell.Ring();
+  for (int rank : topology_.local_ranks()) block(rank).bell.Ring();
 }
 
 void SharedJobState::WakeAll() {
-  for (int rank = 0; rank < size(); ++rank) {
+  for (int rank : topology_.local_ranks()) {
     BeforeStore();
-    segment_->block(rank).bell.Wake();
+    block(rank).bell.Wake();
   }
 }
 

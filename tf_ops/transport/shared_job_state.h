@@ -1,4 +1,5 @@
-// The state of a job whose ranks share a segment.
+// The state of a job as the ranks of one host share it, in their segment. It is all
+// that there is to know if there is no other host.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_SHARED_JOB_STATE_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_SHARED_JOB_STATE_H_
 
@@ -7,12 +8,15 @@
 
 #include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
+#include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
 
-class SharedJobState final : public JobState {
+class SharedJobState : public JobState {
  public:
+  // The job has no other ranks than those that share the segment.
   SharedJobState(std::shared_ptr<Segment> segment, int rank);
+  SharedJobState(std::shared_ptr<Segment> segment, Topology topology);
 
   bool Failed() const override;
   Status Failure() const override;
@@ -26,13 +30,14 @@ class SharedJobState final : public JobState {
   std::string Obstacle(int rank) const override;
   bool HasShutDown(int rank) const override;
   void ShutDown() override;
+  int DepartedAbove() const override;
   bool has_departed() const override;
   uint64_t CarriedOut(int rank) const override;
   void NoteCarriedOut() override;
   OperationHistory& History(int rank) override;
 
   Doorbell& bell() override { return self_.bell; }
-  void RingCoordinator(uint32_t about = Doorbell::kEverything) override;
+  void RingLeader(uint32_t about = Doorbell::kEverything) override;
   void RingAll() override;
 
   bool compares_outputs() const override;
@@ -44,7 +49,17 @@ class SharedJobState final : public JobState {
   // Wakes everybody for a failure, which nobody may sleep through.
   void WakeAll();
 
+ protected:
+  const Topology& topology() const { return topology_; }
+  SegmentHeader& header() { return header_; }
+
  private:
+  // Of a rank of this host.
+  RankBlock& block(int rank) const {
+    return segment_->block(topology_.local_index(rank));
+  }
+
+  const Topology topology_;
   const std::shared_ptr<Segment> segment_;
   SegmentHeader& header_;
   RankBlock& self_;

@@ -7,6 +7,12 @@
 #include "tf_ops/transport/faults.h"
 
 namespace keras_hvd {
+namespace {
+
+// Its index among the ranks of the host.
+constexpr int kLeader = 0;
+
+}  // namespace
 
 // ---- The sender
 
@@ -91,26 +97,25 @@ bool SharedMemoryReceiver::Next(std::string_view* message) {
 
 // ---- Those of a job
 
-std::unique_ptr<MessageSender> SharedMemoryChannels::ToCoordinator() {
-  RankBlock& block = segment_->block(rank_);
+std::unique_ptr<MessageSender> SharedMemoryChannels::ToLeader() {
+  RankBlock& block = segment_->block(index_);
   return std::make_unique<SharedMemorySender>(
-      segment_->submissions(rank_), Segment::kSubmissionBytes, &block.submissions,
+      segment_->submissions(index_), Segment::kSubmissionBytes, &block.submissions,
       std::vector<const SharedCounter*>{&block.submissions_read});
 }
 
-std::unique_ptr<MessageReceiver> SharedMemoryChannels::FromCoordinator() {
+std::unique_ptr<MessageReceiver> SharedMemoryChannels::FromLeader() {
   return std::make_unique<SharedMemoryReceiver>(
       segment_->decisions(), Segment::kDecisionBytes, &segment_->header().decisions,
-      &segment_->block(rank_).decisions_read,
-      &segment_->block(JobState::kCoordinator).bell);
+      &segment_->block(index_).decisions_read, &segment_->block(kLeader).bell);
 }
 
 std::vector<std::unique_ptr<MessageReceiver>> SharedMemoryChannels::FromRanks() {
   std::vector<std::unique_ptr<MessageReceiver>> receivers;
-  for (int rank = 0; rank < segment_->size(); ++rank) {
-    RankBlock& block = segment_->block(rank);
+  for (int index = 0; index < segment_->size(); ++index) {
+    RankBlock& block = segment_->block(index);
     receivers.push_back(std::make_unique<SharedMemoryReceiver>(
-        segment_->submissions(rank), Segment::kSubmissionBytes, &block.submissions,
+        segment_->submissions(index), Segment::kSubmissionBytes, &block.submissions,
         &block.submissions_read, &block.bell));
   }
   return receivers;
@@ -118,8 +123,8 @@ std::vector<std::unique_ptr<MessageReceiver>> SharedMemoryChannels::FromRanks() 
 
 std::unique_ptr<MessageSender> SharedMemoryChannels::ToRanks() {
   std::vector<const SharedCounter*> read;
-  for (int rank = 0; rank < segment_->size(); ++rank) {
-    read.push_back(&segment_->block(rank).decisions_read);
+  for (int index = 0; index < segment_->size(); ++index) {
+    read.push_back(&segment_->block(index).decisions_read);
   }
   return std::make_unique<SharedMemorySender>(segment_->decisions(),
                                               Segment::kDecisionBytes,

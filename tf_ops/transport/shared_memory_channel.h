@@ -75,19 +75,20 @@ class SharedMemoryReceiver final : public MessageReceiver {
 };
 
 // The channels of ranks that share a segment.
-class SharedMemoryChannels final : public Channels {
+class SharedMemoryChannels : public Channels {
  public:
-  SharedMemoryChannels(std::shared_ptr<Segment> segment, int rank)
-      : segment_(std::move(segment)), rank_(rank) {}
+  // `index`: this rank's among those that share the segment.
+  SharedMemoryChannels(std::shared_ptr<Segment> segment, int index)
+      : segment_(std::move(segment)), index_(index) {}
 
-  std::unique_ptr<MessageSender> ToCoordinator() override;
-  std::unique_ptr<MessageReceiver> FromCoordinator() override;
+  std::unique_ptr<MessageSender> ToLeader() override;
+  std::unique_ptr<MessageReceiver> FromLeader() override;
   std::vector<std::unique_ptr<MessageReceiver>> FromRanks() override;
   std::unique_ptr<MessageSender> ToRanks() override;
 
  private:
   const std::shared_ptr<Segment> segment_;
-  const int rank_;
+  const int index_;
 };
 
 }  // namespace keras_hvd

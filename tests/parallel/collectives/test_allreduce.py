@@ -1,6 +1,7 @@
 """allreduce and grouped_allreduce, against NumPy."""
 
 import ctypes
+import os
 import random
 import threading
 
@@ -25,7 +26,36 @@ each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
 def reduced(inputs, op, prescale=1.0, postscale=1.0):
-    """What the ranks' `inputs` make, taken in the order of the ranks.
+    """What the ranks' `inputs` make: each host's first, then the hosts'.
+
+    If what leaves a host is an 8- or 16-bit float, it is rounded to it. An average has
+    been divided by then, so that it fits.
+    """
+    hosts = inputs_of_hosts(inputs)
+    dtype = inputs[0].dtype
+    averages_integers = op == Average and np.issubdtype(dtype, np.integer)
+    scales_integers = np.issubdtype(dtype, np.integer) and prescale * postscale != 1
+    if len(hosts) in (1, len(inputs)) or averages_integers or scales_integers:
+        return reduced_at_once(inputs, op, prescale, postscale)
+    early = late = 1.0
+    if op == Average:
+        op = Sum
+        early, late = (1.0, 1.0 / len(inputs))
+        if dtype.itemsize < 4:
+            early, late = late, early
+    of_hosts = [reduced_at_once(here, op, prescale, early) for here in hosts]
+    return reduced_at_once(of_hosts, op, 1.0, late * postscale)
+
+
+def inputs_of_hosts(inputs):
+    """Divides all ranks' inputs by their hosts, of which tests/on_hosts.py says."""
+    counts = os.environ.get("KERAS_HVD_TEST_HOSTS", str(len(inputs))).split()
+    ends = np.cumsum([int(count) for count in counts])
+    return [inputs[end - int(count) : end] for count, end in zip(counts, ends)]
+
+
+def reduced_at_once(inputs, op, prescale=1.0, postscale=1.0):
+    """What `inputs` make, taken in their order.
 
     8- and 16-bit floats are combined in float32 and scaled integers in float64;
     integers are rounded towards zero.

@@ -1,0 +1,193 @@
+"""Runs coroutines that wait for sockets, in one thread and without asyncio.
+
+`asyncio.run` raises in a thread that already runs a loop, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import selectors
+import socket
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """What a coroutine waits for: a socket or a condition, but not after a time."""
+
+    descriptor: int = -1
+    event: int = 0
+    condition: Callable[[], bool] | None = None
+    deadline: float = math.inf
+
+
+@types.coroutine
+def _suspend(wait: _Wait) -> Generator[_Wait, bool, bool]:
+    return (yield wait)
+
+
+async def ready(waited_for: socket.socket, event: int, deadline: float) -> bool:
+    """Waits until a socket can be read or written; False if it is too late.
+
+    Example:
+
+    >>> here, there = socket.socketpair()
+    >>> there.send(b"!")
+    1
+    >>> EventLoop().run(ready(here, READ, deadline=math.inf))
+    True
+    """
+    return await _suspend(
+        _Wait(descriptor=waited_for.fileno(), event=event, deadline=deadline)
+    )
+
+
+async def until(condition: Callable[[], bool], deadline: float) -> bool:
+    """Waits for what other coroutines bring about; False if it is too late.
+
+    Example:
+
+    >>> EventLoop().run(until(lambda: False, deadline=time.monotonic()))
+    False
+    """
+    return await _suspend(_Wait(condition=condition, deadline=deadline))
+
+
+async def pause(seconds: float) -> None:
+    """Lets others run.
+
+    Example:
+
+    >>> EventLoop().run(pause(0))
+    """
+    await _suspend(_Wait(deadline=time.monotonic() + seconds))
+
+
+class Task:
+    """A coroutine that an `EventLoop` runs."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]):
+        self.coroutine = coroutine
+        self.is_done = False
+        self.result: Any = None
+
+
+class EventLoop:
+    """Runs coroutines until the main one has ended.
+
+    An exception that one of them does not catch ends all. At most one waits for the
+    same event of a socket.
+
+    Example:
+
+    >>> async def main():
+    ...     found = []
+    ...     async def find():
+    ...         found.append("it")
+    ...     loop.start(find())
+    ...     await until(lambda: found, deadline=math.inf)
+    ...     return found
+    >>> loop = EventLoop()
+    >>> loop.run(main())
+    ['it']
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._waits: dict[Task, _Wait] = {}
+        self._by_event: dict[tuple[int, int], Task] = {}
+        self._ready: collections.deque[tuple[Task, bool | None]] = collections.deque()
+
+    def run(self, main: Coroutine[Any, Any, _Result]) -> _Result:
+        """Runs `main`, and the coroutines that it starts, and ends those with it."""
+        task = self.start(main)
+        try:
+            while not task.is_done:
+                self._step()
+            return task.result
+        finally:
+            for each in [*self._waits, *(task for task, _ in self._ready)]:
+                self.cancel(each)
+            self._selector.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
+        """Runs a coroutine beside the others."""
+        task = Task(coroutine)
+        # A new coroutine takes nothing but None.
+        self._ready.append((task, None))
+        return task
+
+    def cancel(self, task: Task) -> None:
+        """Ends a coroutine that waits, as if its wait had raised GeneratorExit."""
+        self._forget(task)
+        task.is_done = True
+        task.coroutine.close()
+
+    def _step(self) -> None:
+        if not self._ready:
+            self._select()
+        for _ in range(len(self._ready)):
+            task, value = self._ready.popleft()
+            if not task.is_done:
+                self._resume(task, value)
+        for task, wait in [*self._waits.items()]:
+            if wait.condition is not None and wait.condition():
+                self._wake(task, True)
+
+    def _resume(self, task: Task, value: bool | None) -> None:
+        try:
+            wait = task.coroutine.send(value)
+        except StopIteration as end:
+            task.is_done = True
+            task.result = end.value
+            return
+        self._waits[task] = wait
+        if wait.event:
+            self._by_event[wait.descriptor, wait.event] = task
+            self._watch(wait.descriptor)
+
+    def _select(self) -> None:
+        deadline = min((wait.deadline for wait in self._waits.values()), default=0)
+        patience = None if deadline == math.inf else deadline - time.monotonic()
+        for key, events in self._selector.select(patience):
+            for event in (READ, WRITE):
+                task = self._by_event.get((key.fd, event))
+                if events & event and task is not None:
+                    self._wake(task, True)
+        now = time.monotonic()
+        late = [task for task, wait in self._waits.items() if wait.deadline <= now]
+        for task in late:
+            self._wake(task, False)
+
+    def _wake(self, task: Task, value: bool) -> None:
+        self._forget(task)
+        self._ready.append((task, value))
+
+    def _forget(self, task: Task) -> None:
+        wait = self._waits.pop(task, None)
+        if wait is not None and wait.event:
+            del self._by_event[wait.descriptor, wait.event]
+            self._watch(wait.descriptor)
+
+    def _watch(self, descriptor: int) -> None:
+        """Tells the selector which events of a socket coroutines wait for."""
+        events = sum(
+            each for each in (READ, WRITE) if (descriptor, each) in self._by_event
+        )
+        is_watched = descriptor in self._selector.get_map()
+        if events and is_watched:
+            self._selector.modify(descriptor, events)
+        elif events:
+            self._selector.register(descriptor, events)
+        elif is_watched:
+            self._selector.unregister(descriptor)

@@ -1,0 +1,426 @@
+"""All members of a group meet at one of them, and all get the same verdict.
+
+A group is the ranks of a job, or the `khvdrun`s of its hosts. Member 0 listens at the
+address that all know. Each of the others connects, both prove the secret, and it tells
+of itself. When all are there, member 0 answers all, or tells all why the job cannot
+start. The connections stay until the end, so all learn of a member that fails later.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import address as addresses
+from keras_hvd.rendezvous import connection, event_loop, network_interfaces
+from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.connection import Call, ProvenConnection
+from keras_hvd.rendezvous.event_loop import EventLoop
+from keras_hvd.rendezvous.listener import Listener, listen
+from keras_hvd.rendezvous.messages import MessageError
+from keras_hvd.rendezvous.proof import Hello, Purpose
+from keras_hvd.version import __version__
+
+# After the deadline, for a verdict that is the same everywhere.
+_VERDICT_SECONDS = 2.0
+
+_MOST_TOLD_BYTES = 1 << 16
+_MOST_ANSWER_BYTES_PER_MEMBER = 1 << 12
+_MOST_NAMED = 20
+
+# The only keys of messages that are not the members' own.
+_REFUSED = "refused"
+_FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group, as one of its members knows it before they meet.
+
+    Example:
+
+    >>> group = Group("rank", Purpose.RANKS, 0, 4, Address("node0", 29400), b"", 60)
+    >>> group.name([1, 2]), group.name([3])
+    ('ranks 1 and 2', 'rank 3')
+    """
+
+    member: str  # what a member is called: rank or node
+    purpose: Purpose
+    number: int  # of this member
+    count: int  # of all members
+    address: Address
+    key: bytes
+    timeout: float  # seconds
+    interfaces: Sequence[str] = ()
+
+    def name(self, numbers: Sequence[int]) -> str:
+        """What members are called in messages."""
+        shown = [str(number) for number in numbers[:_MOST_NAMED]]
+        if len(numbers) > _MOST_NAMED:
+            shown.append(f"{len(numbers) - _MOST_NAMED} more")
+        if len(shown) == 1:
+            return f"{self.member} {shown[0]}"
+        return f"{self.member}s {', '.join(shown[:-1])} and {shown[-1]}"
+
+    def sources(self) -> list[str]:
+        """IP addresses of the interfaces that the user named; none: any."""
+        if not self.interfaces:
+            return []
+        return network_interfaces.addresses(self.interfaces)
+
+
+class _Member:
+    """Another member, as member 0 knows it."""
+
+    def __init__(self, proven: ProvenConnection, told: dict[str, Any]):
+        self.proven = proven
+        self.told = told
+        self.is_ready = False
+
+    def __str__(self) -> str:
+        host, process = self.told.get("host_name"), self.told.get("pid")
+        return f"on {host} ({self.proven.host}), process {process}"
+
+
+class Convener:
+    """Member 0, as it meets the others. `loop` is running, and everything ends with it.
+
+    `objection` says what is wrong with what a member, by its number, tells of itself;
+    "" if nothing.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        group: Group,
+        deadline: float,
+        objection: Callable[[int, dict[str, Any]], str],
+    ):
+        self.listening_at: list[str] = []
+        """IP addresses that the others can reach."""
+        self._loop = loop
+        self._group = group
+        self._deadline = deadline
+        self._objection = objection
+        self._members: dict[int, _Member] = {}
+        self._surplus: list[_Member] = []
+        self._failure = ""
+        self._listener = Listener(loop, group.key, self._is_expected, self._welcome)
+
+    def open(self) -> None:
+        """Listens at the group's address. Raises RendezvousError."""
+        for each in _listen_for(self._group):
+            self.listening_at.append(each.getsockname()[0])
+            self._listener.start(each)
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Waits for what each of the other members tells of itself, in their order."""
+        others = self._group.count - 1
+        await self._until(lambda: len(self._members) == others, self._missing)
+        # Who comes now has nothing to wait for.
+        self._listener.close()
+        return [self._members[number].told for number in range(1, others + 1)]
+
+    async def answer(self, *answers: dict[str, Any]) -> None:
+        """Sends each of the others its answer, or all of them the same."""
+        for number, member in self._members.items():
+            # Who is gone is noticed where it is waited for.
+            with contextlib.suppress(OSError):
+                await member.proven.send(answers[(number - 1) % len(answers)])
+
+    async def ready(self) -> None:
+        """Waits until all the others have said that they are ready."""
+        await self._until(
+            lambda: all(member.is_ready for member in self._members.values()),
+            self._not_ready,
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next wait ends with an error."""
+        return bool(self._failure)
+
+    def fail(self, text: str) -> None:
+        """Has the current or next wait end with this error, unless there is one."""
+        self._failure = self._failure or text
+
+    def close(self) -> None:
+        """Ends listening."""
+        self._listener.close()
+
+    async def refuse(self, text: str) -> NoReturn:
+        """Tells all members why the job cannot start, and raises RendezvousError."""
+        self._listener.close()
+        patience = time.monotonic() + _VERDICT_SECONDS
+        for member in [*self._members.values(), *self._surplus]:
+            member.proven.stream.deadline = patience
+            with contextlib.suppress(OSError):
+                await member.proven.send({_REFUSED: text})
+        raise RendezvousError(text)
+
+    async def _until(
+        self, condition: Callable[[], bool], reason: Callable[[], str]
+    ) -> None:
+        is_in_time = await event_loop.until(
+            lambda: bool(self._failure) or condition(), self._deadline
+        )
+        if self._failure:
+            await self.refuse(self._failure)
+        if not is_in_time:
+            await self.refuse(reason())
+
+    def _is_expected(self, theirs: Hello) -> bool:
+        is_here = theirs.receiver == 0 and theirs.sender > 0
+        return is_here and theirs.purpose == self._group.purpose
+
+    async def _welcome(self, proven: ProvenConnection) -> None:
+        try:
+            await self._serve(proven)
+        finally:
+            proven.stream.close()
+
+    async def _serve(self, proven: ProvenConnection) -> None:
+        name = f"{self._group.member} {proven.peer}"
+        if proven.version != __version__:
+            its = f"{name} ({proven.host}) runs keras_hvd {proven.version}"
+            self.fail(_versions(its, f"{self._group.member} 0"))
+            return
+        proven.stream.deadline = self._deadline + _VERDICT_SECONDS
+        try:
+            told = await proven.receive(_MOST_TOLD_BYTES)
+        except MessageError as error:
+            self.fail(f"a message of {name} ({proven.host}) is refused: {error}")
+            return
+        except OSError:
+            # It may have given this connection up, and come by another one.
+            return
+        member = _Member(proven, told)
+        self._seat(proven.peer, member, name)
+        await self._follow(member, name)
+        # What all are told goes this way too.
+        await event_loop.pause(math.inf)
+
+    def _seat(self, number: int, member: _Member, name: str) -> None:
+        group = self._group
+        if number >= group.count:
+            self._surplus.append(member)
+            self.fail(
+                f"{name} came, {member}, but {group.member} 0 knows of {group.count} "
+                f"{group.member}s: start all with the same number"
+            )
+        elif number in self._members:
+            self._surplus.append(member)
+            self.fail(
+                f"{name} came twice, {self._members[number]}, and {member}: give each "
+                f"{group.member} a number of its own"
+            )
+        else:
+            self._members[number] = member
+            objection = self._objection(number, member.told)
+            if objection:
+                self.fail(f"{name}, {member}: {objection}")
+
+    async def _follow(self, member: _Member, name: str) -> None:
+        """Receives what a member says after it has come."""
+        while True:
+            try:
+                message = await member.proven.receive(_MOST_TOLD_BYTES)
+            except MessageError as error:
+                self.fail(f"a message of {name}, {member}, is refused: {error}")
+                return
+            except OSError:
+                self.fail(f"{name}, {member}, ended while the job was starting")
+                return
+            if _FAILED not in message:
+                member.is_ready = True
+            elif message[_FAILED]:
+                self.fail(f"{name}, {member}: {message[_FAILED]}")
+            elif len(self._members) == self._group.count - 1:
+                self.fail(self._not_ready())
+            else:
+                self.fail(self._missing(name))
+
+    def _missing(self, by: str = "") -> str:
+        group = self._group
+        missing = [n for n in range(1, group.count) if n not in self._members]
+        who = by or f"{group.member} 0, at {group.address},"
+        text = (
+            f"{who} waited {group.timeout:g} s, and {group.name(missing)} of "
+            f"{group.count} did not come: start all within the init timeout "
+            "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own errors"
+        )
+        return text + self._hints()
+
+    def _hints(self) -> str:
+        hints = ""
+        for host, reason in self._listener.strangers.items():
+            hints += f". Connections from {host} were refused: {reason}"
+        is_local = all(Address(one, 0).is_loopback for one in self.listening_at)
+        if is_local and not _is_loopback_by_name(self._group.address.host):
+            hints += (
+                f". Here {self._group.address.host} means {self.listening_at[0]}, "
+                "which other hosts cannot reach: give an IP address, or name the "
+                "interface by KERAS_HVD_NETWORK_INTERFACES"
+            )
+        return hints
+
+    def _not_ready(self) -> str:
+        missing = [n for n, member in self._members.items() if not member.is_ready]
+        return (
+            f"{self._group.name(missing)} could not connect to the others within "
+            f"{self._group.timeout:g} s"
+        )
+
+
+class Attendee:
+    """Another member, as it meets member 0. All ends with `loop`, which is running."""
+
+    def __init__(self, loop: EventLoop, group: Group, deadline: float):
+        self._loop = loop
+        self._group = group
+        self._deadline = deadline
+        self._messages: collections.deque[dict[str, Any]] = collections.deque()
+        self._failure = ""
+        self._opened = contextlib.ExitStack()
+        self._proven: ProvenConnection
+
+    async def connect(self) -> str:
+        """Connects to member 0, when it is there; returns this host's IP address."""
+        group = self._group
+        call = Call(group.key, group.purpose, group.number, 0, group.sources())
+        host = f"{group.member} 0 at {group.address}"
+        try:
+            proven = await connection.connect(
+                call, lambda: addresses.resolve(group.address), self._deadline
+            )
+        except connection.RefusedError as error:
+            raise RendezvousError(
+                f"{host} refuses {group.member} {group.number}: {error}"
+            ) from None
+        except OSError as error:
+            raise RendezvousError(
+                f"{group.member} {group.number} could not reach {host} within "
+                f"{group.timeout:g} s: {error.strerror or error}. Start "
+                f"{group.member} 0 on that host, let its firewall pass the port, and "
+                "look at its own error"
+            ) from None
+        self._opened.callback(proven.stream.close)
+        if proven.version != __version__:
+            its = f"{host} runs keras_hvd {proven.version}"
+            raise RendezvousError(_versions(its, f"{group.member} {group.number}"))
+        proven.stream.deadline = self._deadline + _VERDICT_SECONDS
+        self._proven = proven
+        return proven.stream.socket.getsockname()[0]
+
+    async def tell(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Tells member 0 of this one, and waits for the answer."""
+        await self._send(told)
+        self._loop.start(self._follow())
+        return await self._next()
+
+    async def ready(self) -> None:
+        """Says that this member is ready, and waits until all are."""
+        await self._send({})
+        await self._next()
+
+    def close(self) -> None:
+        """Ends the connection to member 0."""
+        self._opened.close()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether member 0 has said that the job cannot start, or is gone."""
+        return bool(self._failure)
+
+    async def give_up(self, text: str) -> NoReturn:
+        """Tells member 0 why, waits for what all are told, and raises that."""
+        # Without a text of its own, member 0 knows better who is late.
+        if not self._failure:
+            await self._send({_FAILED: text})
+            patience = time.monotonic() + _VERDICT_SECONDS
+            await event_loop.until(lambda: bool(self._failure), patience)
+        raise RendezvousError(self._failure or text or self._no_answer())
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            # That it is gone shows when the answer is read.
+            await self._proven.send(message)
+
+    async def _next(self) -> dict[str, Any]:
+        await event_loop.until(
+            lambda: bool(self._messages or self._failure), self._deadline
+        )
+        if not self._messages:
+            await self.give_up("")
+        return self._messages.popleft()
+
+    async def _follow(self) -> None:
+        """Receives what member 0 says."""
+        limit = _MOST_TOLD_BYTES + _MOST_ANSWER_BYTES_PER_MEMBER * self._group.count
+        host = f"{self._group.member} 0 at {self._group.address}"
+        while not self._failure:
+            try:
+                message = await self._proven.receive(limit)
+            except MessageError as error:
+                self._failure = f"a message of {host} is refused: {error}"
+            except TimeoutError:
+                return
+            except OSError:
+                self._failure = f"{host} ended while the job was starting"
+            else:
+                if _REFUSED in message:
+                    self._failure = str(message[_REFUSED])
+                else:
+                    self._messages.append(message)
+
+    def _no_answer(self) -> str:
+        group = self._group
+        return (
+            f"{group.member} 0 at {group.address} did not answer within "
+            f"{group.timeout:g} s"
+        )
+
+
+def about_this_process() -> dict[str, Any]:
+    """What every member tells of itself, for messages."""
+    return {"host_name": socket.gethostname(), "pid": os.getpid()}
+
+
+def _listen_for(group: Group) -> list[socket.socket]:
+    sources = group.sources()
+    try:
+        wanted = [Address(one, group.address.port) for one in sources]
+        if not wanted:
+            wanted = addresses.resolve(group.address)
+        return listen(wanted)
+    except OSError as error:
+        place = error.filename or str(group.address)
+        raise RendezvousError(
+            f"{group.member} 0 cannot listen at {place}: "
+            f"{error.strerror or error}. {_ADVICE}"
+        ) from None
+
+
+_ADVICE = (
+    "The rendezvous must be an address of the host where it runs, with a port that no "
+    "other program has"
+)
+
+
+def _versions(its: str, other: str) -> str:
+    return f"{its}, and {other} {__version__}: install the same version on all hosts"
+
+
+def _is_loopback_by_name(host: str) -> bool:
+    try:
+        return Address(host, 0).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,71 @@
+"""The IP addresses of this host's network interfaces, by the interfaces' names."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_hvd.exceptions import RendezvousError
+
+_SIOCGIFADDR = 0x8915
+# struct ifreq: a name, and a sockaddr_in with the address at its fifth byte.
+_IFREQ = struct.Struct("16s4x4s16x")
+
+
+def addresses(names: Sequence[str]) -> list[str]:
+    """The IP addresses of the first of these interfaces that this host has.
+
+    Hosts may have different names for the same network, so some may be missing. Raises
+    RendezvousError if none is here, or it has no address.
+
+    Example:
+
+    >>> addresses(["no0", "lo"])[0]
+    '127.0.0.1'
+    >>> addresses(["no0"])
+    Traceback (most recent call last):
+    keras_hvd.exceptions.RendezvousError: this host has no network interface 'no0', ...
+    """
+    here = [name for _, name in socket.if_nameindex()]
+    for name in names:
+        if name in here:
+            return _addresses(name)
+    raise RendezvousError(
+        f"this host has no network interface {' or '.join(map(repr, names))}, as "
+        f"KERAS_HVD_NETWORK_INTERFACES asks for: it has {', '.join(here)}"
+    )
+
+
+def _addresses(name: str) -> list[str]:
+    found = [*_ipv4(name), *_ipv6(name)]
+    if not found:
+        raise RendezvousError(f"the network interface {name!r} has no IP address")
+    return found
+
+
+def _ipv4(name: str) -> list[str]:
+    request = _IFREQ.pack(name.encode(), b"")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+        except OSError:
+            return []
+    return [socket.inet_ntoa(_IFREQ.unpack(answer)[1])]
+
+
+def _ipv6(name: str) -> list[str]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except FileNotFoundError:  # a kernel without IPv6
+        return []
+    found = []
+    for digits, *_, interface in map(str.split, lines):
+        address = ipaddress.IPv6Address(int(digits, 16))
+        # Those of one link need the interface's number as well, on each host its own.
+        if interface == name and not address.is_link_local:
+            found.append(str(address))
+    return found

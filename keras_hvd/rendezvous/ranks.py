@@ -1,0 +1,203 @@
+"""The ranks of a job meet: they learn who is where, and connect."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import address as addresses
+from keras_hvd.rendezvous import event_loop, gathering, rank_table
+from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.event_loop import EventLoop
+from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
+from keras_hvd.rendezvous.links import Link, Links, WantedLinks
+from keras_hvd.rendezvous.listener import listen
+from keras_hvd.rendezvous.proof import Purpose
+from keras_hvd.rendezvous.rank_table import RankInfo, RankTable, TableError
+from keras_hvd.rendezvous.secret import Secret
+
+# The part of the timeout by which connecting ends sooner than waiting: who connects
+# knows why it fails.
+_SOONER = 0.1
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank knows before it meets the others.
+
+    `job` may be empty: rank 0 then makes up a name.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    rendezvous: str  # HOST:PORT
+    job: str = ""
+    host_key: str | None = None
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a rank knows when the ranks have met.
+
+    The sockets are not blocking, and belong to the caller.
+    """
+
+    table: RankTable
+    links: dict[Link, socket.socket]
+
+
+def meet(
+    place: Place, secret: Secret, wanted_links: WantedLinks, timeout: float
+) -> Meeting:
+    """Waits for the other ranks, and connects with those that `wanted_links` names.
+
+    All ranks return, or all raise RendezvousError with the reason.
+    """
+    group = Group(
+        member="rank",
+        purpose=Purpose.RANKS,
+        number=place.rank,
+        count=place.size,
+        address=addresses.parse(place.rendezvous),
+        key=secret.key(place.job),
+        timeout=timeout,
+        interfaces=place.interfaces,
+    )
+    rank = _Rank(EventLoop(), place, group, secret, wanted_links)
+    return rank.meet()
+
+
+class _Rank:
+    """This process, while the ranks meet."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        place: Place,
+        group: Group,
+        secret: Secret,
+        wanted_links: WantedLinks,
+    ):
+        self._loop = loop
+        self._place = place
+        self._group = group
+        self._secret = secret
+        self._wanted_links = wanted_links
+        self._deadline = time.monotonic() + group.timeout
+
+    def meet(self) -> Meeting:
+        return self._loop.run(
+            self._convene() if self._place.rank == 0 else self._attend()
+        )
+
+    async def _convene(self) -> Meeting:
+        """Rank 0's side."""
+        convener = Convener(self._loop, self._group, self._deadline, self._objection)
+        with contextlib.closing(convener):
+            convener.open()
+            with _listening_at(convener.listening_at) as listening:
+                told = await convener.told()
+                try:
+                    table = self._table(self._info(listening), told)
+                except TableError as error:
+                    await convener.refuse(str(error))
+                await convener.answer(rank_table.encode(table))
+                with self._links(table, listening) as links:
+                    if not await self._are_made(links, lambda: convener.has_failed):
+                        convener.fail(f"rank 0: {links.problem()}")
+                    await convener.ready()
+                    await convener.answer({})
+                    return Meeting(table, links.take())
+
+    async def _attend(self) -> Meeting:
+        """The side of the other ranks."""
+        attendee = Attendee(self._loop, self._group, self._deadline)
+        with contextlib.closing(attendee):
+            own_host = await attendee.connect()
+            with _listening_at([own_host]) as listening:
+                own = self._info(listening)
+                answer = await attendee.tell(rank_table.encode_rank(own))
+                try:
+                    table = rank_table.decode(answer, self._place.size)
+                except TableError as error:
+                    await attendee.give_up(f"the table of ranks is malformed: {error}")
+                with self._links(table, listening) as links:
+                    if not await self._are_made(links, lambda: attendee.has_failed):
+                        await attendee.give_up(links.problem())
+                    await attendee.ready()
+                    return Meeting(table, links.take())
+
+    def _info(self, listening: Sequence[socket.socket]) -> RankInfo:
+        place = self._place
+        ports = tuple(Address(*one.getsockname()[:2]) for one in listening)
+        return RankInfo(
+            rank=place.rank,
+            size=place.size,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            addresses=ports,
+            **rank_table.identity(place.host_key),
+            **gathering.about_this_process(),
+        )
+
+    def _table(self, own: RankInfo, told: Sequence[dict[str, Any]]) -> RankTable:
+        ranks = [own, *map(rank_table.decode_rank, told)]
+        job = self._place.job or f"rendezvous-{uuid.uuid4().hex}"
+        table = RankTable(job, secrets.token_hex(16), tuple(ranks))
+        rank_table.check(table)
+        return table
+
+    def _objection(self, number: int, told: dict[str, Any]) -> str:
+        try:
+            rank_table.check_rank(
+                rank_table.decode_rank(told), number, self._place.size
+            )
+        except TableError as error:
+            return str(error)
+        return ""
+
+    @contextlib.contextmanager
+    def _links(
+        self, table: RankTable, listening: Sequence[socket.socket]
+    ) -> Iterator[Links]:
+        place = self._place
+        wanted = self._wanted_links(place.rank, table.hosts())
+        key = self._secret.key(f"{table.job}/{table.meeting}")
+        links = Links(self._loop, place.rank, table, key, wanted)
+        with contextlib.closing(links):
+            connecting_ends = self._deadline - _SOONER * self._group.timeout
+            links.start(listening, self._group.sources(), connecting_ends)
+            yield links
+
+    async def _are_made(self, links: Links, has_failed: Callable[[], bool]) -> bool:
+        """Waits for the links; True also if the job has failed elsewhere."""
+        await event_loop.until(
+            lambda: links.are_made or bool(links.failure) or has_failed(),
+            self._deadline,
+        )
+        return links.are_made or has_failed()
+
+
+@contextlib.contextmanager
+def _listening_at(hosts: Sequence[str]) -> Iterator[list[socket.socket]]:
+    """Sockets at free ports of these IP addresses of this host."""
+    with contextlib.ExitStack() as opened:
+        try:
+            sockets = listen([Address(host, 0) for host in hosts])
+        except OSError as error:
+            raise RendezvousError(
+                f"this rank cannot listen at {error.filename}: {error.strerror}"
+            ) from None
+        for each in sockets:
+            opened.enter_context(each)
+        yield sockets

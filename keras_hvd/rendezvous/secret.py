@@ -1,0 +1,134 @@
+"""The secret that the processes of a job on several hosts share.
+
+Whoever knows it can join the job, so it is in no message, log or error.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from collections.abc import Mapping, MutableMapping
+
+from keras_hvd.exceptions import RendezvousError
+
+VARIABLE = "KERAS_HVD_SECRET"
+FILE_VARIABLE = "KERAS_HVD_SECRET_FILE"
+
+_LEAST_BYTES = 16
+_MOST_BYTES = 4096
+
+_HOW = (
+    f"set {VARIABLE} to the same random text on all hosts, such as `openssl rand -hex "
+    f"32` prints, or {FILE_VARIABLE} to a file with such a text, with mode 0600, in a "
+    "folder that the hosts share"
+)
+
+# What `take` removed from the environment.
+_taken: Secret | None = None
+
+
+class Secret:
+    """A secret, which does not show in its own representation.
+
+    Example:
+
+    >>> Secret(b"no more than an example")
+    Secret(...)
+    >>> Secret(b"too short")
+    Traceback (most recent call last):
+    keras_hvd.exceptions.RendezvousError: the secret has 9 bytes, and needs 16 or ...
+    """
+
+    def __init__(self, content: bytes, source: str = "the secret"):
+        if len(content) < _LEAST_BYTES:
+            raise RendezvousError(
+                f"{source} has {len(content)} bytes, and needs {_LEAST_BYTES} or more: "
+                f"{_HOW}"
+            )
+        self._content = content
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def key(self, job: str) -> bytes:
+        """The key for proofs and messages of one job."""
+        text = b"keras_hvd rendezvous\0" + job.encode()
+        return hmac.digest(self._content, text, "sha256")
+
+
+def read(variables: Mapping[str, str]) -> Secret:
+    """Reads the secret from a variable, or from the file that a variable names.
+
+    Raises RendezvousError if there is none, or it is not one that others cannot know.
+
+    Example:
+
+    >>> read({"KERAS_HVD_SECRET": "no more than an example"})
+    Secret(...)
+    """
+    text, path = variables.get(VARIABLE, ""), variables.get(FILE_VARIABLE, "")
+    if text and path:
+        raise RendezvousError(
+            f"both {VARIABLE} and {FILE_VARIABLE} are set: unset one of them"
+        )
+    if path:
+        return Secret(_read_file(path).strip(), f"{FILE_VARIABLE}={path!r}")
+    if text:
+        return Secret(os.fsencode(text).strip(), VARIABLE)
+    raise RendezvousError(
+        f"a job on several hosts needs a secret, so that nobody else joins it: {_HOW}"
+    )
+
+
+def take(variables: MutableMapping[str, str]) -> Secret:
+    """Reads the secret and removes it from `variables`.
+
+    So programs that this process starts do not inherit it. Later calls return the same
+    secret, unless another one is set.
+
+    Example:
+
+    >>> variables = {"KERAS_HVD_SECRET": "no more than an example"}
+    >>> take(variables), variables
+    (Secret(...), {})
+    """
+    global _taken
+    is_set = variables.get(VARIABLE) or variables.get(FILE_VARIABLE)
+    if _taken is None or is_set:
+        _taken = read(variables)
+        variables.pop(VARIABLE, None)
+    return _taken
+
+
+def _read_file(path: str) -> bytes:
+    name = f"{FILE_VARIABLE}={path!r}"
+    try:
+        # A pipe without a writer must not block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise RendezvousError(f"{name} cannot be read: {error.strerror}") from None
+    try:
+        _require_private(name, path, os.fstat(descriptor))
+        content = os.read(descriptor, _MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > _MOST_BYTES:
+        raise RendezvousError(f"{name} is larger than {_MOST_BYTES} bytes")
+    return content
+
+
+def _require_private(name: str, path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RendezvousError(f"{name} is not a regular file")
+    if status.st_uid != os.geteuid():
+        raise RendezvousError(
+            f"{name} belongs to user {status.st_uid}, and this process to user "
+            f"{os.geteuid()}: it must be the user's own file"
+        )
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(status.st_mode)
+        raise RendezvousError(
+            f"{name} has mode {mode:04o}, so other users may know the secret: make a "
+            f"new one, with `chmod 600 {path}`"
+        )

@@ -1,0 +1,256 @@
+"""One khvdrun for each of several hosts, which are this one under different keys."""
+
+import ast
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+SECRET = "0123456789abcdef of tests"
+SHOW = (
+    sys.executable,
+    "-c",
+    "import os\n"
+    "print({n[10:]: v for n, v in os.environ.items() if n[:10] == 'KERAS_HVD_'})",
+)
+QUICKLY = ("--start-timeout", "1")
+
+
+@pytest.fixture
+def rendezvous() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@pytest.fixture
+def start(khvdrun, rendezvous):
+    """Starts the khvdrun of a node."""
+
+    def start(number, count, *arguments, **variables):
+        place = ("--nnodes", count, "--node-rank", number, "--rendezvous", rendezvous)
+        variables = {"SECRET": SECRET, "HOST_KEY": f"host {number}", **variables}
+        environment = {f"KERAS_HVD_{n}": v for n, v in variables.items()}
+        return khvdrun.start(*place, *arguments, env=environment)
+
+    return start
+
+
+def end(*started) -> list[tuple[int, str, str]]:
+    """The exit codes, outputs and errors of khvdruns."""
+    outputs = [job.communicate(timeout=60) for job in started]
+    return [(job.returncode, *output) for job, output in zip(started, outputs)]
+
+
+def variables_in(output: str) -> list[dict]:
+    """What the ranks of a host have shown, in their order."""
+    found = [ast.literal_eval(text) for text in re.findall("{.*?}", output)]
+    return sorted(found, key=lambda one: int(one["RANK"]))
+
+
+@pytest.mark.parametrize("counts", [[2, 2], [1, 3], [2, 1, 1]])
+def test_all_ranks_know_their_place(start, rendezvous, counts):
+    started = [
+        start(
+            *(number, len(counts), "-np", count, *SHOW),
+            # As inside another job: what it says is not of this one.
+            CROSS_RANK="0",
+            CROSS_SIZE="1",
+            RANK="7",
+            JOB="another",
+        )
+        for number, count in reversed([*enumerate(counts)])
+    ]
+    ended = [*reversed(end(*started))]
+    assert [(code, error) for code, _, error in ended] == [(0, "")] * len(counts)
+    shown = [variables_in(output) for _, output, _ in ended]
+    (job,) = {one.pop("JOB") for ranks in shown for one in ranks}
+    assert job.startswith("khvdrun-")
+    for ranks in shown:
+        for one in ranks:
+            del one["TEST_MARK"]
+    assert shown == [
+        [
+            {
+                "RANK": str(sum(counts[:number]) + here),
+                "SIZE": str(sum(counts)),
+                "LOCAL_RANK": str(here),
+                "LOCAL_SIZE": str(count),
+                "RENDEZVOUS": rendezvous,
+                "HOST_KEY": f"host {number}",
+                "SECRET": SECRET,
+            }
+            for here in range(count)
+        ]
+        for number, count in enumerate(counts)
+    ]
+
+
+def test_output_and_exit_code_name_the_job_s_ranks(start):
+    program = "import os, sys; sys.exit(int(os.environ['KERAS_HVD_RANK']) * 3)"
+    fail = (sys.executable, "-c", program)
+    started = [start(number, 2, "-np", 1, *fail) for number in range(2)]
+    (first, _, _), (second, _, error) = end(*started)
+    assert (first, second) == (0, 3)
+    assert re.search(r"khvdrun: rank 1 \(process \d+\) failed first: it ended", error)
+
+
+def test_the_secret_is_in_no_command_line_and_no_output(start, khvdrun):
+    wait = (sys.executable, "-c", "print('here'); input()")
+    with start(0, 2, "-np", 1, "--verbose", *wait) as first:
+        second = start(1, 2, "-np", 1, "--verbose", *wait)
+        with second:
+            for job in (first, second):
+                assert job.stdout.readline().endswith("here\n")
+            assert not any(SECRET in line for line in khvdrun.processes())
+        (_, _, one), (_, _, other) = [
+            (job.returncode, *job.communicate()) for job in (first, second)
+        ]
+    assert SECRET not in one + other
+
+
+def test_a_job_on_one_host_gets_no_secret_and_meets_nobody(khvdrun):
+    several = {"SECRET": SECRET, "RENDEZVOUS": "node0:29400", "SECRET_FILE": "/none"}
+    environment = {f"KERAS_HVD_{name}": value for name, value in several.items()}
+    ended = khvdrun.run("-np", 1, *SHOW, env=environment)
+    (shown,) = variables_in(ended.stdout)
+    assert not several.keys() & shown.keys()
+    assert (shown["CROSS_RANK"], shown["CROSS_SIZE"]) == ("0", "1")
+
+
+def test_a_file_has_the_secret_too(start, tmp_path):
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    started = [
+        start(0, 2, "-np", 1, "true"),
+        start(1, 2, "-np", 1, "true", SECRET="", SECRET_FILE=str(path)),
+    ]
+    assert [code for code, *_ in end(*started)] == [0, 0]
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+def test_a_host_that_never_comes_is_named(start, rendezvous):
+    before = time.monotonic()
+    started = [start(number, 3, "-np", 1, *QUICKLY, *SHOW) for number in (0, 2)]
+    ended = end(*started)
+    assert time.monotonic() - before < 20
+    for code, output, error in ended:
+        assert (code, output) == (2, "")
+        assert re.match("khvdrun: error: node .* waited 1 s, and node 1 of 3", error)
+        assert error.count("\n") == 1
+
+
+# A khvdrun that ends as soon as it has come.
+LEAVING = """
+import os, sys
+from keras_hvd.rendezvous import address, event_loop, gathering, proof, secret
+group = gathering.Group(
+    "node", proof.Purpose.NODES, 2, 3, address.parse(sys.argv[1]),
+    secret.read(os.environ).key(""), timeout=20,
+)
+loop = event_loop.EventLoop()
+async def leave():
+    attendee = gathering.Attendee(loop, group, deadline=float("inf"))
+    await attendee.connect()
+    loop.start(attendee.tell({"ranks": 1, "nodes": 3}))
+    await event_loop.pause(0)
+loop.run(leave())
+"""
+
+
+def test_a_host_that_leaves_is_named(start, rendezvous):
+    waiting = start(0, 3, "-np", 1, *SHOW)
+    subprocess.run(
+        [sys.executable, "-c", LEAVING, rendezvous],
+        env={**os.environ, "KERAS_HVD_SECRET": SECRET},
+        check=True,
+    )
+    ((code, _, error),) = end(waiting)
+    assert code == 2
+    assert re.match(
+        "khvdrun: error: node 2, on .* ended while the job was starting", error
+    )
+
+
+def test_a_wrong_secret_is_refused(start):
+    started = [
+        start(0, 2, "-np", 1, *QUICKLY, *SHOW),
+        start(1, 2, "-np", 1, *QUICKLY, *SHOW, SECRET="another secret of tests"),
+    ]
+    (_, _, first), (_, _, second) = end(*started)
+    assert "node 0, at " in first and "node 1 of 2 did not come" in first
+    assert "refuses node 1: it has another secret" in second
+    assert "another secret of tests" not in first + second
+    assert SECRET not in first + second
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SECRET": ""}, "needs a secret, so that nobody else joins it: set KERAS_HVD"),
+        ({"SECRET": "short"}, "KERAS_HVD_SECRET has 5 bytes, and needs 16 or more"),
+        ({"SECRET": "", "SECRET_FILE": "/dev/null"}, "is not a regular file"),
+        ({"INIT_TIMEOUT_SECONDS": "soon"}, "must be a number of seconds from 0, got"),
+        ({"NETWORK_INTERFACES": "no0"}, "has no network interface 'no0'"),
+        ({"NETWORK_INTERFACES": "a,,b"}, "must be names of network interfaces"),
+    ],
+)
+def test_what_is_missing_or_malformed_is_an_error_at_once(start, variables, expected):
+    ((code, output, error),) = end(start(0, 2, "-np", 1, *SHOW, **variables))
+    assert (code, output) == (2, "")
+    assert error.startswith("khvdrun: error: ")
+    assert expected in error
+
+
+def test_ctrl_c_ends_it_while_it_waits(start, rendezvous):
+    host, port = rendezvous.split(":")
+    with start(0, 2, "-np", 1, *SHOW) as job:
+        while True:
+            try:
+                socket.create_connection((host, int(port))).close()
+                break
+            except ConnectionRefusedError:
+                continue
+        job.send_signal(signal.SIGINT)
+        assert job.communicate(timeout=20) == ("", "")
+    assert job.returncode == 128 + signal.SIGINT
+
+
+# --- ranks started by other means ----------------------------------------------------
+
+SUM = """
+import keras_hvd
+keras_hvd.init()
+print(keras_hvd.allreduce(1.0, op=keras_hvd.Sum).numpy(), keras_hvd.cross_size())
+"""
+
+
+def test_ranks_of_one_host_that_meet_are_a_job_like_others(rendezvous):
+    variables = {"SIZE": 2, "LOCAL_SIZE": 2, "RENDEZVOUS": rendezvous, "SECRET": SECRET}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SUM],
+            env={
+                **os.environ,
+                **{
+                    f"KERAS_HVD_{name}": str(value)
+                    for name, value in {
+                        **variables,
+                        "RANK": rank,
+                        "LOCAL_RANK": rank,
+                    }.items()
+                },
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [job.communicate(timeout=60)[0] for job in started] == ["2.0 1\n"] * 2

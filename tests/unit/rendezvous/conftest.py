@@ -1,0 +1,145 @@
+"""Ranks in threads of this process that meet over the loopback interface."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import ranks
+from keras_hvd.rendezvous.links import Link
+from keras_hvd.rendezvous.proof import Purpose
+from keras_hvd.rendezvous.ranks import Meeting, Place
+from keras_hvd.rendezvous.secret import Secret
+
+LATEST = 20
+
+
+def links_with_other_hosts(rank: int, hosts: Sequence[int]) -> list[Link]:
+    """Both kinds of links, with every rank of another host."""
+    return [
+        Link(peer, purpose)
+        for peer, host in enumerate(hosts)
+        for purpose in (Purpose.CONTROL, Purpose.DATA)
+        if host != hosts[rank]
+    ]
+
+
+@dataclass
+class Threads:
+    """Calls that run beside the test, and what they return or raise."""
+
+    results: dict[object, object] = field(default_factory=dict)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self, name: object, function: Callable, *arguments) -> None:
+        def call() -> None:
+            try:
+                self.results[name] = function(*arguments)
+            except RendezvousError as error:
+                self.results[name] = error
+
+        thread = threading.Thread(target=call, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def end(self) -> dict:
+        """Waits for all; by the names under which they were started."""
+        for thread in self.threads:
+            thread.join(LATEST)
+            assert not thread.is_alive()
+        return self.results
+
+    def errors(self) -> dict:
+        """The texts of the errors that all have raised."""
+        ended = self.end()
+        assert all(isinstance(one, RendezvousError) for one in ended.values()), ended
+        return {name: str(error) for name, error in ended.items()}
+
+
+@dataclass
+class Job:
+    """Ranks of one job. The host of each is told by its key."""
+
+    rendezvous: str
+    size: int
+    timeout: float = LATEST
+    secret: Secret = field(default_factory=lambda: Secret(b"only these tests know"))
+    started: Threads = field(default_factory=Threads)
+
+    @property
+    def port(self) -> int:
+        return int(self.rendezvous.rpartition(":")[2])
+
+    def start(self, rank: int, key: str | None = None, **changes) -> None:
+        """Starts a rank, under its number or the `name` given."""
+        name = changes.pop("name", rank)
+        secret = changes.pop("secret", self.secret)
+        timeout = changes.pop("timeout", self.timeout)
+        wanted = changes.pop("wanted_links", links_with_other_hosts)
+        place = {
+            "rank": rank,
+            "size": self.size,
+            "local_rank": 0,
+            "local_size": 1,
+            "rendezvous": self.rendezvous,
+            "host_key": key,
+            **changes,
+        }
+        self.started.start(name, ranks.meet, Place(**place), secret, wanted, timeout)
+
+    def end(self) -> list[Meeting]:
+        """What all ranks know when they have met."""
+        ended = self.started.end()
+        for one in ended.values():
+            if isinstance(one, RendezvousError):
+                raise one
+        return [ended[rank] for rank in range(self.size)]
+
+    def errors(self) -> dict:
+        return self.started.errors()
+
+    def await_listening(self) -> None:
+        """Waits until rank 0 accepts connections."""
+        while True:
+            try:
+                self.connect().close()
+                return
+            except ConnectionRefusedError:
+                continue
+
+    def connect(self) -> socket.socket:
+        """A stranger's connection to rank 0."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=LATEST)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def threads() -> Threads:
+    return Threads()
+
+
+@pytest.fixture
+def new_job() -> Callable[..., Job]:
+    """Makes a `Job` of so many ranks, that meet at a free port."""
+
+    def make(size: int, host: str = "127.0.0.1", **arguments) -> Job:
+        name = f"[{host}]" if ":" in host else host
+        address = "127.0.0.1" if host == "localhost" else host
+        return Job(f"{name}:{free_port(address)}", size, **arguments)
+
+    return make
+
+
+@pytest.fixture
+def rendezvous() -> str:
+    """HOST:PORT that nobody listens at."""
+    return f"127.0.0.1:{free_port()}"

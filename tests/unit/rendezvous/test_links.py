@@ -1,0 +1,70 @@
+"""Which connections a rank takes for a link: those that have proven exactly that."""
+
+import math
+import socket
+import time
+
+import pytest
+
+from keras_hvd.rendezvous import connection, event_loop
+from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.connection import Call
+from keras_hvd.rendezvous.event_loop import EventLoop
+from keras_hvd.rendezvous.links import Link, Links
+from keras_hvd.rendezvous.listener import listen
+from keras_hvd.rendezvous.proof import Purpose
+from keras_hvd.rendezvous.rank_table import RankTable
+
+KEY = b"of this start of the job"
+
+
+def try_to_link(*calls: Call) -> dict[Link, socket.socket]:
+    """The links of rank 1, which waits for one of rank 2 for control, after calls."""
+
+    async def call_all():
+        (listening,) = listen([Address("127.0.0.1", 0)])
+        place = Address(*listening.getsockname())
+        links.start([listening], [], math.inf)
+        for call in calls:
+            try:
+                deadline = time.monotonic() + 0.1
+                await connection.connect(call, lambda: [place], deadline)
+            except OSError:
+                continue
+            await event_loop.until(lambda: links.are_made, math.inf)
+        made = links.take()
+        links.close()
+        return made
+
+    loop = EventLoop()
+    table = RankTable("job", "", ())
+    links = Links(loop, 1, table, KEY, [Link(2, Purpose.CONTROL)])
+    return loop.run(call_all())
+
+
+def test_takes_who_has_proven_the_pair_and_the_purpose():
+    made = try_to_link(Call(KEY, Purpose.CONTROL, sender=2, receiver=1))
+    assert [*made] == [Link(2, Purpose.CONTROL)]
+    made.popitem()[1].close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(Call(KEY, Purpose.DATA, 2, 1), id="purpose"),
+        pytest.param(Call(KEY, Purpose.RANKS, 2, 1), id="no-link"),
+        pytest.param(Call(KEY, Purpose.CONTROL, 3, 1), id="sender"),
+        pytest.param(Call(KEY, Purpose.CONTROL, 0, 1), id="lower-sender"),
+        pytest.param(Call(KEY, Purpose.CONTROL, 2, 0), id="receiver"),
+        pytest.param(Call(b"of another", Purpose.CONTROL, 2, 1), id="another-start"),
+    ],
+)
+def test_takes_nobody_else(call):
+    assert try_to_link(call) == {}
+
+
+def test_a_rank_that_comes_again_has_given_up_its_first_connection():
+    call = Call(KEY, Purpose.CONTROL, sender=2, receiver=1)
+    made = try_to_link(call, call)
+    assert [*made] == [Link(2, Purpose.CONTROL)]
+    made.popitem()[1].close()

@@ -1,0 +1,37 @@
+"""Network interfaces by name, against what the system's own tool says."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import network_interfaces
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="there is no ip command")
+def test_finds_what_the_system_says():
+    shown = subprocess.run(
+        ["ip", "-json", "address"], check=True, capture_output=True, text=True
+    )
+    for interface in json.loads(shown.stdout):
+        wanted = {
+            address["local"]
+            for address in interface.get("addr_info", [])
+            if address["scope"] != "link"
+        }
+        if wanted:
+            name = interface["ifname"]
+            assert set(network_interfaces.addresses([name])) == wanted
+
+
+def test_takes_the_first_that_is_here():
+    assert "127.0.0.1" in network_interfaces.addresses(["no0", "lo", "no1"])
+
+
+def test_names_those_that_are_here():
+    with pytest.raises(
+        RendezvousError, match="no network interface 'no0' or 'no1'.*lo"
+    ):
+        network_interfaces.addresses(["no0", "no1"])

@@ -1,0 +1,102 @@
+"""The khvdruns of several hosts: who starts which ranks, and what goes wrong."""
+
+import re
+import socket
+
+import pytest
+
+from keras_hvd.rendezvous import nodes
+from keras_hvd.rendezvous.nodes import Node
+from keras_hvd.rendezvous.secret import Secret
+
+SECRET = Secret(b"only these tests know")
+
+
+@pytest.fixture
+def start(threads, rendezvous):
+    """Starts the khvdrun of a node, with so many ranks."""
+
+    def start(number, count, ranks, timeout=20, secret=SECRET):
+        node = Node(number, count, ranks, rendezvous)
+        threads.start(len(threads.threads), nodes.meet, node, secret, timeout)
+
+    return start
+
+
+@pytest.mark.parametrize("ranks", [[2, 2], [1, 3, 2], [4, 1, 1, 2]])
+def test_each_starts_the_next_ranks(start, threads, ranks):
+    for number, count in reversed([*enumerate(ranks)]):
+        start(number, len(ranks), count)
+    shares = sorted(threads.end().values(), key=lambda share: share.first_rank)
+    assert [share.first_rank for share in shares] == [
+        sum(ranks[:number]) for number in range(len(ranks))
+    ]
+    assert {share.size for share in shares} == {sum(ranks)}
+    (job,) = {share.job for share in shares}
+    assert job.startswith("khvdrun-")
+
+
+def test_a_node_that_never_comes_is_named_on_all(start, threads):
+    start(0, 3, 1, timeout=0.5)
+    start(2, 3, 1, timeout=20)
+    (error,) = set(threads.errors().values())
+    assert re.match(r"node 0, at .* waited 0.5 s, and node 1 of 3 did not come", error)
+
+
+def test_without_node_0_the_others_say_where_they_looked(start, threads, rendezvous):
+    start(1, 2, 1, timeout=0.3)
+    (error,) = threads.errors().values()
+    assert f"node 1 could not reach node 0 at {rendezvous} within 0.3 s" in error
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "expected"),
+    [
+        (1, 3, "node 1, on .*: it was started with --nnodes 3, and node 0 with --nno"),
+        (2, 3, "node 2 came, on .*, but node 0 knows of 2 nodes: start all with the"),
+    ],
+)
+def test_another_number_of_nodes_is_an_error_on_all(
+    start, threads, number, count, expected
+):
+    start(0, 2, 1)
+    start(number, count, 1)
+    (error,) = set(threads.errors().values())
+    assert re.match(expected, error)
+
+
+def test_two_nodes_of_one_number_are_an_error_on_all(start, threads):
+    for number in (0, 1, 1):
+        start(number, 3, 1)
+    (error,) = set(threads.errors().values())
+    assert re.match("node 1 came twice, on .*: give each node a number of its", error)
+
+
+def test_too_many_ranks_are_an_error_on_all(start, threads):
+    for number in range(2):
+        start(number, 2, 2**30)
+    (error,) = set(threads.errors().values())
+    assert error == f"{2**31} ranks are too many"
+
+
+def test_a_wrong_secret_is_refused(start, threads):
+    start(0, 2, 1, timeout=0.5)
+    start(1, 2, 1, secret=Secret(b"of another job's nodes"))
+    first, second = threads.errors().values()
+    assert {True} == {"another secret" in text for text in (first, second)}
+
+
+def test_ranks_are_no_nodes(start, threads, new_job, rendezvous):
+    start(0, 2, 1, timeout=0.5)
+    job = new_job(2, timeout=0.5, secret=SECRET)
+    job.start(1, rendezvous=rendezvous)
+    assert "node 1 of 2 did not come" in str(threads.errors()[0])
+    assert "rank 1 could not reach rank 0" in job.errors()[1]
+
+
+def test_a_taken_port_is_an_error(start, threads, rendezvous):
+    host, _, port = rendezvous.partition(":")
+    with socket.create_server((host, int(port))):
+        start(0, 2, 1)
+        (error,) = threads.errors().values()
+    assert f"node 0 cannot listen at {rendezvous}: Address already in use" in error

@@ -1,0 +1,140 @@
+"""The bytes that prove a secret: what they are of, and what they are not good for."""
+
+import dataclasses
+
+import pytest
+
+from keras_hvd.rendezvous import messages, proof
+from keras_hvd.rendezvous.messages import HEADER_BYTES, MessageError, Opener, Sealer
+from keras_hvd.rendezvous.proof import Handshake, Purpose, Role
+from keras_hvd.rendezvous.secret import Secret
+
+SECRET = Secret(b"only these tests know")
+CLIENT = proof.hello(Role.CLIENT, Purpose.DATA, sender=3, receiver=1)
+SERVER = CLIENT.answer()
+
+
+def handshake(client=CLIENT, server=SERVER, key=None) -> Handshake:
+    key = SECRET.key("job") if key is None else key
+    return Handshake(key, client.pack(), server.pack())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_both_ends_make_the_same_proofs(role):
+    assert handshake().is_proof(handshake().proof(role), role)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"purpose": Purpose.CONTROL},
+        {"sender": 2},
+        {"receiver": 0},
+        {"version": "9.9.9"},
+        {"nonce": bytes(32)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("role", Role)
+def test_a_proof_is_of_all_that_both_have_said(role, side, change):
+    said = {"client": CLIENT, "server": SERVER}
+    said[side] = dataclasses.replace(said[side], **change)
+    assert not handshake().is_proof(handshake(**said).proof(role), role)
+
+
+def test_a_proof_is_of_one_secret_and_one_job():
+    keys = [
+        SECRET.key("job"),
+        SECRET.key("another"),
+        Secret(b"only others know of it").key("job"),
+    ]
+    assert len({handshake(key=key).proof(Role.CLIENT) for key in keys}) == 3
+
+
+def test_each_side_proves_otherwise():
+    assert not handshake().is_proof(handshake().proof(Role.CLIENT), Role.SERVER)
+    assert not handshake().is_proof(handshake().proof(Role.SERVER), Role.CLIENT)
+
+
+def test_nonces_are_new_each_time():
+    made = {proof.hello(Role.CLIENT, Purpose.DATA, 3, 1).nonce for _ in range(100)}
+    assert len(made) == 100
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": Role.CLIENT},
+        {"purpose": Purpose.CONTROL},
+        {"sender": 0},
+        {"receiver": 2},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_answer_is_to_one_question(change):
+    assert SERVER.answers(CLIENT)
+    assert not dataclasses.replace(SERVER, **change).answers(CLIENT)
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 9])
+def test_other_bytes_are_no_hello(at):
+    packed = bytearray(CLIENT.pack())
+    packed[at] ^= 0x40
+    assert proof.unpack(bytes(packed)) is None
+
+
+# --- messages ------------------------------------------------------------------------
+
+
+def opened(opener: Opener, sealed: bytes) -> dict:
+    return opener.open(sealed[:HEADER_BYTES], sealed[HEADER_BYTES:])
+
+
+def test_messages_arrive_in_their_order():
+    keys = handshake().session(Role.CLIENT), handshake().session(Role.SERVER)
+    sealer, opener = Sealer(keys[0].sends), Opener(keys[1].receives)
+    assert [opened(opener, sealer.seal({"n": n})) for n in range(3)] == [
+        {"n": n} for n in range(3)
+    ]
+
+
+def test_messages_left_out_repeated_or_swapped_are_noticed():
+    sealer = Sealer(b"key")
+    first, second = sealer.seal({}), sealer.seal({})
+    with pytest.raises(MessageError, match="changed"):
+        opened(Opener(b"key"), second)
+    opener = Opener(b"key")
+    opened(opener, first)
+    with pytest.raises(MessageError, match="changed"):
+        opened(opener, first)
+
+
+def test_a_message_does_not_come_back():
+    keys = handshake().session(Role.CLIENT)
+    with pytest.raises(MessageError, match="changed"):
+        opened(Opener(keys.receives), Sealer(keys.sends).seal({}))
+
+
+def test_keys_of_messages_are_of_one_connection():
+    other = dataclasses.replace(SERVER, nonce=bytes(32))
+    sealed = Sealer(handshake(server=other).session(Role.CLIENT).sends).seal({})
+    with pytest.raises(MessageError, match="changed"):
+        opened(Opener(handshake().session(Role.SERVER).receives), sealed)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[1]", "it is not a JSON object"),
+        (b"{", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+    ],
+    ids=["list", "half", "no-text", "deep"],
+)
+def test_what_is_sealed_may_still_be_malformed(content, expected):
+    seal = messages._seal(b"key", 0, content)
+    header = messages._HEADER.pack(len(content), seal)
+    with pytest.raises(MessageError, match=expected):
+        Opener(b"key").open(header, content)

@@ -1,0 +1,52 @@
+// See hosts_backend.h.
+#include "tf_ops/backend/hosts_backend.h"
+
+#include <utility>
+
+#include "tf_ops/backend/run_batch.h"
+#include "tf_ops/collectives/allgather_values.h"
+#include "tf_ops/collectives/hashes.h"
+
+namespace keras_hvd {
+
+HostsBackend::HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
+                           std::shared_ptr<JobState> job, DataLinks links,
+                           Waiter* waiter, StoreChoice* store_choice)
+    : hosts_(topology, std::move(segment), std::move(job), std::move(links), waiter),
+      store_choice_(store_choice) {}
+
+bool HostsBackend::Begin(const std::vector<int>& members, uint64_t number) {
+  members_ = members;
+  return hosts_.Begin(members, number);
+}
+
+bool HostsBackend::Run(const Batch& batch, const BatchSettings& settings) {
+  return is_local()
+             ? RunBatch(batch, settings, members_, store_choice_, &hosts_.local())
+             : RunBatch(batch, settings, members_, &hosts_);
+}
+
+bool HostsBackend::AllgatherValues(const std::vector<int64_t>& own,
+                                   std::vector<std::vector<int64_t>>* all) {
+  return is_local() ? keras_hvd::AllgatherValues(own, &hosts_.local(), all)
+                    : keras_hvd::AllgatherValues(own, &hosts_, all);
+}
+
+std::unique_ptr<JointAttempt> HostsBackend::Attempt() {
+  if (is_local()) return std::make_unique<CommunicatorAttempt>(&hosts_.local());
+  return std::make_unique<HostsAttempt>(&hosts_);
+}
+
+bool HostsBackend::AllgatherHashes(const std::vector<uint64_t>& own,
+                                   std::vector<std::vector<uint64_t>>* all) {
+  return is_local() ? keras_hvd::AllgatherHashes(own, &hosts_.local(), all)
+                    : keras_hvd::AllgatherHashes(own, &hosts_, all);
+}
+
+int64_t HostsBackend::window_bytes() const { return hosts_.local().window_bytes(); }
+
+void HostsBackend::set_recorder(PhaseRecorder* recorder) {
+  hosts_.local().set_recorder(recorder);
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,47 @@
+// Collectives of ranks on several hosts: shared memory inside each, connections between
+// them; see collectives/hosts_communicator.h.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
+#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tf_ops/backend/collective_backend.h"
+#include "tf_ops/collectives/hosts_communicator.h"
+
+namespace keras_hvd {
+
+class HostsBackend final : public CollectiveBackend {
+ public:
+  // `segment` is this host's. `links` has one to each rank on another host.
+  // `store_choice` learns how long allreduces on this host take; or null.
+  HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
+               std::shared_ptr<JobState> job, DataLinks links, Waiter* waiter,
+               StoreChoice* store_choice);
+
+  bool Begin(const std::vector<int>& members, uint64_t number) override;
+  bool BeginAgain() override { return hosts_.BeginAgain(); }
+  void End() override { hosts_.End(); }
+
+  bool Run(const Batch& batch, const BatchSettings& settings) override;
+  bool AllgatherValues(const std::vector<int64_t>& own,
+                       std::vector<std::vector<int64_t>>* all) override;
+  std::unique_ptr<JointAttempt> Attempt() override;
+  bool AllgatherHashes(const std::vector<uint64_t>& own,
+                       std::vector<std::vector<uint64_t>>* all) override;
+
+  int64_t window_bytes() const override;
+  void set_recorder(PhaseRecorder* recorder) override;
+
+ private:
+  bool is_local() const { return hosts_.hosts() == 1; }
+
+  HostsCommunicator hosts_;
+  StoreChoice* const store_choice_;
+  std::vector<int> members_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_

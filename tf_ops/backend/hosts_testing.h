@@ -1,0 +1,143 @@
+// For tests of backends across hosts: ranks as threads, with a segment for each host
+// and a pair of sockets between every two ranks of different hosts.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
+#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tf_ops/backend/hosts_backend.h"
+#include "tf_ops/collectives/testing.h"
+#include "tf_ops/transport/shared_job_state.h"
+
+namespace keras_hvd {
+
+// Lets other threads run until the peer is ready or the job has failed.
+class JobWaiter final : public Waiter {
+ public:
+  explicit JobWaiter(std::shared_ptr<JobState> job) : job_(std::move(job)) {}
+
+  bool Wait(const std::function<bool()>& ready, int awaited) override {
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
+    for (int64_t times = 0; !ready(); ++times) {
+      if (job_->Failed()) return false;
+      if (times % 64 == 0 && Clock::now() > end) {
+        job_->Fail(Code::kInternal, "rank " + std::to_string(job_->rank()) +
+                                        " waits forever for rank " +
+                                        std::to_string(awaited));
+        ADD_FAILURE() << job_->Failure().message;
+        return false;
+      }
+      sched_yield();
+    }
+    return true;
+  }
+  bool Pause(int64_t) override {
+    sched_yield();
+    return !job_->Failed();
+  }
+
+ private:
+  const std::shared_ptr<JobState> job_;
+};
+
+struct HostsOptions {
+  int64_t exchange_bytes = kTinyExchange;
+  int socket_bytes = 0;  // of each socket's buffers; 0: the system's choice
+};
+
+// The ranks of a job; `hosts` says on which host each rank is.
+class HostsJob {
+ public:
+  explicit HostsJob(const std::vector<int>& hosts, const HostsOptions& options = {})
+      : size_(static_cast<int>(hosts.size())), topology_(0, hosts) {
+    EXPECT_TRUE(Segment::CreateLocal(size_, 0, &job_segment_).ok());
+    std::vector<std::shared_ptr<Segment>> segments(topology_.hosts());
+    for (int host = 0; host < topology_.hosts(); ++host) {
+      const int ranks = static_cast<int>(topology_.ranks_of(host).size());
+      EXPECT_TRUE(
+          Segment::CreateLocal(ranks, options.exchange_bytes, &segments[host]).ok());
+    }
+    std::vector<DataLinks> links(size_, DataLinks(size_));
+    for (int a = 0; a < size_; ++a) {
+      for (int b = a + 1; b < size_; ++b) {
+        if (hosts[a] != hosts[b]) Connect(options, &links[a][b], &links[b][a]);
+      }
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      jobs_.push_back(std::make_shared<SharedJobState>(job_segment_, rank));
+      waiters_.push_back(std::make_unique<JobWaiter>(jobs_.back()));
+      backends_.push_back(std::make_unique<HostsBackend>(
+          Topology(rank, hosts), segments[topology_.host_of(rank)], jobs_.back(),
+          std::move(links[rank]), waiters_.back().get(), nullptr));
+    }
+  }
+
+  int size() const { return size_; }
+  const Topology& topology() const { return topology_; }
+  JobState& job(int rank) { return *jobs_[rank]; }
+  CollectiveBackend& backend(int rank) { return *backends_[rank]; }
+  // Ends a rank as its process's death would: its connections close.
+  void Kill(int rank) { backends_[rank].reset(); }
+
+  std::vector<int> all() const {
+    std::vector<int> ranks(size_);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
+  // Runs `body` on each of these ranks at once.
+  void RunThreads(const std::vector<int>& ranks, const std::function<void(int)>& body) {
+    std::vector<std::thread> threads;
+    for (int rank : ranks) threads.emplace_back([&, rank] { body(rank); });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // Runs `body` between Begin and End on every member.
+  void Run(const std::vector<int>& members,
+           const std::function<void(int rank, CollectiveBackend*)>& body) {
+    ++sequence_;
+    RunThreads(members, [&](int rank) {
+      EXPECT_TRUE(backend(rank).Begin(members, sequence_));
+      body(rank, &backend(rank));
+      backend(rank).End();
+    });
+  }
+
+ private:
+  static void Connect(const HostsOptions& options, std::shared_ptr<DataLink>* a,
+                      std::shared_ptr<DataLink>* b) {
+    int sockets[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+    for (int socket : sockets) {
+      const int bytes = options.socket_bytes;
+      if (bytes == 0) continue;
+      setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+      setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+    }
+    *a = std::make_shared<DataLink>(sockets[0]);
+    *b = std::make_shared<DataLink>(sockets[1]);
+  }
+
+  const int size_;
+  const Topology topology_;
+  std::shared_ptr<Segment> job_segment_;
+  std::vector<std::shared_ptr<SharedJobState>> jobs_;
+  std::vector<std::unique_ptr<JobWaiter>> waiters_;
+  std::vector<std::unique_ptr<HostsBackend>> backends_;
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_

@@ -1,0 +1,35 @@
+// See hosts_world.h.
+#include "tf_ops/backend/hosts_world.h"
+
+#include <utility>
+
+#include "tf_ops/backend/hosts_backend.h"
+#include "tf_ops/transport/hosts_channels.h"
+
+namespace keras_hvd {
+
+World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
+                 std::vector<RankName> names, const std::vector<Link>& links) {
+  std::vector<std::unique_ptr<ControlLink>> control;
+  DataLinks data(topology.size());
+  std::vector<int> sockets;
+  for (const Link& link : links) {
+    sockets.push_back(link.socket);
+    if (link.purpose == LinkPurpose::kControl) {
+      control.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
+    } else {
+      data[link.peer] = std::make_shared<DataLink>(link.socket);
+    }
+  }
+  const auto job = std::make_shared<HostsJobState>(segment, topology, std::move(names),
+                                                   std::move(control));
+  const int index = topology.local_index(topology.rank());
+  return {topology, job, std::make_shared<HostsChannels>(segment, index, job),
+          [topology, segment, job, data](Waiter* waiter, StoreChoice* store_choice) {
+            return std::make_unique<HostsBackend>(topology, segment, job, data, waiter,
+                                                  store_choice);
+          },
+          std::make_shared<LinkWatch>(sockets, &job->bell())};
+}
+
+}  // namespace keras_hvd

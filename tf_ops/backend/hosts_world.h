@@ -1,0 +1,21 @@
+// The world of a rank whose job is on several hosts.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_
+#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_
+
+#include <memory>
+#include <vector>
+
+#include "tf_ops/backend/world.h"
+#include "tf_ops/transport/hosts_job_state.h"
+#include "tf_ops/transport/links.h"
+
+namespace keras_hvd {
+
+// `segment` is shared by the ranks of this host. `names` are those of all ranks. Takes
+// over the sockets of `links`, which are those that LinksNeeded lists.
+World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
+                 std::vector<RankName> names, const std::vector<Link>& links);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_

@@ -1,0 +1,23 @@
+// Runs the collective of a batch's kind with what the requests say.
+#ifndef KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
+#define KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
+
+#include <vector>
+
+#include "tf_ops/backend/collective_backend.h"
+#include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/hosts_communicator.h"
+
+namespace keras_hvd {
+
+// For a collective of `members` that has begun. `store_choice` learns how long
+// allreduces take; or null. Returns false if the job failed meanwhile.
+bool RunBatch(const Batch& batch, const BatchSettings& settings,
+              const std::vector<int>& members, StoreChoice* store_choice,
+              Communicator* communicator);
+bool RunBatch(const Batch& batch, const BatchSettings& settings,
+              const std::vector<int>& members, HostsCommunicator* hosts);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_

@@ -1,0 +1,153 @@
+// See hosts_communicator.h.
+#include "tf_ops/collectives/hosts_communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace keras_hvd {
+namespace {
+
+// How long a rank whose connection has ended waits to hear the reason: the host at the
+// other end knows better why a rank has gone.
+constexpr std::chrono::seconds kPatience(1);
+
+constexpr int64_t kLine = 64;
+
+}  // namespace
+
+HostsCommunicator::HostsCommunicator(const Topology& topology,
+                                     std::shared_ptr<Segment> segment,
+                                     std::shared_ptr<JobState> job, DataLinks links,
+                                     Waiter* waiter)
+    : topology_(topology),
+      job_(std::move(job)),
+      links_(std::move(links)),
+      waiter_(waiter),
+      local_(std::move(segment), topology, this) {}
+
+bool HostsCommunicator::Begin(const std::vector<int>& members, uint64_t sequence) {
+  if (members != members_) Divide(members);
+  return local_.Begin(local_ranks_, sequence);
+}
+
+void HostsCommunicator::Divide(const std::vector<int>& members) {
+  members_ = members;
+  std::vector<std::vector<int>> by_number(topology_.hosts());
+  for (int member = 0; member < count(); ++member) {
+    by_number[topology_.host_of(members[member])].push_back(member);
+  }
+  members_of_.clear();
+  host_of_.assign(count(), 0);
+  place_of_.assign(count(), 0);
+  remote_.clear();
+  local_ranks_.clear();
+  lanes_ = count();
+  for (std::vector<int>& of_host : by_number) {
+    if (of_host.empty()) continue;
+    for (size_t place = 0; place < of_host.size(); ++place) {
+      const int member = of_host[place];
+      host_of_[member] = hosts();
+      place_of_[member] = static_cast<int>(place);
+      const int rank = members[member];
+      if (rank == topology_.rank()) index_ = member;
+      if (topology_.is_local(rank)) {
+        local_ranks_.push_back(rank);
+      } else {
+        remote_.push_back(member);
+      }
+    }
+    lanes_ = std::min(lanes_, static_cast<int>(of_host.size()));
+    members_of_.push_back(std::move(of_host));
+  }
+}
+
+int64_t HostsCommunicator::Send(int member, const void* data, int64_t bytes) {
+  return LinkOf(member).Send(data, bytes);
+}
+
+int64_t HostsCommunicator::Receive(int member, void* data, int64_t bytes) {
+  return LinkOf(member).Receive(data, bytes);
+}
+
+void HostsCommunicator::Progress() {
+  for (int member : remote_) LinkOf(member).Progress();
+}
+
+bool HostsCommunicator::AwaitSent() {
+  for (int member : remote_) {
+    const auto ready = [&link = LinkOf(member)] { return !link.sends(); };
+    if (!AwaitLink(member, ready)) return false;
+  }
+  return true;
+}
+
+bool HostsCommunicator::AwaitReceived() {
+  for (int member : remote_) {
+    const auto ready = [&link = LinkOf(member)] { return !link.receives(); };
+    if (!AwaitLink(member, ready)) return false;
+  }
+  return true;
+}
+
+bool HostsCommunicator::AwaitSent(int member, int64_t end) {
+  return AwaitLink(member,
+                   [&link = LinkOf(member), end] { return link.sent() >= end; });
+}
+
+bool HostsCommunicator::AwaitReceived(int member, int64_t end) {
+  return AwaitLink(member,
+                   [&link = LinkOf(member), end] { return link.received() >= end; });
+}
+
+bool HostsCommunicator::AwaitLink(int member, const std::function<bool()>& ready) {
+  if (ready()) return true;
+  const DataLink& link = LinkOf(member);
+  const auto ended = [&] { return ready() || link.closed(); };
+  local_.Enter(CollectivePhase::kWait);
+  const bool ok = Wait(ended, members_[member]);
+  local_.Enter(CollectivePhase::kNone);
+  if (!ok || ready()) return ok;
+  ReportClosed(member);
+  return false;
+}
+
+void HostsCommunicator::ReportClosed(int member) {
+  const int rank = members_[member];
+  const Clock::time_point end = Clock::now() + kPatience;
+  const auto ready = [&] { return job_->Failed() || Clock::now() >= end; };
+  if (Wait(ready, rank) && !job_->Failed()) {
+    job_->Fail(Code::kRankFailed, "the connection to " + job_->Describe(rank) +
+                                      " has ended: " + LinkOf(member).why_closed());
+  }
+  Abandon();
+}
+
+void HostsCommunicator::Abandon() {
+  for (int member : remote_) LinkOf(member).Abandon();
+}
+
+// A rank that waits for one of its host may have in its hands what that one waits for.
+bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
+  const auto ready_in_the_end = [&] {
+    if (ready()) return true;
+    Progress();
+    return ready();
+  };
+  if (waiter_->Wait(ready_in_the_end, awaited)) return true;
+  Abandon();
+  return false;
+}
+
+char* HostsCommunicator::Scratch(int64_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_bytes_ = (bytes + kLine - 1) / kLine * kLine;
+    scratch_.reset(static_cast<char*>(aligned_alloc(kLine, scratch_bytes_)));
+    if (scratch_ == nullptr) throw std::bad_alloc();
+  }
+  return scratch_.get();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,54 @@
+// How a reduction over several hosts is divided into stages.
+//
+// Each host's members are reduced first, in the order of their ranks, and then the
+// hosts, in the order of their numbers. 8- and 16-bit floats are rounded as they leave
+// a host and at the end. If each host has only one member, there is only the second
+// stage.
+#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
+#define KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tf_ops/collectives/reduce.h"
+
+namespace keras_hvd {
+
+class StagedReduction {
+ public:
+  StagedReduction(const Reduction& whole, int members, int hosts)
+      : whole_(whole), members_(members), one_each_(members == hosts) {}
+
+  // Whether what leaves a host is the members' inputs as they are, if it has only one.
+  bool keeps_inputs() const {
+    return one_each_ || (whole_.prescale == 1 && !averages());
+  }
+  // Whether the stages give the right result. What leaves a host has the tensor's type:
+  // averages and scaled sums of integers may not fit, and need all members' elements.
+  bool Suits(DataType dtype) const {
+    const bool unscaled = whole_.prescale == 1 && whole_.postscale == 1;
+    return one_each_ || !IsInteger(dtype) || (unscaled && !averages());
+  }
+
+  Reduction OfHost(DataType dtype) const;
+  Reduction OfHosts(DataType dtype) const;
+
+ private:
+  bool averages() const { return whole_.op == ReduceOp::kAverage; }
+  // What a narrow float's average has to fit, a host's sum may exceed.
+  bool DividesEarly(DataType dtype) const { return averages() && Bytes(dtype) < 4; }
+
+  const Reduction whole_;
+  const int members_;
+  const bool one_each_;
+};
+
+// The same bits as a collective over several hosts gives. `hosts` are the numbers of
+// the inputs' hosts.
+void ReduceInStages(const Reduction& whole, DataType dtype,
+                    const std::vector<const void*>& inputs,
+                    const std::vector<int>& hosts, int64_t elements, void* result);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_

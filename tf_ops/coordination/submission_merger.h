@@ -1,0 +1,114 @@
+// Merges what ranks submit on its way to the coordinator, at each host's leader.
+//
+// A pure state machine, as the coordinator is. What goes in is what the leader's own
+// ranks submit and what the leaders below pass on; what comes out is for the leader
+// above. A request that all ranks below have submitted equally goes up as one message,
+// so the coordinator's host reads one from each host below it, and not one from each
+// rank.
+//
+// A merged message stands for one submission of each of its ranks. Merging changes when
+// the coordinator hears of them, never what it decides: the submissions of one rank
+// under one name keep their order, and a rank's agreements and its departure come after
+// all that it has submitted before. What is held may be passed on at any time.
+#ifndef KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
+#define KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "tf_ops/operation/description.h"
+#include "tf_ops/transport/doorbell.h"
+
+namespace keras_hvd {
+
+// A request that `ranks` have submitted equally, each once.
+struct MergedSubmission {
+  std::shared_ptr<const Description> description;
+  bool duplicate = false;                    // see Coordinator; only for one rank
+  std::vector<int> ranks;                    // ascending; not empty
+  std::vector<Clock::time_point> submitted;  // of each rank; empty: nobody asks for it
+  std::vector<std::string> inputs;  // of each rank, or empty; see inline_tensors.h
+};
+// The rank has left the job, and has submitted everything before.
+struct RankDeparture {
+  int rank = 0;
+};
+using Upward = std::variant<MergedSubmission, RankDeparture>;
+
+class SubmissionMerger {
+ public:
+  // `ranks`: those of the leader's host and of all hosts below it, ascending. All that
+  // is submitted here is theirs.
+  explicit SubmissionMerger(std::vector<int> ranks);
+
+  // Set 0 must be added too. Call this before any rank below hears of the set: what is
+  // submitted earlier belongs to no round, and would be missed in those that follow.
+  void AddProcessSet(int32_t id, const std::vector<int>& members);
+  void RemoveProcessSet(int32_t id);
+
+  void Submit(MergedSubmission submission);
+  void Leave(int rank);
+  // A join of these ranks has ended, well or not. Others' ranks may be among them.
+  void EndJoin(const std::vector<int>& ranks);
+  // Passes on what has been held since before the last call, so the coordinator gets to
+  // know who waits for whom. To be called every half second or so.
+  void PassOnOld();
+  // Whether some ranks have not come to what others have submitted.
+  bool anything_waits() const { return !names_.empty(); }
+
+  // Takes the next message for the leader above. Returns false if there is none now.
+  bool Next(Upward* message);
+
+ private:
+  // Submissions under one name, at most one of each rank.
+  struct Round {
+    MergedSubmission held;  // not passed on yet; in any order of ranks
+    std::vector<bool> has;  // by rank, whether its submission belongs here
+    size_t count = 0;       // of those ranks
+    bool passed_on = false;
+    int64_t period = 0;  // in which it began: how often PassOnOld had been called
+
+    bool HasAny(const std::vector<int>& ranks) const;
+  };
+  using Rounds = std::vector<Round>;
+  struct ProcessSet {
+    std::vector<bool> has;  // by rank, whether it is a member below
+    size_t count = 0;       // of those ranks
+  };
+  struct NameHash {
+    size_t operator()(const std::shared_ptr<const Description>& description) const;
+  };
+  struct SameName {
+    bool operator()(const std::shared_ptr<const Description>& a,
+                    const std::shared_ptr<const Description>& b) const;
+  };
+
+  void SubmitAgreement(MergedSubmission submission);
+  const ProcessSet* SetThatHolds(const MergedSubmission& submission) const;
+  static size_t FirstRoundAfter(const std::vector<int>& ranks, const Rounds& rounds);
+  void PassOn(size_t count, Rounds* rounds);
+  void PassOnAll();
+
+  const std::vector<int> ranks_;
+  std::map<int32_t, ProcessSet> process_sets_;
+  // Rounds that some ranks have not come to. Those that have been passed on come first:
+  // a rank's submissions keep their order. Found by any description of the name.
+  std::unordered_map<std::shared_ptr<const Description>, Rounds, NameHash, SameName>
+      names_;
+  std::multiset<int> joins_;  // that have not ended, by rank
+  bool somebody_left_ = false;
+  int64_t period_ = 0;
+  std::deque<Upward> passed_on_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COORDINATION_SUBMISSION_MERGER_H_

@@ -1,0 +1,268 @@
+// Engines on several hosts: the tree of leaders, and what becomes of ranks that leave,
+// join or die.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "tf_ops/engine/engine_testing.h"
+#include "tf_ops/engine/hosts_testing.h"
+#include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/testing/child.h"
+
+namespace keras_hvd {
+namespace {
+
+// The ranks of a job on several hosts, as threads of this process.
+class HostsJob {
+ public:
+  explicit HostsJob(const Layout& layout, const EngineOptions& options = {},
+                    int64_t exchange_bytes = kTinyExchange)
+      : layout_(layout), hosts_(layout, exchange_bytes) {
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      ranks_.push_back(std::make_unique<Rank>(options, hosts_.WorldOf(rank)));
+    }
+  }
+
+  Rank& operator[](int rank) { return *ranks_[rank]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  SharedJobState StateOf(int rank) {
+    const Topology topology = layout_.Of(rank);
+    return SharedJobState(hosts_.segment(topology.host()), topology);
+  }
+
+  // Runs `body(rank)` for all ranks at once. They leave together.
+  template <typename Body>
+  void ForEach(const Body& body) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) {
+      threads.emplace_back([&, rank] { body(*ranks_[rank], rank); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  void LeaveAll() {
+    ForEach([](Rank& self, int) { self.Leave(); });
+  }
+
+ private:
+  const Layout layout_;
+  Hosts hosts_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+// What has the same bits on one host and on several: all but narrow floats, which are
+// rounded as they leave a host.
+Plan PlanForHosts(int number, int size, std::mt19937_64* random) {
+  while (true) {
+    const Plan plan = RandomPlan(number, size, random, FillWithSmallNumbers);
+    const Description& description = plan.asks.front().description;
+    if (description.kind != Kind::kAllreduce) return plan;
+    const DataType dtype = description.tensors.front().dtype;
+    if (!IsFloating(dtype) || Bytes(dtype) >= 4) return plan;
+  }
+}
+
+class HostsTest : public testing::TestWithParam<Layout> {
+ protected:
+  int size() const { return GetParam().size(); }
+};
+
+TEST_P(HostsTest, RandomCollectivesInAnotherOrderOnEachRank) {
+  constexpr int kRequests = 300;
+  for (const bool spin : {false, true}) {
+    EngineOptions options;
+    options.cores = spin ? size() : 1;
+    options.check = spin;
+    std::mt19937_64 random(size());
+    std::vector<Plan> plans;
+    for (int i = 0; i < kRequests; ++i) {
+      plans.push_back(PlanForHosts(i, size(), &random));
+    }
+    HostsJob job(GetParam(), options);
+    job.ForEach([&](Rank& self, int rank) {
+      std::vector<int> order(kRequests), number(kRequests);
+      for (int i = 0; i < kRequests; ++i) order[i] = i;
+      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
+      for (int i : order) number[i] = self.Submit(plans[i].asks[rank]);
+      self.EndAll();
+      for (int i = 0; i < kRequests; ++i) {
+        ASSERT_EQ(self.End(number[i]).message, "");
+        ASSERT_TRUE(self.Output(number[i]) == plans[i].expected[rank])
+            << Details(plans[i].asks[rank].description) << " on rank " << rank;
+      }
+    });
+    job.LeaveAll();
+  }
+}
+
+TEST_P(HostsTest, ProcessSetsOverAnyRanks) {
+  std::vector<std::vector<int>> sets = {{size() - 1}, {0}};
+  if (size() > 2) {
+    sets.push_back({0, size() - 1});
+    sets.push_back({});
+    for (int rank = 1; rank < size(); ++rank) sets.back().push_back(rank);
+  }
+  std::mt19937_64 random(3);
+  std::vector<Plan> plans;
+  std::vector<std::vector<int>> members;
+  for (int i = 0; i < 200; ++i) {
+    const size_t set = random() % sets.size();
+    members.push_back(sets[set]);
+    const int count = static_cast<int>(sets[set].size());
+    plans.push_back(PlanForHosts(i, count, &random));
+    for (Ask& ask : plans[i].asks) {
+      ask.description.process_set = static_cast<int32_t>(set + 1);
+      ask.description.root = members[i][ask.description.root];
+    }
+  }
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    for (const std::vector<int>& set : sets) {
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet(set, &id).message, "");
+    }
+    std::vector<size_t> order(plans.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), std::mt19937(rank));
+    std::vector<std::tuple<size_t, size_t, size_t>> submitted;
+    for (size_t i : order) {
+      const auto found = std::find(members[i].begin(), members[i].end(), rank);
+      if (found == members[i].end()) continue;
+      const size_t index = found - members[i].begin();
+      submitted.emplace_back(i, index, self.Submit(plans[i].asks[index]));
+    }
+    self.EndAll();
+    for (const auto& [i, index, number] : submitted) {
+      ASSERT_EQ(self.End(number).message, "");
+      ASSERT_TRUE(self.Output(number) == plans[i].expected[index])
+          << Details(plans[i].asks[index].description) << " on rank " << rank;
+    }
+    ASSERT_EQ(self.engine().RemoveProcessSet(1).message, "");
+  });
+  job.LeaveAll();
+}
+
+TEST_P(HostsTest, WhatRanksDisagreeAboutIsAnErrorOnAll) {
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    const Status end = self.Run(Sum("differs", std::vector<float>(1 + rank)));
+    EXPECT_EQ(end.code, Code::kMismatch);
+    EXPECT_TRUE(Contains(end.message, "'differs' differs between ranks"))
+        << end.message;
+    EXPECT_EQ(self.Run(Meet("after it")).message, "");
+  });
+  job.LeaveAll();
+}
+
+TEST_P(HostsTest, JoinedRanksGiveZeros) {
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      const auto steps_of = [&](int r) { return 3 + 4 * ((r + epoch) % size()); };
+      for (int step = 0; step < steps_of(rank); ++step) {
+        const std::vector<float> values(step % 2 == 0 ? 5000 : 3, rank + 1);
+        const size_t number = self.Submit(Sum("step " + std::to_string(step), values));
+        ASSERT_EQ(self.End(number).message, "");
+        float sum = 0;
+        for (int r = 0; r < size(); ++r) sum += steps_of(r) > step ? r + 1 : 0;
+        EXPECT_EQ(FromBytes<float>(self.Output(number)),
+                  std::vector<float>(values.size(), sum));
+      }
+      int32_t last = -1;
+      EXPECT_EQ(self.engine().Join(&last).message, "");
+      EXPECT_EQ(last, (2 * size() - 1 - epoch) % size());
+      EXPECT_EQ(self.Run(Meet("epoch")).message, "");
+    }
+  });
+  job.LeaveAll();
+}
+
+TEST_P(HostsTest, WhoLeavesIsNamedToThoseWhoNeedIt) {
+  const int leaver = size() - 1;
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+    if (rank == leaver) return self.Leave();
+    const Status end = self.Run(Meet("without the last"));
+    EXPECT_EQ(end.code, Code::kRankFailed);
+    EXPECT_TRUE(Contains(end.message, "rank " + std::to_string(leaver) + " (pid"))
+        << end.message;
+    EXPECT_TRUE(Contains(end.message, "has left the job")) << end.message;
+  });
+  job.LeaveAll();
+}
+
+TEST_P(HostsTest, NothingIsDecidedWithoutTheCoordinator) {
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+    if (rank == 0) return self.Leave();
+    const Status end = self.Run(Meet("without rank 0"));
+    EXPECT_EQ(end.code, Code::kRankFailed);
+    EXPECT_TRUE(Contains(end.message, "rank 0 (pid")) << end.message;
+  });
+  job.LeaveAll();
+}
+
+TEST_P(HostsTest, AFailureEndsAllHosts) {
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+    if (rank == size() - 1) {
+      job.StateOf(rank).Fail(Code::kInternal, "made to fail");
+    }
+    const Status end = self.Run(Meet("after it"));
+    EXPECT_EQ(end.code, Code::kInternal);
+    EXPECT_TRUE(Contains(end.message, "made to fail")) << end.message;
+  });
+  job.LeaveAll();
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, HostsTest,
+                         testing::Values(Layout{{0, 1}}, Layout{{0, 1, 1, 0}},
+                                         Layout{{0, 0, 0, 1}}, Layout{{0, 1, 2}, 1},
+                                         Layout{{0, 1, 2, 3, 0, 1, 2}, 2}));
+
+TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHosts) {
+  const Layout layout = {{0, 1, 2}, 1};
+  for (int victim = 0; victim < layout.size(); ++victim) {
+    LinkMesh mesh(layout);
+    std::vector<RankName> names;
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      names.push_back({4242, "host" + std::to_string(rank)});
+    }
+    std::vector<std::unique_ptr<Child>> children;
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      children.push_back(std::make_unique<Child>([&, rank](const Child::Link& link) {
+        const std::vector<Link> own = mesh.TakeAlone(rank);
+        std::shared_ptr<Segment> segment;
+        EXPECT_TRUE(Segment::CreateLocal(1, kTinyExchange, &segment).ok());
+        Rank self({}, HostsWorld(layout.Of(rank), segment, names, own));
+        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+        link.Tell("there");
+        if (rank == victim) link.Await();
+        const Status end = self.Run(Meet("without one"));
+        link.Tell(Contains(end.message, "has gone without a word") ? "ended"
+                                                                   : end.message);
+        return 0;
+      }));
+    }
+    mesh.Close();
+    for (const auto& child : children) EXPECT_EQ(child->Line(), "there");
+    children[victim]->Kill(SIGKILL);
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      if (rank != victim) {
+        EXPECT_EQ(children[rank]->Line(), "ended");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd

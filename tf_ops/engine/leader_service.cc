@@ -1,0 +1,104 @@
+// See leader_service.h.
+#include "tf_ops/engine/leader_service.h"
+
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace keras_hvd {
+
+LeaderService::LeaderService(const World& world, size_t cache_capacity)
+    : job_(world.job),
+      ranks_(world.topology.ranks_below(world.topology.host())),
+      merger_(ranks_),
+      reader_(world, {[this](MergedSubmission submission) {
+                        merger_.Submit(std::move(submission));
+                      },
+                      [this, topology = world.topology](int rank) {
+                        merger_.Leave(rank);
+                        if (topology.is_local(rank)) {
+                          local_->Drop(topology.local_index(rank));
+                        }
+                      }}),
+      encoder_(cache_capacity),
+      decoder_(job_->size()),
+      above_(world.channels->ToAbove()),
+      from_above_(world.channels->FromAbove()),
+      local_(world.channels->ToRanks()),
+      below_(world.channels->ToBelow()) {
+  std::vector<int> all(job_->size());
+  for (int rank = 0; rank < job_->size(); ++rank) all[rank] = rank;
+  merger_.AddProcessSet(0, std::move(all));
+}
+
+bool LeaderService::HasNews() const {
+  return reader_.HasNews() || from_above_->HasNews() || local_->CanFlush();
+}
+
+bool LeaderService::Poll() {
+  bool progressed = reader_.Read();
+  progressed |= PassUp();
+  progressed |= PassDown();
+  return progressed;
+}
+
+bool LeaderService::PassUp() {
+  Upward message;
+  bool passed = false;
+  for (; merger_.Next(&message); passed = true) {
+    above_->Queue(encoder_.Encode(message, Clock::now()));
+  }
+  if (passed) above_->Flush();
+  return passed;
+}
+
+bool LeaderService::PassDown() {
+  if (!from_above_->Receive() && !local_->CanFlush()) return false;
+  std::string_view message;
+  while (from_above_->Next(&message)) {
+    const Status status = Note(message);
+    if (!status.ok()) {
+      job_->Fail(status.code, job_->Describe(JobState::kCoordinator) +
+                                  " has sent rank " + std::to_string(job_->rank()) +
+                                  " a decision that is malformed: " + status.message +
+                                  ". This is a bug in keras_hvd");
+      return true;
+    }
+    local_->Queue(message);
+    if (below_ != nullptr) below_->Queue(message);
+  }
+  if (below_ != nullptr) below_->Flush();
+  if (local_->Flush()) job_->RingAll();
+  return true;
+}
+
+// What merging depends on must be known before the ranks below act on it.
+Status LeaderService::Note(std::string_view decision) {
+  DecisionMessage message;
+  const Status status = decoder_.Decode(decision, &message);
+  if (const auto* agree = std::get_if<AgreeMessage>(&message)) {
+    if (agree->kind == Kind::kJoin) {
+      merger_.EndJoin(ranks_);
+    } else if (agree->kind == Kind::kAddProcessSet) {
+      merger_.AddProcessSet(agree->answer, agree->members);
+    } else {
+      merger_.RemoveProcessSet(agree->answer);
+    }
+  } else if (const auto* fail = std::get_if<FailMessage>(&message)) {
+    if (fail->tensor.name == kJoinName) merger_.EndJoin(fail->ranks);
+  }
+  return status;
+}
+
+void LeaderService::PassOnOld() {
+  merger_.PassOnOld();
+  PassUp();
+}
+
+void LeaderService::Leave() {
+  Poll();
+  for (int rank : ranks_) merger_.Leave(rank);
+  PassUp();
+}
+
+}  // namespace keras_hvd

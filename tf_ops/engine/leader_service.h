@@ -1,0 +1,58 @@
+// The part of a host's leader that is not the coordinator: passes what the ranks of its
+// host and those below submit to the leader above, merged, and the decisions from there
+// to all of them.
+#ifndef KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_
+#define KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "tf_ops/backend/world.h"
+#include "tf_ops/coordination/messages.h"
+#include "tf_ops/coordination/submission_merger.h"
+#include "tf_ops/engine/submission_reader.h"
+
+namespace keras_hvd {
+
+// Only the driving thread uses this class.
+class LeaderService {
+ public:
+  // `cache_capacity`: how many descriptions travel as numbers.
+  LeaderService(const World& world, size_t cache_capacity);
+
+  // Does what can be done without waiting. Returns true if there was anything.
+  bool Poll();
+  // Whether Poll has something to do: submissions to read, or anything else.
+  bool HasSubmissions() const { return reader_.HasSubmissions(); }
+  bool HasNews() const;
+
+  // Passes on what waits for others below; called from time to time, so that the
+  // coordinator can tell who waits for whom.
+  void PassOnOld();
+  bool anything_waits() const { return merger_.anything_waits(); }
+
+  // This rank leaves the job, and with it all ranks below, which reach nobody any more.
+  void Leave();
+
+ private:
+  bool PassUp();
+  bool PassDown();
+  Status Note(std::string_view decision);
+
+  const std::shared_ptr<JobState> job_;
+  const std::vector<int> ranks_;  // all below, with those of this host
+  SubmissionMerger merger_;
+  SubmissionReader reader_;
+  MergedEncoder encoder_;
+  DecisionDecoder decoder_;
+  const std::unique_ptr<MessageSender> above_;
+  const std::unique_ptr<MessageReceiver> from_above_;
+  const std::unique_ptr<MessageSender> local_;
+  const std::unique_ptr<MessageSender> below_;  // null: no host is below
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_ENGINE_LEADER_SERVICE_H_

@@ -1,0 +1,75 @@
+// A connection between the leaders of two hosts, for everything but tensors.
+//
+// It carries frames: a type and any bytes, complete and in order. Neither end ever
+// blocks: what the socket does not take waits here until a later Flush.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "tf_ops/transport/doorbell.h"
+
+namespace keras_hvd {
+
+// What a frame is about. The numbers travel.
+enum class FrameType : uint8_t {
+  kSubmission = 1,  // up: a message of a MergedEncoder
+  kDecision = 2,    // down: a message of a DecisionEncoder
+  kFailure = 3,     // both ways: the job has failed
+  kSettings = 4,    // down: what the coordinator says for all
+  kDeparture = 5,   // both ways: the sender leaves the job, and leads no longer
+};
+
+// Only one thread may use it at a time.
+class ControlLink {
+ public:
+  // Takes over a connected stream socket to the leader `peer`.
+  ControlLink(int socket, int peer);
+  ~ControlLink();
+  ControlLink(const ControlLink&) = delete;
+  ControlLink& operator=(const ControlLink&) = delete;
+
+  int socket() const { return socket_; }
+  int peer() const { return peer_; }
+
+  // Adds a frame to what Flush sends.
+  void Queue(FrameType type, std::string_view bytes);
+  // Sends what the socket takes. Returns true if it took anything.
+  bool Flush();
+  bool has_unsent() const { return sent_ < unsent_.size() && why_closed_.empty(); }
+  // Sends what is queued and then nothing more, which the peer sees as an end. Waits
+  // for the peer until `deadline` at most.
+  void Finish(Clock::time_point deadline);
+  // Discards what comes until the peer has finished too: if it closed with bytes
+  // unread, the peer might never get the last ones that were sent.
+  void AwaitEnd(Clock::time_point deadline);
+
+  // Takes in what has come. Returns true if there was anything.
+  bool Receive();
+  // Gives the next complete frame, valid until the next Next or Receive. Returns false
+  // if there is none.
+  bool Next(FrameType* type, std::string_view* bytes);
+
+  // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
+  const std::string& why_closed() const { return why_closed_; }
+
+ private:
+  void Close(const std::string& why);
+  bool Await(short events, Clock::time_point deadline) const;
+
+  const int socket_;
+  const int peer_;
+  std::string unsent_;
+  size_t sent_ = 0;  // bytes of unsent_
+  std::string received_;
+  size_t taken_ = 0;  // bytes of received_ that Next has given out
+  std::string why_closed_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_

@@ -1,0 +1,78 @@
+// A connection for tensors between two ranks on different hosts.
+//
+// Bytes go straight from and to the callers' memory, in the order of their posting, and
+// carry no headers: both ends know what comes next. Only what has been posted is read,
+// so a sender that is ahead is held up by the network.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace keras_hvd {
+
+// Only one thread may use it at a time.
+class DataLink {
+ public:
+  // Takes over a connected stream socket.
+  explicit DataLink(int socket);
+  ~DataLink();
+  DataLink(const DataLink&) = delete;
+  DataLink& operator=(const DataLink&) = delete;
+
+  int socket() const { return socket_; }
+
+  // Each posts a transfer; the memory must stay until the transfer is complete. Each
+  // returns what `sent` or `received` is from then on.
+  int64_t Send(const void* data, int64_t bytes);
+  // What comes for null is dropped.
+  int64_t Receive(void* data, int64_t bytes);
+
+  // Moves what can be moved without waiting. Returns whether anything was.
+  bool Progress();
+
+  // How many bytes have been sent and received, of all that were ever posted.
+  int64_t sent() const { return sending_.moved; }
+  int64_t received() const { return receiving_.moved; }
+  // Whether anything posted is not yet complete.
+  bool sends() const { return sending_.waits(); }
+  bool receives() const { return receiving_.waits(); }
+
+  // Why posted transfers cannot complete, as in "Connection reset by peer"; "" while
+  // they can. An end that nobody waits for is not noticed.
+  const std::string& why_closed() const { return why_closed_; }
+  bool closed() const { return !why_closed_.empty(); }
+  // Forgets what is posted and moves nothing more: its memory may go.
+  void Abandon();
+
+ private:
+  struct Transfers {
+    std::deque<iovec> pieces;
+    int64_t posted = 0;
+    int64_t moved = 0;
+
+    bool waits() const { return moved < posted; }
+    int64_t Post(char* data, int64_t bytes);
+    void Advance(int64_t bytes);
+  };
+  // What one call takes: sendmsg or recvmsg.
+  using Call = int64_t (*)(int socket, iovec* pieces, int count);
+
+  bool Move(Transfers* transfers, Call call);
+
+  const int socket_;
+  Transfers sending_, receiving_;
+  std::string why_closed_;
+};
+
+// By rank; null for those that need none.
+using DataLinks = std::vector<std::shared_ptr<DataLink>>;
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_

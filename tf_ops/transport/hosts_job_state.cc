@@ -1,0 +1,225 @@
+// See hosts_job_state.h.
+#include "tf_ops/transport/hosts_job_state.h"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace keras_hvd {
+namespace {
+
+// How long a leader that leaves waits until the leaders next to it know.
+constexpr std::chrono::milliseconds kFarewell(500);
+
+// What the coordinator says for all, as it travels.
+struct Settings {
+  int64_t exchange_bytes;
+  uint32_t check, timeline_on, timeline_paused;
+  uint32_t zeros = 0;
+};
+
+template <typename Value>
+std::string AsBytes(const Value& value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// Takes a value off the front of a frame. Returns false if there is none.
+template <typename Value>
+bool Take(std::string_view* bytes, Value* value) {
+  if (bytes->size() < sizeof(*value)) return false;
+  memcpy(value, bytes->data(), sizeof(*value));
+  bytes->remove_prefix(sizeof(*value));
+  return true;
+}
+
+bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
+  return Take(bytes, value) && *value >= least && *value <= most;
+}
+
+}  // namespace
+
+HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
+                             std::vector<RankName> names,
+                             std::vector<std::unique_ptr<ControlLink>> links)
+    : SharedJobState(segment, topology),
+      names_(std::move(names)),
+      exchange_bytes_(segment->exchange_bytes()) {
+  for (auto& link : links) {
+    const int host = topology.host_of(link->peer());
+    neighbors_.push_back({std::move(link), host == topology.parent(), {}});
+  }
+}
+
+// ---- The ranks
+
+std::string HostsJobState::Describe(int rank) const {
+  if (topology().is_local(rank)) return SharedJobState::Describe(rank);
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(names_[rank].pid) +
+         " on " + names_[rank].host + ")";
+}
+
+std::string HostsJobState::Obstacle(int rank) const {
+  return topology().is_local(rank) ? SharedJobState::Obstacle(rank) : "";
+}
+
+// Other hosts' leaders say for whom something waits; see CoordinatorService.
+bool HostsJobState::HasShutDown(int rank) const {
+  return topology().is_local(rank) && SharedJobState::HasShutDown(rank);
+}
+
+uint64_t HostsJobState::CarriedOut(int rank) const {
+  return topology().is_local(rank) ? SharedJobState::CarriedOut(rank) : 0;
+}
+
+OperationHistory& HostsJobState::History(int rank) {
+  return topology().is_local(rank) ? SharedJobState::History(rank) : none_;
+}
+
+bool HostsJobState::ClaimGpuWarning() {
+  return topology().host() == 0 && SharedJobState::ClaimGpuWarning();
+}
+
+void HostsJobState::ShutDown() {
+  SharedJobState::ShutDown();
+  const Clock::time_point deadline = Clock::now() + kFarewell;
+  QueueForAll(FrameType::kDeparture, AsBytes(int32_t{rank()}), /*above=*/true);
+  for (Neighbor& neighbor : neighbors_) neighbor.link->Finish(deadline);
+  for (Neighbor& neighbor : neighbors_) neighbor.link->AwaitEnd(deadline);
+}
+
+// ---- What the coordinator says for all
+
+void HostsJobState::set_compares_outputs(bool compares) {
+  SharedJobState::set_compares_outputs(compares);
+  ChangeSettings();
+}
+
+void HostsJobState::set_timeline_on(bool on) {
+  SharedJobState::set_timeline_on(on);
+  ChangeSettings();
+}
+
+void HostsJobState::set_timeline_paused(bool paused) {
+  SharedJobState::set_timeline_paused(paused);
+  ChangeSettings();
+}
+
+void HostsJobState::ChangeSettings() {
+  settings_changed_.store(true);
+  bell().Ring();
+}
+
+void HostsJobState::TellOfSettings() {
+  if (!settings_changed_.exchange(false)) return;
+  const SegmentHeader& now = header();
+  const Settings settings = {exchange_bytes_, now.check.load(), now.timeline_on.load(),
+                             now.timeline_paused.load()};
+  QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
+}
+
+void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
+  Settings settings;
+  if (!Take(&bytes, &settings) || !from->is_above) return NoteLost(from);
+  // All hosts move tensors in windows of the same size.
+  if (settings.exchange_bytes != exchange_bytes_) {
+    Fail(Code::kInvalidArgument,
+         "KERAS_HVD_EXCHANGE_BYTES must be the same on all hosts. It is " +
+             std::to_string(settings.exchange_bytes) + " on " + names_[0].host +
+             ", where rank 0 runs, and " + std::to_string(exchange_bytes_) + " on " +
+             names_[rank()].host);
+    return;
+  }
+  SharedJobState::set_compares_outputs(settings.check != 0);
+  SharedJobState::set_timeline_on(settings.timeline_on != 0);
+  SharedJobState::set_timeline_paused(settings.timeline_paused != 0);
+  QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
+}
+
+// ---- Failure
+
+// Of all that go wrong at about the same time, a host knows the first that it hears of.
+void HostsJobState::TellOfFailure() {
+  if (told_of_failure_ || !Failed()) return;
+  told_of_failure_ = true;
+  const Status failure = Failure();
+  QueueForAll(FrameType::kFailure,
+              AsBytes(static_cast<int32_t>(failure.code)) + failure.message,
+              /*above=*/true);
+}
+
+void HostsJobState::TakeFailure(Neighbor* from, std::string_view bytes) {
+  int32_t code;
+  const int32_t most = static_cast<int32_t>(Code::kMismatch);
+  if (!TakeInteger(&bytes, 1, most, &code)) return NoteLost(from);
+  Fail(static_cast<Code>(code), std::string(bytes));
+  TellOfFailure();
+}
+
+void HostsJobState::NoteLost(Neighbor* neighbor) {
+  if (neighbor->is_lost) return;
+  neighbor->is_lost = true;
+  if (neighbor->has_departed || has_departed()) return;
+  const int leader = neighbor->link->peer();
+  const std::string& why = neighbor->link->why_closed();
+  Fail(Code::kRankFailed,
+       Describe(leader) +
+           " has gone without a word: its connections to other hosts have ended (" +
+           (why.empty() ? "something else than keras_hvd's messages came" : why) + ")",
+       leader);
+}
+
+// ---- Neighbors
+
+void HostsJobState::QueueForAll(FrameType type, std::string_view bytes, bool above) {
+  for (Neighbor& neighbor : neighbors_) {
+    if (!neighbor.is_above || above) neighbor.link->Queue(type, bytes);
+  }
+}
+
+bool HostsJobState::Poll() {
+  bool progressed = false;
+  TellOfSettings();
+  for (Neighbor& neighbor : neighbors_) {
+    progressed |= neighbor.link->Receive();
+    FrameType type;
+    std::string_view bytes;
+    while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
+    if (!neighbor.link->why_closed().empty()) NoteLost(&neighbor);
+  }
+  TellOfFailure();
+  for (Neighbor& neighbor : neighbors_) neighbor.link->Flush();
+  return progressed;
+}
+
+void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view bytes) {
+  switch (type) {
+    case FrameType::kSubmission:
+    case FrameType::kDecision:
+      if (from->is_above != (type == FrameType::kDecision)) return NoteLost(from);
+      from->inbox.emplace_back(bytes);
+      return;
+    case FrameType::kFailure:
+      return TakeFailure(from, bytes);
+    case FrameType::kSettings:
+      return TakeSettings(from, bytes);
+    case FrameType::kDeparture:
+      return TakeDeparture(from, bytes);
+  }
+}
+
+// A leader above that leaves cuts off all hosts below. One below has told already, in
+// its submissions, of whom it cuts off.
+void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
+  int32_t departed;
+  if (!TakeInteger(&bytes, 0, size() - 1, &departed)) return NoteLost(from);
+  if (departed == from->link->peer()) {
+    from->has_departed = true;
+    from->link->Finish(Clock::now());
+  }
+  if (!from->is_above) return;
+  header().departed_above.store(departed + 1);
+  QueueForAll(FrameType::kDeparture, AsBytes(departed), /*above=*/false);
+  RingAll();
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,83 @@
+// The state of a job on several hosts: what the ranks of this one share, and on its
+// leader, what the leaders tell each other.
+//
+// Leaders are connected in a tree. What concerns all goes from the host where it
+// happens to all others, along the tree.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tf_ops/transport/control_link.h"
+#include "tf_ops/transport/shared_job_state.h"
+
+namespace keras_hvd {
+
+// How a rank on another host is called in messages.
+struct RankName {
+  int pid = 0;
+  std::string host;
+};
+
+class HostsJobState final : public SharedJobState {
+ public:
+  // `names`: of all ranks. `links`: a leader's, to the leaders above and directly
+  // below.
+  HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
+                std::vector<RankName> names,
+                std::vector<std::unique_ptr<ControlLink>> links);
+
+  std::string Describe(int rank) const override;
+  std::string Obstacle(int rank) const override;
+  bool HasShutDown(int rank) const override;
+  void ShutDown() override;
+  uint64_t CarriedOut(int rank) const override;
+  OperationHistory& History(int rank) override;
+  bool ClaimGpuWarning() override;
+
+  void set_compares_outputs(bool compares) override;
+  void set_timeline_on(bool on) override;
+  void set_timeline_paused(bool paused) override;
+
+  bool Poll() override;
+
+  // ---- What a leader's channels are made of; see hosts_channels.h
+
+  // A leader next to this one in the tree.
+  struct Neighbor {
+    std::unique_ptr<ControlLink> link;
+    bool is_above;
+    std::deque<std::string> inbox;  // messages that nobody has taken yet
+    bool has_departed = false;
+    bool is_lost = false;
+  };
+  std::vector<Neighbor>& neighbors() { return neighbors_; }
+
+ private:
+  void TakeFrame(Neighbor* from, FrameType type, std::string_view bytes);
+  void TakeFailure(Neighbor* from, std::string_view bytes);
+  void TakeSettings(Neighbor* from, std::string_view bytes);
+  void TakeDeparture(Neighbor* from, std::string_view bytes);
+  void TellOfFailure();
+  void TellOfSettings();
+  void NoteLost(Neighbor* neighbor);
+  // `above` too, or only below.
+  void QueueForAll(FrameType type, std::string_view bytes, bool above);
+  void ChangeSettings();
+
+  const std::vector<RankName> names_;
+  const int64_t exchange_bytes_;
+  std::vector<Neighbor> neighbors_;
+  bool told_of_failure_ = false;
+  std::atomic<bool> settings_changed_{false};
+  OperationHistory none_{};  // of ranks on other hosts
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_

@@ -1,0 +1,77 @@
+// See link_watch.h.
+#include "tf_ops/transport/link_watch.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace keras_hvd {
+namespace {
+
+// How many events to take at once; the others follow.
+constexpr int kMostEvents = 64;
+
+void Register(int poll, int descriptor, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.fd = descriptor;
+  epoll_ctl(poll, EPOLL_CTL_ADD, descriptor, &event);
+}
+
+}  // namespace
+
+LinkWatch::LinkWatch(const std::vector<int>& sockets, Doorbell* bell)
+    : bell_(*bell),
+      sockets_(epoll_create1(EPOLL_CLOEXEC)),
+      watch_(epoll_create1(EPOLL_CLOEXEC)),
+      stop_(eventfd(0, EFD_CLOEXEC)) {
+  for (int socket : sockets) Register(sockets_, socket, EPOLLIN | EPOLLOUT | EPOLLET);
+  Register(watch_, sockets_, EPOLLONESHOT);
+  Register(watch_, stop_, EPOLLIN);
+  thread_ = std::thread([this] { Loop(); });
+  pthread_setname_np(thread_.native_handle(), "keras_hvd links");
+}
+
+LinkWatch::~LinkWatch() {
+  const uint64_t one = 1;
+  (void)!write(stop_, &one, sizeof(one));
+  thread_.join();
+  close(stop_);
+  close(watch_);
+  close(sockets_);
+}
+
+void LinkWatch::Arm() {
+  epoll_event events[kMostEvents];
+  while (epoll_wait(sockets_, events, kMostEvents, 0) == kMostEvents) {
+  }
+  epoll_event event = {};
+  // Once: it must not ring again before the engine has looked.
+  event.events = EPOLLIN | EPOLLONESHOT;
+  event.data.fd = sockets_;
+  epoll_ctl(watch_, EPOLL_CTL_MOD, sockets_, &event);
+  armed_ = true;
+}
+
+void LinkWatch::Disarm() {
+  if (!armed_) return;
+  armed_ = false;
+  epoll_event event = {};
+  event.events = EPOLLONESHOT;
+  event.data.fd = sockets_;
+  epoll_ctl(watch_, EPOLL_CTL_MOD, sockets_, &event);
+}
+
+void LinkWatch::Loop() {
+  while (true) {
+    epoll_event event;
+    if (epoll_wait(watch_, &event, 1, -1) <= 0) continue;
+    if (event.data.fd == stop_) return;
+    bell_.Ring();
+  }
+}
+
+}  // namespace keras_hvd

@@ -1,0 +1,44 @@
+// Wakes a rank's engine when something comes over one of its connections.
+//
+// An engine sleeps on its doorbell, which a socket cannot ring. So a thread sleeps on
+// the sockets in its place, and rings. It does so only while the engine sleeps: an
+// engine that is awake reads its sockets itself, and a thread that woke up for each
+// message would take the time away from it.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
+
+#include <thread>
+#include <vector>
+
+#include "tf_ops/transport/doorbell.h"
+
+namespace keras_hvd {
+
+class LinkWatch {
+ public:
+  // `sockets` must stay open as long as this exists.
+  LinkWatch(const std::vector<int>& sockets, Doorbell* bell);
+  ~LinkWatch();
+  LinkWatch(const LinkWatch&) = delete;
+  LinkWatch& operator=(const LinkWatch&) = delete;
+
+  // From now on rings once for whatever happens on a socket. The caller must look at
+  // all of them after this: what happened before does not ring.
+  void Arm();
+  // No longer rings. One ring may be under way.
+  void Disarm();
+
+ private:
+  void Loop();
+
+  Doorbell& bell_;
+  const int sockets_;  // epoll: what has happened on them since it was last asked
+  const int watch_;    // epoll: `sockets_` while armed, and `stop_`
+  const int stop_;     // eventfd
+  bool armed_ = false;
+  std::thread thread_;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_

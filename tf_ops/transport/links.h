@@ -1,0 +1,29 @@
+// The connections that a rank has to ranks on other hosts. The launching side makes
+// them, and has proven who is at the other end, before an engine gets them.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_
+
+#include <vector>
+
+#include "tf_ops/transport/topology.h"
+
+namespace keras_hvd {
+
+// The values are those of khvd_link_purpose.
+enum class LinkPurpose {
+  kControl = 0,  // between the leaders of hosts next to each other in the tree
+  kData = 1,     // for tensors
+};
+
+struct Link {
+  int peer;
+  LinkPurpose purpose;
+  int socket = -1;
+};
+
+// The links that a rank needs. Their other ends are links that the peers need.
+std::vector<Link> LinksNeeded(const Topology& topology);
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LINKS_H_
