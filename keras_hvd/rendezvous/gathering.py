@@ -274,9 +274,10 @@ class Convener:
 
     def _not_ready(self) -> str:
         missing = [n for n, member in self._members.items() if not member.is_ready]
+        # If all others are, they wait for this one.
         return (
-            f"{self._group.name(missing)} could not connect to the others within "
-            f"{self._group.timeout:g} s"
+            f"{self._group.name(missing or [0])} could not connect to the others "
+            f"within {self._group.timeout:g} s"
         )
 
 
@@ -324,12 +325,13 @@ class Attendee:
         """Tells member 0 of this one, and waits for the answer."""
         await self._send(told)
         self._loop.start(self._follow())
-        return await self._next()
+        return await self._next(self._deadline)
 
     async def ready(self) -> None:
         """Says that this member is ready, and waits until all are."""
         await self._send({})
-        await self._next()
+        # Who is not ready at the deadline can say why.
+        await self._next(self._deadline + _VERDICT_SECONDS / 2)
 
     def close(self) -> None:
         """Ends the connection to member 0."""
@@ -354,10 +356,8 @@ class Attendee:
             # That it is gone shows when the answer is read.
             await self._proven.send(message)
 
-    async def _next(self) -> dict[str, Any]:
-        await event_loop.until(
-            lambda: bool(self._messages or self._failure), self._deadline
-        )
+    async def _next(self, deadline: float) -> dict[str, Any]:
+        await event_loop.until(lambda: bool(self._messages or self._failure), deadline)
         if not self._messages:
             await self.give_up("")
         return self._messages.popleft()
