@@ -322,7 +322,10 @@ Status Init(const khvd_options& options, bool* taken) {
 int khvd_init(const khvd_options* options) {
   bool taken = false;
   const Status status = Init(*options, &taken);
-  for (int i = 0; !taken && i < options->link_count; ++i) close(options->links[i].fd);
+  const bool has_links = options->struct_size >= sizeof(khvd_options) && !taken;
+  for (int i = 0; has_links && i < options->link_count; ++i) {
+    close(options->links[i].fd);
+  }
   return Report(status);
 }
 

@@ -207,8 +207,8 @@ typedef struct {
   void** end;
 } khvd_request;
 
-// Enters the job. Returns when every rank has, or with an error; khvd_last_error() then
-// has the text.
+// Enters the job. Returns when every rank of this host has, or with an error;
+// khvd_last_error() then has the text.
 KHVD_EXPORT int khvd_init(const khvd_options* options);
 // The links that a rank needs, given each rank's host. Fills in at most `capacity` of
 // them, with -1 as the socket, and returns how many there are.

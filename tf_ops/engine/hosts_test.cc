@@ -210,6 +210,17 @@ TEST_P(HostsTest, NothingIsDecidedWithoutTheCoordinator) {
   job.LeaveAll();
 }
 
+// Rank 0 has its own result, and leaves, before the decision has come to all.
+TEST_P(HostsTest, WhatWasDecidedBeforeTheCoordinatorLeftIsCarriedOut) {
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    HostsJob job(GetParam());
+    job.ForEach([&](Rank& self, int) {
+      EXPECT_EQ(self.Run(Sum("the last", {1.0f})).message, "");
+      self.Leave();
+    });
+  }
+}
+
 TEST_P(HostsTest, AFailureEndsAllHosts) {
   HostsJob job(GetParam());
   job.ForEach([&](Rank& self, int rank) {

@@ -60,6 +60,7 @@ Status JobMember::Start() {
     world_ = SharedMemoryWorld(segment, topology.rank());
   } else {
     world_ = HostsWorld(topology, segment, options_.names, options_.links);
+    if (!world_->link_watch->status().ok()) return world_->link_watch->status();
   }
   RankBlock& block = segment->block(topology.local_index(topology.rank()));
   block.pid.store(getpid());

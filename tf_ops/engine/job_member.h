@@ -30,7 +30,7 @@ struct JobMemberOptions {
 
 class JobMember {
  public:
-  // Returns when all ranks have entered.
+  // Returns when all ranks of this host have entered.
   static Status Enter(const JobMemberOptions& options,
                       std::shared_ptr<JobMember>* member);
   ~JobMember();

@@ -24,10 +24,11 @@ struct Header {
 
 // The types are numbered from 1.
 constexpr uint8_t kTypes = static_cast<uint8_t>(FrameType::kDeparture);
-// More than any frame has, so that nobody can make this rank wait for ever.
+// More than any frame has.
 constexpr uint32_t kMostBytes = 1 << 30;
 // The kernel asks an idle peer after this time whether it is still there, and gives up
-// after this many questions without an answer. Stopped processes' kernels answer.
+// after this many questions without an answer. Stopped processes' kernels answer. While
+// something is on its way it does not ask, and gives up much later.
 constexpr int kIdleSeconds = 2;
 constexpr int kProbeSeconds = 1;
 constexpr int kProbes = 3;
@@ -51,7 +52,10 @@ ControlLink::ControlLink(int socket, int peer) : socket_(socket), peer_(peer) {
 ControlLink::~ControlLink() { close(socket_); }
 
 void ControlLink::Close(const std::string& why) {
-  if (why_closed_.empty()) why_closed_ = why;
+  if (!why_closed_.empty()) return;
+  why_closed_ = why;
+  unsent_.clear();
+  sent_ = 0;
 }
 
 // ---- Sending
@@ -61,6 +65,7 @@ void ControlLink::Queue(FrameType type, std::string_view bytes) {
     return Close("a frame of " + std::to_string(bytes.size()) +
                  " bytes was to be sent");
   }
+  if (!why_closed_.empty()) return;
   const Header header = {
       static_cast<uint32_t>(bytes.size()), static_cast<uint8_t>(type), {}};
   unsent_.append(reinterpret_cast<const char*>(&header), sizeof(header));

@@ -184,6 +184,7 @@ bool HostsJobState::Poll() {
     FrameType type;
     std::string_view bytes;
     while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
+    progressed |= PassOnDeparture(&neighbor);
     if (!neighbor.link->why_closed().empty()) NoteLost(&neighbor);
   }
   TellOfFailure();
@@ -216,10 +217,17 @@ void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
     from->has_departed = true;
     from->link->Finish(Clock::now());
   }
-  if (!from->is_above) return;
+  if (from->is_above) from->departed_above = departed;
+}
+
+// Those who wait for a decision that came before the departure must get it first.
+bool HostsJobState::PassOnDeparture(Neighbor* from) {
+  if (from->departed_above < 0 || !from->inbox.empty()) return false;
+  const int32_t departed = std::exchange(from->departed_above, -1);
   header().departed_above.store(departed + 1);
   QueueForAll(FrameType::kDeparture, AsBytes(departed), /*above=*/false);
   RingAll();
+  return true;
 }
 
 }  // namespace keras_hvd

@@ -55,6 +55,7 @@ class HostsJobState final : public SharedJobState {
     std::deque<std::string> inbox;  // messages that nobody has taken yet
     bool has_departed = false;
     bool is_lost = false;
+    int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
   };
   std::vector<Neighbor>& neighbors() { return neighbors_; }
 
@@ -63,6 +64,7 @@ class HostsJobState final : public SharedJobState {
   void TakeFailure(Neighbor* from, std::string_view bytes);
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
+  bool PassOnDeparture(Neighbor* from);
   void TellOfFailure();
   void TellOfSettings();
   void NoteLost(Neighbor* neighbor);

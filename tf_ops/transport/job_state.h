@@ -66,7 +66,7 @@ class JobState {
   // Why a rank's process is not running, to end a sentence about it; "" if nothing is
   // known.
   virtual std::string Obstacle(int rank) const = 0;
-  // Whether a rank has left cleanly.
+  // Whether a rank has left cleanly; false for those of other hosts.
   virtual bool HasShutDown(int rank) const = 0;
   // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;

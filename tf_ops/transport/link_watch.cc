@@ -1,12 +1,15 @@
 // See link_watch.h.
 #include "tf_ops/transport/link_watch.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <string>
 
 namespace keras_hvd {
 namespace {
@@ -14,11 +17,11 @@ namespace {
 // How many events to take at once; the others follow.
 constexpr int kMostEvents = 64;
 
-void Register(int poll, int descriptor, uint32_t events) {
+bool Register(int poll, int descriptor, uint32_t events) {
   epoll_event event = {};
   event.events = events;
   event.data.fd = descriptor;
-  epoll_ctl(poll, EPOLL_CTL_ADD, descriptor, &event);
+  return epoll_ctl(poll, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
 }  // namespace
@@ -28,20 +31,31 @@ LinkWatch::LinkWatch(const std::vector<int>& sockets, Doorbell* bell)
       sockets_(epoll_create1(EPOLL_CLOEXEC)),
       watch_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC)) {
-  for (int socket : sockets) Register(sockets_, socket, EPOLLIN | EPOLLOUT | EPOLLET);
-  Register(watch_, sockets_, EPOLLONESHOT);
-  Register(watch_, stop_, EPOLLIN);
+  // Fails on descriptors that could not be made, too.
+  bool ok =
+      Register(watch_, sockets_, EPOLLONESHOT) && Register(watch_, stop_, EPOLLIN);
+  for (int socket : sockets) {
+    ok = ok && Register(sockets_, socket, EPOLLIN | EPOLLOUT | EPOLLET);
+  }
+  if (!ok) {
+    status_ = Status::Internal(
+        std::string("cannot watch the connections to other hosts: ") + strerror(errno) +
+        ". See ulimit -n and /proc/sys/fs/epoll/max_user_watches");
+    return;
+  }
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "keras_hvd links");
 }
 
 LinkWatch::~LinkWatch() {
   const uint64_t one = 1;
-  (void)!write(stop_, &one, sizeof(one));
-  thread_.join();
-  close(stop_);
-  close(watch_);
-  close(sockets_);
+  if (thread_.joinable()) {
+    (void)!write(stop_, &one, sizeof(one));
+    thread_.join();
+  }
+  for (int descriptor : {stop_, watch_, sockets_}) {
+    if (descriptor >= 0) close(descriptor);
+  }
 }
 
 void LinkWatch::Arm() {

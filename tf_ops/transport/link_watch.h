@@ -11,16 +11,19 @@
 #include <vector>
 
 #include "tf_ops/transport/doorbell.h"
+#include "tf_ops/transport/status.h"
 
 namespace keras_hvd {
 
 class LinkWatch {
  public:
-  // `sockets` must stay open as long as this exists.
+  // `status` says whether the system gave what this needs; without it, it never rings.
   LinkWatch(const std::vector<int>& sockets, Doorbell* bell);
   ~LinkWatch();
   LinkWatch(const LinkWatch&) = delete;
   LinkWatch& operator=(const LinkWatch&) = delete;
+
+  const Status& status() const { return status_; }
 
   // From now on rings once for whatever happens on a socket. The caller must look at
   // all of them after this: what happened before does not ring.
@@ -35,6 +38,7 @@ class LinkWatch {
   const int sockets_;  // epoll: what has happened on them since it was last asked
   const int watch_;    // epoll: `sockets_` while armed, and `stop_`
   const int stop_;     // eventfd
+  Status status_;
   bool armed_ = false;
   std::thread thread_;
 };

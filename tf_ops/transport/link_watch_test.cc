@@ -55,6 +55,12 @@ TEST_F(LinkWatchTest, DoesNotRingWhileDisarmed) {
   EXPECT_FALSE(Sleeps(kMoment));
 }
 
+TEST_F(LinkWatchTest, SaysIfItCannotWatch) {
+  EXPECT_TRUE(LinkWatch({ends_[0], ends_[1]}, &bell_).status().ok());
+  const LinkWatch watch({ends_[0], -1}, &bell_);
+  EXPECT_NE(watch.status().message.find("Bad file descriptor"), std::string::npos);
+}
+
 TEST_F(LinkWatchTest, RingsForAnEnd) {
   LinkWatch watch({ends_[0]}, &bell_);
   bell_.Announce();
