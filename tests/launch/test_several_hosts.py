@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -254,3 +255,38 @@ def test_ranks_of_one_host_that_meet_are_a_job_like_others(rendezvous):
         for rank in range(2)
     ]
     assert [job.communicate(timeout=60)[0] for job in started] == ["2.0 1\n"] * 2
+
+
+# --- ranks that die ------------------------------------------------------------------
+
+# TensorFlow takes long to import.
+REDUCE_FOR_EVER = """
+import os, signal, sys, time
+from allreduce_loop import allreduce
+import keras_hvd
+keras_hvd.init()
+allreduce("first", 1)
+if keras_hvd.rank() == int(sys.argv[1]):
+    print("dies", time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        allreduce("again", 100_000)
+except keras_hvd.KerasHvdError as error:
+    print("raises", time.monotonic(), error, flush=True)
+"""
+RANKS = str(pathlib.Path(__file__).parent / "ranks")
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3])
+def test_all_hosts_hear_of_a_rank_that_was_killed(start, monkeypatch, victim):
+    command = ("-np", 2, sys.executable, "-c", REDUCE_FOR_EVER, victim)
+    monkeypatch.setenv("PYTHONPATH", RANKS)
+    started = [start(number, 2, *command) for number in range(2)]
+    output = "".join(output for _, output, _ in end(*started))
+    (died,) = map(float, re.findall(r"dies (\S+)", output))
+    raised = re.findall(r"raises (\S+) (.*)", output)
+    assert len(raised) == 3
+    for when, error in raised:
+        assert f"rank {victim} (pid" in error
+        assert float(when) - died < 2
