@@ -265,11 +265,11 @@ import os, signal, sys, time
 from allreduce_loop import allreduce
 import keras_hvd
 keras_hvd.init()
-allreduce("first", 1)
-if keras_hvd.rank() == int(sys.argv[1]):
-    print("dies", time.monotonic(), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
 try:
+    allreduce("first", 1)
+    if keras_hvd.rank() == int(sys.argv[1]):
+        print("dies", time.monotonic(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
     while True:
         allreduce("again", 100_000)
 except keras_hvd.KerasHvdError as error:
@@ -278,15 +278,37 @@ except keras_hvd.KerasHvdError as error:
 RANKS = str(pathlib.Path(__file__).parent / "ranks")
 
 
-@pytest.mark.parametrize("victim", [0, 2, 3])
-def test_all_hosts_hear_of_a_rank_that_was_killed(start, monkeypatch, victim):
-    command = ("-np", 2, sys.executable, "-c", REDUCE_FOR_EVER, victim)
+@pytest.fixture
+def reduce_for_ever(start, monkeypatch):
+    """Runs two ranks on each of two hosts to their errors; returns the whole output."""
     monkeypatch.setenv("PYTHONPATH", RANKS)
-    started = [start(number, 2, *command) for number in range(2)]
-    output = "".join(output for _, output, _ in end(*started))
+
+    def reduce(victim, **variables_of_the_second):
+        command = ("-np", 2, sys.executable, "-c", REDUCE_FOR_EVER, victim)
+        started = [
+            start(0, 2, *command),
+            start(1, 2, *command, **variables_of_the_second),
+        ]
+        return "".join(output for _, output, _ in end(*started))
+
+    return reduce
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3])
+def test_all_hosts_hear_of_a_rank_that_was_killed(reduce_for_ever, victim):
+    output = reduce_for_ever(victim)
     (died,) = map(float, re.findall(r"dies (\S+)", output))
     raised = re.findall(r"raises (\S+) (.*)", output)
     assert len(raised) == 3
     for when, error in raised:
         assert f"rank {victim} (pid" in error
         assert float(when) - died < 2
+
+
+def test_hosts_with_other_sizes_of_exchange_memory_are_told(reduce_for_ever):
+    output = reduce_for_ever(-1, EXCHANGE_BYTES="65536")
+    errors = re.findall(r"raises \S+ (.*)", output)
+    assert len(errors) == 4
+    for error in errors:
+        assert "KERAS_HVD_EXCHANGE_BYTES must be the same on all hosts" in error
+        assert "4194304" in error and "65536" in error
