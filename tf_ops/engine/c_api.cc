@@ -245,7 +245,7 @@ Topology TopologyOf(int32_t rank, int32_t size, const int32_t* hosts) {
   return Topology(rank, {hosts, hosts + size});
 }
 
-// Exactly those that are needed, each once.
+// Finds the connection for each link that this rank needs.
 Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* member) {
   for (int rank = 0; rank < options.size; ++rank) {
     member->names.push_back({options.pids[rank], options.host_names[rank]});
