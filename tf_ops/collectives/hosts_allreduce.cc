@@ -26,6 +26,8 @@ namespace {
 
 // The network gets something to do after each piece of this size.
 constexpr int64_t kPieceBytes = 128 << 10;
+// Between hosts a second wait costs more than it does in shared memory.
+constexpr int64_t kSmallBetweenHosts = 8;
 
 class HostsReducer {
  public:
@@ -38,7 +40,7 @@ class HostsReducer {
         lane_(local_.index()),
         alone_(local_.count() == 1),
         moves_inputs_(alone_ && stages_.keeps_inputs()),
-        small_(line_.bytes() <= std::min(options.small_bytes, MostWindowBytes())),
+        small_(line_.bytes() <= MostSmallBytes(options.small_bytes)),
         window_bytes_(small_ ? line_.bytes()
                              : std::min(options.window_bytes, MostWindowBytes())),
         windows_(line_.bytes() == 0 ? 0 : (line_.bytes() - 1) / window_bytes_ + 1) {
@@ -78,6 +80,12 @@ class HostsReducer {
   // Half of an exchange memory's half holds what is copied in, half the results.
   int64_t MostWindowBytes() const {
     return local_.window_bytes() / 2 / kCacheLine * kCacheLine;
+  }
+
+  // What every host sends to every other, instead of two exchanges of parts.
+  int64_t MostSmallBytes(int64_t small_bytes) const {
+    const int64_t of_one = kSmallBetweenHosts * small_bytes / std::max(1, hosts_.hosts() - 1);
+    return std::min(of_one, MostWindowBytes());
   }
 
   bool is_lane() const { return lane_ < hosts_.lanes(); }

@@ -351,7 +351,8 @@ class Simulation {
       const bool differs = Special(specials_.differ, 5);
       Item item(differs ? Share(RandomDescription(key)) : usual);
       item.duplicate = Special(specials_.duplicates, 5);
-      const bool inlined = TravelsInline(*item.description, sets_.at(key.first).size());
+      const bool inlined = TravelsInline(*item.description, sets_.at(key.first).size(),
+                                         MostInlineBytes(ranks_.size(), 1));
       if (inlined && !item.duplicate) item.input = RandomInput(*item.description);
       ranks_[rank].program.push_back(item);
       if (Special(specials_.strangers, 5)) AddStranger(rank);

@@ -76,6 +76,7 @@ BatchRunner::BatchRunner(const EngineOptions& options, const World& world,
                          Timeline* timeline, StoreChoice* store_choice)
     : job_(world.job),
       rank_(job_->rank()),
+      most_inline_bytes_(MostInlineBytes(job_->size(), world.topology.hosts())),
       ranges_(OpenRanges(options, rank_)),
       timeline_(*timeline),
       backend_(world.make_backend(waiter, store_choice)),
@@ -128,7 +129,7 @@ bool BatchRunner::TakeResults(const Batch& batch, const std::vector<int>& member
                               PhaseRecorder* recorder) {
   if (recorder != nullptr) recorder->Enter(CollectivePhase::kCopyOut, 0, INT64_MAX);
   const bool fit = std::all_of(batch.begin(), batch.end(), [&](const auto& operation) {
-    return TravelsInline(*operation->description, members.size()) &&
+    return TravelsInline(*operation->description, members.size(), most_inline_bytes_) &&
            UnpackResults(&results, *operation);
   });
   if (!fit || !results.empty()) {

@@ -57,6 +57,7 @@ class BatchRunner {
 
   const std::shared_ptr<JobState> job_;
   const int rank_;
+  const int64_t most_inline_bytes_;
   // Null if no profiler shows them.
   const std::unique_ptr<const cuda::ProfilerRanges> ranges_;
   Timeline& timeline_;

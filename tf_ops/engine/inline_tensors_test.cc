@@ -106,16 +106,26 @@ TEST(GivenInputsTest, OfAMismatchAreForgotten) {
 // ---- What travels so
 
 TEST(TravelsInlineTest, WhatIsSmallAndReducedElementByElement) {
-  const int64_t most = kMostInlineBytes / 4;
-  EXPECT_TRUE(TravelsInline(Allreduce("a", most), 2));
-  EXPECT_FALSE(TravelsInline(Allreduce("a", most + 1), 2));
-  EXPECT_FALSE(TravelsInline(Allreduce("a", 0), 2));
-  EXPECT_FALSE(TravelsInline(Allreduce("a", 1), 1));
-  EXPECT_FALSE(TravelsInline(Allreduce("a", 1, ReduceOp::kAdasum), 2));
-  EXPECT_FALSE(TravelsInline(Broadcast("a"), 2));
+  const auto travels = [](const Description& description, size_t members = 2) {
+    return TravelsInline(description, members, /*most_bytes=*/40);
+  };
+  EXPECT_TRUE(travels(Allreduce("a", 10)));
+  EXPECT_FALSE(travels(Allreduce("a", 11)));
+  EXPECT_FALSE(travels(Allreduce("a", 0)));
+  EXPECT_FALSE(travels(Allreduce("a", 1), 1));
+  EXPECT_FALSE(travels(Allreduce("a", 1, ReduceOp::kAdasum)));
+  EXPECT_FALSE(travels(Broadcast("a")));
   Description on_gpu = Allreduce("a", 1);
   on_gpu.on_gpu = true;
-  EXPECT_FALSE(TravelsInline(on_gpu, 2));
+  EXPECT_FALSE(travels(on_gpu));
+}
+
+TEST(TravelsInlineTest, MoreBetweenHostsUnlessThereAreManyRanks) {
+  EXPECT_EQ(MostInlineBytes(8, 1), 1 << 10);
+  EXPECT_EQ(MostInlineBytes(2, 2), 16 << 10);
+  EXPECT_EQ(MostInlineBytes(16, 2), 16 << 10);
+  EXPECT_EQ(MostInlineBytes(64, 8), 4 << 10);
+  EXPECT_EQ(MostInlineBytes(4096, 512), 1 << 10);
 }
 
 // ---- The bits
@@ -152,10 +162,11 @@ TEST_P(InlineBitsTest, AreThoseOfLargerTensors) {
                           ReduceOp::kMax, ReduceOp::kProduct}) {
         const Ask small = Group("small", dtype, op, rank, 0);
         if (!Supports(small.description.reduction, dtype)) continue;
-        ASSERT_TRUE(TravelsInline(small.description, 2));
+        const int64_t most = MostInlineBytes(GetParam(), /*hosts=*/1);
+        ASSERT_TRUE(TravelsInline(small.description, 2, most));
         const size_t given = small.input.size();
-        const Ask large = Group("large", dtype, op, rank, kMostInlineBytes);
-        ASSERT_FALSE(TravelsInline(large.description, 2));
+        const Ask large = Group("large", dtype, op, rank, most);
+        ASSERT_FALSE(TravelsInline(large.description, 2, most));
         const size_t one = self.Submit(small), other = self.Submit(large);
         ASSERT_TRUE(self.End(one).ok() && self.End(other).ok());
         Buffer expected = self.Output(other);

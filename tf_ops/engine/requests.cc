@@ -17,6 +17,7 @@ TensorKey KeyOf(const Description& description) {
 Requests::Requests(const World& world, size_t cache_capacity, EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),
+      most_inline_bytes_(MostInlineBytes(job_->size(), world.topology.hosts())),
       counters_(*counters),
       process_sets_(rank_, job_->size()),
       encoder_(cache_capacity),
@@ -39,7 +40,8 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   const bool duplicate =
       !same_name.empty() && same_name.back()->submitter != operation->submitter;
   const size_t members = process_sets_.MembersOf(description->process_set).size();
-  const bool inlined = !duplicate && TravelsInline(*description, members);
+  const bool inlined =
+      !duplicate && TravelsInline(*description, members, most_inline_bytes_);
   operation->submitted = Clock::now();
   std::optional<Clock::time_point> time;
   if (job_->WantsTimes()) time = operation->submitted;

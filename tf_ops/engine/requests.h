@@ -72,6 +72,7 @@ class Requests {
 
   const std::shared_ptr<JobState> job_;
   const int rank_;
+  const int64_t most_inline_bytes_;
   EngineCounters& counters_;
 
   std::mutex mutex_;  // guards all members below

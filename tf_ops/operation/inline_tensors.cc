@@ -10,6 +10,12 @@
 namespace keras_hvd {
 namespace {
 
+// Up to this size, copying into and out of messages costs less than meeting again.
+constexpr int64_t kMostOnOneHost = 1 << 10;
+// Between hosts, meeting again is another trip over the network.
+constexpr int64_t kMostBetweenHosts = 16 << 10;
+// But all ranks' inputs go through the coordinator's hands.
+constexpr int64_t kMostOfAllRanks = 256 << 10;
 // Enough for every element type.
 constexpr int64_t kAlignment = 8;
 
@@ -31,17 +37,22 @@ int64_t PackedBytes(const Description& description) {
 
 }  // namespace
 
-bool TravelsInline(const Description& description, size_t members) {
+int64_t MostInlineBytes(int ranks, int hosts) {
+  if (hosts == 1) return kMostOnOneHost;
+  return std::clamp(kMostOfAllRanks / ranks, kMostOnOneHost, kMostBetweenHosts);
+}
+
+bool TravelsInline(const Description& description, size_t members, int64_t most_bytes) {
   if (description.kind != Kind::kAllreduce || description.on_gpu || members == 1 ||
       description.reduction.op == ReduceOp::kAdasum) {
     return false;
   }
   const int64_t bytes = PackedBytes(description);
-  return bytes > 0 && bytes <= kMostInlineBytes;
+  return bytes > 0 && bytes <= most_bytes;
 }
 
 bool FitsInline(const Description& description, size_t bytes) {
-  return TravelsInline(description, /*members=*/2) &&
+  return TravelsInline(description, /*members=*/2, kMostBetweenHosts) &&
          static_cast<size_t>(PackedBytes(description)) == bytes;
 }
 

@@ -15,12 +15,11 @@
 
 namespace keras_hvd {
 
-// Up to this size, copying into and out of messages costs less than meeting again.
-inline constexpr int64_t kMostInlineBytes = 1 << 10;
-
+// Up to how many bytes of a request travel inline in a job of so many ranks and hosts.
+int64_t MostInlineBytes(int ranks, int hosts);
 // Whether the tensors of a request travel inline if `members` ranks take part.
-bool TravelsInline(const Description& description, size_t members);
-// Whether `bytes` bytes can be a rank's input in a submission.
+bool TravelsInline(const Description& description, size_t members, int64_t most_bytes);
+// Whether `bytes` bytes can be a rank's input in a submission, in any job.
 bool FitsInline(const Description& description, size_t bytes);
 
 // Appends a rank's input to a message: its tensors, each aligned to 8 bytes.
