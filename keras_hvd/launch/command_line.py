@@ -116,8 +116,6 @@ def _diagnosis(
 ) -> Options:
     if command:
         parser.error(f"--diagnose takes no command, and {command[0]!r} is one")
-    if given.nnodes > 1:
-        parser.error("--diagnose is about this host: leave out --nnodes")
     if given.ranks is None:
         given.ranks = max(2, min(cores.available(), _MOST_DIAGNOSED_RANKS))
     _check_hosts(parser, given)
@@ -125,6 +123,7 @@ def _diagnosis(
         check_build=False,
         diagnose=True,
         ranks=given.ranks,
+        node=_node(parser, given),
         bind_to=given.bind_to,
         variables=given.variables,
     )

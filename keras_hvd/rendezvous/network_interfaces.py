@@ -40,11 +40,21 @@ def addresses(names: Sequence[str]) -> list[str]:
     )
 
 
+def found(name: str) -> list[str]:
+    """The IP addresses of an interface, if it has any.
+
+    Example:
+
+    >>> found("lo")[0]
+    '127.0.0.1'
+    """
+    return [*_ipv4(name), *_ipv6(name)]
+
+
 def _addresses(name: str) -> list[str]:
-    found = [*_ipv4(name), *_ipv6(name)]
-    if not found:
-        raise RendezvousError(f"the network interface {name!r} has no IP address")
-    return found
+    if own := found(name):
+        return own
+    raise RendezvousError(f"the network interface {name!r} has no IP address")
 
 
 def _ipv4(name: str) -> list[str]:
@@ -62,10 +72,10 @@ def _ipv6(name: str) -> list[str]:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except FileNotFoundError:  # a kernel without IPv6
         return []
-    found = []
+    global_ones = []
     for digits, *_, interface in map(str.split, lines):
         address = ipaddress.IPv6Address(int(digits, 16))
         # Those of one link need the interface's number as well, on each host its own.
         if interface == name and not address.is_link_local:
-            found.append(str(address))
-    return found
+            global_ones.append(str(address))
+    return global_ones

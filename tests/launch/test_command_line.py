@@ -113,11 +113,6 @@ SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:294
             id="interfaces",
         ),
         pytest.param(
-            [*SECOND_OF_TWO, "--diagnose"],
-            "--diagnose is about this host: leave out --nnodes",
-            id="nodes-diagnosed",
-        ),
-        pytest.param(
             ["-np", "2", "--output-filename", "/dev/null/logs", "true"],
             "cannot make '/dev/null/logs': Not a directory",
             id="output-directory",

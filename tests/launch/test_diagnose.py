@@ -6,6 +6,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -208,3 +209,28 @@ def test_ends_with_ctrl_c(khvdrun):
     assert diagnosis.returncode == 130, err
     assert out.endswith("interrupted\n")
     assert err == ""
+
+
+def test_measures_the_network_between_hosts(khvdrun):
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
+    started = [
+        khvdrun.start(
+            *("--diagnose", "-np", 2 - number, "--nnodes", 2, "--node-rank", number),
+            *("--rendezvous", rendezvous),
+            env={
+                "KERAS_HVD_SECRET": "0123456789abcdef of tests",
+                "KERAS_HVD_HOST_KEY": f"host {number}",
+            },
+        )
+        for number in range(2)
+    ]
+    outputs = [job.communicate(timeout=60)[0] for job in started]
+    assert [job.returncode for job in started] == [0, 0], outputs
+    for number, output in enumerate(outputs):
+        assert f"on this host, node {number} of 2" in output
+        found = findings(output)
+        assert found["interface"][1].startswith("lo, ")
+        assert "back" in found["network trip"][1]
+        assert "each host sends" in found["network 64 MiB"][1]
+        assert not [name for name in found if name.startswith("allreduce")]

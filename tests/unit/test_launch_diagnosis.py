@@ -1,6 +1,7 @@
 """What a diagnosis makes of the kernel's files and of figures good and bad."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from keras_hvd.launch.diagnosis import (
     limits,
     machine,
     measurement,
+    network,
     optional,
     probes,
     shared_memory,
 )
 from keras_hvd.launch.diagnosis.findings import Verdict
+from keras_hvd.rendezvous.nodes import Node
 
 UNLIMITED_V1 = "9223372036854771712\n"
 MEBIBYTE = 1 << 20
@@ -298,6 +301,86 @@ def test_blames_too_many_ranks_first(monkeypatch):
     monkeypatch.setattr(cores, "available", lambda: 1)
     found = judged(figures(allreduce=slow(4, 90e-6)))
     assert found["allreduce 4 B"].advice == "ranks wait for a core: start 1 with -np"
+
+
+# ---- The network of several hosts
+
+TO_ITSELF = Node(number=0, count=2, ranks=1, rendezvous="127.0.0.1:29400")
+
+
+@pytest.fixture
+def speeds(tmp_path, monkeypatch):
+    """Interfaces that say how fast they are, in Mbit/s; the loopback one is used."""
+    monkeypatch.setattr(network, "_INTERFACES", tmp_path)
+
+    def speeds(**megabits):
+        names = [(1, "lo"), *((2 + n, name) for n, name in enumerate(megabits))]
+        monkeypatch.setattr(network.socket, "if_nameindex", lambda: names)
+        for name, value in megabits.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "speed").write_text(f"{value}\n")
+
+    return speeds
+
+
+def test_names_the_interface_that_a_job_uses(speeds):
+    speeds(lo=10000, eth7=1000, down=-1)
+    found = network.interface(TO_ITSELF)
+    assert (found.verdict, found.figure) == (Verdict.OK, "lo, 10 Gbit/s")
+
+
+def test_an_interface_that_does_not_tell_its_speed_is_no_slow_one(speeds):
+    speeds(lo=-1, eth7=1000)
+    found = network.interface(TO_ITSELF)
+    assert (found.verdict, found.figure) == (Verdict.OK, "lo, of unknown speed")
+
+
+def test_knows_a_faster_interface(speeds):
+    speeds(lo=1000, ib0=100000)
+    found = network.interface(TO_ITSELF)
+    assert found.verdict is Verdict.WARNING
+    assert "ib0 has 100 Gbit/s" in found.advice
+    assert "--network-interfaces ib0" in found.advice
+
+
+def test_the_interface_asked_for_counts(speeds):
+    speeds(lo=1000)
+    node = replace(TO_ITSELF, rendezvous="192.0.2.1:29400", interfaces=("lo",))
+    assert network.interface(node).figure == "lo, 1 Gbit/s"
+
+
+def test_judges_what_hosts_reach_instead_of_copies(speeds):
+    speeds(lo=1000)
+    options = Options(check_build=False, ranks=2, node=TO_ITSELF)
+    allreduce = slow(4, 3e-3) | {
+        size: {"median": seconds, "p90": seconds, "calls": 1}
+        for size, seconds in ((MEBIBYTE, 1.0), (64 * MEBIBYTE, 0.6))
+    }
+    found = {
+        one.name: one
+        for one in measurement.judge(figures(allreduce=allreduce), options)
+    }
+    assert not [name for name in found if name.startswith("allreduce")]
+    trip, rate = found["network trip"], found["network 64 MiB"]
+    assert trip.figure == "3 ms for 4 bytes to the other hosts and back"
+    assert trip.verdict is Verdict.WARNING
+    assert "hosts of one place" in trip.advice
+    # A half of the tensor, and a half of the sum.
+    assert rate.figure == "600 ms: each host sends 895 Mbit/s"
+    assert rate.verdict is Verdict.OK
+    # One size is enough to tell; small ones are slow anywhere.
+    assert found["network 1 MiB"].verdict is Verdict.OK
+
+
+def test_warns_of_a_network_that_does_not_give_what_it_says(speeds):
+    speeds(lo=25000)
+    (found,) = network.rate({64 * MEBIBYTE: 0.6}, replace(TO_ITSELF, count=4))
+    assert found.verdict is Verdict.WARNING
+    # Three quarters of each, to and from.
+    assert found.figure == (
+        "600 ms: each host sends 1.34 Gbit/s of the interface's 25 Gbit/s"
+    )
+    assert "iperf3" in found.advice
 
 
 def launcher(folder: Path, says: str) -> None:

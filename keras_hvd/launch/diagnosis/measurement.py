@@ -12,9 +12,10 @@ from pathlib import Path
 from keras_hvd import allocator
 from keras_hvd.launch import cores, processes
 from keras_hvd.launch.command_line import Options
-from keras_hvd.launch.diagnosis import machine, probes
+from keras_hvd.launch.diagnosis import machine, network, probes
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
 from keras_hvd.launch.diagnosis.limits import amount, free_memory
+from keras_hvd.rendezvous.nodes import Node
 
 _ROOT = Path(__file__).parents[3]
 _LAUNCHER = "import sys; from keras_hvd.launch.__main__ import main; sys.exit(main())"
@@ -41,13 +42,13 @@ _SLOW_IN_CACHED_COPIES = 15.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What a job of measuring ranks found. Dicts are by size in bytes."""
+    """What a job's measuring ranks of this host found. Dicts are by size in bytes."""
 
     ranks: int
     largest: int  # bytes of the largest tensor, and of what was copied
-    alone: float  # seconds of rank 0's copy while the others slept
+    alone: float  # seconds of the first rank's copy while the others slept
     together: dict[int, float]  # seconds of a copy by all ranks at once
-    # "median" and "p90" of the seconds on rank 0, and "calls"
+    # "median" and "p90" of the seconds on the first rank, and "calls"
     allreduce: dict[int, dict[str, float]]
     sleeps: int  # how often the engines slept
     lost_wakes: int  # sleeps that only a time-out ended
@@ -104,6 +105,7 @@ def run(options: Options) -> Figures | Finding:
     throttled_before = machine.times_throttled()
     command = [*_python(_LAUNCHER), "-np", str(options.ranks), "--no-prefix"]
     command += ["--bind-to", options.bind_to, "--term-after", "1"]
+    command += _place(options.node)
     command += [*_python(_RANK), str(largest)]
     timeout = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": str(_INIT_TIMEOUT_SECONDS)}
     try:
@@ -120,7 +122,7 @@ def run(options: Options) -> Figures | Finding:
     if ended.returncode != 0 or len(answers) < options.ranks:
         return _explain(options.ranks, answers, ended)
     throttled = machine.times_throttled() - throttled_before
-    return _figures(largest, sorted(answers, key=lambda one: one["rank"]), throttled)
+    return _figures(sorted(answers, key=lambda one: one["rank"]), throttled)
 
 
 def judge(figures: Figures, options: Options) -> list[Finding]:
@@ -128,11 +130,30 @@ def judge(figures: Figures, options: Options) -> list[Finding]:
     return [
         *_shared_memory(figures),
         *_copies(figures),
-        *(_small(figures, options, size, name) for size, name in _SMALL_SIZES),
-        *(_large(figures, size) for size in figures.allreduce if size >= 1 << 20),
+        *_allreduces(figures, options),
         _lost_wakes(figures),
         *_throttling(figures),
     ]
+
+
+def _allreduces(figures: Figures, options: Options) -> list[Finding]:
+    if options.node is not None:
+        medians = {size: one["median"] for size, one in figures.allreduce.items()}
+        return [network.trip(medians[4]), *network.rate(medians, options.node)]
+    return [
+        *(_small(figures, options, size, name) for size, name in _SMALL_SIZES),
+        *(_large(figures, size) for size in figures.allreduce if size >= 1 << 20),
+    ]
+
+
+def _place(node: Node | None) -> list[str]:
+    """The options that say which of several hosts this one is."""
+    if node is None:
+        return []
+    place = ["--nnodes", str(node.count), "--node-rank", str(node.number)]
+    if node.interfaces:
+        place += ["--network-interfaces", ",".join(node.interfaces)]
+    return [*place, "--rendezvous", node.rendezvous]
 
 
 _SMALL_SIZES = ((4, "allreduce 4 B"), (1 << 10, "allreduce 1 KiB"))
@@ -202,14 +223,15 @@ def _explain(
     )
 
 
-def _figures(largest: int, answers: list[dict], throttled: int) -> Figures:
+def _figures(answers: list[dict], throttled: int) -> Figures:
     first = answers[0]
+    allreduce = {int(size): one for size, one in first["allreduce"].items()}
     return Figures(
         ranks=len(answers),
-        largest=largest,
+        largest=max(allreduce),
         alone=first["alone"],
         together={int(size): one for size, one in first["together"].items()},
-        allreduce={int(size): one for size, one in first["allreduce"].items()},
+        allreduce=allreduce,
         sleeps=sum(answer["sleeps"] for answer in answers),
         lost_wakes=sum(answer["lost_wakes"] for answer in answers),
         shared_bytes=first["shared_bytes"],

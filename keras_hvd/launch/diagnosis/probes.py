@@ -106,9 +106,11 @@ def duration(seconds: float) -> str:
 
     Example:
 
-    >>> duration(4.123e-6), duration(0.0123)
-    ('4.12 us', '12.3 ms')
+    >>> duration(4.123e-6), duration(0.0123), duration(1.082)
+    ('4.12 us', '12.3 ms', '1.08 s')
     """
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 

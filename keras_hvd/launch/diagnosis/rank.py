@@ -20,6 +20,7 @@ _ALLREDUCE = 0
 _BARRIER = 3
 _FLOAT32 = 6
 _SUM = 1
+_MIN = 2
 
 _SECONDS = 0.5
 _LEAST_CALLS = 7
@@ -33,20 +34,22 @@ def main() -> None:
     largest = int(sys.argv[1])
     try:
         initialization.init()
-        print(json.dumps({"rank": basics.rank(), **_measure(largest)}))
+        # Hosts may have more or less memory.
+        least = int(_over_ranks(largest, _MIN))
+        print(json.dumps({"rank": basics.rank(), **_measure(least)}))
     except (KerasHvdError, ValueError) as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(1)
 
 
 class Allreduce:
-    """An allreduce (Sum) of float32 numbers in place, prepared once.
+    """An allreduce of float32 numbers in place, prepared once.
 
     `memory` is the address of `size` bytes, a multiple of 4. The caller keeps them
     alive.
     """
 
-    def __init__(self, name: str, memory: int, size: int):
+    def __init__(self, name: str, memory: int, size: int, op: int = _SUM):
         self._shape = (ctypes.c_int64 * 1)(size // 4)
         self._tensor = native.Tensor(
             dtype=_FLOAT32, rank=1, shape=self._shape, input=memory, output=memory
@@ -55,7 +58,7 @@ class Allreduce:
             struct_size=ctypes.sizeof(native.Request),
             kind=_ALLREDUCE,
             name=name.encode(),
-            reduce_op=_SUM,
+            reduce_op=op,
             count=1,
             tensors=ctypes.pointer(self._tensor),
         )
@@ -76,7 +79,7 @@ class Allreduce:
 def _measure(largest: int) -> dict[str, object]:
     copies = {size: probes.Copy(size) for size in (1 << 20, largest)}
     copy = copies[largest]
-    alone = _repeat(copy, copy.seconds) if basics.rank() == 0 else None
+    alone = _repeat(copy, copy.seconds) if basics.local_rank() == 0 else None
     _barrier()
     together = {size: _repeat(one, _together(one)) for size, one in copies.items()}
     reduced = {}
@@ -140,9 +143,13 @@ def _reduce(size: int, memory: int, view: mmap.mmap) -> list[float]:
 
 def _mean_of_ranks(value: float) -> float:
     """A value's mean over ranks, so that all of them make the same number of calls."""
+    return _over_ranks(value, _SUM) / basics.size()
+
+
+def _over_ranks(value: float, op: int) -> float:
     number = (ctypes.c_float * 1)(value)
-    Allreduce("diagnose/agree", ctypes.addressof(number), 4).seconds(1)
-    return number[0] / basics.size()
+    Allreduce(f"diagnose/agree/{op}", ctypes.addressof(number), 4, op).seconds(1)
+    return number[0]
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from keras_hvd.launch.diagnosis import (
     limits,
     machine,
     measurement,
+    network,
     optional,
     shared_memory,
     software,
@@ -36,7 +37,7 @@ def run(options: Options) -> int:
 def _diagnose(options: Options) -> int:
     started = time.monotonic()
     system = f"Linux {platform.release()}, Python {platform.python_version()}"
-    job = f"a job of {count(options.ranks, 'rank')}"
+    job = f"a job of {_size(options)}"
     print(f"keras_hvd {__version__} on {system}: {job}")
     findings: list[Finding] = []
     for title, looks in _sections(options):
@@ -46,12 +47,17 @@ def _diagnose(options: Options) -> int:
     else:
         findings += _measure(options)
     findings += _show("optional", _OPTIONAL)
-    return _conclude(findings, options.ranks, time.monotonic() - started)
+    return _conclude(findings, options, time.monotonic() - started)
 
 
 def _sections(options: Options) -> Sequence[tuple[str, Sequence[_Look]]]:
     ranks, bind_to = options.ranks, options.bind_to
     call = functools.partial
+    on_network: Sequence[tuple[str, Sequence[_Look]]] = ()
+    if options.node is not None:
+        on_network = (
+            ("network", (("interface", call(network.interface, options.node)),)),
+        )
     return (
         (
             "software",
@@ -82,6 +88,7 @@ def _sections(options: Options) -> Sequence[tuple[str, Sequence[_Look]]]:
                 ("threads", call(limits.processes, ranks)),
             ),
         ),
+        *on_network,
     )
 
 
@@ -118,10 +125,17 @@ def _measure(options: Options) -> list[Finding]:
     return shown + found
 
 
-def _conclude(findings: Sequence[Finding], ranks: int, seconds: float) -> int:
+def _size(options: Options) -> str:
+    ranks = count(options.ranks, "rank")
+    if options.node is None:
+        return ranks
+    return f"{ranks} on this host, node {options.node.number} of {options.node.count}"
+
+
+def _conclude(findings: Sequence[Finding], options: Options, seconds: float) -> int:
     warnings = sum(finding.verdict is Verdict.WARNING for finding in findings)
     fails = _fails(findings)
-    what = f"a job of {count(ranks, 'rank')} {'does not run' if fails else 'runs'}"
+    what = f"a job of {_size(options)} {'does not run' if fails else 'runs'}"
     print(
         f"\n{what}; {count(warnings, 'warning')}; diagnosed in {seconds:.0f} s",
         flush=True,
