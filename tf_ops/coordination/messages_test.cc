@@ -237,7 +237,7 @@ TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
               HasSubstr("the tensors of allreduce 'a' do not "
                         "travel along, or not in 16 bytes"));
   EXPECT_NE(error(Broadcast("a"), 40), "");
-  EXPECT_NE(error(Allreduce("a", 1000), 4000), "");
+  EXPECT_NE(error(Allreduce("a", 5000), 20000), "");
 }
 
 // ---- Merged submissions
