@@ -143,21 +143,20 @@ one-process-tests: install
 launch-tests: install
 	$(BIN)/python -m pytest -q tests/install tests/launch
 
-# The same tests in jobs of two to four ranks; which of them run where is said in
+# The same tests in jobs of two and four ranks; which of them run where is said in
 # tests/parallel/conftest.py.
 parallel-tests: install
-	for ranks in 2 3 4; do \
+	for ranks in 2 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
 	done
 
-# Collectives, objects, process sets and the like over TCP: on two hosts of one rank, and
-# on one of two and one of one. Both hosts are this machine.
+# Those of three ranks on two hosts, and collectives on two hosts of one rank. All hosts
+# are this machine; where they can have networks, those are slow ones.
 hosts-tests: install
-	$(ON_HOSTS) 1 1 $(HOSTS_TESTS) tests/parallel/test_*.py
-	$(ON_HOSTS) 2 1 $(HOSTS_TESTS)
-
-ON_HOSTS = $(BIN)/python tests/on_hosts.py
-HOSTS_TESTS = $(BIN)/python -m pytest -q -x tests/parallel/collectives
+	$(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
+		$(BIN)/python -m pytest -q -x tests/parallel
+	$(BIN)/python tests/on_hosts.py --rate 100mbit --delay 0.1 1 1 \
+		$(BIN)/python -m pytest -q -x tests/parallel/collectives tests/parallel/test_*.py
 
 # What depends on TensorFlow's version, on two ranks: all collectives, the optimizer,
 # callbacks and data. Of another one: make core-tests VENV=.venv-2.18
@@ -239,6 +238,30 @@ sanitize: install
 	$(BAZEL_TEST) --config=asan //tf_ops/...
 	$(BAZEL_TEST) --config=tsan //tf_ops/...
 
+# What hosts read of each other, fed with what a fuzzer makes up. The inputs that showed
+# something new are kept in corpus/ beside each *_fuzz.cc, and read again by `make
+# native-tests`. Clang compiles what reads them; it refuses the reductions, which g++ does.
+FUZZERS := coordination/messages transport/hosts_job_state
+FUZZ_INPUTS ?= 10000000
+FUZZED = $(filter-out %_test.cc %_fuzz.cc,$(wildcard \
+	$(patsubst %,tf_ops/%/*.cc,coordination operation transport)))
+FUZZ := $(VENV)/fuzz
+.PHONY: fuzz $(FUZZERS:%=fuzz-%)
+fuzz: $(FUZZERS:%=fuzz-%)
+
+$(FUZZERS:%=fuzz-%): fuzz-%: install
+	$(if $(shell command -v clang++-14),,apt-get install -qq -y --no-install-recommends \
+		clang-14 libclang-rt-14-dev)
+	bazel build //tf_ops/collectives
+	mkdir -p $(FUZZ)/$*
+	clang++-14 -std=c++17 -O1 -g -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=all -I. -o $(FUZZ)/$*/fuzzer tf_ops/$*_fuzz.cc $(FUZZED) \
+		"$$(bazel info bazel-bin)"/tf_ops/collectives/_objs/collectives/*.o -pthread -ldl
+	mkdir -p $(FUZZ)/$*/found
+	$(FUZZ)/$*/fuzzer -runs=$(FUZZ_INPUTS) -max_len=1024 -use_value_profile=1 \
+		-malloc_limit_mb=64 $(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
+	$(FUZZ)/$*/fuzzer -merge=1 tf_ops/$(*D)/corpus/$(*F) $(FUZZ)/$*/found
+
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
@@ -270,7 +293,7 @@ test-gpu: gpu-engine
 gpu-engine: $(if $(shell command -v bazel),install,$(VENV)/engine/libkeras_hvd.so)
 
 # As Bazel does it (bazel/cc.bzl, tf_ops/BUILD): the engine needs nothing but the system.
-NOT_IN_ENGINE = _test $(addprefix _,$(filter-out $(MACHINE),x86_64 aarch64))
+NOT_IN_ENGINE = _test _fuzz $(addprefix _,$(filter-out $(MACHINE),x86_64 aarch64))
 ENGINE_SOURCES = $(filter-out $(addprefix %,$(NOT_IN_ENGINE:=.cc)),$(wildcard \
 	$(patsubst %,tf_ops/%/*.cc,transport collectives cuda nccl operation coordination timeline \
 	backend gpu engine)))
@@ -285,7 +308,7 @@ $(VENV)/engine/libkeras_hvd.so: $(ENGINE_SOURCES) $(wildcard tf_ops/*/*.h)
 
 # --- measurements -------------------------------------------------------------------
 
-BENCHMARKS := bench-allreduce bench-gradients bench-scaling
+BENCHMARKS := bench-allreduce bench-gradients bench-scaling bench-hosts
 .PHONY: $(BENCHMARKS)
 
 # Tables, and JSON and plots in benchmarks/results. The machine should be idle.

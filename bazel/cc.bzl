@@ -25,7 +25,7 @@ def _of_processors():
 
 def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
     """A layer of the engine: every header and source of its folder, tests excepted."""
-    elsewhere = ["*_test.cc"] + ["*_%s.cc" % processor for processor in _PROCESSORS]
+    elsewhere = ["*_test.cc", "*_fuzz.cc"] + ["*_%s.cc" % processor for processor in _PROCESSORS]
     native.cc_library(
         name = name,
         srcs = native.glob(["*.cc"], exclude = elsewhere) + _of_processors(),
@@ -37,7 +37,10 @@ def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
     )
 
 def khvd_cc_tests(deps, **kwargs):
-    """One test for each *_test.cc of the folder, named after its file."""
+    """One test for each *_test.cc and each *_fuzz.cc of the folder.
+
+    What is to be fuzzed gets the inputs that fuzzing has found so far: `make fuzz`.
+    """
     for source in native.glob(["*_test.cc"]):
         native.cc_test(
             name = source[:-len(".cc")],
@@ -45,5 +48,18 @@ def khvd_cc_tests(deps, **kwargs):
             srcs = [source],
             copts = WARNINGS,
             deps = deps + ["@googletest//:gtest_main"],
+            **kwargs
+        )
+    for source in native.glob(["*_fuzz.cc"]):
+        subject = source[:-len("_fuzz.cc")]
+        corpus = "corpus/" + subject
+        native.cc_test(
+            name = subject + "_corpus_test",
+            size = "small",
+            srcs = [source, "//tf_ops/testing:read_corpus.cc"],
+            args = [native.package_name() + "/" + corpus],
+            copts = WARNINGS,
+            data = native.glob([corpus + "/*"]),
+            deps = deps,
             **kwargs
         )
