@@ -2,6 +2,8 @@
 #include "tf_ops/coordination/coordinator.h"
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <utility>
 
 namespace keras_hvd {
@@ -11,8 +13,8 @@ namespace {
 // do. Looking at all of them for every batch would take quadratic time.
 constexpr size_t kMostPassedOver = 64;
 
-// With fewer names than this, none is dropped.
-constexpr size_t kEntriesKept = 4096;
+// For how many sets of ranks the last submission is noted.
+constexpr size_t kMostSetsNoted = 256;
 
 // "ranks 0, 1: allreduce Sum of float32[3]; rank 2: allreduce Sum of float32[4]".
 std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& given) {
@@ -35,12 +37,25 @@ std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& 
   return text;
 }
 
-bool Contains(const std::vector<int>& ranks, int rank) {
-  return std::binary_search(ranks.begin(), ranks.end(), rank);
+double Seconds(Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-size_t PlaceOf(int rank, const std::vector<int>& members) {
-  return std::lower_bound(members.begin(), members.end(), rank) - members.begin();
+// What those of the ranks submitted that are to be kept.
+template <typename Keep>
+MergedSubmission Part(const MergedSubmission& whole, const Keep& keep) {
+  MergedSubmission part;
+  part.description = whole.description;
+  part.duplicate = whole.duplicate;
+  std::vector<int> ranks;
+  for (size_t i = 0; i < whole.ranks.size(); ++i) {
+    if (!keep(whole.ranks[i])) continue;
+    ranks.push_back(whole.ranks[i]);
+    if (!whole.submitted.empty()) part.submitted.push_back(whole.submitted[i]);
+    if (!whole.inputs.empty()) part.inputs.push_back(whole.inputs[i]);
+  }
+  part.ranks = std::move(ranks);
+  return part;
 }
 
 std::string JoinedText(const Description& description, const std::vector<int>& joined) {
@@ -56,83 +71,158 @@ std::string JoinedText(const Description& description, const std::vector<int>& j
 }  // namespace
 
 Coordinator::Coordinator(int size, int64_t fusion_bytes)
-    : fusion_bytes_(fusion_bytes),
-      joined_(size),
-      last_submissions_(size),
-      most_entries_(kEntriesKept) {
-  Members all(size);
+    : fusion_bytes_(fusion_bytes), joined_(size), last_of_rank_(size) {
+  std::vector<int> all(size);
   for (int rank = 0; rank < size; ++rank) all[rank] = rank;
   AddProcessSet(0, std::move(all));
 }
 
-void Coordinator::AddProcessSet(int32_t id, std::vector<int> ranks) {
-  process_sets_[id] = std::make_shared<const Members>(std::move(ranks));
+void Coordinator::AddProcessSet(int32_t id, Ranks ranks) {
+  process_sets_[id] = std::move(ranks);
   last_process_set_ = std::max(last_process_set_, id);
 }
 
-const Coordinator::Request* Coordinator::Entry::head() const {
-  for (const auto& queue : waiting) {
-    if (!queue.empty()) return &queue.front();
-  }
-  return nullptr;
+double Coordinator::Group::since(size_t place) const {
+  return submission.submitted.empty() ? now : Seconds(submission.submitted[place]);
 }
 
-size_t Coordinator::Entry::arrived() const {
-  return std::count_if(waiting.begin(), waiting.end(),
-                       [](const auto& queue) { return !queue.empty(); });
+void Coordinator::Round::Add(Group group) {
+  const MergedSubmission& added = group.submission;
+  if (!groups.empty()) {
+    // Equal descriptions are usually the same object.
+    wrong = wrong || (added.description != description() &&
+                      !added.description->Matches(*description()));
+    if (added.ranks.front() < groups[first].submission.ranks.front()) {
+      first = groups.size();
+    }
+  }
+  wrong = wrong || added.duplicate;
+  groups.push_back(std::move(group));
 }
 
-Coordinator::Entry& Coordinator::FindEntry(const TensorKey& key,
-                                           const std::vector<int>& members) {
-  if (entries_.size() >= most_entries_) ForgetIdleEntries();
-  Entry& entry = entries_[key];
-  if (entry.waiting.empty()) {
-    entry.waiting.resize(members.size());
-    entry.owed.resize(members.size());
-  }
-  return entry;
-}
-
-// Names that a program invents as it runs must not fill the memory.
-void Coordinator::ForgetIdleEntries() {
-  const auto empty = [](const auto& queue) { return queue.empty(); };
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    const Entry& entry = it->second;
-    const bool idle = std::all_of(entry.waiting.begin(), entry.waiting.end(), empty) &&
-                      std::all_of(entry.owed.begin(), entry.owed.end(), empty);
-    it = idle ? entries_.erase(it) : std::next(it);
-  }
-  most_entries_ = std::max(kEntriesKept, 2 * entries_.size());
-}
-
-void Coordinator::Submit(int rank, std::shared_ptr<const Description> description,
-                         double now, bool duplicate, std::optional<std::string> input) {
-  last_submissions_[rank] = description;
-  last_submission_ = now;
-  const TensorKey key = {description->process_set, description->name};
-  const auto set = process_sets_.find(key.process_set);
-  const std::string id = std::to_string(key.process_set);
-  if (set == process_sets_.end()) {
-    return FailOne(key, rank, "there is no process set " + id + " any more");
-  }
-  if (!Contains(*set->second, rank)) {
-    return FailOne(key, rank,
-                   "rank " + std::to_string(rank) + " is not in process set " + id);
-  }
-  const std::shared_ptr<const Members> members = set->second;
-  Entry& entry = FindEntry(key, *members);
-  const size_t place = PlaceOf(rank, *members);
-  if (!entry.owed[place].empty()) {
-    FailOne(key, rank, entry.owed[place].front());
-    entry.owed[place].pop_front();
+void Coordinator::Submit(MergedSubmission submission, double now) {
+  const bool joins = submission.description->kind == Kind::kJoin;
+  if (joins && submission.ranks.size() > 1) {
+    // Each join changes what the requests of others find.
+    for (int rank : submission.ranks) {
+      Submit(Part(submission, [rank](int other) { return other == rank; }), now);
+    }
     return;
   }
-  const bool joins = description->kind == Kind::kJoin;
-  entry.waiting[place].push_back(
-      {std::move(description), duplicate, now, ++submissions_, std::move(input)});
-  if (entry.waiting[place].size() > 1) return;
-  if (joins) Join(rank);
-  Settle(key, &entry, members);
+  NoteLast(submission);
+  last_submission_ =
+      submission.submitted.empty() ? now : Seconds(submission.submitted.back());
+  const int32_t id = submission.description->process_set;
+  const auto set = process_sets_.find(id);
+  if (set == process_sets_.end()) {
+    return Fail(*submission.description, submission.ranks,
+                "there is no process set " + std::to_string(id) + " any more");
+  }
+  const Ranks members = set->second;
+  if (!members.HasAllOf(submission.ranks)) {
+    submission = FailStrangers(submission, members);
+  }
+  entries_.EraseIdleOfMany(
+      [](const Entry& entry) { return entry.rounds.empty() && entry.owed.empty(); });
+  Entry& entry = entries_.Of(submission.description);
+  if (!entry.owed.empty()) submission = PayOwed(std::move(submission), &entry.owed);
+  if (submission.ranks.empty()) return;
+  const int first_rank = submission.ranks.front();
+  if (!AddToRounds(std::move(submission), now, &entry)) return;
+  if (joins && HowSomebodyLeft(members) == nullptr) Join(first_rank);
+  Settle(&entry, members);
+}
+
+void Coordinator::NoteLast(const MergedSubmission& submission) {
+  const Last last = {submission.description, ++submissions_};
+  if (submission.ranks.size() == 1) {
+    last_of_rank_[submission.ranks.front()] = last;
+    return;
+  }
+  last_of_set_[submission.ranks] = last;
+  if (last_of_set_.size() < kMostSetsNoted) return;
+  for (const auto& [ranks, of_set] : last_of_set_) {
+    for (int rank : ranks) {
+      if (of_set.order > last_of_rank_[rank].order) last_of_rank_[rank] = of_set;
+    }
+  }
+  last_of_set_.clear();
+}
+
+// Returns what remains.
+MergedSubmission Coordinator::FailStrangers(const MergedSubmission& submission,
+                                            const Ranks& members) {
+  const Description& description = *submission.description;
+  for (int rank : submission.ranks) {
+    if (members.Has(rank)) continue;
+    Fail(description, {rank},
+         "rank " + std::to_string(rank) + " is not in process set " +
+             std::to_string(description.process_set));
+  }
+  return Part(submission, [&](int rank) { return members.Has(rank); });
+}
+
+// Fails it on those ranks that are owed a failure. Returns what remains.
+MergedSubmission Coordinator::PayOwed(MergedSubmission submission,
+                                      std::vector<Owed>* owed) {
+  for (Owed& each : *owed) {
+    const auto is_owed = [&](int rank) { return each.by_rank[rank]; };
+    const Ranks paid = Part(submission, is_owed).ranks;
+    if (paid.empty()) continue;
+    Fail(*submission.description, paid, each.text);
+    submission = Part(submission, std::not_fn(is_owed));
+    for (int rank : paid) each.by_rank[rank] = false;
+    each.count -= paid.size();
+  }
+  const auto is_paid = [](const Owed& each) { return each.count == 0; };
+  owed->erase(std::remove_if(owed->begin(), owed->end(), is_paid), owed->end());
+  return submission;
+}
+
+// Adds each rank's request to the first round that has none of the rank. Returns
+// whether the first of all rounds has got any.
+bool Coordinator::AddToRounds(MergedSubmission submission, double now, Entry* entry) {
+  bool is_first = false;
+  for (size_t place = 0; !submission.ranks.empty(); ++place) {
+    if (place == entry->rounds.size()) {
+      entry->rounds.emplace_back().groups = std::move(entry->spare);
+    }
+    Round& round = entry->rounds[place];
+    MergedSubmission rest;
+    std::shared_ptr<const RankBitmap> both =
+        unions_.Of(round.has, submission.ranks.bitmap());
+    if (both == nullptr) {
+      const auto has = [&](int rank) { return round.has->Has(rank); };
+      rest = Part(submission, has);
+      submission = Part(submission, std::not_fn(has));
+      if (!submission.ranks.empty()) {
+        both = unions_.Of(round.has, submission.ranks.bitmap());
+      }
+    }
+    if (both != nullptr) {
+      round.has = std::move(both);
+      round.Add({std::move(submission), now, ++submissions_});
+      is_first = is_first || place == 0;
+    }
+    submission = std::move(rest);
+  }
+  return is_first;
+}
+
+void Coordinator::RemoveFromRounds(int rank, std::deque<Round>* rounds) {
+  for (Round& round : *rounds) {
+    Round left;
+    for (Group& group : round.groups) {
+      group.submission =
+          Part(group.submission, [rank](int other) { return other != rank; });
+      if (group.submission.ranks.empty()) continue;
+      left.has = unions_.Of(left.has, group.submission.ranks.bitmap());
+      left.Add(std::move(group));
+    }
+    round = std::move(left);
+  }
+  // Who is not in a round is in none behind it.
+  while (!rounds->empty() && rounds->back().groups.empty()) rounds->pop_back();
 }
 
 // Requests that wait for the rank can go on without it, or never will.
@@ -140,96 +230,116 @@ void Coordinator::Join(int rank) {
   joined_[rank] = true;
   joined_count_ += 1;
   for (auto& [key, entry] : entries_) {
-    const std::shared_ptr<const Members>& members = process_sets_.at(key.process_set);
-    if (!Contains(*members, rank)) continue;
+    const Ranks& members = process_sets_.at(key.process_set);
+    if (!members.Has(rank)) continue;
     // The rank will not call these any more; a later call under the name is a new one.
-    entry.owed[PlaceOf(rank, *members)].clear();
-    const Request* const head = entry.head();
-    const bool joins = head != nullptr && head->description->kind == Kind::kJoin;
-    if (!joins) Settle(key, &entry, members);
+    for (Owed& each : entry.owed) {
+      each.count -= each.by_rank[rank] ? 1 : 0;
+      each.by_rank[rank] = false;
+    }
+    const bool joins = !entry.rounds.empty() &&
+                       entry.rounds.front().description()->kind == Kind::kJoin;
+    if (!joins) Settle(&entry, members);
   }
 }
 
 // Examines what the members wait for first: a departure, a mistake, or a match. Then
 // examines what waits behind it.
-void Coordinator::Settle(const TensorKey& key, Entry* entry,
-                         const std::shared_ptr<const Members>& members) {
-  while (const Request* head = entry->head()) {
-    if (FailIfSomebodyLeft(key, entry, *members)) continue;
-    const std::string wrong = WhatIsWrong(key, *entry, *members);
-    if (!wrong.empty()) {
-      FailHeads(key, entry, *members, wrong, Owe::kYes);
+void Coordinator::Settle(Entry* entry, const Ranks& members) {
+  while (!entry->rounds.empty()) {
+    Round& round = entry->rounds.front();
+    const std::shared_ptr<const Description> description = round.description();
+    if (const std::string* how = HowSomebodyLeft(members)) {
+      const std::string what = IsAgreement(description->kind)
+                                   ? Title(*description)
+                                   : Quoted(description->name);
+      FailFirst(entry, members, what + " cannot be completed: " + *how, Owe::kNo, true);
       continue;
     }
-    const std::shared_ptr<const Description> description = head->description;
-    std::vector<int> joined = JoinedBefore(*entry, *members, *description);
+    if (round.wrong) {
+      FailFirst(entry, members, WhatIsWrong(round), Owe::kYes);
+      continue;
+    }
+    std::vector<int> joined = JoinedBefore(round, members);
     if (!joined.empty() && !TakesZeros(*description)) {
       // The others' calls of this name are numbered by what they have met.
-      FailHeads(key, entry, *members, JoinedText(*description, joined), Owe::kYes);
+      FailFirst(entry, members, JoinedText(*description, joined), Owe::kYes);
       continue;
     }
-    if (entry->arrived() + joined.size() < members->size()) return;
+    if (round.has->count() + joined.size() < members.size()) return;
     if (IsAgreement(description->kind)) {
-      Agree(key, entry, *members);
+      Agree(entry, members);
       continue;
     }
-    std::vector<std::pair<int, double>> times = Times(*entry, *members);
-    settled_.push_back({key,
+    settled_.push_back({KeyOf(*description),
                         description,
                         members,
                         std::move(joined),
-                        TakeHeads(entry),
+                        Inputs(round, members),
                         {},
-                        std::move(times)});
+                        Times(round)});
+    round.groups.clear();
+    entry->spare = std::move(round.groups);
+    entry->rounds.pop_front();
   }
 }
 
-// Takes each member's first waiting request. Returns their inputs if all gave one.
-std::vector<std::string> Coordinator::TakeHeads(Entry* entry) {
-  std::vector<std::string> inputs;
-  inputs.reserve(entry->waiting.size());
-  bool all = true;
-  for (auto& queue : entry->waiting) {
-    std::string& input = inputs.emplace_back();
-    if (queue.empty()) continue;
-    all = all && queue.front().input.has_value();
-    if (all) input = std::move(*queue.front().input);
-    queue.pop_front();
+// In the order of their ranks.
+std::vector<Coordinator::Head> Coordinator::Heads(const Round& round) {
+  std::vector<Head> heads;
+  heads.reserve(round.has->count());
+  for (const Group& group : round.groups) {
+    const Ranks& ranks = group.submission.ranks;
+    for (size_t i = 0; i < ranks.size(); ++i) heads.push_back({ranks[i], &group, i});
   }
-  if (!all) inputs.clear();
+  std::sort(heads.begin(), heads.end(),
+            [](const Head& a, const Head& b) { return a.rank < b.rank; });
+  return heads;
+}
+
+// The inputs of all members if all in the round gave one.
+std::vector<std::string> Coordinator::Inputs(const Round& round, const Ranks& members) {
+  const bool all =
+      std::all_of(round.groups.begin(), round.groups.end(),
+                  [](const Group& group) { return !group.submission.inputs.empty(); });
+  if (!all) return {};
+  std::vector<std::string> inputs(members.size());
+  auto member = members.begin();
+  for (const Head& head : Heads(round)) {
+    member = std::lower_bound(member, members.end(), head.rank);
+    inputs[member - members.begin()] = head.group->submission.inputs[head.place];
+  }
   return inputs;
 }
 
-// When each member submitted its first waiting request.
-std::vector<std::pair<int, double>> Coordinator::Times(
-    const Entry& entry, const std::vector<int>& members) const {
+// When each rank submitted its request.
+std::vector<std::pair<int, double>> Coordinator::Times(const Round& round) const {
   std::vector<std::pair<int, double>> times;
-  for (size_t i = 0; wants_times_ && i < members.size(); ++i) {
-    if (entry.waiting[i].empty()) continue;
-    times.emplace_back(members[i], entry.waiting[i].front().since);
+  if (!wants_times_) return times;
+  for (const Head& head : Heads(round)) {
+    times.emplace_back(head.rank, head.group->since(head.place));
   }
   return times;
 }
 
 // Members that have joined without submitting what the others wait for first.
-std::vector<int> Coordinator::JoinedBefore(const Entry& entry,
-                                           const std::vector<int>& members,
-                                           const Description& head) const {
+std::vector<int> Coordinator::JoinedBefore(const Round& round,
+                                           const Ranks& members) const {
   std::vector<int> joined;
-  if (joined_count_ == 0 || head.kind == Kind::kJoin) return joined;
-  for (size_t i = 0; i < members.size(); ++i) {
-    if (entry.waiting[i].empty() && joined_[members[i]]) joined.push_back(members[i]);
+  if (joined_count_ == 0 || round.description()->kind == Kind::kJoin) return joined;
+  for (int member : members) {
+    if (joined_[member] && !round.has->Has(member)) joined.push_back(member);
   }
   return joined;
 }
 
 // All members have requested the same.
-void Coordinator::Agree(const TensorKey& key, Entry* entry,
-                        const std::vector<int>& members) {
-  const std::shared_ptr<const Description> description = entry->head()->description;
+void Coordinator::Agree(Entry* entry, const Ranks& members) {
+  const Round& round = entry->rounds.front();
+  const std::shared_ptr<const Description> description = round.description();
   Decision decision;
   decision.type = Decision::Type::kAgree;
-  decision.tensors = {key};
+  decision.tensors = {KeyOf(*description)};
   decision.ranks = members;
   decision.agreed = description->kind;
   decision.members = description->members;
@@ -240,24 +350,25 @@ void Coordinator::Agree(const TensorKey& key, Entry* entry,
     refusal = AgreeOnRemoving(*description, &decision);
   } else {
     const auto last = std::max_element(
-        entry->waiting.begin(), entry->waiting.end(),
-        [](const auto& a, const auto& b) { return a.front().order < b.front().order; });
-    decision.answer = members[last - entry->waiting.begin()];
+        round.groups.begin(), round.groups.end(),
+        [](const Group& a, const Group& b) { return a.order < b.order; });
+    decision.answer = last->submission.ranks.back();
     joined_.assign(joined_.size(), false);
     joined_count_ = 0;
   }
-  if (!refusal.empty()) return FailHeads(key, entry, members, refusal, Owe::kNo);
-  for (auto& queue : entry->waiting) queue.pop_front();
-  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(decision), {}});
+  if (!refusal.empty()) return FailFirst(entry, members, refusal, Owe::kNo);
+  entry->rounds.pop_front();
+  settled_.push_back(
+      {KeyOf(*description), nullptr, {}, {}, {}, std::move(decision), {}});
 }
 
 // Returns the reason against it, or "".
 std::string Coordinator::AgreeOnAdding(const Description& description,
                                        Decision* decision) {
   for (const auto& [id, members] : process_sets_) {
-    if (*members != description.members) continue;
-    return "process set " + std::to_string(id) + " already has " + RankList(*members) +
-           ". No two sets may have the same ranks";
+    if (members.list() != description.members) continue;
+    return "process set " + std::to_string(id) + " already has " +
+           RankList(members.list()) + ". No two sets may have the same ranks";
   }
   decision->answer = last_process_set_ + 1;
   AddProcessSet(decision->answer, description.members);
@@ -268,7 +379,7 @@ std::string Coordinator::AgreeOnRemoving(const Description& description,
                                          Decision* decision) {
   const auto set = std::find_if(
       process_sets_.begin(), process_sets_.end(),
-      [&](const auto& other) { return *other.second == description.members; });
+      [&](const auto& other) { return other.second.list() == description.members; });
   if (set == process_sets_.end() || set->first == 0) {
     return "there is no process set of " + RankList(description.members) +
            " that could be removed";
@@ -279,103 +390,83 @@ std::string Coordinator::AgreeOnRemoving(const Description& description,
     return "process set " + std::to_string(id) + " is in use: " + waiting;
   }
   decision->answer = id;
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    it = it->first.process_set == id ? entries_.erase(it) : std::next(it);
-  }
+  entries_.EraseIf(
+      [id](const TensorKey& key, const Entry&) { return key.process_set == id; });
   process_sets_.erase(set);
   return "";
 }
 
 // Describes a waiting request of the set, as in "allreduce 'x' waits on rank 2", or "".
 std::string Coordinator::WhatWaits(int32_t process_set) const {
-  const std::vector<int>& members = *process_sets_.at(process_set);
   for (const auto& [key, entry] : entries_) {
-    const Request* const head = entry.head();
-    if (key.process_set != process_set || head == nullptr) continue;
-    std::vector<int> waiting;
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (!entry.waiting[i].empty()) waiting.push_back(members[i]);
-    }
-    return Title(*head->description) + " waits on " + RankList(waiting);
+    if (key.process_set != process_set || entry.rounds.empty()) continue;
+    const Round& round = entry.rounds.front();
+    return Title(*round.description()) + " waits on " + RankList(round.has->List());
   }
   return "";
 }
 
-// Why the members' first requests cannot be one collective, or "".
-std::string Coordinator::WhatIsWrong(const TensorKey& key, const Entry& entry,
-                                     const std::vector<int>& members) const {
-  std::vector<std::pair<int, const Description*>> heads;
-  bool agree = true;
-  for (size_t i = 0; i < members.size(); ++i) {
-    if (entry.waiting[i].empty()) continue;
-    const Request& head = entry.waiting[i].front();
-    if (head.duplicate) {
-      return Title(*head.description) + " was submitted on rank " +
-             std::to_string(members[i]) +
+// Why the requests cannot be one collective.
+std::string Coordinator::WhatIsWrong(const Round& round) {
+  std::vector<std::pair<int, const Description*>> given;
+  for (const Head& head : Heads(round)) {
+    const Description& description = *head.group->submission.description;
+    if (head.group->submission.duplicate) {
+      return Title(description) + " was submitted on rank " +
+             std::to_string(head.rank) +
              " by a second op, or by another call of the same op, while the first was "
              "pending. Give each op its own name, or make the calls from one thread";
     }
-    heads.emplace_back(members[i], head.description.get());
-    // Equal descriptions are usually the same object.
-    const Description* first = heads.front().second;
-    agree =
-        agree && (head.description.get() == first || head.description->Matches(*first));
+    given.emplace_back(head.rank, &description);
   }
-  if (agree) return "";
-  if (IsAgreement(heads.front().second->kind)) {
-    return "the ranks' calls differ (" + WhatEachGave(heads) +
+  if (IsAgreement(round.description()->kind)) {
+    return "the ranks' calls differ (" + WhatEachGave(given) +
            "). Every rank must add and remove the same process sets in the same order";
   }
-  return Quoted(key.name) + " differs between ranks (" + WhatEachGave(heads) +
-         "). Every rank must submit the same under one name";
+  return Quoted(round.description()->name) + " differs between ranks (" +
+         WhatEachGave(given) + "). Every rank must submit the same under one name";
 }
 
-// Fails the first waiting request of each member. Members that are owed the failure get
-// it when they come to the name.
-void Coordinator::FailHeads(const TensorKey& key, Entry* entry,
-                            const std::vector<int>& members, const std::string& text,
+// Fails the first round. Members that are owed the failure get it when they come to the
+// name.
+void Coordinator::FailFirst(Entry* entry, const Ranks& members, const std::string& text,
                             Owe owe, bool departed) {
-  Decision failure;
-  failure.type = Decision::Type::kFail;
-  failure.tensors = {key};
-  failure.departed = departed;
-  failure.text = text;
-  for (size_t i = 0; i < members.size(); ++i) {
-    const int member = members[i];
-    if (entry->waiting[i].empty()) {
-      if (owe == Owe::kYes && !joined_[member]) entry->owed[i].push_back(text);
-      continue;
-    }
-    if (entry->waiting[i].front().description->kind == Kind::kJoin && joined_[member]) {
-      joined_[member] = false;
-      joined_count_ -= 1;
-    }
-    failure.ranks.push_back(member);
-    entry->waiting[i].pop_front();
+  const Round round = std::move(entry->rounds.front());
+  entry->rounds.pop_front();
+  Owed owed = {text, std::vector<bool>(joined_.size()), 0};
+  for (int member : members) {
+    if (owe == Owe::kNo || round.has->Has(member) || joined_[member]) continue;
+    owed.by_rank[member] = true;
+    owed.count += 1;
   }
-  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(failure), {}});
+  if (owed.count > 0) entry->owed.push_back(std::move(owed));
+  for (const Group& group : round.groups) {
+    if (group.submission.description->kind != Kind::kJoin) continue;
+    for (int rank : group.submission.ranks) {
+      joined_count_ -= joined_[rank] ? 1 : 0;
+      joined_[rank] = false;
+    }
+  }
+  Fail(*round.description(), round.has->List(), text);
+  settled_.back().decision.departed = departed;
 }
 
-void Coordinator::FailOne(const TensorKey& key, int rank, const std::string& text) {
+void Coordinator::Fail(const Description& description, Ranks ranks,
+                       const std::string& text) {
   Decision failure;
   failure.type = Decision::Type::kFail;
-  failure.tensors = {key};
-  failure.ranks = {rank};
+  failure.tensors = {KeyOf(description)};
+  failure.ranks = std::move(ranks);
   failure.text = text;
-  settled_.push_back({key, nullptr, nullptr, {}, {}, std::move(failure), {}});
+  settled_.push_back({KeyOf(description), nullptr, {}, {}, {}, std::move(failure), {}});
 }
 
-bool Coordinator::FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
-                                     const std::vector<int>& members) {
+// How the first member left that did; null if none has.
+const std::string* Coordinator::HowSomebodyLeft(const Ranks& members) const {
   for (const auto& [rank, how] : departures_) {
-    if (!Contains(members, rank)) continue;
-    const Description& head = *entry->head()->description;
-    const std::string what = IsAgreement(head.kind) ? Title(head) : Quoted(key.name);
-    FailHeads(key, entry, members, what + " cannot be completed: " + how, Owe::kNo,
-              true);
-    return true;
+    if (members.Has(rank)) return &how;
   }
-  return false;
+  return nullptr;
 }
 
 void Coordinator::Leave(int rank, const std::string& how) {
@@ -383,10 +474,10 @@ void Coordinator::Leave(int rank, const std::string& how) {
   if (joined_[rank]) joined_count_ -= 1;
   joined_[rank] = false;
   for (auto& [key, entry] : entries_) {
-    const std::shared_ptr<const Members>& members = process_sets_.at(key.process_set);
-    if (!Contains(*members, rank)) continue;
-    entry.waiting[PlaceOf(rank, *members)].clear();
-    Settle(key, &entry, members);
+    const Ranks& members = process_sets_.at(key.process_set);
+    if (entry.rounds.empty() || !members.Has(rank)) continue;
+    RemoveFromRounds(rank, &entry.rounds);
+    Settle(&entry, members);
   }
 }
 
@@ -412,7 +503,7 @@ bool Coordinator::Next(Decision* decision) {
   const std::shared_ptr<const Description> first = settled_.front().description;
   *decision = Decision();
   decision->type = Decision::Type::kRun;
-  decision->ranks = *settled_.front().members;
+  decision->ranks = settled_.front().members;
   Take(&settled_.front(), decision);
   settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
@@ -441,31 +532,35 @@ bool Coordinator::Next(Decision* decision) {
 }
 
 std::string Coordinator::LastSubmission(int rank) const {
-  return last_submissions_[rank] == nullptr ? "" : Title(*last_submissions_[rank]);
+  Last last = last_of_rank_[rank];
+  for (const auto& [ranks, of_set] : last_of_set_) {
+    if (of_set.order > last.order && ranks.Has(rank)) last = of_set;
+  }
+  return last.description == nullptr ? "" : Title(*last.description);
 }
 
 std::vector<Stall> Coordinator::Stalls() const {
   std::vector<std::pair<uint64_t, Stall>> found;
   for (const auto& [key, entry] : entries_) {
-    const std::vector<int>& members = *process_sets_.at(key.process_set);
-    // The oldest of the first waiting requests represents the name.
-    const Request* oldest = nullptr;
-    Stall stall = {key, Kind::kAllreduce, 0, {}, {}};
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (entry.waiting[i].empty()) {
-        if (!joined_[members[i]]) stall.missing.push_back(members[i]);
-        continue;
-      }
-      stall.waiting.push_back(members[i]);
-      const Request& head = entry.waiting[i].front();
-      if (oldest == nullptr || head.order < oldest->order) oldest = &head;
+    if (entry.rounds.empty()) continue;
+    const Round& round = entry.rounds.front();
+    // The oldest request represents the name.
+    const auto oldest = std::min_element(
+        round.groups.begin(), round.groups.end(),
+        [](const Group& a, const Group& b) { return a.order < b.order; });
+    Stall stall = {key,
+                   oldest->submission.description->kind,
+                   oldest->since(0),
+                   round.has->List(),
+                   {}};
+    for (int member : process_sets_.at(key.process_set)) {
+      const bool is_missing = !round.has->Has(member) && !joined_[member];
+      if (is_missing) stall.missing.push_back(member);
     }
-    if (oldest == nullptr) continue;
-    stall.kind = oldest->description->kind;
     // Joined ranks wait for as long as the others have data. This is no stall while any
     // of those submits something.
-    const bool joins = stall.kind == Kind::kJoin;
-    stall.since = joins ? std::max(oldest->since, last_submission_) : oldest->since;
+    if (stall.kind == Kind::kJoin)
+      stall.since = std::max(stall.since, last_submission_);
     found.emplace_back(oldest->order, std::move(stall));
   }
   std::sort(found.begin(), found.end(),

@@ -12,31 +12,17 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "tf_ops/coordination/merged_submission.h"
+#include "tf_ops/coordination/name_table.h"
+#include "tf_ops/coordination/ranks.h"
 #include "tf_ops/operation/description.h"
 
 namespace keras_hvd {
-
-// A process set and a name identify a request.
-struct TensorKey {
-  int32_t process_set = 0;
-  std::string name;
-
-  bool operator==(const TensorKey& other) const {
-    return process_set == other.process_set && name == other.name;
-  }
-};
-
-struct TensorKeyHash {
-  size_t operator()(const TensorKey& key) const {
-    return std::hash<std::string>()(key.name) * 31 + key.process_set;
-  }
-};
 
 struct Decision {
   enum class Type : int32_t {
@@ -53,7 +39,7 @@ struct Decision {
   };
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; exactly one for kFail
-  std::vector<int> ranks;          // for kRun: the members of the set
+  Ranks ranks;                     // for kRun: the members of the set
   int64_t bytes = 0;               // for kRun of allreduces: size of all their tensors
   std::vector<Zeros> zeros;        // for kRun: for some of its tensors
   // The members' inputs for a tensor, sent with their submissions, in rank order; ""
@@ -93,7 +79,7 @@ class Coordinator {
   Coordinator(int size, int64_t fusion_bytes);
 
   // `ranks` is ascending. Every rank must have been told of the set before it uses it.
-  void AddProcessSet(int32_t id, std::vector<int> ranks);
+  void AddProcessSet(int32_t id, Ranks ranks);
 
   // Takes effect with the next decision.
   void set_fusion_bytes(int64_t bytes) { fusion_bytes_ = bytes; }
@@ -101,12 +87,11 @@ class Coordinator {
   // Whether decisions must say when each rank submitted the requests in question.
   void set_wants_times(bool wants_times) { wants_times_ = wants_times; }
 
-  // Rank `rank` has submitted a request, at time `now` in seconds. Its requests of one
-  // name are served in the order of submission. `duplicate` means that another op of
-  // the rank has the name under way; the request then fails on all ranks. `input`, if
-  // any, is passed on to the decision; the coordinator does not look at it.
-  void Submit(int rank, std::shared_ptr<const Description> description, double now,
-              bool duplicate = false, std::optional<std::string> input = {});
+  // Ranks have submitted a request, at time `now` in seconds if they do not say when.
+  // Requests that a rank has of one name are served in the order of submission. A
+  // duplicate fails on all ranks. Inputs are passed on to the decision; the coordinator
+  // does not look at them.
+  void Submit(MergedSubmission submission, double now);
   // Rank `rank` has left the job and will submit nothing more. Its waiting requests
   // have ended on its side.
   void Leave(int rank, const std::string& how);
@@ -120,79 +105,108 @@ class Coordinator {
   std::string LastSubmission(int rank) const;
 
  private:
-  using Members = std::vector<int>;
   // Whether members that have not come to the name yet get the failure too.
   enum class Owe { kNo, kYes };
 
-  struct Request {
-    std::shared_ptr<const Description> description;
-    bool duplicate;
-    double since;
+  // Requests that were submitted together.
+  struct Group {
+    MergedSubmission submission;
+    double now;
     uint64_t order;
-    std::optional<std::string> input;
+
+    // When the rank in this place submitted its request.
+    double since(size_t place) const;
+  };
+  // Requests of one name that are, or would be, one collective: at most one of each
+  // member.
+  struct Round {
+    std::vector<Group> groups;
+    std::shared_ptr<const RankBitmap> has;  // the ranks of all groups
+    size_t first = 0;                       // the group that has the lowest rank
+    bool wrong = false;                     // they cannot be one collective
+
+    const std::shared_ptr<const Description>& description() const {
+      return groups[first].submission.description;
+    }
+    void Add(Group group);
+  };
+  // A failure that ranks will get when they come to the name.
+  struct Owed {
+    std::string text;
+    std::vector<bool> by_rank;
+    size_t count = 0;  // of ranks
   };
   struct Entry {
-    // What each member has submitted but not yet run, by its index in the set.
-    std::vector<std::deque<Request>> waiting;
-    // Failures that each member will get when it comes to this name.
-    std::vector<std::deque<std::string>> owed;
-
-    // A member's first waiting request, or null.
-    const Request* head() const;
-    // How many members have a waiting request.
-    size_t arrived() const;
+    // What members have submitted but not yet run. Who has a request in a round has one
+    // in each round before it.
+    std::deque<Round> rounds;
+    std::vector<Owed> owed;
+    std::vector<Group> spare;  // memory for the groups of a round
+  };
+  // A rank, and its part of a round.
+  struct Head {
+    int rank;
+    const Group* group;
+    size_t place;  // of the rank in the group
   };
   // Something settled but not yet handed out: a request that every member has submitted
   // or joined before, or a decision to pass on unchanged.
   struct Settled {
     TensorKey key;
     std::shared_ptr<const Description> description;  // null for a decision
-    std::shared_ptr<const Members> members;
+    Ranks members;
     std::vector<int> joined;          // contribute zeros
     std::vector<std::string> inputs;  // of all members, or empty
     Decision decision;
     std::vector<std::pair<int, double>> since;  // if wanted
   };
+  struct Last {
+    std::shared_ptr<const Description> description;
+    uint64_t order = 0;
+  };
 
-  Entry& FindEntry(const TensorKey& key, const std::vector<int>& members);
-  void Settle(const TensorKey& key, Entry* entry,
-              const std::shared_ptr<const Members>& members);
-  static std::vector<std::string> TakeHeads(Entry* entry);
-  std::vector<std::pair<int, double>> Times(const Entry& entry,
-                                            const std::vector<int>& members) const;
-  void FailHeads(const TensorKey& key, Entry* entry, const std::vector<int>& members,
-                 const std::string& text, Owe owe, bool departed = false);
-  void FailOne(const TensorKey& key, int rank, const std::string& text);
-  bool FailIfSomebodyLeft(const TensorKey& key, Entry* entry,
-                          const std::vector<int>& members);
-  std::string WhatIsWrong(const TensorKey& key, const Entry& entry,
-                          const std::vector<int>& members) const;
-  std::vector<int> JoinedBefore(const Entry& entry, const std::vector<int>& members,
-                                const Description& head) const;
+  void NoteLast(const MergedSubmission& submission);
+  MergedSubmission FailStrangers(const MergedSubmission& submission,
+                                 const Ranks& members);
+  MergedSubmission PayOwed(MergedSubmission submission, std::vector<Owed>* owed);
+  bool AddToRounds(MergedSubmission submission, double now, Entry* entry);
+  void RemoveFromRounds(int rank, std::deque<Round>* rounds);
+  void Settle(Entry* entry, const Ranks& members);
+  static std::vector<Head> Heads(const Round& round);
+  static std::vector<std::string> Inputs(const Round& round, const Ranks& members);
+  std::vector<std::pair<int, double>> Times(const Round& round) const;
+  void FailFirst(Entry* entry, const Ranks& members, const std::string& text, Owe owe,
+                 bool departed = false);
+  void Fail(const Description& description, Ranks ranks, const std::string& text);
+  const std::string* HowSomebodyLeft(const Ranks& members) const;
+  static std::string WhatIsWrong(const Round& round);
+  std::vector<int> JoinedBefore(const Round& round, const Ranks& members) const;
   void Join(int rank);
-  void Agree(const TensorKey& key, Entry* entry, const std::vector<int>& members);
+  void Agree(Entry* entry, const Ranks& members);
   std::string AgreeOnAdding(const Description& description, Decision* decision);
   std::string AgreeOnRemoving(const Description& description, Decision* decision);
   std::string WhatWaits(int32_t process_set) const;
-  void ForgetIdleEntries();
   static void Take(Settled* settled, Decision* decision);
 
   int64_t fusion_bytes_;
-  std::map<int32_t, std::shared_ptr<const Members>> process_sets_;
+  std::map<int32_t, Ranks> process_sets_;
   int32_t last_process_set_ = 0;
   std::vector<bool> joined_;
   int joined_count_ = 0;
-  std::unordered_map<TensorKey, Entry, TensorKeyHash> entries_;
+  NameTable<Entry> entries_;
+  RankUnions unions_;
   // One queue for both, to keep the order of what concerns one name.
   std::deque<Settled> settled_;
   // Ranks that have left, and how. First one first: the others may have left because of
   // it.
   std::vector<std::pair<int, std::string>> departures_;
-  std::vector<std::shared_ptr<const Description>> last_submissions_;
+  // The last submission of each rank: the later one of what is noted for it alone and
+  // for the sets that have it.
+  std::vector<Last> last_of_rank_;
+  std::unordered_map<Ranks, Last, Ranks::Hash> last_of_set_;
   uint64_t submissions_ = 0;
   double last_submission_ = 0;  // time of the last submission
   bool wants_times_ = false;
-  size_t most_entries_;
 };
 
 }  // namespace keras_hvd

@@ -26,10 +26,10 @@ Decision AllAsk(Coordinator* coordinator, int size, const Description& descripti
 
 TEST(AgreementTest, SetsGetNumbersOnceAllRanksHaveAskedForThem) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(0, Share(AddSet({0, 2})), 0);
-  coordinator.Submit(2, Share(AddSet({0, 2})), 0);
+  Submit(&coordinator, 0, Share(AddSet({0, 2})), 0);
+  Submit(&coordinator, 2, Share(AddSet({0, 2})), 0);
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-  coordinator.Submit(1, Share(AddSet({0, 2})), 0);
+  Submit(&coordinator, 1, Share(AddSet({0, 2})), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kAgree);
@@ -38,7 +38,7 @@ TEST(AgreementTest, SetsGetNumbersOnceAllRanksHaveAskedForThem) {
   EXPECT_THAT(decisions[0].members, ElementsAre(0, 2));
   EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2));
   EXPECT_EQ(AllAsk(&coordinator, 3, AddSet({1})).answer, 2);
-  coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, 2)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 1, ReduceOp::kSum, 2)), 0);
   EXPECT_THAT(TakeAll(&coordinator)[0].ranks, ElementsAre(1));
 }
 
@@ -49,16 +49,16 @@ TEST(AgreementTest, TheNumberOfARemovedSetIsNotGivenAgain) {
   EXPECT_EQ(removed.type, Decision::Type::kAgree);
   EXPECT_EQ(removed.agreed, Kind::kRemoveProcessSet);
   EXPECT_EQ(removed.answer, 1);
-  coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   EXPECT_EQ(TakeAll(&coordinator)[0].text, "there is no process set 1 any more");
   EXPECT_EQ(AllAsk(&coordinator, 2, AddSet({1})).answer, 2);
 }
 
 TEST(AgreementTest, DifferentSetsAreAnErrorThatNamesWhatEachRankGave) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(0, Share(AddSet({0, 1})), 0);
-  coordinator.Submit(1, Share(AddSet({0, 2})), 0);
-  coordinator.Submit(2, Share(RemoveSet({0, 1})), 0);
+  Submit(&coordinator, 0, Share(AddSet({0, 1})), 0);
+  Submit(&coordinator, 1, Share(AddSet({0, 2})), 0);
+  Submit(&coordinator, 2, Share(RemoveSet({0, 1})), 0);
   std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 2u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
@@ -91,10 +91,10 @@ TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {
   coordinator.AddProcessSet(4, {1});
   const Shared x = Share(Allreduce("x", 1, ReduceOp::kSum, 3));
   const Shared alone = Share(Allreduce("x", 1, ReduceOp::kSum, 4));
-  coordinator.Submit(1, alone, 0);
-  coordinator.Submit(0, x, 0);
+  Submit(&coordinator, 1, alone, 0);
+  Submit(&coordinator, 0, x, 0);
   SubmitOnAll(&coordinator, 2, RemoveSet({1}));
-  coordinator.Submit(1, x, 0);
+  Submit(&coordinator, 1, x, 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 3u);
   // What was settled before is handed out before, with its set's ranks.
@@ -106,7 +106,7 @@ TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {
 
   coordinator.AddProcessSet(5, {1});
   coordinator.AddProcessSet(6, {0});
-  coordinator.Submit(1, Share(Allreduce("y", 1, ReduceOp::kSum, 3)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("y", 1, ReduceOp::kSum, 3)), 0);
   const Decision removed = AllAsk(&coordinator, 2, RemoveSet({0}));
   EXPECT_EQ(removed.answer, 6);
 }
@@ -114,18 +114,18 @@ TEST(AgreementTest, ASetIsRemovedOnlyWhenNothingOfItWaits) {
 TEST(AgreementTest, ASetInUseIsNotRemoved) {
   Coordinator coordinator(3, kFusionBytes);
   coordinator.AddProcessSet(1, {0, 2});
-  coordinator.Submit(2, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 2, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   const Decision refused = AllAsk(&coordinator, 3, RemoveSet({0, 2}));
   EXPECT_EQ(refused.type, Decision::Type::kFail);
   EXPECT_EQ(refused.text, "process set 1 is in use: allreduce 'x' waits on rank 2");
-  coordinator.Submit(0, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   EXPECT_EQ(TakeAll(&coordinator).at(0).type, Decision::Type::kRun);
   EXPECT_EQ(AllAsk(&coordinator, 3, RemoveSet({0, 2})).type, Decision::Type::kAgree);
 }
 
 TEST(AgreementTest, FailsWhenARankHasLeft) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(0, Share(AddSet({0})), 0);
+  Submit(&coordinator, 0, Share(AddSet({0})), 0);
   coordinator.Leave(1, "rank 1 left");
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
@@ -138,9 +138,9 @@ TEST(AgreementTest, FailsWhenARankHasLeft) {
 TEST(JoinTest, EndsWithTheLastRankThatJoined) {
   Coordinator coordinator(3, kFusionBytes);
   for (int time = 0; time < 2; ++time) {
-    for (int rank : {2, 0}) coordinator.Submit(rank, Share(Join()), 0);
+    for (int rank : {2, 0}) Submit(&coordinator, rank, Share(Join()), 0);
     EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-    coordinator.Submit(1, Share(Join()), 0);
+    Submit(&coordinator, 1, Share(Join()), 0);
     const std::vector<Decision> decisions = TakeAll(&coordinator);
     ASSERT_EQ(decisions.size(), 1u);
     EXPECT_EQ(decisions[0].type, Decision::Type::kAgree);
@@ -152,12 +152,12 @@ TEST(JoinTest, EndsWithTheLastRankThatJoined) {
 
 TEST(JoinTest, SumsAndAveragesGoOnWithZeros) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("before")), 0);
-  coordinator.Submit(1, Share(Allreduce("both")), 0);
-  coordinator.Submit(1, Share(Join()), 0);
-  coordinator.Submit(2, Share(Allreduce("before")), 0);
-  coordinator.Submit(2, Share(Allreduce("both")), 0);
-  coordinator.Submit(0, Share(Allreduce("both")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("before")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("both")), 0);
+  Submit(&coordinator, 1, Share(Join()), 0);
+  Submit(&coordinator, 2, Share(Allreduce("before")), 0);
+  Submit(&coordinator, 2, Share(Allreduce("both")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("both")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2));
@@ -169,15 +169,15 @@ TEST(JoinTest, SumsAndAveragesGoOnWithZeros) {
   EXPECT_TRUE(decisions[0].zeros[0].description->Matches(Allreduce("before")));
 
   const Description average = Allreduce("average", 1, ReduceOp::kAverage);
-  for (int rank : {2, 0}) coordinator.Submit(rank, Share(average), 0);
+  for (int rank : {2, 0}) Submit(&coordinator, rank, Share(average), 0);
   ASSERT_EQ(TakeAll(&coordinator).at(0).zeros.size(), 1u);
 }
 
 TEST(JoinTest, WhatWaitsForTheRankRunsWhenItJoins) {
   Coordinator coordinator(2, 0);
-  coordinator.Submit(0, Share(Allreduce("x")), 0);
-  coordinator.Submit(0, Share(Allreduce("x", 7)), 0);
-  coordinator.Submit(1, Share(Join()), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 7)), 0);
+  Submit(&coordinator, 1, Share(Join()), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 2u);
   EXPECT_EQ(decisions[0].zeros.at(0).description->bytes(), 40);
@@ -186,12 +186,12 @@ TEST(JoinTest, WhatWaitsForTheRankRunsWhenItJoins) {
 
 TEST(JoinTest, AfterItEveryRankIsWaitedForAgain) {
   Coordinator coordinator(2, 0);
-  coordinator.Submit(0, Share(Join()), 0);
-  coordinator.Submit(1, Share(Join()), 0);
+  Submit(&coordinator, 0, Share(Join()), 0);
+  Submit(&coordinator, 1, Share(Join()), 0);
   EXPECT_EQ(TakeAll(&coordinator).size(), 1u);
-  coordinator.Submit(0, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0);
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   EXPECT_THAT(TakeAll(&coordinator).at(0).zeros, IsEmpty());
 }
 
@@ -211,9 +211,9 @@ TEST(JoinTest, WhatZerosWouldMakeWrongFailsOnThoseThatWait) {
       SCOPED_TRACE(Details(description));
       Coordinator coordinator(3, 0);
       coordinator.AddProcessSet(1, {0, 2});
-      if (joins_first) coordinator.Submit(2, Share(Join()), 0);
-      coordinator.Submit(0, Share(description), 0);
-      if (!joins_first) coordinator.Submit(2, Share(Join()), 0);
+      if (joins_first) Submit(&coordinator, 2, Share(Join()), 0);
+      Submit(&coordinator, 0, Share(description), 0);
+      if (!joins_first) Submit(&coordinator, 2, Share(Join()), 0);
       std::vector<Decision> decisions = TakeAll(&coordinator);
       ASSERT_EQ(decisions.size(), 1u);
       EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
@@ -222,8 +222,8 @@ TEST(JoinTest, WhatZerosWouldMakeWrongFailsOnThoseThatWait) {
       EXPECT_THAT(decisions[0].text, HasSubstr("rank 2 has joined"));
       EXPECT_THAT(decisions[0].text, HasSubstr(Details(description)));
       // Nobody is owed anything.
-      coordinator.Submit(1, Share(Join()), 0);
-      coordinator.Submit(0, Share(Join()), 0);
+      Submit(&coordinator, 1, Share(Join()), 0);
+      Submit(&coordinator, 0, Share(Join()), 0);
       EXPECT_EQ(TakeAll(&coordinator).at(0).answer, 0);
       if (description.process_set == 0) {
         SubmitOnAll(&coordinator, 3, description);
@@ -238,11 +238,11 @@ TEST(JoinTest, EachOfTheOthersMeetsTheFailureOnce) {
   Coordinator coordinator(3, 0);
   const Shared wrong = Share(Allreduce("x", 1, ReduceOp::kMax));
   const Shared sum = Share(Allreduce("x"));
-  coordinator.Submit(0, Share(Join()), 0);
-  coordinator.Submit(1, wrong, 0);
-  coordinator.Submit(1, sum, 0);
-  coordinator.Submit(2, wrong, 0);
-  coordinator.Submit(2, sum, 0);
+  Submit(&coordinator, 0, Share(Join()), 0);
+  Submit(&coordinator, 1, wrong, 0);
+  Submit(&coordinator, 1, sum, 0);
+  Submit(&coordinator, 2, wrong, 0);
+  Submit(&coordinator, 2, sum, 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 3u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
@@ -255,9 +255,9 @@ TEST(JoinTest, EachOfTheOthersMeetsTheFailureOnce) {
 TEST(JoinTest, SetsWithoutTheRankGoOn) {
   Coordinator coordinator(3, 0);
   coordinator.AddProcessSet(1, {0, 1});
-  coordinator.Submit(2, Share(Join()), 0);
+  Submit(&coordinator, 2, Share(Join()), 0);
   for (int rank : {0, 1}) {
-    coordinator.Submit(rank, Share(Allreduce("x", 1, ReduceOp::kMin, 1)), 0);
+    Submit(&coordinator, rank, Share(Allreduce("x", 1, ReduceOp::kMin, 1)), 0);
   }
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
@@ -267,12 +267,12 @@ TEST(JoinTest, SetsWithoutTheRankGoOn) {
 
 TEST(JoinTest, AMistakeOfTheOthersIsTheirs) {
   Coordinator coordinator(4, 0);
-  coordinator.Submit(3, Share(Join()), 0);
-  coordinator.Submit(0, Share(Allreduce("x", 1)), 0);
-  coordinator.Submit(1, Share(Allreduce("x", 2)), 0);
+  Submit(&coordinator, 3, Share(Join()), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 1)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 2)), 0);
   EXPECT_THAT(TakeAll(&coordinator).at(0).ranks, ElementsAre(0, 1));
-  coordinator.Submit(2, Share(Join()), 0);  // it will not come to the name any more
-  for (int rank : {0, 1}) coordinator.Submit(rank, Share(Join()), 0);
+  Submit(&coordinator, 2, Share(Join()), 0);  // it will not come to the name any more
+  for (int rank : {0, 1}) Submit(&coordinator, rank, Share(Join()), 0);
   EXPECT_EQ(TakeAll(&coordinator).at(0).answer, 1);
   SubmitOnAll(&coordinator, 4, Allreduce("x", 3));
   const std::vector<Decision> decisions = TakeAll(&coordinator);
@@ -283,23 +283,23 @@ TEST(JoinTest, AMistakeOfTheOthersIsTheirs) {
 TEST(JoinTest, FailsWhenARankLeavesJoinedOrNot) {
   for (const bool joined : {false, true}) {
     Coordinator coordinator(3, 0);
-    coordinator.Submit(0, Share(Join()), 0);
-    if (joined) coordinator.Submit(2, Share(Join()), 0);
+    Submit(&coordinator, 0, Share(Join()), 0);
+    if (joined) Submit(&coordinator, 2, Share(Join()), 0);
     coordinator.Leave(2, "rank 2 left");
     const std::vector<Decision> decisions = TakeAll(&coordinator);
     ASSERT_EQ(decisions.size(), 1u);
     EXPECT_TRUE(decisions[0].departed);
     EXPECT_THAT(decisions[0].ranks, ElementsAre(0));
     EXPECT_EQ(decisions[0].text, "join() cannot be completed: rank 2 left");
-    coordinator.Submit(1, Share(Allreduce("x")), 0);
+    Submit(&coordinator, 1, Share(Allreduce("x")), 0);
     EXPECT_TRUE(TakeAll(&coordinator).at(0).departed);
   }
 }
 
 TEST(JoinTest, IsNoStallWhileOthersGoOnAndJoinedRanksAreNotMissing) {
   Coordinator coordinator(3, 0);
-  coordinator.Submit(2, Share(Join()), 10);
-  coordinator.Submit(0, Share(Allreduce("x")), 90);
+  Submit(&coordinator, 2, Share(Join()), 10);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 90);
   const std::vector<Stall> stalls = coordinator.Stalls();
   ASSERT_EQ(stalls.size(), 2u);
   EXPECT_EQ(stalls[0].kind, Kind::kJoin);
@@ -308,6 +308,24 @@ TEST(JoinTest, IsNoStallWhileOthersGoOnAndJoinedRanksAreNotMissing) {
   EXPECT_EQ(stalls[1].since, 90);
   EXPECT_THAT(stalls[1].waiting, ElementsAre(0));
   EXPECT_THAT(stalls[1].missing, ElementsAre(1));
+}
+
+// A departure is heard of first, so no rank ends its waiting requests for that join.
+TEST(JoinTest, WhatFailsByADepartureHasNotJoinedForAMoment) {
+  Coordinator coordinator(3, kFusionBytes);
+  coordinator.AddProcessSet(1, {0, 1});
+  coordinator.Leave(2, "rank 2 left");
+  const Shared x = Share(Allreduce("x", 1, ReduceOp::kSum, 1));
+  Submit(&coordinator, 0, x, 0);
+  Submit(&coordinator, 1, Share(Join()), 0);
+  std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_TRUE(decisions[0].departed);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
+  Submit(&coordinator, 1, x, 0);
+  decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
 }
 
 }  // namespace

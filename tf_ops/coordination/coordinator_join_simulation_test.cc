@@ -50,6 +50,7 @@ class JoinSimulation {
 
   int64_t zeros() const { return zeros_; }
   int64_t failed() const { return failed_; }
+  int64_t grouped() const { return grouped_; }
 
  private:
   enum class End { kNone, kOk, kFailed };
@@ -178,12 +179,36 @@ class JoinSimulation {
       rank.known_left = true;
       coordinator_->Leave(r, "rank " + std::to_string(r) + " left");
     } else {
-      const Shared description = rank.program[rank.to_coordinator.front()].description;
-      rank.to_coordinator.pop_front();
-      if (description->kind == Kind::kJoin) last_to_join_ = r;
-      coordinator_->Submit(r, description, now_);
+      SubmitWithOthers(r);
     }
     if (Chance(50)) TakeDecisions();
+  }
+
+  // What comes next of other ranks may come along as one submission, if it is equal.
+  void SubmitWithOthers(int r) {
+    const Shared description = NextDescription(r);
+    const bool alone = Chance(30);
+    std::vector<int> together;
+    for (int other = 0; other < size_; ++other) {
+      const bool comes =
+          other == r || (!alone && Chance(70) && HasNext(other, *description));
+      if (comes) together.push_back(other);
+    }
+    grouped_ += together.size() > 1 ? 1 : 0;
+    for (int other : together) ranks_[other].to_coordinator.pop_front();
+    if (description->kind == Kind::kJoin) last_to_join_ = together.back();
+    MergedSubmission submission;
+    submission.description = description;
+    submission.ranks = std::move(together);
+    coordinator_->Submit(std::move(submission), now_);
+  }
+  bool HasNext(int r, const Description& description) const {
+    if (ranks_[r].to_coordinator.empty()) return false;
+    const Description& next = *NextDescription(r);
+    return KeyOf(next) == KeyOf(description) && next.Matches(description);
+  }
+  Shared NextDescription(int r) const {
+    return ranks_[r].program[ranks_[r].to_coordinator.front()].description;
   }
 
   void TakeDecisions() {
@@ -295,11 +320,11 @@ class JoinSimulation {
   int last_to_join_ = -1;
   double now_ = 0;
   bool broken_off_ = false;
-  int64_t zeros_ = 0, failed_ = 0;
+  int64_t zeros_ = 0, failed_ = 0, grouped_ = 0;
 };
 
 TEST(SimulationTest, RandomSchedulesWithSetsAndJoins) {
-  int64_t zeros = 0, failed = 0;
+  int64_t zeros = 0, failed = 0, grouped = 0;
   for (uint64_t seed = 0; seed < 4000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     JoinSimulation simulation(seed);
@@ -307,9 +332,11 @@ TEST(SimulationTest, RandomSchedulesWithSetsAndJoins) {
     if (HasFatalFailure()) return;
     zeros += simulation.zeros();
     failed += simulation.failed();
+    grouped += simulation.grouped();
   }
   EXPECT_GT(zeros, 20000);
   EXPECT_GT(failed, 5000);
+  EXPECT_GT(grouped, 5000);
 }
 
 }  // namespace

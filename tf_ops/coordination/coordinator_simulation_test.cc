@@ -43,6 +43,7 @@ class Simulation {
   int64_t completed() const { return completed_; }
   int64_t fused() const { return fused_; }
   int64_t failed() const { return failed_; }
+  int64_t grouped() const { return grouped_; }
   int64_t broken_off() const { return job_failed_; }
 
  private:
@@ -207,12 +208,7 @@ class Simulation {
       rank.known_left = true;
       coordinator_->Leave(r, "rank " + std::to_string(r) + " left");
     } else {
-      const Request request = rank.to_coordinator.front();
-      rank.to_coordinator.pop_front();
-      Turn& turn = turns_[request.key][request.turn];
-      turn.arrived.insert(r);
-      const Given& given = turn.given.at(r);
-      coordinator_->Submit(r, given.description, now_, given.duplicate);
+      SubmitWithOthers(r);
     }
     // Sometimes more comes in before decisions are taken, so that some can be fused.
     // Not around a departure, so that what must not run any more is known.
@@ -220,6 +216,41 @@ class Simulation {
         std::any_of(ranks_.begin(), ranks_.end(),
                     [](const Rank& rank) { return rank.leaves_after != SIZE_MAX; });
     if (somebody_leaves || Chance(40)) TakeDecisions();
+  }
+
+  // What comes next of other ranks may come along as one submission, if it is equal.
+  // It may be of different turns.
+  void SubmitWithOthers(int r) {
+    const Key key = ranks_[r].to_coordinator.front().key;
+    const Given& given = NextGiven(r);
+    MergedSubmission submission;
+    submission.description = given.description;
+    submission.duplicate = given.duplicate;
+    std::vector<int> together;
+    const bool alone = given.duplicate || Chance(30);
+    for (int other = 0; other < size_; ++other) {
+      const bool comes =
+          other == r ||
+          (!alone && Chance(70) && HasNext(other, key) && !NextGiven(other).duplicate &&
+           NextGiven(other).description->Matches(*given.description));
+      if (comes) together.push_back(other);
+    }
+    grouped_ += together.size() > 1 ? 1 : 0;
+    for (int other : together) {
+      const Request request = ranks_[other].to_coordinator.front();
+      ranks_[other].to_coordinator.pop_front();
+      turns_[key][request.turn].arrived.insert(other);
+    }
+    submission.ranks = std::move(together);
+    coordinator_->Submit(std::move(submission), now_);
+  }
+  bool HasNext(int r, const Key& key) const {
+    const Rank& rank = ranks_[r];
+    return !rank.to_coordinator.empty() && rank.to_coordinator.front().key == key;
+  }
+  const Given& NextGiven(int r) {
+    const Request& request = ranks_[r].to_coordinator.front();
+    return turns_[request.key][request.turn].given.at(r);
   }
 
   void TakeDecisions() {
@@ -243,7 +274,7 @@ class Simulation {
       ASSERT_NE(decision.text, "");
       return;
     }
-    ASSERT_EQ(decision.ranks, sets_.at(set));
+    ASSERT_EQ(decision.ranks.list(), sets_.at(set));
     for (int rank : decision.ranks) ASSERT_FALSE(ranks_[rank].known_left);
     int64_t bytes = 0;
     const Description* first = nullptr;
@@ -306,7 +337,7 @@ class Simulation {
   void Execute(int r) {
     Rank& rank = ranks_[r];
     Issued& issued = issued_[rank.decisions.front()];
-    const std::vector<int>& concerned = issued.decision.ranks;
+    const Ranks& concerned = issued.decision.ranks;
     if (std::find(concerned.begin(), concerned.end(), r) == concerned.end()) {
       rank.decisions.pop_front();
       return;
@@ -437,11 +468,11 @@ class Simulation {
   std::vector<Issued> issued_;
   double now_ = 0;
   bool job_failed_ = false;
-  int64_t completed_ = 0, fused_ = 0, failed_ = 0;
+  int64_t completed_ = 0, fused_ = 0, failed_ = 0, grouped_ = 0;
 };
 
 TEST(SimulationTest, ThousandsOfRandomSchedules) {
-  int64_t completed = 0, fused = 0, failed = 0, broken_off = 0;
+  int64_t completed = 0, fused = 0, failed = 0, grouped = 0, broken_off = 0;
   for (uint64_t seed = 0; seed < 8000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Simulation simulation(seed);
@@ -450,12 +481,14 @@ TEST(SimulationTest, ThousandsOfRandomSchedules) {
     completed += simulation.completed();
     fused += simulation.fused();
     failed += simulation.failed();
+    grouped += simulation.grouped();
     broken_off += simulation.broken_off();
   }
   // The schedules do come to what they are for.
   EXPECT_GT(completed, 100000);
   EXPECT_GT(fused, 10000);
   EXPECT_GT(failed, 10000);
+  EXPECT_GT(grouped, 10000);
   EXPECT_GT(broken_off, 10);
   EXPECT_LT(broken_off, 4000);
 }

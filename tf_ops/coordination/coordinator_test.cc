@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <chrono>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/coordination/coordinator_testing.h"
@@ -15,14 +17,15 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::StartsWith;
 
 TEST(CoordinatorTest, NothingRunsBeforeTheLastRankHasSubmitted) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(2, Share(Allreduce("a")), 0);
-  coordinator.Submit(0, Share(Allreduce("a")), 0);
+  Submit(&coordinator, 2, Share(Allreduce("a")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("a")), 0);
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-  coordinator.Submit(1, Share(Allreduce("a")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("a")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
@@ -33,11 +36,11 @@ TEST(CoordinatorTest, NothingRunsBeforeTheLastRankHasSubmitted) {
 TEST(CoordinatorTest, OrderIsThatInWhichTheLastRanksCame) {
   Coordinator coordinator(2, 0);
   for (const char* name : {"a", "b", "c"}) {
-    coordinator.Submit(0, Share(Allreduce(name)), 0);
+    Submit(&coordinator, 0, Share(Allreduce(name)), 0);
   }
   std::vector<std::string> order;
   for (const char* name : {"c", "a", "b"}) {
-    coordinator.Submit(1, Share(Allreduce(name)), 0);
+    Submit(&coordinator, 1, Share(Allreduce(name)), 0);
   }
   for (const Decision& decision : TakeAll(&coordinator)) {
     order.push_back(Names(decision).front());
@@ -47,7 +50,7 @@ TEST(CoordinatorTest, OrderIsThatInWhichTheLastRanksCame) {
 
 TEST(CoordinatorTest, AWorldOfOneRunsAtOnce) {
   Coordinator coordinator(1, kFusionBytes);
-  coordinator.Submit(0, Share(Barrier("b")), 0);
+  Submit(&coordinator, 0, Share(Barrier("b")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(0));
@@ -135,8 +138,8 @@ TEST(FusionTest, ANameDoesNotOvertakeItself) {
 TEST(FusionTest, NothingOvertakesAFailureOfItsName) {
   Coordinator coordinator(2, kFusionBytes);
   SubmitOnAll(&coordinator, 2, Allreduce("a"));
-  coordinator.Submit(0, Share(Allreduce("b", 1)), 0);
-  coordinator.Submit(1, Share(Allreduce("b", 2)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("b", 1)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("b", 2)), 0);
   SubmitOnAll(&coordinator, 2, Allreduce("b"));
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 3u);
@@ -149,8 +152,8 @@ TEST(FusionTest, NothingOvertakesAFailureOfItsName) {
 
 std::string MismatchText(const Description& rank0, const Description& rank1) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(0, Share(rank0), 0);
-  coordinator.Submit(1, Share(rank1), 0);
+  Submit(&coordinator, 0, Share(rank0), 0);
+  Submit(&coordinator, 1, Share(rank1), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   EXPECT_EQ(decisions.size(), 1u);
   if (decisions.size() != 1) return "";
@@ -162,8 +165,9 @@ std::string MismatchText(const Description& rank0, const Description& rank1) {
 
 TEST(MismatchTest, NamesTheTensorAndWhatEachRankGave) {
   Coordinator coordinator(4, kFusionBytes);
-  for (int rank : {0, 1, 3}) coordinator.Submit(rank, Share(Allreduce("grad/w", 3)), 0);
-  coordinator.Submit(2, Share(Allreduce("grad/w", 4)), 0);
+  for (int rank : {0, 1, 3})
+    Submit(&coordinator, rank, Share(Allreduce("grad/w", 3)), 0);
+  Submit(&coordinator, 2, Share(Allreduce("grad/w", 4)), 0);
   std::vector<std::string> texts;
   std::set<int> failed;
   for (const Decision& decision : TakeAll(&coordinator)) {
@@ -185,7 +189,7 @@ TEST(MismatchTest, OfALongNameShowsWholeCharactersOfItsEnds) {
   std::string name = std::string(255, 'a') + "\u00e9" + std::string(100000, 'b');
   name += "\u20ac" + std::string(255, 'c');
   Coordinator coordinator(2, kFusionBytes);
-  for (int rank : {0, 1}) coordinator.Submit(rank, Share(Allreduce(name, rank)), 0);
+  for (int rank : {0, 1}) Submit(&coordinator, rank, Share(Allreduce(name, rank)), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   const std::string shown = "'" + std::string(255, 'a') + "..." + std::string(255, 'c');
@@ -238,24 +242,24 @@ TEST(MismatchTest, AnAllgathersRowsMayDifferButNotItsRowShape) {
 
 TEST(MismatchTest, ALateRankMeetsTheFailureThatItIsOwed) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("x", 1)), 0);
-  coordinator.Submit(1, Share(Allreduce("x", 2)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 1)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 2)), 0);
   std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1));
   const std::string text = decisions[0].text;
 
   // The others go on to the next request of the name before rank 2 comes to the first.
-  coordinator.Submit(0, Share(Allreduce("x", 5)), 0);
-  coordinator.Submit(1, Share(Allreduce("x", 5)), 0);
-  coordinator.Submit(2, Share(Allreduce("x", 1)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 5)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 5)), 0);
+  Submit(&coordinator, 2, Share(Allreduce("x", 1)), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(2));
   EXPECT_EQ(decisions[0].text, text);
 
-  coordinator.Submit(2, Share(Allreduce("x", 5)), 0);
+  Submit(&coordinator, 2, Share(Allreduce("x", 5)), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
@@ -263,10 +267,10 @@ TEST(MismatchTest, ALateRankMeetsTheFailureThatItIsOwed) {
 
 TEST(DuplicateTest, FailsOnAllRanksAndLeavesTheFirstAlone) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("x")), 0);
-  coordinator.Submit(0, Share(Allreduce("x")), 0, /*duplicate=*/true);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0, /*duplicate=*/true);
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 2u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
@@ -275,7 +279,7 @@ TEST(DuplicateTest, FailsOnAllRanksAndLeavesTheFirstAlone) {
   EXPECT_THAT(decisions[1].text,
               HasSubstr("allreduce 'x' was submitted on rank 0 by a second op, or by "
                         "another call of the same op, while the first was pending"));
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(1));
@@ -285,10 +289,10 @@ TEST(DuplicateTest, FailsOnAllRanksAndLeavesTheFirstAlone) {
 TEST(QueueTest, TheSameOpsRequestsOfOneNameAreServedInOrder) {
   Coordinator coordinator(2, 0);
   for (int64_t floats : {1, 2, 3}) {
-    coordinator.Submit(0, Share(Allreduce("x", floats)), 0);
+    Submit(&coordinator, 0, Share(Allreduce("x", floats)), 0);
   }
   for (int64_t floats : {1, 2, 3}) {
-    coordinator.Submit(1, Share(Allreduce("x", floats)), 0);
+    Submit(&coordinator, 1, Share(Allreduce("x", floats)), 0);
     const std::vector<Decision> decisions = TakeAll(&coordinator);
     ASSERT_EQ(decisions.size(), 1u);
     // Were they not paired in order, sizes would differ.
@@ -296,13 +300,137 @@ TEST(QueueTest, TheSameOpsRequestsOfOneNameAreServedInOrder) {
   }
 }
 
+// ---- Merged submissions
+
+MergedSubmission Of(std::vector<int> ranks, Shared description) {
+  MergedSubmission submission;
+  submission.description = std::move(description);
+  submission.ranks = std::move(ranks);
+  return submission;
+}
+
+TEST(GroupTest, CountsForEachOfItsRanks) {
+  Coordinator coordinator(5, kFusionBytes);
+  coordinator.Submit(Of({1, 3}, Share(Allreduce("x"))), 0);
+  coordinator.Submit(Of({0, 4}, Share(Allreduce("x"))), 0);
+  EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
+  coordinator.Submit(Of({2}, Share(Allreduce("x"))), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(GroupTest, EachRanksRequestIsItsNext) {
+  Coordinator coordinator(3, 0);
+  for (int rank : {0, 0, 1}) Submit(&coordinator, rank, Share(Allreduce("x", 7)), 0);
+  coordinator.Submit(Of({0, 1, 2}, Share(Allreduce("x", 7))), 0);
+  EXPECT_EQ(TakeAll(&coordinator).size(), 1u);
+  ASSERT_EQ(coordinator.Stalls().size(), 1u);
+  EXPECT_THAT(coordinator.Stalls()[0].waiting, ElementsAre(0, 1));
+  Submit(&coordinator, 2, Share(Allreduce("x", 7)), 0);
+  EXPECT_EQ(TakeAll(&coordinator).size(), 1u);
+  EXPECT_THAT(coordinator.Stalls()[0].waiting, ElementsAre(0));
+}
+
+TEST(GroupTest, InputsAndTimesAreInTheOrderOfRanks) {
+  Coordinator coordinator(4, kFusionBytes);
+  coordinator.set_wants_times(true);
+  const auto at = [](int seconds) {
+    return Clock::time_point(std::chrono::seconds(seconds));
+  };
+  MergedSubmission odd = Of({1, 3}, Share(Allreduce("x")));
+  odd.submitted = {at(10), at(30)};
+  odd.inputs = {"of 1", "of 3"};
+  MergedSubmission even = Of({0, 2}, Share(Allreduce("x")));
+  even.inputs = {"of 0", "of 2"};
+  coordinator.Submit(std::move(odd), 5);
+  coordinator.Submit(std::move(even), 40);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].given.at(0).inputs,
+              ElementsAre("of 0", "of 1", "of 2", "of 3"));
+  EXPECT_THAT(decisions[0].requests.at(0).since,
+              ElementsAre(Pair(0, 40), Pair(1, 10), Pair(2, 40), Pair(3, 30)));
+}
+
+TEST(GroupTest, OfStrangersOnlyTheMembersCount) {
+  Coordinator coordinator(4, kFusionBytes);
+  coordinator.AddProcessSet(7, {1, 3});
+  coordinator.Submit(Of({0, 1, 3}, Share(Allreduce("x", 1, ReduceOp::kSum, 7))), 0);
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 2u);
+  EXPECT_EQ(decisions[0].text, "rank 0 is not in process set 7");
+  EXPECT_THAT(decisions[1].ranks, ElementsAre(1, 3));
+}
+
+TEST(GroupTest, WhatDiffersFailsOnAllOfItAtOnceAndOnTheRestLater) {
+  Coordinator coordinator(5, kFusionBytes);
+  coordinator.Submit(Of({1, 2}, Share(Allreduce("x", 1))), 0);
+  coordinator.Submit(Of({0, 3}, Share(Allreduce("x", 2))), 0);
+  std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(decisions[0].text,
+            "'x' differs between ranks (ranks 0, 3: allreduce Sum of float32[2]; ranks "
+            "1, 2: allreduce Sum of float32[1]). Every rank must submit the same under "
+            "one name");
+  // Rank 4 is owed the failure; for the others this is the next round.
+  coordinator.Submit(Of({0, 1, 2, 3, 4}, Share(Allreduce("x", 1))), 0);
+  decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(4));
+  Submit(&coordinator, 4, Share(Allreduce("x", 1)), 0);
+  ASSERT_EQ(TakeAll(&coordinator).size(), 1u);
+}
+
+TEST(GroupTest, LosesARankThatLeaves) {
+  Coordinator coordinator(4, kFusionBytes);
+  coordinator.Submit(Of({1, 2}, Share(Allreduce("x"))), 0);
+  coordinator.Submit(Of({1}, Share(Allreduce("x"))), 0);
+  coordinator.Leave(1, "rank 1 left");
+  const std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].ranks, ElementsAre(2));
+  EXPECT_THAT(coordinator.Stalls(), IsEmpty());
+}
+
+TEST(GroupTest, EachRankJoinsForItself) {
+  Coordinator coordinator(3, kFusionBytes);
+  Submit(&coordinator, 0, Share(Broadcast("x")), 0);
+  coordinator.Submit(Of({1, 2}, Share(Join())), 0);
+  std::vector<Decision> decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_THAT(decisions[0].text, StartsWith("rank 1 has joined"));
+  Submit(&coordinator, 0, Share(Join()), 0);
+  decisions = TakeAll(&coordinator);
+  ASSERT_EQ(decisions.size(), 1u);
+  EXPECT_EQ(decisions[0].answer, 0);
+}
+
+TEST(GroupTest, AnyNumberOfThemHaveALastSubmission) {
+  Coordinator coordinator(10, kFusionBytes);
+  Submit(&coordinator, 3, Share(Allreduce("first")), 0);
+  for (int list = 1; list < 1 << 10; ++list) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < 10; ++rank) {
+      if ((list >> rank & 1) != 0) ranks.push_back(rank);
+    }
+    const std::string name = std::to_string(list);
+    coordinator.Submit(Of(ranks, Share(Allreduce(name))), 0);
+    for (int rank : ranks) {
+      ASSERT_EQ(coordinator.LastSubmission(rank), "allreduce '" + name + "'");
+    }
+  }
+  EXPECT_EQ(coordinator.LastSubmission(3), "allreduce '1023'");
+}
+
 // ---- Process sets
 
 TEST(ProcessSetTest, OnlyItsMembersAreWaitedFor) {
   Coordinator coordinator(4, kFusionBytes);
   coordinator.AddProcessSet(7, {1, 3});
-  coordinator.Submit(3, Share(Allreduce("x", 10, ReduceOp::kSum, 7)), 0);
-  coordinator.Submit(1, Share(Allreduce("x", 10, ReduceOp::kSum, 7)), 0);
+  Submit(&coordinator, 3, Share(Allreduce("x", 10, ReduceOp::kSum, 7)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 10, ReduceOp::kSum, 7)), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_THAT(decisions[0].ranks, ElementsAre(1, 3));
@@ -312,8 +440,8 @@ TEST(ProcessSetTest, OnlyItsMembersAreWaitedFor) {
 TEST(ProcessSetTest, OneNameInTwoSetsIsTwoRequests) {
   Coordinator coordinator(2, kFusionBytes);
   coordinator.AddProcessSet(1, {0, 1});
-  coordinator.Submit(0, Share(Allreduce("x", 1, ReduceOp::kSum, 0)), 0);
-  coordinator.Submit(1, Share(Allreduce("x", 2, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 1, ReduceOp::kSum, 0)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 2, ReduceOp::kSum, 1)), 0);
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
 }
 
@@ -321,7 +449,7 @@ TEST(ProcessSetTest, ARankThatIsNoMemberFailsAtOnceAndAlone) {
   Coordinator coordinator(3, kFusionBytes);
   coordinator.AddProcessSet(1, {0, 2});
   for (int32_t set : {1, 9}) {
-    coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, set)), 0);
+    Submit(&coordinator, 1, Share(Allreduce("x", 1, ReduceOp::kSum, set)), 0);
     const std::vector<Decision> decisions = TakeAll(&coordinator);
     ASSERT_EQ(decisions.size(), 1u);
     EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
@@ -335,7 +463,7 @@ TEST(ProcessSetTest, ARankThatIsNoMemberFailsAtOnceAndAlone) {
 
 TEST(DepartureTest, EndsWhatWaitsForTheRankAndSaysHowItLeft) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0);
   coordinator.Leave(2, "rank 2 went home");
   std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
@@ -344,7 +472,7 @@ TEST(DepartureTest, EndsWhatWaitsForTheRankAndSaysHowItLeft) {
   EXPECT_THAT(decisions[0].ranks, ElementsAre(0));
   EXPECT_EQ(decisions[0].text, "'x' cannot be completed: rank 2 went home");
 
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_TRUE(decisions[0].departed);
@@ -355,7 +483,7 @@ TEST(DepartureTest, TheRankThatLeftFirstIsNamed) {
   Coordinator coordinator(3, kFusionBytes);
   coordinator.Leave(2, "rank 2 went home");
   coordinator.Leave(0, "rank 0 went home");
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].text, "'x' cannot be completed: rank 2 went home");
@@ -363,11 +491,11 @@ TEST(DepartureTest, TheRankThatLeftFirstIsNamed) {
 
 TEST(DepartureTest, WhatTheRankStillHadWaitingIsNotRunWithoutIt) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(1, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 0);
   coordinator.Leave(1, "rank 1 went home");
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
   EXPECT_THAT(coordinator.Stalls(), IsEmpty());
-  coordinator.Submit(0, Share(Allreduce("x")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kFail);
@@ -378,10 +506,10 @@ TEST(DepartureTest, WhatTheRankStillHadWaitingIsNotRunWithoutIt) {
 TEST(DepartureTest, DoesNotConcernSetsThatTheRankIsNotIn) {
   Coordinator coordinator(3, kFusionBytes);
   coordinator.AddProcessSet(1, {0, 1});
-  coordinator.Submit(0, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   coordinator.Leave(2, "rank 2 went home");
   EXPECT_THAT(TakeAll(&coordinator), IsEmpty());
-  coordinator.Submit(1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
+  Submit(&coordinator, 1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
@@ -391,12 +519,12 @@ TEST(DepartureTest, DoesNotConcernSetsThatTheRankIsNotIn) {
 
 TEST(StallTest, ListsWhoWaitsAndWhoIsMissingTheOldestFirst) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(2, Share(Broadcast("late")), 20);
-  coordinator.Submit(0, Share(Allreduce("done")), 21);
-  coordinator.Submit(0, Share(Allreduce("later")), 22);
-  coordinator.Submit(0, Share(Broadcast("late")), 23);
-  coordinator.Submit(1, Share(Allreduce("done")), 24);
-  coordinator.Submit(2, Share(Allreduce("done")), 25);
+  Submit(&coordinator, 2, Share(Broadcast("late")), 20);
+  Submit(&coordinator, 0, Share(Allreduce("done")), 21);
+  Submit(&coordinator, 0, Share(Allreduce("later")), 22);
+  Submit(&coordinator, 0, Share(Broadcast("late")), 23);
+  Submit(&coordinator, 1, Share(Allreduce("done")), 24);
+  Submit(&coordinator, 2, Share(Allreduce("done")), 25);
   const std::vector<Stall> stalls = coordinator.Stalls();
   ASSERT_EQ(stalls.size(), 2u);
   EXPECT_EQ(stalls[0].key.name, "late");
@@ -413,22 +541,22 @@ TEST(StallTest, ListsWhoWaitsAndWhoIsMissingTheOldestFirst) {
 
 TEST(StallTest, ARequestBehindAnotherOfItsNameCountsFromItsOwnTime) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("x")), 10);
-  coordinator.Submit(0, Share(Allreduce("x")), 50);
-  coordinator.Submit(1, Share(Allreduce("x")), 60);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 10);
+  Submit(&coordinator, 0, Share(Allreduce("x")), 50);
+  Submit(&coordinator, 1, Share(Allreduce("x")), 60);
   ASSERT_EQ(coordinator.Stalls().size(), 1u);
   EXPECT_EQ(coordinator.Stalls()[0].since, 50);
 }
 
 TEST(MemoryTest, IdleNamesAreForgottenAndOthersAreNot) {
   Coordinator coordinator(2, kFusionBytes);
-  coordinator.Submit(0, Share(Allreduce("waits")), 0);
-  coordinator.Submit(0, Share(Allreduce("owed", 1)), 0);
+  Submit(&coordinator, 0, Share(Allreduce("waits")), 0);
+  Submit(&coordinator, 0, Share(Allreduce("owed", 1)), 0);
   coordinator.AddProcessSet(1, {0, 1});
   Description owed = Allreduce("owed", 1, ReduceOp::kSum, 1);
-  coordinator.Submit(0, Share(owed), 0);
-  coordinator.Submit(0, Share(owed), 0, /*duplicate=*/true);
-  coordinator.Submit(1, Share(owed), 0);
+  Submit(&coordinator, 0, Share(owed), 0);
+  Submit(&coordinator, 0, Share(owed), 0, /*duplicate=*/true);
+  Submit(&coordinator, 1, Share(owed), 0);
   TakeAll(&coordinator);  // the duplicate failed on rank 0; rank 1 is owed that
 
   const auto use_names = [&](int from, int to) {
@@ -443,8 +571,8 @@ TEST(MemoryTest, IdleNamesAreForgottenAndOthersAreNot) {
   // 80,000 names that were kept would take 200 MB. (A sanitizer's allocator says 0.)
   EXPECT_LT(mallinfo2().uordblks, before + (32 << 20));
 
-  coordinator.Submit(1, Share(Allreduce("waits")), 0);
-  coordinator.Submit(1, Share(owed), 0);
+  Submit(&coordinator, 1, Share(Allreduce("waits")), 0);
+  Submit(&coordinator, 1, Share(owed), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 2u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);

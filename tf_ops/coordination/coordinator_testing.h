@@ -44,10 +44,20 @@ inline Shared Share(Description description) {
   return std::make_shared<const Description>(std::move(description));
 }
 
+// A rank's own submission, as on one host.
+inline void Submit(Coordinator* coordinator, int rank, Shared description, double now,
+                   bool duplicate = false) {
+  MergedSubmission submission;
+  submission.description = std::move(description);
+  submission.duplicate = duplicate;
+  submission.ranks = {rank};
+  coordinator->Submit(std::move(submission), now);
+}
+
 inline void SubmitOnAll(Coordinator* coordinator, int size,
                         const Description& description) {
   for (int rank = 0; rank < size; ++rank) {
-    coordinator->Submit(rank, Share(description), 0);
+    Submit(coordinator, rank, Share(description), 0);
   }
 }
 

@@ -30,9 +30,14 @@ constexpr int64_t kAllFlags = 15;
 // What a merged one may hold besides; or it is no submission, but says who left.
 constexpr int64_t kDefinesRanks = 16;
 constexpr int64_t kDeparts = 32;
+// Or it holds several that are known, and have nothing but their descriptions.
+constexpr int64_t kIsRun = 33;
 
 // In nanoseconds: a time that can still be subtracted from a later one.
 constexpr int64_t kLongestAge = kAny / 2;
+
+// More requests are no run, so no message asks for much more memory than it has.
+constexpr size_t kLongestRun = 4096;
 
 // All names of a step usually have one list of ranks.
 constexpr size_t kMostRankLists = 256;
@@ -321,23 +326,65 @@ Status SubmissionDecoder::Decode(std::string_view message, Submission* submissio
 
 // ---- From a leader to the leader above
 
-size_t RanksHash::operator()(const std::vector<int>& ranks) const {
-  return std::hash<std::string_view>()(
-      {reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof(int)});
+namespace {
+
+// Whether nothing but its description tells it from others of the same ranks.
+bool IsPlain(const MergedSubmission& merged) {
+  return !merged.duplicate && merged.submitted.empty() && merged.inputs.empty();
 }
+
+}  // namespace
 
 MergedEncoder::MergedEncoder(size_t cache_capacity)
     : descriptions_(cache_capacity), rank_lists_(kMostRankLists) {}
 
-std::string_view MergedEncoder::Encode(const Upward& upward, Clock::time_point now) {
+std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t* next,
+                                       Clock::time_point now) {
   message_.clear();
-  if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
+  const size_t length = FindRun(upward, *next);
+  const Upward& first = upward[*next];
+  *next += std::max<size_t>(length, 1);
+  if (const auto* departure = std::get_if<RankDeparture>(&first)) {
     AddInteger(kDeparts, &message_);
     AddInteger(departure->rank, &message_);
-  } else {
-    AddSubmission(std::get<MergedSubmission>(upward), now);
+    return message_;
+  }
+  const auto& merged = std::get<MergedSubmission>(first);
+  if (length < 2) {
+    AddSubmission(merged, now);
+    return message_;
+  }
+  AddInteger(kIsRun, &message_);
+  AddInteger(rank_lists_.Find(merged.ranks), &message_);
+  AddInteger(static_cast<int64_t>(run_.size()), &message_);
+  for (const auto& [begin, end] : run_) {
+    AddInteger(begin, &message_);
+    AddInteger(end, &message_);
   }
   return message_;
+}
+
+// How many messages from the first one on are a run, whose numbers are then in `run_`.
+size_t MergedEncoder::FindRun(const std::vector<Upward>& upward, size_t first) {
+  run_.clear();
+  const Ranks* ranks = nullptr;
+  size_t place = first;
+  for (; place < upward.size() && place - first < kLongestRun; ++place) {
+    const auto* merged = std::get_if<MergedSubmission>(&upward[place]);
+    if (merged == nullptr || !IsPlain(*merged)) break;
+    const bool same = ranks == nullptr ? rank_lists_.Find(merged->ranks) >= 0
+                                       : merged->ranks == *ranks;
+    if (!same) break;
+    ranks = &merged->ranks;
+    const int64_t number = descriptions_.Find(merged->description);
+    if (number < 0) break;
+    if (!run_.empty() && run_.back().second + 1 == number) {
+      run_.back().second = number;
+    } else {
+      run_.emplace_back(number, number);
+    }
+  }
+  return place - first;
 }
 
 void MergedEncoder::AddSubmission(const MergedSubmission& merged,
@@ -359,7 +406,7 @@ void MergedEncoder::AddSubmission(const MergedSubmission& merged,
     AddText(description_, &message_);
   }
   AddInteger(ranks, &message_);
-  if (has_new_ranks) AddList(merged.ranks, &message_);
+  if (has_new_ranks) AddList(merged.ranks.list(), &message_);
   for (Clock::time_point time : merged.submitted) {
     const std::chrono::nanoseconds age = now - time;
     AddInteger(std::max<int64_t>(age.count(), 0), &message_);
@@ -370,32 +417,59 @@ void MergedEncoder::AddSubmission(const MergedSubmission& merged,
 namespace {
 
 // A leader speaks for the ranks below it only.
-void CheckRank(int rank, const std::vector<int>& below, Fields* from) {
-  if (std::binary_search(below.begin(), below.end(), rank)) return;
+void CheckRank(int rank, const Ranks& below, Fields* from) {
+  if (below.Has(rank)) return;
   from->Refuse("rank " + std::to_string(rank) + " is not below the host");
 }
 
-std::vector<int> ReadRanks(bool is_new, const std::vector<int>& below,
-                           std::vector<std::vector<int>>* rank_lists, Fields* from) {
-  const auto* numbered = ReadNumbered("ranks", is_new, rank_lists, from, [&] {
+Ranks ReadRanks(bool is_new, const Ranks& below, std::vector<Ranks>* rank_lists,
+                Fields* from) {
+  const Ranks* numbered = ReadNumbered("ranks", is_new, rank_lists, from, [&] {
     std::vector<int> ranks = from->Ranks("ranks", below.back() + 1);
     for (int rank : ranks) CheckRank(rank, below, from);
     if (ranks.empty()) from->Refuse("it is of no rank");
-    return ranks;
+    // The usual ones are one object.
+    return ranks == below.list() ? below : Ranks(std::move(ranks));
   });
-  return numbered == nullptr ? std::vector<int>() : *numbered;
+  return numbered == nullptr ? Ranks() : *numbered;
+}
+
+void ReadRun(const std::vector<std::shared_ptr<const Description>>& dictionary,
+             const Ranks& ranks, Fields* from, std::vector<Upward>* upward) {
+  const int64_t known = static_cast<int64_t>(dictionary.size());
+  int64_t length = 0;
+  for (int64_t left = from->Count("number of sequences", 2); left > 0; --left) {
+    const int64_t first = from->Integer("first description", 0, known - 1);
+    const int64_t last = from->Integer("last description", first, known - 1);
+    length += last - first + 1;
+    if (length > static_cast<int64_t>(kLongestRun)) {
+      from->Refuse("it is of more than " + std::to_string(kLongestRun) + " requests");
+    }
+    if (!from->status().ok()) return;
+    for (int64_t number = first; number <= last; ++number) {
+      MergedSubmission merged;
+      merged.description = dictionary[number];
+      merged.ranks = ranks;
+      upward->emplace_back(std::move(merged));
+    }
+  }
 }
 
 }  // namespace
 
 Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
-                             Upward* upward) {
+                             std::vector<Upward>* upward) {
   Fields fields(message);
-  const int64_t flags = fields.Integer("flags", 0, kDeparts);
+  const int64_t flags = fields.Integer("flags", 0, kIsRun);
   if (flags == kDeparts) {
     const int rank = fields.Integer("rank", 0, below_.back());
     CheckRank(rank, below_, &fields);
-    *upward = RankDeparture{rank};
+    upward->emplace_back(RankDeparture{rank});
+    return fields.End();
+  }
+  if (flags == kIsRun) {
+    const Ranks ranks = ReadRanks(/*is_new=*/false, below_, &rank_lists_, &fields);
+    ReadRun(dictionary_, ranks, &fields, upward);
     return fields.End();
   }
   MergedSubmission merged;
@@ -404,7 +478,8 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
   merged.duplicate = (flags & kDuplicate) != 0;
   merged.ranks = ReadRanks((flags & kDefinesRanks) != 0, below_, &rank_lists_, &fields);
   if (merged.duplicate && merged.ranks.size() > 1) {
-    fields.Refuse("a second call is of one rank, not of " + RankList(merged.ranks));
+    fields.Refuse("a second call is of one rank, not of " +
+                  RankList(merged.ranks.list()));
   }
   const size_t count = merged.ranks.size();
   for (size_t i = 0; i < count && (flags & kHasTime) != 0; ++i) {
@@ -416,7 +491,7 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
     if (!fields.status().ok()) break;
     CheckInput(*merged.description, input.size(), &fields);
   }
-  *upward = std::move(merged);
+  upward->emplace_back(std::move(merged));
   return fields.End();
 }
 
@@ -455,14 +530,14 @@ std::string_view DecisionEncoder::Encode(const Decision& decision,
       }
       AddInteger(decision.given.empty() ? 0 : 1, &message_);
       for (const Decision::Given& given : decision.given) {
-        AppendResults(*given.description, given.inputs, HostsOf(decision.ranks),
+        AppendResults(*given.description, given.inputs, HostsOf(decision.ranks.list()),
                       &message_);
       }
       break;
     case Decision::Type::kFail:
       AddInteger(static_cast<int64_t>(DecisionType::kFail), &message_);
       AddTensor(decision.tensors.front());
-      AddList(decision.ranks, &message_);
+      AddList(decision.ranks.list(), &message_);
       AddInteger(decision.departed ? 1 : 0, &message_);
       AddText(decision.text, &message_);
       break;

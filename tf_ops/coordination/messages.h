@@ -28,6 +28,7 @@
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/coordination/ranks.h"
 #include "tf_ops/coordination/submission_merger.h"
 #include "tf_ops/operation/description.h"
 #include "tf_ops/operation/operation.h"
@@ -54,6 +55,11 @@ class NumberTable {
     const auto [it, inserted] = numbers_.try_emplace(key, numbers_.size());
     *is_new = inserted;
     return it->second;
+  }
+  // The key's number; -1 if the reader does not know it.
+  int64_t Find(const Key& key) const {
+    const auto known = numbers_.find(key);
+    return known == numbers_.end() ? -1 : known->second;
   }
 
  private:
@@ -118,25 +124,28 @@ class SubmissionDecoder {
 
 // ---- From a leader to the leader above
 
-struct RanksHash {
-  size_t operator()(const std::vector<int>& ranks) const;
-};
-
 class MergedEncoder {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.
   explicit MergedEncoder(size_t cache_capacity);
 
-  // `now`: of this host's clock, which has told the times. They travel as ages, since
-  // hosts' clocks differ. The result is valid until the next call.
-  std::string_view Encode(const Upward& upward, Clock::time_point now);
+  // Encodes what is at `*next`, and what follows it as long as it is known and differs
+  // in the description only. `*next` is then behind that. `now`: of this host's clock,
+  // which has told the times. They travel as ages, since hosts' clocks differ. The
+  // result is valid until the next call.
+  std::string_view Encode(const std::vector<Upward>& upward, size_t* next,
+                          Clock::time_point now);
 
  private:
+  size_t FindRun(const std::vector<Upward>& upward, size_t first);
   void AddSubmission(const MergedSubmission& merged, Clock::time_point now);
 
   // Keeps its descriptions alive, so none has the address of another.
   NumberTable<std::shared_ptr<const Description>> descriptions_;
-  NumberTable<std::vector<int>, RanksHash> rank_lists_;
+  NumberTable<Ranks, Ranks::Hash> rank_lists_;
+  // Numbers of the descriptions of a run, as the first and the last of those in
+  // sequence.
+  std::vector<std::pair<int64_t, int64_t>> run_;
   std::string description_;
   std::string message_;
 };
@@ -146,17 +155,19 @@ class MergedDecoder {
  public:
   // `below`: the ranks for which the host may speak, ascending. `pool` is shared by all
   // decoders.
-  MergedDecoder(std::vector<int> below, DescriptionPool* pool)
+  MergedDecoder(Ranks below, DescriptionPool* pool)
       : below_(std::move(below)), pool_(*pool) {}
 
-  // `now`: of this host's clock, which tells the times from then on.
-  Status Decode(std::string_view message, Clock::time_point now, Upward* upward);
+  // Appends what the message holds. `now`: of this host's clock, which tells the times
+  // from then on.
+  Status Decode(std::string_view message, Clock::time_point now,
+                std::vector<Upward>* upward);
 
  private:
-  const std::vector<int> below_;
+  const Ranks below_;
   DescriptionPool& pool_;
   std::vector<std::shared_ptr<const Description>> dictionary_;
-  std::vector<std::vector<int>> rank_lists_;
+  std::vector<Ranks> rank_lists_;
 };
 
 // ---- From the coordinator to all ranks

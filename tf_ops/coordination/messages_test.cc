@@ -264,24 +264,36 @@ class MergedTest : public ::testing::Test {
     return merged;
   }
 
-  std::string Encode(const Upward& upward) {
-    return std::string(encoder_.Encode(upward, kThere));
+  static std::string EncodeBy(MergedEncoder* encoder, const Upward& upward) {
+    size_t next = 0;
+    return std::string(encoder->Encode({upward}, &next, kThere));
   }
+  std::string Encode(const Upward& upward) { return EncodeBy(&encoder_, upward); }
   template <typename Message = MergedSubmission>
   Message Decode(std::string_view message) {
-    Upward upward;
+    std::vector<Upward> upward;
     const Status status = decoder_.Decode(message, kHere, &upward);
     EXPECT_TRUE(status.ok()) << status.message;
-    return std::get<Message>(upward);
+    EXPECT_THAT(upward, SizeIs(1));
+    return std::get<Message>(upward.at(0));
+  }
+  // Each message that these become.
+  std::vector<std::string> EncodeAll(const std::vector<Upward>& upward) {
+    std::vector<std::string> messages;
+    for (size_t next = 0; next < upward.size();) {
+      messages.emplace_back(encoder_.Encode(upward, &next, kThere));
+    }
+    return messages;
   }
   std::string ErrorOf(std::string_view message) {
-    Upward upward;
+    std::vector<Upward> upward;
     const Status status = MergedDecoder(kBelow, &pool_).Decode(message, kHere, &upward);
     EXPECT_EQ(status.code, Code::kInternal);
     return status.message;
   }
   std::string ErrorOf(const Upward& upward) {
-    return ErrorOf(MergedEncoder(16).Encode(upward, kThere));
+    MergedEncoder encoder(16);
+    return ErrorOf(EncodeBy(&encoder, upward));
   }
 
   using milliseconds = std::chrono::milliseconds;
@@ -289,7 +301,7 @@ class MergedTest : public ::testing::Test {
   static constexpr Clock::time_point kThere{std::chrono::hours(3)};
   static constexpr Clock::time_point kHere{std::chrono::hours(500)};
   // The ranks of the sender and of the hosts below it.
-  const std::vector<int> kBelow = {1, 3};
+  const Ranks kBelow = {1, 3};
 
   MergedEncoder encoder_{16};
   DescriptionPool pool_{kSize};
@@ -312,6 +324,96 @@ TEST_F(MergedTest, IsShortTheSecondTime) {
   EXPECT_THAT(again, SizeIs(24));
   ExpectEqual(*Decode(again).description, Everything());
   EXPECT_THAT(Decode(again).ranks, ElementsAre(1, 3));
+}
+
+std::vector<std::string> NamesOf(const std::vector<Upward>& upward) {
+  std::vector<std::string> names;
+  for (const Upward& each : upward) {
+    names.push_back(std::get<MergedSubmission>(each).description->name);
+  }
+  return names;
+}
+
+TEST_F(MergedTest, KnownRequestsOfTheSameRanksAreOneMessage) {
+  std::vector<Upward> upward;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    MergedSubmission merged = Merged();
+    merged.description = Share(Allreduce(name));
+    upward.push_back(merged);
+  }
+  for (const std::string& message : EncodeAll(upward)) Decode(message);
+  EXPECT_THAT(EncodeAll(upward), ElementsAre(SizeIs(5 * 8)));
+  std::swap(upward[0], upward[2]);  // c, b, a, d
+  const std::vector<std::string> messages = EncodeAll(upward);
+  EXPECT_THAT(messages, ElementsAre(SizeIs((3 + 4 * 2) * 8)));
+  std::vector<Upward> decoded;
+  ASSERT_TRUE(decoder_.Decode(messages[0], kHere, &decoded).ok());
+  EXPECT_THAT(NamesOf(decoded), ElementsAre("c", "b", "a", "d"));
+  for (const Upward& each : decoded) {
+    EXPECT_THAT(std::get<MergedSubmission>(each).ranks, ElementsAre(1, 3));
+  }
+}
+
+TEST_F(MergedTest, WhatIsUnusualIsAMessageOfItsOwn) {
+  const Upward usual = Merged();
+  const Upward of_one = Merged({3});
+  MergedSubmission duplicate = Duplicate();
+  duplicate.description = std::get<MergedSubmission>(usual).description;
+  MergedSubmission timed = std::get<MergedSubmission>(usual);
+  timed.submitted = {kThere, kThere};
+  const Upward with_inputs = Full();
+  for (const Upward& each : {usual, of_one, with_inputs}) Decode(Encode(each));
+  for (const Upward& unusual : {of_one, Upward(duplicate), Upward(timed), with_inputs,
+                                Upward(Merged()), Upward(RankDeparture{1})}) {
+    const auto messages = EncodeAll({usual, usual, unusual, usual, usual});
+    ASSERT_THAT(messages, SizeIs(3));
+    std::vector<Upward> decoded;
+    for (const std::string& message : messages) {
+      ASSERT_TRUE(decoder_.Decode(message, kHere, &decoded).ok());
+    }
+    ASSERT_THAT(decoded, SizeIs(5));
+    ASSERT_EQ(decoded[2].index(), unusual.index());
+    const auto* merged = std::get_if<MergedSubmission>(&unusual);
+    if (merged == nullptr) continue;
+    const auto& there = std::get<MergedSubmission>(decoded[2]);
+    EXPECT_EQ(there.ranks, merged->ranks);
+    EXPECT_EQ(there.duplicate, merged->duplicate);
+    EXPECT_EQ(there.inputs, merged->inputs);
+    EXPECT_EQ(there.submitted.size(), merged->submitted.size());
+  }
+}
+
+TEST_F(MergedTest, RunsHaveALimit) {
+  const Upward usual = Merged();
+  Decode(Encode(usual));
+  const auto messages = EncodeAll(std::vector<Upward>(10000, usual));
+  EXPECT_THAT(messages, SizeIs(3));
+  size_t decoded = 0;
+  for (const std::string& message : messages) {
+    std::vector<Upward> upward;
+    ASSERT_TRUE(decoder_.Decode(message, kHere, &upward).ok());
+    decoded += upward.size();
+  }
+  EXPECT_EQ(decoded, 10000u);
+}
+
+TEST_F(MergedTest, ErrorsSayWhatIsWrongWithARun) {
+  Decode(Encode(Merged()));
+  const auto error = [&](std::initializer_list<int64_t> fields) {
+    std::vector<Upward> upward;
+    return decoder_.Decode(Fields(fields), kHere, &upward).message;
+  };
+  EXPECT_EQ(error({33, 0, 1, 0, 0}), "");
+  EXPECT_THAT(error({33, 1, 1, 0, 0}), HasSubstr("ranks = 1, which is not in 0..0"));
+  EXPECT_THAT(error({33, 0, 1, 1, 1}), HasSubstr("first description = 1"));
+  EXPECT_THAT(error({33, 0, 1, 0, 1}), HasSubstr("last description = 1"));
+  EXPECT_THAT(error({33, 0, 2, 0, 0}), HasSubstr("number of sequences = 2"));
+  EXPECT_THAT(error({33, 0, 1, 0, 0, 0}), HasSubstr("8 bytes follow its end"));
+  std::string many = Fields({33, 0, 4097});
+  for (int i = 0; i < 4097; ++i) many += Fields({0, 0});
+  std::vector<Upward> upward;
+  EXPECT_THAT(decoder_.Decode(many, kHere, &upward).message,
+              HasSubstr("it is of more than 4096 requests"));
 }
 
 TEST_F(MergedTest, SaysWhatElseItIs) {
@@ -348,7 +450,7 @@ TEST_F(MergedTest, NumbersAreGivenAnewWhereThereAreFew) {
     MergedSubmission merged = Merged();
     merged.description = Share(Allreduce("tensor " + std::to_string(i * i % 11)));
     if (i == 0) first = merged.description;
-    const MergedSubmission decoded = Decode(encoder.Encode(merged, kThere));
+    const MergedSubmission decoded = Decode(EncodeBy(&encoder, merged));
     EXPECT_EQ(decoded.description->name, merged.description->name);
   }
   EXPECT_TRUE(first.expired());
@@ -361,10 +463,10 @@ TEST_F(MergedTest, ThereMayBeManyListsOfRanks) {
   MergedSubmission merged = Merged();
   const auto bytes_with = [&](const std::vector<int>& ranks) {
     merged.ranks = ranks;
-    Upward upward;
+    std::vector<Upward> upward;
     const std::string message = Encode(merged);
     EXPECT_TRUE(decoder.Decode(message, kHere, &upward).ok());
-    EXPECT_EQ(std::get<MergedSubmission>(upward).ranks, ranks);
+    EXPECT_EQ(std::get<MergedSubmission>(upward.at(0)).ranks, ranks);
     return message.size();
   };
   bytes_with({0});
@@ -393,7 +495,8 @@ TEST_F(MergedTest, EqualOnesOfThisHostAreTheSameObject) {
 TEST_F(MergedTest, WhatIsCutShortIsAnError) {
   for (const Upward& upward : {Upward(Merged()), Upward(Duplicate()), Upward(Full()),
                                Upward(RankDeparture{3})}) {
-    const std::string message(MergedEncoder(16).Encode(upward, kThere));
+    MergedEncoder encoder(16);
+    const std::string message = EncodeBy(&encoder, upward);
     for (size_t length = 0; length < message.size(); ++length) {
       EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
     }
@@ -414,7 +517,7 @@ TEST_F(MergedTest, ErrorsSayWhatIsWrong) {
     return ErrorOf(message);
   };
   EXPECT_THAT(ErrorOf(""), HasSubstr("ends within flags"));
-  EXPECT_THAT(with(0, 33), HasSubstr("flags = 33, which is not in 0..32"));
+  EXPECT_THAT(with(0, 34), HasSubstr("flags = 34, which is not in 0..33"));
   EXPECT_THAT(with(1, 1), HasSubstr("description = 1, which is not in 0..0"));
   EXPECT_THAT(with(4, -1), HasSubstr("name = -1"));
   EXPECT_THAT(with(fields - 12, 1), HasSubstr("ranks = 1, which is not in 0..0"));
@@ -673,18 +776,18 @@ TEST_F(MergedTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   for (int i = 0; i < 40000; ++i) {
     const size_t which = i % messages.size();
     MergedEncoder encoder(4);
-    const std::string message =
-        Changed(encoder.Encode(messages[which], kThere), &random);
+    const std::string message = Changed(EncodeBy(&encoder, messages[which]), &random);
     DescriptionPool pool(kSize);
-    Upward upward;
-    if (!MergedDecoder(kBelow, &pool).Decode(message, kHere, &upward).ok()) continue;
+    std::vector<Upward> decoded;
+    if (!MergedDecoder(kBelow, &pool).Decode(message, kHere, &decoded).ok()) continue;
     ++accepted[which];
+    const Upward& upward = decoded.at(0);
     if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
       EXPECT_THAT(kBelow, Contains(departure->rank));
       continue;
     }
     const auto& merged = std::get<MergedSubmission>(upward);
-    EXPECT_THAT(merged.ranks, AnyOf(ElementsAre(1), ElementsAre(3), kBelow));
+    EXPECT_THAT(merged.ranks, AnyOf(ElementsAre(1), ElementsAre(3), ElementsAre(1, 3)));
     EXPECT_TRUE(!merged.duplicate || merged.ranks.size() == 1);
     const auto none_or_all = AnyOf(IsEmpty(), SizeIs(merged.ranks.size()));
     EXPECT_THAT(merged.submitted, none_or_all);

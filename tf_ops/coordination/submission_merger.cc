@@ -17,16 +17,10 @@ bool AreAlike(const MergedSubmission& a, const MergedSubmission& b) {
          a.inputs.empty() == b.inputs.empty();
 }
 
-void Append(MergedSubmission from, MergedSubmission* to) {
-  if (to->ranks.empty()) {
-    *to = std::move(from);
-    return;
-  }
-  to->ranks.insert(to->ranks.end(), from.ranks.begin(), from.ranks.end());
-  to->submitted.insert(to->submitted.end(), from.submitted.begin(),
-                       from.submitted.end());
-  to->inputs.insert(to->inputs.end(), std::make_move_iterator(from.inputs.begin()),
-                    std::make_move_iterator(from.inputs.end()));
+template <typename Value>
+void Append(std::vector<Value> from, std::vector<Value>* to) {
+  to->insert(to->end(), std::make_move_iterator(from.begin()),
+             std::make_move_iterator(from.end()));
 }
 
 template <typename Value>
@@ -38,93 +32,84 @@ void Rearrange(const std::vector<size_t>& order, std::vector<Value>* values) {
   *values = std::move(rearranged);
 }
 
-void SortByRank(MergedSubmission* merged) {
-  const std::vector<int>& ranks = merged->ranks;
+// From the order of these ranks.
+void SortByRank(const std::vector<int>& ranks, MergedSubmission* merged) {
   if (std::is_sorted(ranks.begin(), ranks.end())) return;
   std::vector<size_t> order(ranks.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
-  Rearrange(order, &merged->ranks);
   Rearrange(order, &merged->submitted);
   Rearrange(order, &merged->inputs);
 }
 
 }  // namespace
 
-SubmissionMerger::SubmissionMerger(std::vector<int> ranks) : ranks_(std::move(ranks)) {}
-
-size_t SubmissionMerger::NameHash::operator()(
-    const std::shared_ptr<const Description>& description) const {
-  return std::hash<std::string>()(description->name) * 31 + description->process_set;
-}
-
-bool SubmissionMerger::SameName::operator()(
-    const std::shared_ptr<const Description>& a,
-    const std::shared_ptr<const Description>& b) const {
-  return a == b || (a->process_set == b->process_set && a->name == b->name);
-}
-
-bool SubmissionMerger::Round::HasAny(const std::vector<int>& ranks) const {
-  return std::any_of(ranks.begin(), ranks.end(), [&](int rank) { return has[rank]; });
-}
+SubmissionMerger::SubmissionMerger(Ranks ranks) : ranks_(std::move(ranks)) {}
 
 void SubmissionMerger::AddProcessSet(int32_t id, const std::vector<int>& members) {
-  ProcessSet& set = process_sets_[id] = {};
-  set.has.resize(ranks_.back() + 1);
+  std::vector<int> below;
   for (int member : members) {
-    if (!std::binary_search(ranks_.begin(), ranks_.end(), member)) continue;
-    set.has[member] = true;
-    set.count += 1;
+    if (ranks_.Has(member)) below.push_back(member);
   }
+  // The usual ones are one object, so that they travel as a number.
+  process_sets_[id] = ranks_.list() == below ? ranks_ : Ranks(std::move(below));
 }
 
 void SubmissionMerger::RemoveProcessSet(int32_t id) {
+  names_.EraseIf([&](const TensorKey& key, Rounds& rounds) {
+    if (key.process_set != id) return false;
+    PassOn(rounds.size(), &rounds);
+    waiting_ -= rounds.size();
+    return true;
+  });
   process_sets_.erase(id);
-  for (auto it = names_.begin(); it != names_.end();) {
-    if (it->first->process_set != id) {
-      ++it;
-      continue;
-    }
-    PassOn(it->second.size(), &it->second);
-    it = names_.erase(it);
-  }
 }
 
 void SubmissionMerger::Submit(MergedSubmission submission) {
   if (IsAgreement(submission.description->kind)) {
     return SubmitAgreement(std::move(submission));
   }
-  const ProcessSet* const set = SetThatHolds(submission);
+  const Ranks* const set = SetThatHolds(submission);
   if (set == nullptr) {
     passed_on_.emplace_back(std::move(submission));
     return;
   }
-  const auto name = names_.try_emplace(submission.description).first;
-  Rounds& rounds = name->second;
+  names_.EraseIdleOfMany([](const Rounds& rounds) { return rounds.empty(); });
+  Rounds& rounds = names_.Of(submission.description);
   const size_t place = FirstRoundAfter(submission.ranks, rounds);
   if (place == rounds.size()) {
     rounds.emplace_back();
-    rounds.back().has.resize(set->has.size());
     rounds.back().period = period_;
+    waiting_ += 1;
   }
   Round& round = rounds[place];
-  for (int rank : submission.ranks) round.has[rank] = true;
-  round.count += submission.ranks.size();
   // Nobody waits for the rest of a round that will fail.
-  const bool fits = !submission.duplicate &&
-                    (round.held.ranks.empty() || AreAlike(round.held, submission));
+  const bool fits = !submission.duplicate && (round.held.description == nullptr ||
+                                              AreAlike(round.held, submission));
   if (!fits) PassOn(place + 1, &rounds);
+  round.has = unions_.Of(round.has, submission.ranks.bitmap());
   if (round.passed_on) {
     passed_on_.emplace_back(std::move(submission));
   } else {
-    Append(std::move(submission), &round.held);
+    Hold(std::move(submission), &round);
   }
-  if (round.count < set->count) return;
+  if (round.has->count() < set->size()) return;
   PassOn(place + 1, &rounds);
   // No rank will come to an earlier round any more.
   rounds.erase(rounds.begin(), rounds.begin() + place + 1);
-  if (rounds.empty()) names_.erase(name);
+  waiting_ -= place + 1;
+}
+
+void SubmissionMerger::Hold(MergedSubmission submission, Round* round) {
+  const bool has_values = !submission.submitted.empty() || !submission.inputs.empty();
+  if (has_values) Append(submission.ranks.list(), &round->arrivals);
+  if (round->held.description == nullptr) {
+    round->held = std::move(submission);
+    return;
+  }
+  Append(std::move(submission.submitted), &round->held.submitted);
+  Append(std::move(submission.inputs), &round->held.inputs);
 }
 
 // What a rank waits for, or lacks, matters for its agreements.
@@ -132,7 +117,7 @@ void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
   PassOnAll();
   if (submission.description->kind == Kind::kJoin) {
     joins_.insert(submission.ranks.begin(), submission.ranks.end());
-    names_.clear();
+    ForgetAll();
   }
   passed_on_.emplace_back(std::move(submission));
 }
@@ -140,22 +125,18 @@ void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
 // The set whose members below all have to submit this; null if it is not to be held: a
 // rank that has joined or left may never submit it, and to an unknown set, or one
 // without the rank, the coordinator has an answer at once.
-const SubmissionMerger::ProcessSet* SubmissionMerger::SetThatHolds(
-    const MergedSubmission& submission) const {
+const Ranks* SubmissionMerger::SetThatHolds(const MergedSubmission& submission) const {
   if (somebody_left_ || !joins_.empty()) return nullptr;
   const auto found = process_sets_.find(submission.description->process_set);
   if (found == process_sets_.end()) return nullptr;
-  const ProcessSet& set = found->second;
-  const bool are_members = std::all_of(submission.ranks.begin(), submission.ranks.end(),
-                                       [&](int rank) { return set.has[rank]; });
-  return are_members ? &set : nullptr;
+  return found->second.HasAllOf(submission.ranks) ? &found->second : nullptr;
 }
 
 // The first round such that neither it nor a later one has any of these ranks.
-size_t SubmissionMerger::FirstRoundAfter(const std::vector<int>& ranks,
-                                         const Rounds& rounds) {
+size_t SubmissionMerger::FirstRoundAfter(const Ranks& ranks, const Rounds& rounds) {
   size_t place = rounds.size();
-  while (place > 0 && !rounds[place - 1].HasAny(ranks)) --place;
+  const auto bitmap = ranks.bitmap();
+  while (place > 0 && unions_.Of(rounds[place - 1].has, bitmap) != nullptr) --place;
   return place;
 }
 
@@ -166,19 +147,28 @@ void SubmissionMerger::PassOn(size_t count, Rounds* rounds) {
     Round& round = (*rounds)[i];
     if (round.passed_on) continue;
     round.passed_on = true;
-    if (round.held.ranks.empty()) continue;
-    SortByRank(&round.held);
+    if (round.held.description == nullptr) continue;
+    SortByRank(round.arrivals, &round.held);
+    const Ranks& below = process_sets_.at(round.held.description->process_set);
+    round.held.ranks =
+        round.has->count() == below.size() ? below : Ranks(round.has->List());
     passed_on_.emplace_back(std::move(round.held));
+    round.held.description = nullptr;
   }
 }
 
 void SubmissionMerger::PassOnAll() {
-  for (auto& [description, rounds] : names_) PassOn(rounds.size(), &rounds);
+  for (auto& [key, rounds] : names_) PassOn(rounds.size(), &rounds);
+}
+
+void SubmissionMerger::ForgetAll() {
+  for (auto& [key, rounds] : names_) rounds.clear();
+  waiting_ = 0;
 }
 
 void SubmissionMerger::Leave(int rank) {
   PassOnAll();
-  names_.clear();
+  ForgetAll();
   somebody_left_ = true;
   passed_on_.emplace_back(RankDeparture{rank});
 }
@@ -191,7 +181,7 @@ void SubmissionMerger::EndJoin(const std::vector<int>& ranks) {
 }
 
 void SubmissionMerger::PassOnOld() {
-  for (auto& [description, rounds] : names_) {
+  for (auto& [key, rounds] : names_) {
     const auto young =
         std::find_if(rounds.begin(), rounds.end(),
                      [&](const Round& round) { return round.period == period_; });

@@ -19,24 +19,15 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
-#include <unordered_map>
 #include <variant>
 #include <vector>
 
-#include "tf_ops/operation/description.h"
-#include "tf_ops/transport/doorbell.h"
+#include "tf_ops/coordination/merged_submission.h"
+#include "tf_ops/coordination/name_table.h"
+#include "tf_ops/coordination/ranks.h"
 
 namespace keras_hvd {
 
-// A request that `ranks` have submitted equally, each once.
-struct MergedSubmission {
-  std::shared_ptr<const Description> description;
-  bool duplicate = false;                    // see Coordinator; only for one rank
-  std::vector<int> ranks;                    // ascending; not empty
-  std::vector<Clock::time_point> submitted;  // of each rank; empty: nobody asks for it
-  std::vector<std::string> inputs;  // of each rank, or empty; see inline_tensors.h
-};
 // The rank has left the job, and has submitted everything before.
 struct RankDeparture {
   int rank = 0;
@@ -47,7 +38,7 @@ class SubmissionMerger {
  public:
   // `ranks`: those of the leader's host and of all hosts below it, ascending. All that
   // is submitted here is theirs.
-  explicit SubmissionMerger(std::vector<int> ranks);
+  explicit SubmissionMerger(Ranks ranks);
 
   // Set 0 must be added too. Call this before any rank below hears of the set: what is
   // submitted earlier belongs to no round, and would be missed in those that follow.
@@ -62,7 +53,7 @@ class SubmissionMerger {
   // know who waits for whom. To be called every half second or so.
   void PassOnOld();
   // Whether some ranks have not come to what others have submitted.
-  bool anything_waits() const { return !names_.empty(); }
+  bool anything_waits() const { return waiting_ > 0; }
 
   // Takes the next message for the leader above. Returns false if there is none now.
   bool Next(Upward* message);
@@ -70,39 +61,30 @@ class SubmissionMerger {
  private:
   // Submissions under one name, at most one of each rank.
   struct Round {
-    MergedSubmission held;  // not passed on yet; in any order of ranks
-    std::vector<bool> has;  // by rank, whether its submission belongs here
-    size_t count = 0;       // of those ranks
+    MergedSubmission held;  // not passed on yet; its description is null if nothing is
+    // Ranks of `held` in the order of its times or inputs, if it has any.
+    std::vector<int> arrivals;
+    std::shared_ptr<const RankBitmap> has;  // ranks whose submissions belong here
     bool passed_on = false;
     int64_t period = 0;  // in which it began: how often PassOnOld had been called
-
-    bool HasAny(const std::vector<int>& ranks) const;
   };
   using Rounds = std::vector<Round>;
-  struct ProcessSet {
-    std::vector<bool> has;  // by rank, whether it is a member below
-    size_t count = 0;       // of those ranks
-  };
-  struct NameHash {
-    size_t operator()(const std::shared_ptr<const Description>& description) const;
-  };
-  struct SameName {
-    bool operator()(const std::shared_ptr<const Description>& a,
-                    const std::shared_ptr<const Description>& b) const;
-  };
 
   void SubmitAgreement(MergedSubmission submission);
-  const ProcessSet* SetThatHolds(const MergedSubmission& submission) const;
-  static size_t FirstRoundAfter(const std::vector<int>& ranks, const Rounds& rounds);
+  const Ranks* SetThatHolds(const MergedSubmission& submission) const;
+  size_t FirstRoundAfter(const Ranks& ranks, const Rounds& rounds);
+  static void Hold(MergedSubmission submission, Round* round);
   void PassOn(size_t count, Rounds* rounds);
   void PassOnAll();
+  void ForgetAll();
 
-  const std::vector<int> ranks_;
-  std::map<int32_t, ProcessSet> process_sets_;
+  const Ranks ranks_;
+  std::map<int32_t, Ranks> process_sets_;  // their members below
   // Rounds that some ranks have not come to. Those that have been passed on come first:
-  // a rank's submissions keep their order. Found by any description of the name.
-  std::unordered_map<std::shared_ptr<const Description>, Rounds, NameHash, SameName>
-      names_;
+  // a rank's submissions keep their order.
+  NameTable<Rounds> names_;
+  size_t waiting_ = 0;  // how many rounds there are
+  RankUnions unions_;
   std::multiset<int> joins_;  // that have not ended, by rank
   bool somebody_left_ = false;
   int64_t period_ = 0;

@@ -28,7 +28,7 @@ namespace {
 
 using Key = std::pair<int32_t, std::string>;
 
-Key KeyOf(const Description& description) {
+Key NameOf(const Description& description) {
   return {description.process_set, description.name};
 }
 
@@ -61,15 +61,21 @@ bool IsOfAgreement(const Decision& decision) {
 // A coordinator, and what it makes of each request.
 class Decider {
  public:
-  explicit Decider(int size) : coordinator_(size, 0), requests_(size), ends_(size) {}
+  explicit Decider(int size) : coordinator_(size, 0), requests_(size), ends_(size) {
+    coordinator_.set_wants_times(true);
+  }
 
   void AddProcessSet(int32_t id, const std::vector<int>& members) {
     coordinator_.AddProcessSet(id, members);
   }
-  // The rank's `number`th request. Requests of one name come in their order.
-  void Submit(int rank, size_t number, const Shared& description, bool duplicate) {
-    requests_[rank][KeyOf(*description)].push_back(number);
-    coordinator_.Submit(rank, description, 0, duplicate);
+  // `numbers`: of this request among those of each rank. Requests of one name come in
+  // their order.
+  void Submit(const std::vector<size_t>& numbers, MergedSubmission submission) {
+    const Key key = NameOf(*submission.description);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      requests_[submission.ranks[i]][key].push_back(numbers[i]);
+    }
+    coordinator_.Submit(std::move(submission), 0);
   }
   void Leave(int rank) {
     coordinator_.Leave(rank, "it left");
@@ -97,7 +103,8 @@ class Decider {
     std::string end;
     switch (decision.type) {
       case Decision::Type::kRun:
-        end = "run by " + RankList(decision.ranks) + ", zeros of " + RankList(zeros);
+        end = "run by " + RankList(decision.ranks.list()) + ", zeros of " +
+              RankList(zeros) + WhatRanksGave(decision);
         break;
       case Decision::Type::kFail:
         end = KindOfFailure(decision);
@@ -117,6 +124,20 @@ class Decider {
       End(rank, numbers.front(), end);
       numbers.pop_front();
     }
+  }
+  // Of the only tensor: batches have one.
+  static std::string WhatRanksGave(const Decision& decision) {
+    std::string text = ", submitted";
+    for (const auto& [rank, since] : decision.requests.at(0).since) {
+      text += " by " + std::to_string(rank) + " at " + std::to_string(since);
+    }
+    for (const Decision::Given& given : decision.given) {
+      text += ", inputs";
+      for (const std::string& input : given.inputs) {
+        text += " " + (input.empty() ? "none" : std::to_string(input[0]));
+      }
+    }
+    return text;
   }
   void End(int rank, size_t number, const std::string& end) {
     if (ends_[rank].size() <= number) ends_[rank].resize(number + 1);
@@ -468,8 +489,8 @@ class Simulation {
       if (IsAgreement(description.kind)) rank.awaited = description.kind;
       const bool has_time = specials_.mixed_times ? Chance(50) : has_times_;
       if (has_time) item.submitted = {Clock::time_point(std::chrono::seconds(++now_))};
-      rank.on_way[KeyOf(description)].push_back(rank.submitted);
-      flat_.Submit(r, rank.submitted, item.description, item.duplicate);
+      rank.on_way[NameOf(description)].push_back(rank.submitted);
+      flat_.Submit({rank.submitted}, SubmissionOf(r, item, hosts_[0]));
     }
     rank.to_leader.push_back(rank.submitted++);
     Decision decision;
@@ -484,15 +505,20 @@ class Simulation {
     const int host = hosts_[0].topology.host_of(r);
     if (number == rank.leaves_after) return Tell(host, RankDeparture{r});
     const Item& item = rank.program[number];
+    Tell(host, SubmissionOf(r, item, hosts_[host]));
+  }
+
+  // With times on the clock of a host.
+  static MergedSubmission SubmissionOf(int r, const Item& item, const Host& host) {
     MergedSubmission submission;
     submission.description = item.description;
     submission.duplicate = item.duplicate;
     submission.ranks = {r};
     for (Clock::time_point time : item.submitted) {
-      submission.submitted.push_back(OnClockOf(hosts_[host], time));
+      submission.submitted.push_back(OnClockOf(host, time));
     }
     if (!item.input.empty()) submission.inputs = {item.input};
-    Tell(host, std::move(submission));
+    return submission;
   }
 
   // Times in the simulation count from a moment that lies before all clocks' `now`.
@@ -503,12 +529,12 @@ class Simulation {
   void TellParent(int h) {
     Host& host = hosts_[h];
     const int parent = host.topology.parent();
-    Upward message;
+    std::vector<Upward> messages;
     const Status status =
-        host.decoder->Decode(host.to_parent.front(), hosts_[parent].now, &message);
+        host.decoder->Decode(host.to_parent.front(), hosts_[parent].now, &messages);
     ASSERT_TRUE(status.ok()) << status.message;
     host.to_parent.pop_front();
-    Tell(parent, std::move(message));
+    for (Upward& message : messages) Tell(parent, std::move(message));
   }
 
   void Tell(int h, Upward message) {
@@ -528,12 +554,15 @@ class Simulation {
   }
 
   void Send(Host* host) {
-    Upward message;
-    while (host->merger->Next(&message)) {
-      host->to_parent.emplace_back(host->encoder.Encode(message, host->now));
-      host->messages += 1;
-      messages_ += 1;
+    std::vector<Upward> messages;
+    for (Upward message; host->merger->Next(&message);) {
+      messages.push_back(std::move(message));
     }
+    for (size_t next = 0; next < messages.size();) {
+      host->to_parent.emplace_back(host->encoder.Encode(messages, &next, host->now));
+    }
+    host->messages += messages.size();
+    messages_ += messages.size();
   }
 
   // All of the rank's submissions before an agreement or a departure have arrived
@@ -544,7 +573,10 @@ class Simulation {
       merged_.Leave(departure->rank);
     } else {
       const auto& merged = std::get<MergedSubmission>(message);
-      for (size_t i = 0; i < merged.ranks.size(); ++i) CheckAndSubmit(merged, i);
+      std::vector<size_t> numbers(merged.ranks.size());
+      for (size_t i = 0; i < numbers.size(); ++i) NoteArrival(merged, i, &numbers[i]);
+      if (HasFatalFailure()) return;
+      merged_.Submit(numbers, merged);
     }
     Decision decision;
     while (merged_.Next(&decision)) {
@@ -554,14 +586,14 @@ class Simulation {
     }
   }
 
-  void CheckAndSubmit(const MergedSubmission& merged, size_t i) {
-    const int r = merged.ranks[i];
-    Rank& rank = ranks_[r];
-    std::deque<size_t>& on_way = rank.on_way[KeyOf(*merged.description)];
+  // `*number`: the request's among those of the rank in this place.
+  void NoteArrival(const MergedSubmission& merged, size_t i, size_t* number) {
+    Rank& rank = ranks_[merged.ranks[i]];
+    std::deque<size_t>& on_way = rank.on_way[NameOf(*merged.description)];
     ASSERT_FALSE(on_way.empty());
-    const size_t number = on_way.front();
+    *number = on_way.front();
     on_way.pop_front();
-    const Item& item = rank.program[number];
+    const Item& item = rank.program[*number];
     ASSERT_TRUE(item.description->Matches(*merged.description));
     ASSERT_EQ(item.duplicate, merged.duplicate);
     ASSERT_EQ(item.input, merged.inputs.empty() ? "" : merged.inputs[i]);
@@ -570,10 +602,9 @@ class Simulation {
       ASSERT_EQ(merged.submitted[i], OnClockOf(hosts_[0], item.submitted[0]));
     }
     if (IsAgreement(item.description->kind)) {
-      ASSERT_EQ(rank.arrived, number);
+      ASSERT_EQ(rank.arrived, *number);
     }
     rank.arrived += 1;
-    merged_.Submit(r, number, merged.description, merged.duplicate);
   }
 
   void TellHost(int h) {
@@ -601,7 +632,7 @@ class Simulation {
 
   static void TellMerger(const Decision& decision, SubmissionMerger* merger) {
     if (decision.tensors[0].name == Join().name) {
-      merger->EndJoin(decision.ranks);
+      merger->EndJoin(decision.ranks.list());
     } else if (decision.type == Decision::Type::kFail) {
       return;
     } else if (decision.agreed == Kind::kAddProcessSet) {

@@ -37,7 +37,7 @@ std::string Text(const Upward& message) {
     return "rank " + std::to_string(departure->rank) + " left";
   }
   const auto& merged = std::get<MergedSubmission>(message);
-  return merged.description->name + ": " + RankList(merged.ranks);
+  return merged.description->name + ": " + RankList(merged.ranks.list());
 }
 
 // Below the leader are ranks 1, 2 and 4 of a job of six.
@@ -130,16 +130,22 @@ TEST_F(SubmissionMergerTest, EqualDescriptionsMayBeSeveralObjects) {
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
 }
 
-TEST_F(SubmissionMergerTest, NamesAreForgottenWithTheirLastRound) {
+TEST_F(SubmissionMergerTest, IdleNamesAreForgottenAndOthersAreNot) {
+  Submit({1}, a_);
   Shared invented = Share(Allreduce("invented"));
   const std::weak_ptr<const Description> still_known = invented;
-  Submit({1, 2, 4}, std::move(invented));
+  Submit({1, 2, 4}, invented);
   invented.reset();
-  EXPECT_THAT(Passed(), ElementsAre("invented: ranks 1, 2, 4"));
+  for (int i = 0; i < 5000; ++i) {
+    Submit({1, 2, 4}, Share(Allreduce("name" + std::to_string(i))));
+  }
+  Passed();
   EXPECT_TRUE(still_known.expired());
+  EXPECT_TRUE(merger_.anything_waits());
+  Submit({2, 4}, a_);
+  EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
+  EXPECT_FALSE(merger_.anything_waits());
 }
-
-// ---- Rounds
 
 TEST_F(SubmissionMergerTest, ARanksSecondSubmissionIsOfAnotherRound) {
   Submit({1}, a_);

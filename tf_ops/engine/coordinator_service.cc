@@ -44,6 +44,7 @@ bool CoordinatorService::HasNews() const {
 
 bool CoordinatorService::Poll() {
   coordinator_.set_wants_times(timeline_.WantsTimes());
+  now_ = Seconds(Clock::now());
   bool progressed = reader_.Read();
   Decision decision;
   bool decided = false;
@@ -63,15 +64,7 @@ bool CoordinatorService::Send() {
 
 void CoordinatorService::Submit(MergedSubmission submission) {
   anything_waits_ = true;
-  const Clock::time_point now = Clock::now();
-  for (size_t i = 0; i < submission.ranks.size(); ++i) {
-    std::optional<std::string> input;
-    if (!submission.inputs.empty()) input = std::move(submission.inputs[i]);
-    coordinator_.Submit(
-        submission.ranks[i], submission.description,
-        Seconds(submission.submitted.empty() ? now : submission.submitted[i]),
-        submission.duplicate, std::move(input));
-  }
+  coordinator_.Submit(std::move(submission), now_);
 }
 
 void CoordinatorService::Leave(int rank) {

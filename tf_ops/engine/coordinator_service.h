@@ -61,6 +61,7 @@ class CoordinatorService {
   Timeline& timeline_;
   Coordinator coordinator_;
   SubmissionReader reader_;
+  double now_ = 0;        // when reading began, in seconds
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;

@@ -43,13 +43,15 @@ bool LeaderService::Poll() {
 }
 
 bool LeaderService::PassUp() {
-  Upward message;
-  bool passed = false;
-  for (; merger_.Next(&message); passed = true) {
-    above_->Queue(encoder_.Encode(message, Clock::now()));
+  std::vector<Upward> messages;
+  for (Upward message; merger_.Next(&message);) messages.push_back(std::move(message));
+  if (messages.empty()) return false;
+  const Clock::time_point now = Clock::now();
+  for (size_t next = 0; next < messages.size();) {
+    above_->Queue(encoder_.Encode(messages, &next, now));
   }
-  if (passed) above_->Flush();
-  return passed;
+  above_->Flush();
+  return true;
 }
 
 bool LeaderService::PassDown() {

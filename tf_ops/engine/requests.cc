@@ -10,10 +10,6 @@
 
 namespace keras_hvd {
 
-TensorKey KeyOf(const Description& description) {
-  return {description.process_set, description.name};
-}
-
 Requests::Requests(const World& world, size_t cache_capacity, EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),

@@ -23,8 +23,6 @@
 
 namespace keras_hvd {
 
-TensorKey KeyOf(const Description& description);
-
 class Requests {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.

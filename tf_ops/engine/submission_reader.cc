@@ -12,8 +12,10 @@ SubmissionReader::SubmissionReader(const World& world, Listener listener)
   const std::vector<int>& local = world.topology.local_ranks();
   auto channels = world.channels->FromRanks();
   for (size_t i = 0; i < channels.size(); ++i) {
-    submitters_.push_back(
-        {local[i], std::move(channels[i]), SubmissionDecoder(&descriptions_)});
+    submitters_.push_back({local[i],
+                           {local[i]},
+                           std::move(channels[i]),
+                           SubmissionDecoder(&descriptions_)});
   }
   const std::vector<int> children = world.topology.children();
   auto below = world.channels->FromBelow();
@@ -78,7 +80,7 @@ void SubmissionReader::HandleSubmission(Submitter* from, std::string_view messag
   MergedSubmission merged;
   merged.description = std::move(submission.description);
   merged.duplicate = submission.duplicate;
-  merged.ranks = {from->rank};
+  merged.ranks = from->ranks;
   if (submission.submitted.has_value()) merged.submitted = {*submission.submitted};
   if (submission.input.has_value()) merged.inputs = {std::move(*submission.input)};
   listener_.submit(std::move(merged));
@@ -87,13 +89,15 @@ void SubmissionReader::HandleSubmission(Submitter* from, std::string_view messag
 void SubmissionReader::HandleMessages(LeaderBelow* from) {
   std::string_view message;
   while (from->channel->Next(&message)) {
-    Upward upward;
-    const Status status = from->decoder.Decode(message, Clock::now(), &upward);
+    upward_.clear();
+    const Status status = from->decoder.Decode(message, Clock::now(), &upward_);
     if (!status.ok()) return Refuse(from->rank, status);
-    if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
-      listener_.leave(departure->rank);
-    } else {
-      listener_.submit(std::move(std::get<MergedSubmission>(upward)));
+    for (Upward& each : upward_) {
+      if (const auto* departure = std::get_if<RankDeparture>(&each)) {
+        listener_.leave(departure->rank);
+      } else {
+        listener_.submit(std::move(std::get<MergedSubmission>(each)));
+      }
     }
   }
 }

@@ -34,6 +34,7 @@ class SubmissionReader {
  private:
   struct Submitter {
     int rank;
+    Ranks ranks;  // this one alone
     std::unique_ptr<MessageReceiver> channel;
     SubmissionDecoder decoder;
     bool departed = false;
@@ -55,6 +56,7 @@ class SubmissionReader {
   DescriptionPool descriptions_;
   std::vector<Submitter> submitters_;  // by local index
   std::vector<LeaderBelow> below_;
+  std::vector<Upward> upward_;  // of the message that is read
 };
 
 }  // namespace keras_hvd

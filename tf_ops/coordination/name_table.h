@@ -1,0 +1,88 @@
+// What is known of each name that requests have.
+#ifndef KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_
+#define KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "tf_ops/operation/description.h"
+
+namespace keras_hvd {
+
+// A process set and a name identify a request.
+struct TensorKey {
+  int32_t process_set = 0;
+  std::string name;
+
+  bool operator==(const TensorKey& other) const {
+    return process_set == other.process_set && name == other.name;
+  }
+};
+
+struct TensorKeyHash {
+  size_t operator()(const TensorKey& key) const {
+    return std::hash<std::string>()(key.name) * 31 + key.process_set;
+  }
+};
+
+inline TensorKey KeyOf(const Description& description) {
+  return {description.process_set, description.name};
+}
+
+// Values by process set and name. A description that has been used before is found by
+// its address, which costs less than to look at its name.
+template <typename Value>
+class NameTable {
+ public:
+  // Makes it if there is none. Others stay where they are.
+  Value& Of(const std::shared_ptr<const Description>& description) {
+    const auto known = by_address_.find(description);
+    if (known != by_address_.end()) return *known->second;
+    Value& value = values_[KeyOf(*description)];
+    if (by_address_.size() >= kMostAddresses) by_address_.clear();
+    by_address_.emplace(description, &value);
+    return value;
+  }
+
+  template <typename Condition>
+  void EraseIf(const Condition& condition) {
+    by_address_.clear();
+    for (auto it = values_.begin(); it != values_.end();) {
+      it = condition(it->first, it->second) ? values_.erase(it) : std::next(it);
+    }
+  }
+
+  // Erases idle names once there are many: those that a program invents as it runs must
+  // not fill the memory.
+  template <typename Condition>
+  void EraseIdleOfMany(const Condition& is_idle) {
+    if (values_.size() < most_) return;
+    EraseIf([&](const TensorKey&, const Value& value) { return is_idle(value); });
+    most_ = std::max(kKept, 2 * values_.size());
+  }
+
+  auto begin() { return values_.begin(); }
+  auto end() { return values_.end(); }
+  auto begin() const { return values_.begin(); }
+  auto end() const { return values_.end(); }
+
+ private:
+  // With fewer names than this, none is dropped.
+  static constexpr size_t kKept = 4096;
+  static constexpr size_t kMostAddresses = 2 * kKept;
+
+  std::unordered_map<TensorKey, Value, TensorKeyHash> values_;
+  // Keeps its descriptions alive, so none has the address of another.
+  std::unordered_map<std::shared_ptr<const Description>, Value*> by_address_;
+  size_t most_ = kKept;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_COORDINATION_NAME_TABLE_H_
