@@ -263,22 +263,40 @@ void CheckInput(const Description& description, size_t bytes, Fields* from) {
 
 // ---- From a rank to its leader
 
+size_t SubmissionEncoder::NameHash::operator()(const Description* description) const {
+  return std::hash<std::string>()(description->name) * 31 + description->process_set;
+}
+
+bool SubmissionEncoder::IsEqual::operator()(const Description* a,
+                                            const Description* b) const {
+  return a->process_set == b->process_set && a->name == b->name && a->Matches(*b);
+}
+
 std::string_view SubmissionEncoder::Encode(const Description& description,
                                            bool duplicate,
                                            std::optional<Clock::time_point> submitted,
                                            const Operation* inlined) {
-  description_.clear();
-  AddDescription(description, &description_);
-  numbers_.Reserve(1);
-  bool is_new;
-  const int64_t number = numbers_.Number(description_, &is_new);
+  auto known = numbers_.find(&description);
+  const bool is_new = known == numbers_.end();
+  if (is_new) {
+    if (numbers_.size() >= most_) {
+      numbers_.clear();
+      known_.clear();
+    }
+    known_.push_back(description);
+    known = numbers_.emplace(&known_.back(), known_.size() - 1).first;
+  }
   message_.clear();
   AddInteger((is_new ? kDefines : 0) | (duplicate ? kDuplicate : 0) |
                  (submitted.has_value() ? kHasTime : 0) |
                  (inlined != nullptr ? kHasInput : 0),
              &message_);
-  AddInteger(number, &message_);
-  if (is_new) AddText(description_, &message_);
+  AddInteger(known->second, &message_);
+  if (is_new) {
+    description_.clear();
+    AddDescription(description, &description_);
+    AddText(description_, &message_);
+  }
   if (submitted.has_value()) {
     const std::chrono::nanoseconds time = submitted->time_since_epoch();
     AddInteger(time.count(), &message_);
@@ -563,7 +581,8 @@ std::string_view DecisionEncoder::Encode(const Tuning& tuning) {
 
 namespace {
 
-TensorKey ReadTensor(std::vector<TensorKey>* dictionary, Fields* from) {
+// Null after a wrong field; otherwise valid until the next call.
+const TensorKey* ReadTensor(std::vector<TensorKey>* dictionary, Fields* from) {
   const int64_t known = static_cast<int64_t>(dictionary->size());
   const int64_t number = from->Integer("tensor", 0, known);
   const bool is_new = from->Integer("definition", 0, 1) == 1;
@@ -571,14 +590,18 @@ TensorKey ReadTensor(std::vector<TensorKey>* dictionary, Fields* from) {
     TensorKey key;
     key.process_set = from->Integer("process set", 0, kAnyInt32);
     key.name = from->Text("name");
-    if (!from->status().ok()) return {};
+    if (!from->status().ok()) return nullptr;
     if (number == known) dictionary->emplace_back();
     (*dictionary)[number] = std::move(key);
   } else if (number == known) {
     from->Refuse("tensor " + std::to_string(number) + " has not been defined");
-    return {};
   }
-  return (*dictionary)[number];
+  return from->status().ok() ? &(*dictionary)[number] : nullptr;
+}
+
+TensorKey ReadOneTensor(std::vector<TensorKey>* dictionary, Fields* from) {
+  const TensorKey* tensor = ReadTensor(dictionary, from);
+  return tensor == nullptr ? TensorKey() : *tensor;
 }
 
 bool Has(const std::vector<TensorKey>& tensors, const Description& description) {
@@ -587,16 +610,22 @@ bool Has(const std::vector<TensorKey>& tensors, const Description& description) 
   });
 }
 
-RunMessage ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from) {
-  RunMessage run;
+// Uses the memory that the last one's names had.
+void ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from,
+             RunMessage* to) {
+  RunMessage& run = *to;
   const int64_t most = from->rest().size() / (2 * kFieldBytes);
   const int64_t count = from->Integer("number of tensors", 1, most);
-  for (int64_t i = 0; i < count && from->status().ok(); ++i) {
-    run.tensors.push_back(ReadTensor(dictionary, from));
+  run.tensors.resize(count);
+  for (TensorKey& each : run.tensors) {
+    const TensorKey* tensor = ReadTensor(dictionary, from);
+    if (tensor == nullptr) return;
+    each = *tensor;
   }
   for (Stores& stores : run.stores) {
     stores = static_cast<Stores>(from->Integer("stores", 0, kStoresKinds - 1));
   }
+  run.zeros.clear();
   run.zeros.resize(from->Count("number of zeros"));
   for (Decision::Zeros& zeros : run.zeros) {
     zeros.ranks = from->Ranks("ranks of zeros", size);
@@ -606,8 +635,8 @@ RunMessage ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from) {
     }
     zeros.description = std::move(description);
   }
+  run.results.reset();
   if (from->Integer("results", 0, 1) == 1) run.results = from->rest();
-  return run;
 }
 
 }  // namespace
@@ -616,14 +645,14 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
   Fields fields(message);
   switch (static_cast<DecisionType>(fields.Integer("type", 0, 3))) {
     case DecisionType::kRun: {
-      RunMessage run = ReadRun(size_, &dictionary_, &fields);
-      const bool has_results = run.results.has_value();
-      *decision = std::move(run);
-      return has_results ? fields.status() : fields.End();
+      if (!std::holds_alternative<RunMessage>(*decision)) decision->emplace<RunMessage>();
+      auto& run = std::get<RunMessage>(*decision);
+      ReadRun(size_, &dictionary_, &fields, &run);
+      return run.results.has_value() ? fields.status() : fields.End();
     }
     case DecisionType::kFail: {
       FailMessage fail;
-      fail.tensor = ReadTensor(&dictionary_, &fields);
+      fail.tensor = ReadOneTensor(&dictionary_, &fields);
       fail.ranks = fields.Ranks("ranks", size_);
       fail.departed = fields.Integer("departure", 0, 1) == 1;
       fail.text = fields.Text("text");
@@ -632,7 +661,7 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
     }
     case DecisionType::kAgree: {
       AgreeMessage agree;
-      agree.tensor = ReadTensor(&dictionary_, &fields);
+      agree.tensor = ReadOneTensor(&dictionary_, &fields);
       agree.kind = fields.ReadKind();
       if (!IsAgreement(agree.kind)) fields.Refuse("nobody agrees on a collective");
       // The rank that joined last, or a process set. Set 0 never changes.

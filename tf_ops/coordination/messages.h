@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,7 +81,7 @@ struct Submission {
 class SubmissionEncoder {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.
-  explicit SubmissionEncoder(size_t cache_capacity) : numbers_(cache_capacity) {}
+  explicit SubmissionEncoder(size_t cache_capacity) : most_(cache_capacity) {}
 
   // `inlined`: the operation if its tensors travel along, or null. The result is valid
   // until the next call.
@@ -89,7 +90,16 @@ class SubmissionEncoder {
                           const Operation* inlined);
 
  private:
-  NumberTable<std::string> numbers_;
+  struct NameHash {
+    size_t operator()(const Description* description) const;
+  };
+  struct IsEqual {
+    bool operator()(const Description* a, const Description* b) const;
+  };
+
+  const size_t most_;
+  std::deque<Description> known_;  // by number
+  std::unordered_map<const Description*, int64_t, NameHash, IsEqual> numbers_;
   std::string description_;
   std::string message_;
 };

@@ -60,7 +60,7 @@ std::vector<int> RankBitmap::List() const {
 
 Ranks::Ranks(std::vector<int> ranks) {
   if (ranks.empty()) return;
-  RankBitmap bitmap(ranks);
+  auto bitmap = std::make_shared<const RankBitmap>(ranks);
   const size_t hash = std::hash<std::string_view>()(
       {reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof(int)});
   shared_ =
@@ -72,21 +72,21 @@ const std::vector<int>& Ranks::list() const {
   return shared_ == nullptr ? none : shared_->list;
 }
 
-std::shared_ptr<const RankBitmap> Ranks::bitmap() const {
-  if (shared_ == nullptr) return nullptr;
-  return {shared_, &shared_->bitmap};
+const std::shared_ptr<const RankBitmap>& Ranks::bitmap() const {
+  static const std::shared_ptr<const RankBitmap> none;
+  return shared_ == nullptr ? none : shared_->bitmap;
 }
 
 bool Ranks::Has(int rank) const {
-  return shared_ != nullptr && shared_->bitmap.Has(rank);
+  return shared_ != nullptr && shared_->bitmap->Has(rank);
 }
 
 bool Ranks::HasAllOf(const Ranks& others) const {
   if (others.empty() || shared_ == others.shared_) return true;
-  return shared_ != nullptr && shared_->bitmap.HasAllOf(others.shared_->bitmap);
+  return shared_ != nullptr && shared_->bitmap->HasAllOf(*others.shared_->bitmap);
 }
 
-std::shared_ptr<const RankBitmap> RankUnions::Of(
+const std::shared_ptr<const RankBitmap>& RankUnions::Of(
     const std::shared_ptr<const RankBitmap>& a,
     const std::shared_ptr<const RankBitmap>& b) {
   if (a == nullptr) return b;

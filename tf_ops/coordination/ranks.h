@@ -55,7 +55,7 @@ class Ranks {
 
   const std::vector<int>& list() const;
   // Null if there are none.
-  std::shared_ptr<const RankBitmap> bitmap() const;
+  const std::shared_ptr<const RankBitmap>& bitmap() const;
   bool Has(int rank) const;
   bool HasAllOf(const Ranks& others) const;
 
@@ -83,7 +83,7 @@ class Ranks {
  private:
   struct Shared {
     std::vector<int> list;
-    RankBitmap bitmap;
+    std::shared_ptr<const RankBitmap> bitmap;
     size_t hash;  // of the list
   };
   std::shared_ptr<const Shared> shared_;  // null if there are none
@@ -93,9 +93,11 @@ class Ranks {
 // only added once.
 class RankUnions {
  public:
-  // The union of both; null if they have a rank in common. `a` is null for no ranks.
-  std::shared_ptr<const RankBitmap> Of(const std::shared_ptr<const RankBitmap>& a,
-                                       const std::shared_ptr<const RankBitmap>& b);
+  // The union of both, valid until the next call; null if they have a rank in common.
+  // `a` is null for no ranks.
+  const std::shared_ptr<const RankBitmap>& Of(
+      const std::shared_ptr<const RankBitmap>& a,
+      const std::shared_ptr<const RankBitmap>& b);
 
  private:
   // The two are kept, so that none has the address of another.

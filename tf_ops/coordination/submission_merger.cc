@@ -135,8 +135,9 @@ const Ranks* SubmissionMerger::SetThatHolds(const MergedSubmission& submission) 
 // The first round such that neither it nor a later one has any of these ranks.
 size_t SubmissionMerger::FirstRoundAfter(const Ranks& ranks, const Rounds& rounds) {
   size_t place = rounds.size();
-  const auto bitmap = ranks.bitmap();
-  while (place > 0 && unions_.Of(rounds[place - 1].has, bitmap) != nullptr) --place;
+  while (place > 0 && unions_.Of(rounds[place - 1].has, ranks.bitmap()) != nullptr) {
+    --place;
+  }
   return place;
 }
 

@@ -121,11 +121,11 @@ TEST(TravelsInlineTest, WhatIsSmallAndReducedElementByElement) {
 }
 
 TEST(TravelsInlineTest, MoreBetweenHostsUnlessThereAreManyRanks) {
-  EXPECT_EQ(MostInlineBytes(8, 1), 1 << 10);
+  EXPECT_EQ(MostInlineBytes(2, 1), 1 << 10);
   EXPECT_EQ(MostInlineBytes(2, 2), 16 << 10);
-  EXPECT_EQ(MostInlineBytes(16, 2), 16 << 10);
-  EXPECT_EQ(MostInlineBytes(64, 8), 4 << 10);
-  EXPECT_EQ(MostInlineBytes(4096, 512), 1 << 10);
+  EXPECT_EQ(MostInlineBytes(8, 4), 4 << 10);
+  EXPECT_EQ(MostInlineBytes(64, 8), 512);
+  EXPECT_EQ(MostInlineBytes(64, 1), 512);
 }
 
 // ---- The bits

@@ -76,9 +76,8 @@ bool LeaderService::PassDown() {
 
 // What merging depends on must be known before the ranks below act on it.
 Status LeaderService::Note(std::string_view decision) {
-  DecisionMessage message;
-  const Status status = decoder_.Decode(decision, &message);
-  if (const auto* agree = std::get_if<AgreeMessage>(&message)) {
+  const Status status = decoder_.Decode(decision, &decision_);
+  if (const auto* agree = std::get_if<AgreeMessage>(&decision_)) {
     if (agree->kind == Kind::kJoin) {
       merger_.EndJoin(ranks_);
     } else if (agree->kind == Kind::kAddProcessSet) {
@@ -86,7 +85,7 @@ Status LeaderService::Note(std::string_view decision) {
     } else {
       merger_.RemoveProcessSet(agree->answer);
     }
-  } else if (const auto* fail = std::get_if<FailMessage>(&message)) {
+  } else if (const auto* fail = std::get_if<FailMessage>(&decision_)) {
     if (fail->tensor.name == kJoinName) merger_.EndJoin(fail->ranks);
   }
   return status;

@@ -47,6 +47,7 @@ class LeaderService {
   SubmissionReader reader_;
   MergedEncoder encoder_;
   DecisionDecoder decoder_;
+  DecisionMessage decision_;  // that was read last
   const std::unique_ptr<MessageSender> above_;
   const std::unique_ptr<MessageReceiver> from_above_;
   const std::unique_ptr<MessageSender> local_;

@@ -14,8 +14,9 @@ namespace {
 constexpr int64_t kMostOnOneHost = 1 << 10;
 // Between hosts, meeting again is another trip over the network.
 constexpr int64_t kMostBetweenHosts = 16 << 10;
-// But all ranks' inputs go through the coordinator's hands.
-constexpr int64_t kMostOfAllRanks = 256 << 10;
+// The coordinator reads and reduces the inputs of all ranks. With more than this it
+// would take longer than to meet again.
+constexpr int64_t kMostOfAllRanks = 32 << 10;
 // Enough for every element type.
 constexpr int64_t kAlignment = 8;
 
@@ -38,8 +39,8 @@ int64_t PackedBytes(const Description& description) {
 }  // namespace
 
 int64_t MostInlineBytes(int ranks, int hosts) {
-  if (hosts == 1) return kMostOnOneHost;
-  return std::clamp(kMostOfAllRanks / ranks, kMostOnOneHost, kMostBetweenHosts);
+  const int64_t most = hosts == 1 ? kMostOnOneHost : kMostBetweenHosts;
+  return std::min(most, kMostOfAllRanks / ranks);
 }
 
 bool TravelsInline(const Description& description, size_t members, int64_t most_bytes) {
