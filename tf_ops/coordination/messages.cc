@@ -464,6 +464,7 @@ void ReadRun(const std::vector<std::shared_ptr<const Description>>& dictionary,
       from->Refuse("it is of more than " + std::to_string(kLongestRun) + " requests");
     }
     if (!from->status().ok()) return;
+    upward->reserve(upward->size() + last - first + 1);
     for (int64_t number = first; number <= last; ++number) {
       MergedSubmission merged;
       merged.description = dictionary[number];
@@ -645,7 +646,8 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
   Fields fields(message);
   switch (static_cast<DecisionType>(fields.Integer("type", 0, 3))) {
     case DecisionType::kRun: {
-      if (!std::holds_alternative<RunMessage>(*decision)) decision->emplace<RunMessage>();
+      if (!std::holds_alternative<RunMessage>(*decision))
+        decision->emplace<RunMessage>();
       auto& run = std::get<RunMessage>(*decision);
       ReadRun(size_, &dictionary_, &fields, &run);
       return run.results.has_value() ? fields.status() : fields.End();

@@ -41,6 +41,9 @@ bool RankBitmap::HasAnyOf(const RankBitmap& other) const {
 }
 
 bool RankBitmap::HasAllOf(const RankBitmap& other) const {
+  // All ranks of a job, for one.
+  const bool is_full = count_ == words_.size() * 64;
+  if (is_full) return first_ <= other.first_ && other.end() <= end();
   for (size_t i = other.first_; i < other.end(); ++i) {
     if ((other.words_[i - other.first_] & ~Word(i)) != 0) return false;
   }

@@ -129,7 +129,10 @@ const Ranks* SubmissionMerger::SetThatHolds(const MergedSubmission& submission) 
   if (somebody_left_ || !joins_.empty()) return nullptr;
   const auto found = process_sets_.find(submission.description->process_set);
   if (found == process_sets_.end()) return nullptr;
-  return found->second.HasAllOf(submission.ranks) ? &found->second : nullptr;
+  // All ranks below are usually members.
+  const bool holds =
+      found->second == ranks_ || found->second.HasAllOf(submission.ranks);
+  return holds ? &found->second : nullptr;
 }
 
 // The first round such that neither it nor a later one has any of these ranks.
@@ -192,9 +195,12 @@ void SubmissionMerger::PassOnOld() {
 }
 
 bool SubmissionMerger::Next(Upward* message) {
-  if (passed_on_.empty()) return false;
-  *message = std::move(passed_on_.front());
-  passed_on_.pop_front();
+  if (taken_ == passed_on_.size()) {
+    passed_on_.clear();
+    taken_ = 0;
+    return false;
+  }
+  *message = std::move(passed_on_[taken_++]);
   return true;
 }
 

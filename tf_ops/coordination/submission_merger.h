@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -88,7 +87,8 @@ class SubmissionMerger {
   std::multiset<int> joins_;  // that have not ended, by rank
   bool somebody_left_ = false;
   int64_t period_ = 0;
-  std::deque<Upward> passed_on_;
+  std::vector<Upward> passed_on_;
+  size_t taken_ = 0;  // how many of them
 };
 
 }  // namespace keras_hvd

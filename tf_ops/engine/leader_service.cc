@@ -43,12 +43,12 @@ bool LeaderService::Poll() {
 }
 
 bool LeaderService::PassUp() {
-  std::vector<Upward> messages;
-  for (Upward message; merger_.Next(&message);) messages.push_back(std::move(message));
-  if (messages.empty()) return false;
+  passed_.clear();
+  for (Upward message; merger_.Next(&message);) passed_.push_back(std::move(message));
+  if (passed_.empty()) return false;
   const Clock::time_point now = Clock::now();
-  for (size_t next = 0; next < messages.size();) {
-    above_->Queue(encoder_.Encode(messages, &next, now));
+  for (size_t next = 0; next < passed_.size();) {
+    above_->Queue(encoder_.Encode(passed_, &next, now));
   }
   above_->Flush();
   return true;

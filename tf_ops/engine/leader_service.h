@@ -45,6 +45,7 @@ class LeaderService {
   const std::vector<int> ranks_;  // all below, with those of this host
   SubmissionMerger merger_;
   SubmissionReader reader_;
+  std::vector<Upward> passed_;  // on to the leader above
   MergedEncoder encoder_;
   DecisionDecoder decoder_;
   DecisionMessage decision_;  // that was read last

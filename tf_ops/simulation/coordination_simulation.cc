@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <map>
 #include <functional>
+#include <map>
 #include <queue>
 #include <string>
 #include <string_view>
@@ -198,7 +198,7 @@ class Simulation {
     double time;     // when it can begin, as far as is known; then, when it ends
     int cause = -1;  // the event that it begins after; none before the step
     bool is_done = false;
-    Parts parts{};   // since the end of that
+    Parts parts{};  // since the end of that
   };
 
   static std::vector<int> HostOfRanks(const SimulationOptions& options) {
@@ -382,11 +382,10 @@ class Simulation {
     Measure(event, Part::kPassUp);
     if (bytes->empty()) return;
     const LeaderNode& parent = leaders_[leader.parent];
-    const auto place =
-        std::find(parent.children.begin(), parent.children.end(), host) -
-        parent.children.begin();
-    sent_.push_back({What::kFromBelow, parent.ranks.front(), static_cast<int>(place),
-                     bytes, 0});
+    const auto place = std::find(parent.children.begin(), parent.children.end(), host) -
+                       parent.children.begin();
+    sent_.push_back(
+        {What::kFromBelow, parent.ranks.front(), static_cast<int>(place), bytes, 0});
   }
 
   void ReadRank(const Event& event, LeaderNode* leader) {
@@ -421,7 +420,8 @@ class Simulation {
   }
 
   static void PassUp(LeaderNode* leader, Bytes* bytes) {
-    std::vector<Upward> messages;
+    std::vector<Upward>& messages = leader->upward;
+    messages.clear();
     for (Upward message; leader->merger->Next(&message);) {
       messages.push_back(std::move(message));
     }
@@ -463,8 +463,9 @@ class Simulation {
       auto& run = std::get<RunMessage>(rank.decision);
       for (const TensorKey& tensor : run.tensors) {
         auto& [operation, is_pending] = rank.requests.at(tensor);
-        if (!is_pending) Require(Status::Internal("rank " + std::to_string(event->node) +
-                                                  " runs '" + tensor.name + "' again"));
+        if (!is_pending)
+          Require(Status::Internal("rank " + std::to_string(event->node) + " runs '" +
+                                   tensor.name + "' again"));
         if (run.results.has_value()) UnpackResults(&*run.results, *operation);
         is_pending = false;
         result_->tensors_ended += 1;
@@ -487,7 +488,8 @@ class Simulation {
   std::priority_queue<Queued, std::vector<Queued>, std::greater<Queued>> queue_;
   std::vector<int> last_of_node_;  // events; -1 if there is none yet
   std::vector<int> last_of_core_;
-  std::vector<std::vector<int>> waiting_;  // events that have come while nodes were busy
+  std::vector<std::vector<int>>
+      waiting_;              // events that have come while nodes were busy
   std::vector<Event> sent_;  // by the event that is handled
   double began_ = 0;         // what is measured
   std::vector<std::map<std::tuple<What, int, Part>, Samples>> samples_;  // by node

@@ -1,10 +1,10 @@
 // How long the coordination of a step takes in a job of any size, on a virtual network.
 //
-// A discrete event simulation of ranks and their hosts' leaders, which do their work for
-// real: the encoders, decoders, mergers and the coordinator are the engine's own. The
-// CPU time of each piece of work is measured, and passes in the simulation. Each rank is
-// one processor, which does one piece of work at a time. Rank 0 is also the coordinator,
-// and a host's lowest rank its leader.
+// A discrete event simulation of ranks and their hosts' leaders, which do their work
+// for real: the encoders, decoders, mergers and the coordinator are the engine's own.
+// The CPU time of each piece of work is measured, and passes in the simulation. Each
+// rank is one processor, which does one piece of work at a time. Rank 0 is also the
+// coordinator, and a host's lowest rank its leader.
 //
 // Left out are sleeping and waking, the system calls of a connection (unless they are
 // given as a cost), and the collectives themselves.
