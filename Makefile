@@ -317,6 +317,11 @@ bench: $(BENCHMARKS)
 $(BENCHMARKS): bench-%: install
 	$(BIN)/python benchmarks/$*.py
 
+# The coordination of jobs of up to 16,384 ranks, simulated, and of small ones for real.
+.PHONY: bench-simulate
+bench-simulate: install
+	$(BIN)/python benchmarks/simulate.py --compare
+
 # Allreduces on GPUs beside bare NCCL; where there is no GPU it says so.
 bench-gpu: gpu-engine
 	$(GPU_PYTHON) benchmarks/gpu_allreduce.py --engine $(CURDIR)/$(GPU_ENGINE)

@@ -62,6 +62,31 @@ def bars(
     _save(path, len(figures), draw)
 
 
+def stacked(path: Path, title: str, figures: dict[int, dict[str, float]]) -> None:
+    """One picture: what each part adds to the time, for each number of ranks.
+
+    Args:
+        path: an SVG or PNG file.
+        title: above it.
+        figures: ranks: part: seconds.
+    """
+
+    def draw(axes: list) -> None:
+        places = range(len(figures))
+        below = [0.0] * len(figures)
+        for part in next(iter(figures.values())):
+            values = [each[part] * 1e6 for each in figures.values()]
+            if max(values) == 0:
+                continue
+            axes[0].bar(places, values, bottom=below, label=part)
+            below = [low + value for low, value in zip(below, values)]
+        axes[0].set_xticks(places, [f"{ranks:,}" for ranks in figures])
+        axes[0].set(xlabel="ranks", ylabel="us", title=title)
+        axes[0].legend(fontsize="small")
+
+    _save(path, 1, draw)
+
+
 def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
     if pictures == 0:
         return

@@ -1,11 +1,14 @@
 // Times calls of a collective one by one, as a program in C would make them: with
 // everything prepared, and no interpreter between two calls.
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <time.h>
 
 #include "tf_ops/engine/c_api.h"
 
 typedef int (*khvd_run_function)(const khvd_request* request);
+typedef int (*khvd_submit_function)(const khvd_request* request);
 // MPI's handles are pointers or integers, depending on the library. In the calling
 // conventions of 64-bit systems both are passed like an intptr_t.
 typedef int (*mpi_allreduce_function)(const void* input, void* output, int count,
@@ -29,6 +32,29 @@ int time_khvd_run(khvd_run_function run, const khvd_request* request, int repeat
     before = after;
   }
   return 0;
+}
+
+static void count_end(void* context, int code, const char* message) {
+  (void)message;
+  if (code == KHVD_OK) atomic_fetch_add((atomic_int*)context, 1);
+}
+
+// The same for `count` requests that are submitted together.
+int time_khvd_submit(khvd_submit_function submit, khvd_request* requests, int count,
+                     int repeats, double* seconds) {
+  for (int i = 0; i < repeats; ++i) {
+    atomic_int ended = 0;
+    const double before = now();
+    for (int j = 0; j < count; ++j) {
+      requests[j].done = count_end;
+      requests[j].context = &ended;
+      const int code = submit(&requests[j]);
+      if (code != KHVD_OK) return code;
+    }
+    while (atomic_load(&ended) < count) sched_yield();
+    seconds[i] = now() - before;
+  }
+  return KHVD_OK;
 }
 
 int time_mpi_allreduce(mpi_allreduce_function allreduce, const void* in_place,

@@ -77,7 +77,7 @@ Coordinator::Coordinator(int size, int64_t fusion_bytes)
   AddProcessSet(0, std::move(all));
 }
 
-void Coordinator::AddProcessSet(int32_t id, Ranks ranks) {
+void Coordinator::AddProcessSet(int32_t id, RankSet ranks) {
   process_sets_[id] = std::move(ranks);
   last_process_set_ = std::max(last_process_set_, id);
 }
@@ -118,7 +118,7 @@ void Coordinator::Submit(MergedSubmission submission, double now) {
     return Fail(*submission.description, submission.ranks,
                 "there is no process set " + std::to_string(id) + " any more");
   }
-  const Ranks members = set->second;
+  const RankSet members = set->second;
   if (!members.HasAllOf(submission.ranks)) {
     submission = FailStrangers(submission, members);
   }
@@ -151,7 +151,7 @@ void Coordinator::NoteLast(const MergedSubmission& submission) {
 
 // Returns what remains.
 MergedSubmission Coordinator::FailStrangers(const MergedSubmission& submission,
-                                            const Ranks& members) {
+                                            const RankSet& members) {
   const Description& description = *submission.description;
   for (int rank : submission.ranks) {
     if (members.Has(rank)) continue;
@@ -167,7 +167,7 @@ MergedSubmission Coordinator::PayOwed(MergedSubmission submission,
                                       std::vector<Owed>* owed) {
   for (Owed& each : *owed) {
     const auto is_owed = [&](int rank) { return each.by_rank[rank]; };
-    const Ranks paid = Part(submission, is_owed).ranks;
+    const RankSet paid = Part(submission, is_owed).ranks;
     if (paid.empty()) continue;
     Fail(*submission.description, paid, each.text);
     submission = Part(submission, std::not_fn(is_owed));
@@ -230,7 +230,7 @@ void Coordinator::Join(int rank) {
   joined_[rank] = true;
   joined_count_ += 1;
   for (auto& [key, entry] : entries_) {
-    const Ranks& members = process_sets_.at(key.process_set);
+    const RankSet& members = process_sets_.at(key.process_set);
     if (!members.Has(rank)) continue;
     // The rank will not call these any more; a later call under the name is a new one.
     for (Owed& each : entry.owed) {
@@ -245,7 +245,7 @@ void Coordinator::Join(int rank) {
 
 // Examines what the members wait for first: a departure, a mistake, or a match. Then
 // examines what waits behind it.
-void Coordinator::Settle(Entry* entry, const Ranks& members) {
+void Coordinator::Settle(Entry* entry, const RankSet& members) {
   while (!entry->rounds.empty()) {
     Round& round = entry->rounds.front();
     const std::shared_ptr<const Description> description = round.description();
@@ -289,7 +289,7 @@ std::vector<Coordinator::Head> Coordinator::Heads(const Round& round) {
   std::vector<Head> heads;
   heads.reserve(round.has->count());
   for (const Group& group : round.groups) {
-    const Ranks& ranks = group.submission.ranks;
+    const RankSet& ranks = group.submission.ranks;
     for (size_t i = 0; i < ranks.size(); ++i) heads.push_back({ranks[i], &group, i});
   }
   std::sort(heads.begin(), heads.end(),
@@ -298,7 +298,8 @@ std::vector<Coordinator::Head> Coordinator::Heads(const Round& round) {
 }
 
 // The inputs of all members if all in the round gave one.
-std::vector<std::string> Coordinator::Inputs(const Round& round, const Ranks& members) {
+std::vector<std::string> Coordinator::Inputs(const Round& round,
+                                             const RankSet& members) {
   const bool all =
       std::all_of(round.groups.begin(), round.groups.end(),
                   [](const Group& group) { return !group.submission.inputs.empty(); });
@@ -324,7 +325,7 @@ std::vector<std::pair<int, double>> Coordinator::Times(const Round& round) const
 
 // Members that have joined without submitting what the others wait for first.
 std::vector<int> Coordinator::JoinedBefore(const Round& round,
-                                           const Ranks& members) const {
+                                           const RankSet& members) const {
   std::vector<int> joined;
   if (joined_count_ == 0 || round.description()->kind == Kind::kJoin) return joined;
   for (int member : members) {
@@ -334,7 +335,7 @@ std::vector<int> Coordinator::JoinedBefore(const Round& round,
 }
 
 // All members have requested the same.
-void Coordinator::Agree(Entry* entry, const Ranks& members) {
+void Coordinator::Agree(Entry* entry, const RankSet& members) {
   const Round& round = entry->rounds.front();
   const std::shared_ptr<const Description> description = round.description();
   Decision decision;
@@ -429,8 +430,8 @@ std::string Coordinator::WhatIsWrong(const Round& round) {
 
 // Fails the first round. Members that are owed the failure get it when they come to the
 // name.
-void Coordinator::FailFirst(Entry* entry, const Ranks& members, const std::string& text,
-                            Owe owe, bool departed) {
+void Coordinator::FailFirst(Entry* entry, const RankSet& members,
+                            const std::string& text, Owe owe, bool departed) {
   const Round round = std::move(entry->rounds.front());
   entry->rounds.pop_front();
   Owed owed = {text, std::vector<bool>(joined_.size()), 0};
@@ -451,7 +452,7 @@ void Coordinator::FailFirst(Entry* entry, const Ranks& members, const std::strin
   settled_.back().decision.departed = departed;
 }
 
-void Coordinator::Fail(const Description& description, Ranks ranks,
+void Coordinator::Fail(const Description& description, RankSet ranks,
                        const std::string& text) {
   Decision failure;
   failure.type = Decision::Type::kFail;
@@ -462,7 +463,7 @@ void Coordinator::Fail(const Description& description, Ranks ranks,
 }
 
 // How the first member left that did; null if none has.
-const std::string* Coordinator::HowSomebodyLeft(const Ranks& members) const {
+const std::string* Coordinator::HowSomebodyLeft(const RankSet& members) const {
   for (const auto& [rank, how] : departures_) {
     if (members.Has(rank)) return &how;
   }
@@ -474,7 +475,7 @@ void Coordinator::Leave(int rank, const std::string& how) {
   if (joined_[rank]) joined_count_ -= 1;
   joined_[rank] = false;
   for (auto& [key, entry] : entries_) {
-    const Ranks& members = process_sets_.at(key.process_set);
+    const RankSet& members = process_sets_.at(key.process_set);
     if (entry.rounds.empty() || !members.Has(rank)) continue;
     RemoveFromRounds(rank, &entry.rounds);
     Settle(&entry, members);

@@ -19,7 +19,7 @@
 
 #include "tf_ops/coordination/merged_submission.h"
 #include "tf_ops/coordination/name_table.h"
-#include "tf_ops/coordination/ranks.h"
+#include "tf_ops/coordination/rank_set.h"
 #include "tf_ops/operation/description.h"
 
 namespace keras_hvd {
@@ -39,7 +39,7 @@ struct Decision {
   };
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; exactly one for kFail
-  Ranks ranks;                     // for kRun: the members of the set
+  RankSet ranks;                   // for kRun: the members of the set
   int64_t bytes = 0;               // for kRun of allreduces: size of all their tensors
   std::vector<Zeros> zeros;        // for kRun: for some of its tensors
   // The members' inputs for a tensor, sent with their submissions, in rank order; ""
@@ -79,7 +79,7 @@ class Coordinator {
   Coordinator(int size, int64_t fusion_bytes);
 
   // `ranks` is ascending. Every rank must have been told of the set before it uses it.
-  void AddProcessSet(int32_t id, Ranks ranks);
+  void AddProcessSet(int32_t id, RankSet ranks);
 
   // Takes effect with the next decision.
   void set_fusion_bytes(int64_t bytes) { fusion_bytes_ = bytes; }
@@ -154,7 +154,7 @@ class Coordinator {
   struct Settled {
     TensorKey key;
     std::shared_ptr<const Description> description;  // null for a decision
-    Ranks members;
+    RankSet members;
     std::vector<int> joined;          // contribute zeros
     std::vector<std::string> inputs;  // of all members, or empty
     Decision decision;
@@ -167,29 +167,29 @@ class Coordinator {
 
   void NoteLast(const MergedSubmission& submission);
   MergedSubmission FailStrangers(const MergedSubmission& submission,
-                                 const Ranks& members);
+                                 const RankSet& members);
   MergedSubmission PayOwed(MergedSubmission submission, std::vector<Owed>* owed);
   bool AddToRounds(MergedSubmission submission, double now, Entry* entry);
   void RemoveFromRounds(int rank, std::deque<Round>* rounds);
-  void Settle(Entry* entry, const Ranks& members);
+  void Settle(Entry* entry, const RankSet& members);
   static std::vector<Head> Heads(const Round& round);
-  static std::vector<std::string> Inputs(const Round& round, const Ranks& members);
+  static std::vector<std::string> Inputs(const Round& round, const RankSet& members);
   std::vector<std::pair<int, double>> Times(const Round& round) const;
-  void FailFirst(Entry* entry, const Ranks& members, const std::string& text, Owe owe,
+  void FailFirst(Entry* entry, const RankSet& members, const std::string& text, Owe owe,
                  bool departed = false);
-  void Fail(const Description& description, Ranks ranks, const std::string& text);
-  const std::string* HowSomebodyLeft(const Ranks& members) const;
+  void Fail(const Description& description, RankSet ranks, const std::string& text);
+  const std::string* HowSomebodyLeft(const RankSet& members) const;
   static std::string WhatIsWrong(const Round& round);
-  std::vector<int> JoinedBefore(const Round& round, const Ranks& members) const;
+  std::vector<int> JoinedBefore(const Round& round, const RankSet& members) const;
   void Join(int rank);
-  void Agree(Entry* entry, const Ranks& members);
+  void Agree(Entry* entry, const RankSet& members);
   std::string AgreeOnAdding(const Description& description, Decision* decision);
   std::string AgreeOnRemoving(const Description& description, Decision* decision);
   std::string WhatWaits(int32_t process_set) const;
   static void Take(Settled* settled, Decision* decision);
 
   int64_t fusion_bytes_;
-  std::map<int32_t, Ranks> process_sets_;
+  std::map<int32_t, RankSet> process_sets_;
   int32_t last_process_set_ = 0;
   std::vector<bool> joined_;
   int joined_count_ = 0;
@@ -197,13 +197,13 @@ class Coordinator {
   RankUnions unions_;
   // One queue for both, to keep the order of what concerns one name.
   std::deque<Settled> settled_;
-  // Ranks that have left, and how. First one first: the others may have left because of
-  // it.
+  // Ranks that have left, and how. First one first: the others may have left because
+  // of it.
   std::vector<std::pair<int, std::string>> departures_;
   // The last submission of each rank: the later one of what is noted for it alone and
   // for the sets that have it.
   std::vector<Last> last_of_rank_;
-  std::unordered_map<Ranks, Last, Ranks::Hash> last_of_set_;
+  std::unordered_map<RankSet, Last, RankSet::Hash> last_of_set_;
   uint64_t submissions_ = 0;
   double last_submission_ = 0;  // time of the last submission
   bool wants_times_ = false;

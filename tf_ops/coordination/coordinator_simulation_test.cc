@@ -337,7 +337,7 @@ class Simulation {
   void Execute(int r) {
     Rank& rank = ranks_[r];
     Issued& issued = issued_[rank.decisions.front()];
-    const Ranks& concerned = issued.decision.ranks;
+    const RankSet& concerned = issued.decision.ranks;
     if (std::find(concerned.begin(), concerned.end(), r) == concerned.end()) {
       rank.decisions.pop_front();
       return;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/coordination/ranks.h"
+#include "tf_ops/coordination/rank_set.h"
 #include "tf_ops/operation/description.h"
 #include "tf_ops/transport/doorbell.h"
 
@@ -16,7 +16,7 @@ namespace keras_hvd {
 struct MergedSubmission {
   std::shared_ptr<const Description> description;
   bool duplicate = false;  // another op of the rank has the name; only for one rank
-  Ranks ranks;             // not empty
+  RankSet ranks;           // not empty
   std::vector<Clock::time_point> submitted;  // of each rank; empty: nobody asks for it
   std::vector<std::string> inputs;  // of each rank, or empty; see inline_tensors.h
 };

@@ -385,7 +385,7 @@ std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t
 // How many messages from the first one on are a run, whose numbers are then in `run_`.
 size_t MergedEncoder::FindRun(const std::vector<Upward>& upward, size_t first) {
   run_.clear();
-  const Ranks* ranks = nullptr;
+  const RankSet* ranks = nullptr;
   size_t place = first;
   for (; place < upward.size() && place - first < kLongestRun; ++place) {
     const auto* merged = std::get_if<MergedSubmission>(&upward[place]);
@@ -435,25 +435,25 @@ void MergedEncoder::AddSubmission(const MergedSubmission& merged,
 namespace {
 
 // A leader speaks for the ranks below it only.
-void CheckRank(int rank, const Ranks& below, Fields* from) {
+void CheckRank(int rank, const RankSet& below, Fields* from) {
   if (below.Has(rank)) return;
   from->Refuse("rank " + std::to_string(rank) + " is not below the host");
 }
 
-Ranks ReadRanks(bool is_new, const Ranks& below, std::vector<Ranks>* rank_lists,
-                Fields* from) {
-  const Ranks* numbered = ReadNumbered("ranks", is_new, rank_lists, from, [&] {
+RankSet ReadRanks(bool is_new, const RankSet& below, std::vector<RankSet>* rank_lists,
+                  Fields* from) {
+  const RankSet* numbered = ReadNumbered("ranks", is_new, rank_lists, from, [&] {
     std::vector<int> ranks = from->Ranks("ranks", below.back() + 1);
     for (int rank : ranks) CheckRank(rank, below, from);
     if (ranks.empty()) from->Refuse("it is of no rank");
     // The usual ones are one object.
-    return ranks == below.list() ? below : Ranks(std::move(ranks));
+    return ranks == below.list() ? below : RankSet(std::move(ranks));
   });
-  return numbered == nullptr ? Ranks() : *numbered;
+  return numbered == nullptr ? RankSet() : *numbered;
 }
 
 void ReadRun(const std::vector<std::shared_ptr<const Description>>& dictionary,
-             const Ranks& ranks, Fields* from, std::vector<Upward>* upward) {
+             const RankSet& ranks, Fields* from, std::vector<Upward>* upward) {
   const int64_t known = static_cast<int64_t>(dictionary.size());
   int64_t length = 0;
   for (int64_t left = from->Count("number of sequences", 2); left > 0; --left) {
@@ -487,7 +487,7 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
     return fields.End();
   }
   if (flags == kIsRun) {
-    const Ranks ranks = ReadRanks(/*is_new=*/false, below_, &rank_lists_, &fields);
+    const RankSet ranks = ReadRanks(/*is_new=*/false, below_, &rank_lists_, &fields);
     ReadRun(dictionary_, ranks, &fields, upward);
     return fields.End();
   }

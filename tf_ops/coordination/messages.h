@@ -29,7 +29,7 @@
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
-#include "tf_ops/coordination/ranks.h"
+#include "tf_ops/coordination/rank_set.h"
 #include "tf_ops/coordination/submission_merger.h"
 #include "tf_ops/operation/description.h"
 #include "tf_ops/operation/operation.h"
@@ -152,7 +152,7 @@ class MergedEncoder {
 
   // Keeps its descriptions alive, so none has the address of another.
   NumberTable<std::shared_ptr<const Description>> descriptions_;
-  NumberTable<Ranks, Ranks::Hash> rank_lists_;
+  NumberTable<RankSet, RankSet::Hash> rank_lists_;
   // Numbers of the descriptions of a run, as the first and the last of those in
   // sequence.
   std::vector<std::pair<int64_t, int64_t>> run_;
@@ -165,7 +165,7 @@ class MergedDecoder {
  public:
   // `below`: the ranks for which the host may speak, ascending. `pool` is shared by all
   // decoders.
-  MergedDecoder(Ranks below, DescriptionPool* pool)
+  MergedDecoder(RankSet below, DescriptionPool* pool)
       : below_(std::move(below)), pool_(*pool) {}
 
   // Appends what the message holds. `now`: of this host's clock, which tells the times
@@ -174,10 +174,10 @@ class MergedDecoder {
                 std::vector<Upward>* upward);
 
  private:
-  const Ranks below_;
+  const RankSet below_;
   DescriptionPool& pool_;
   std::vector<std::shared_ptr<const Description>> dictionary_;
-  std::vector<Ranks> rank_lists_;
+  std::vector<RankSet> rank_lists_;
 };
 
 // ---- From the coordinator to all ranks

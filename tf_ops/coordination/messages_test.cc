@@ -301,7 +301,7 @@ class MergedTest : public ::testing::Test {
   static constexpr Clock::time_point kThere{std::chrono::hours(3)};
   static constexpr Clock::time_point kHere{std::chrono::hours(500)};
   // The ranks of the sender and of the hosts below it.
-  const Ranks kBelow = {1, 3};
+  const RankSet kBelow = {1, 3};
 
   MergedEncoder encoder_{16};
   DescriptionPool pool_{kSize};

@@ -45,7 +45,7 @@ void SortByRank(const std::vector<int>& ranks, MergedSubmission* merged) {
 
 }  // namespace
 
-SubmissionMerger::SubmissionMerger(Ranks ranks) : ranks_(std::move(ranks)) {}
+SubmissionMerger::SubmissionMerger(RankSet ranks) : ranks_(std::move(ranks)) {}
 
 void SubmissionMerger::AddProcessSet(int32_t id, const std::vector<int>& members) {
   std::vector<int> below;
@@ -53,7 +53,7 @@ void SubmissionMerger::AddProcessSet(int32_t id, const std::vector<int>& members
     if (ranks_.Has(member)) below.push_back(member);
   }
   // The usual ones are one object, so that they travel as a number.
-  process_sets_[id] = ranks_.list() == below ? ranks_ : Ranks(std::move(below));
+  process_sets_[id] = ranks_.list() == below ? ranks_ : RankSet(std::move(below));
 }
 
 void SubmissionMerger::RemoveProcessSet(int32_t id) {
@@ -70,7 +70,7 @@ void SubmissionMerger::Submit(MergedSubmission submission) {
   if (IsAgreement(submission.description->kind)) {
     return SubmitAgreement(std::move(submission));
   }
-  const Ranks* const set = SetThatHolds(submission);
+  const RankSet* const set = SetThatHolds(submission);
   if (set == nullptr) {
     passed_on_.emplace_back(std::move(submission));
     return;
@@ -125,7 +125,8 @@ void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
 // The set whose members below all have to submit this; null if it is not to be held: a
 // rank that has joined or left may never submit it, and to an unknown set, or one
 // without the rank, the coordinator has an answer at once.
-const Ranks* SubmissionMerger::SetThatHolds(const MergedSubmission& submission) const {
+const RankSet* SubmissionMerger::SetThatHolds(
+    const MergedSubmission& submission) const {
   if (somebody_left_ || !joins_.empty()) return nullptr;
   const auto found = process_sets_.find(submission.description->process_set);
   if (found == process_sets_.end()) return nullptr;
@@ -136,7 +137,7 @@ const Ranks* SubmissionMerger::SetThatHolds(const MergedSubmission& submission) 
 }
 
 // The first round such that neither it nor a later one has any of these ranks.
-size_t SubmissionMerger::FirstRoundAfter(const Ranks& ranks, const Rounds& rounds) {
+size_t SubmissionMerger::FirstRoundAfter(const RankSet& ranks, const Rounds& rounds) {
   size_t place = rounds.size();
   while (place > 0 && unions_.Of(rounds[place - 1].has, ranks.bitmap()) != nullptr) {
     --place;
@@ -153,9 +154,9 @@ void SubmissionMerger::PassOn(size_t count, Rounds* rounds) {
     round.passed_on = true;
     if (round.held.description == nullptr) continue;
     SortByRank(round.arrivals, &round.held);
-    const Ranks& below = process_sets_.at(round.held.description->process_set);
+    const RankSet& below = process_sets_.at(round.held.description->process_set);
     round.held.ranks =
-        round.has->count() == below.size() ? below : Ranks(round.has->List());
+        round.has->count() == below.size() ? below : RankSet(round.has->List());
     passed_on_.emplace_back(std::move(round.held));
     round.held.description = nullptr;
   }

@@ -23,7 +23,7 @@
 
 #include "tf_ops/coordination/merged_submission.h"
 #include "tf_ops/coordination/name_table.h"
-#include "tf_ops/coordination/ranks.h"
+#include "tf_ops/coordination/rank_set.h"
 
 namespace keras_hvd {
 
@@ -37,7 +37,7 @@ class SubmissionMerger {
  public:
   // `ranks`: those of the leader's host and of all hosts below it, ascending. All that
   // is submitted here is theirs.
-  explicit SubmissionMerger(Ranks ranks);
+  explicit SubmissionMerger(RankSet ranks);
 
   // Set 0 must be added too. Call this before any rank below hears of the set: what is
   // submitted earlier belongs to no round, and would be missed in those that follow.
@@ -70,15 +70,15 @@ class SubmissionMerger {
   using Rounds = std::vector<Round>;
 
   void SubmitAgreement(MergedSubmission submission);
-  const Ranks* SetThatHolds(const MergedSubmission& submission) const;
-  size_t FirstRoundAfter(const Ranks& ranks, const Rounds& rounds);
+  const RankSet* SetThatHolds(const MergedSubmission& submission) const;
+  size_t FirstRoundAfter(const RankSet& ranks, const Rounds& rounds);
   static void Hold(MergedSubmission submission, Round* round);
   void PassOn(size_t count, Rounds* rounds);
   void PassOnAll();
   void ForgetAll();
 
-  const Ranks ranks_;
-  std::map<int32_t, Ranks> process_sets_;  // their members below
+  const RankSet ranks_;
+  std::map<int32_t, RankSet> process_sets_;  // their members below
   // Rounds that some ranks have not come to. Those that have been passed on come first:
   // a rank's submissions keep their order.
   NameTable<Rounds> names_;

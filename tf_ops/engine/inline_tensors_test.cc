@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/coordination/coordinator_testing.h"
@@ -20,7 +21,11 @@ using ::testing::IsEmpty;
 
 void Give(Coordinator* coordinator, int rank, const Description& description,
           const std::string& input) {
-  coordinator->Submit(rank, Share(description), 0, /*duplicate=*/false, input);
+  MergedSubmission submission;
+  submission.description = Share(description);
+  submission.ranks = {rank};
+  submission.inputs = {input};
+  coordinator->Submit(std::move(submission), 0);
 }
 
 // ---- The state machine
@@ -39,7 +44,7 @@ TEST(GivenInputsTest, ComeWithTheDecisionInTheOrderOfRanks) {
 TEST(GivenInputsTest, AreOfNoUseWhereAMemberGaveNone) {
   Coordinator coordinator(2, kFusionBytes);
   Give(&coordinator, 0, Allreduce("a"), "x");
-  coordinator.Submit(1, Share(Allreduce("a")), 0);
+  Submit(&coordinator, 1, Share(Allreduce("a")), 0);
   const std::vector<Decision> decisions = TakeAll(&coordinator);
   ASSERT_EQ(decisions.size(), 1u);
   EXPECT_EQ(decisions[0].type, Decision::Type::kRun);
@@ -51,7 +56,7 @@ TEST(GivenInputsTest, AreFusedWithTheirLike) {
   for (const char* name : {"a", "large", "b", "large too"}) {
     for (int rank : {0, 1}) {
       if (name[0] == 'l') {
-        coordinator.Submit(rank, Share(Allreduce(name)), 0);
+        Submit(&coordinator, rank, Share(Allreduce(name)), 0);
       } else {
         Give(&coordinator, rank, Allreduce(name), name + std::to_string(rank));
       }
@@ -68,7 +73,7 @@ TEST(GivenInputsTest, AreFusedWithTheirLike) {
 
 TEST(GivenInputsTest, OfARankThatHasJoinedAreZeros) {
   Coordinator coordinator(3, kFusionBytes);
-  coordinator.Submit(1, Share(Join()), 0);
+  Submit(&coordinator, 1, Share(Join()), 0);
   Give(&coordinator, 2, Allreduce("a"), "of 2");
   Give(&coordinator, 0, Allreduce("a"), "of 0");
   const std::vector<Decision> decisions = TakeAll(&coordinator);

@@ -34,7 +34,7 @@ class SubmissionReader {
  private:
   struct Submitter {
     int rank;
-    Ranks ranks;  // this one alone
+    RankSet ranks;  // this one alone
     std::unique_ptr<MessageReceiver> channel;
     SubmissionDecoder decoder;
     bool departed = false;

@@ -130,7 +130,7 @@ struct LeaderNode {
   const int parent;
   const std::vector<int> children;
   const std::vector<int> ranks;
-  std::vector<Ranks> ranks_alone;
+  std::vector<RankSet> ranks_alone;
   DescriptionPool pool;
   std::vector<SubmissionDecoder> from_ranks;
   std::vector<MergedDecoder> from_below;

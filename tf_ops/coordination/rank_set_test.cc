@@ -1,5 +1,5 @@
 // Sets of ranks: what is in them, and in two of them.
-#include "tf_ops/coordination/ranks.h"
+#include "tf_ops/coordination/rank_set.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,24 +18,24 @@ using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 
 std::shared_ptr<const RankBitmap> Bitmap(std::vector<int> ranks) {
-  return Ranks(std::move(ranks)).bitmap();
+  return RankSet(std::move(ranks)).bitmap();
 }
 
 TEST(RanksTest, NoneIsAListToo) {
-  const Ranks none;
+  const RankSet none;
   EXPECT_THAT(none, IsEmpty());
   EXPECT_FALSE(none.Has(0));
-  EXPECT_EQ(none, Ranks(std::vector<int>()));
-  EXPECT_NE(none, Ranks({0}));
-  EXPECT_TRUE(Ranks({0}).HasAllOf(none));
+  EXPECT_EQ(none, RankSet(std::vector<int>()));
+  EXPECT_NE(none, RankSet({0}));
+  EXPECT_TRUE(RankSet({0}).HasAllOf(none));
   EXPECT_FALSE(none.HasAllOf({0}));
 }
 
 TEST(RanksTest, EqualListsAreEqualWhereverTheyAre) {
-  const Ranks ranks = {3, 64, 200};
-  EXPECT_EQ(ranks, Ranks({3, 64, 200}));
-  EXPECT_EQ(Ranks::Hash()(ranks), Ranks::Hash()({3, 64, 200}));
-  EXPECT_NE(ranks, Ranks({3, 64, 201}));
+  const RankSet ranks = {3, 64, 200};
+  EXPECT_EQ(ranks, RankSet({3, 64, 200}));
+  EXPECT_EQ(RankSet::Hash()(ranks), RankSet::Hash()({3, 64, 200}));
+  EXPECT_NE(ranks, RankSet({3, 64, 201}));
 }
 
 TEST(RankBitmapTest, HasWhatASetHas) {

@@ -3,8 +3,8 @@
 // In most steps all requests have come from the same few sets of ranks. So these are
 // made once and shared, and what is known of two of them is remembered: a request's
 // cost does not depend on how many ranks have submitted it.
-#ifndef KERAS_HVD_TF_OPS_COORDINATION_RANKS_H_
-#define KERAS_HVD_TF_OPS_COORDINATION_RANKS_H_
+#ifndef KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_
+#define KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -43,21 +43,21 @@ class RankBitmap {
 };
 
 // An immutable list of ranks. Copies share it.
-class Ranks {
+class RankSet {
  public:
   using value_type = int;
   using const_iterator = std::vector<int>::const_iterator;
 
-  Ranks() = default;
+  RankSet() = default;
   // Ascending.
-  Ranks(std::vector<int> ranks);
-  Ranks(std::initializer_list<int> ranks) : Ranks(std::vector<int>(ranks)) {}
+  RankSet(std::vector<int> ranks);
+  RankSet(std::initializer_list<int> ranks) : RankSet(std::vector<int>(ranks)) {}
 
   const std::vector<int>& list() const;
   // Null if there are none.
   const std::shared_ptr<const RankBitmap>& bitmap() const;
   bool Has(int rank) const;
-  bool HasAllOf(const Ranks& others) const;
+  bool HasAllOf(const RankSet& others) const;
 
   size_t size() const { return list().size(); }
   bool empty() const { return shared_ == nullptr; }
@@ -68,14 +68,14 @@ class Ranks {
   const_iterator end() const { return list().end(); }
 
   // Copies of one list are usually what is compared.
-  friend bool operator==(const Ranks& a, const Ranks& b) {
+  friend bool operator==(const RankSet& a, const RankSet& b) {
     return a.shared_ == b.shared_ || a.list() == b.list();
   }
-  friend bool operator!=(const Ranks& a, const Ranks& b) { return !(a == b); }
+  friend bool operator!=(const RankSet& a, const RankSet& b) { return !(a == b); }
 
   // Does not look at the ranks either.
   struct Hash {
-    size_t operator()(const Ranks& ranks) const {
+    size_t operator()(const RankSet& ranks) const {
       return ranks.shared_ == nullptr ? 0 : ranks.shared_->hash;
     }
   };
@@ -120,4 +120,4 @@ class RankUnions {
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_COORDINATION_RANKS_H_
+#endif  // KERAS_HVD_TF_OPS_COORDINATION_RANK_SET_H_

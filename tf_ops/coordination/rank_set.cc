@@ -1,5 +1,5 @@
-// See ranks.h.
-#include "tf_ops/coordination/ranks.h"
+// See rank_set.h.
+#include "tf_ops/coordination/rank_set.h"
 
 #include <algorithm>
 #include <functional>
@@ -61,7 +61,7 @@ std::vector<int> RankBitmap::List() const {
   return ranks;
 }
 
-Ranks::Ranks(std::vector<int> ranks) {
+RankSet::RankSet(std::vector<int> ranks) {
   if (ranks.empty()) return;
   auto bitmap = std::make_shared<const RankBitmap>(ranks);
   const size_t hash = std::hash<std::string_view>()(
@@ -70,21 +70,21 @@ Ranks::Ranks(std::vector<int> ranks) {
       std::make_shared<const Shared>(Shared{std::move(ranks), std::move(bitmap), hash});
 }
 
-const std::vector<int>& Ranks::list() const {
+const std::vector<int>& RankSet::list() const {
   static const std::vector<int> none;
   return shared_ == nullptr ? none : shared_->list;
 }
 
-const std::shared_ptr<const RankBitmap>& Ranks::bitmap() const {
+const std::shared_ptr<const RankBitmap>& RankSet::bitmap() const {
   static const std::shared_ptr<const RankBitmap> none;
   return shared_ == nullptr ? none : shared_->bitmap;
 }
 
-bool Ranks::Has(int rank) const {
+bool RankSet::Has(int rank) const {
   return shared_ != nullptr && shared_->bitmap->Has(rank);
 }
 
-bool Ranks::HasAllOf(const Ranks& others) const {
+bool RankSet::HasAllOf(const RankSet& others) const {
   if (others.empty() || shared_ == others.shared_) return true;
   return shared_ != nullptr && shared_->bitmap->HasAllOf(*others.shared_->bitmap);
 }

@@ -1,0 +1,160 @@
+"""What coordination costs in large jobs: `python benchmarks/simulate.py`.
+
+Simulates the coordination of steps of 161 gradients, from 2 to 16,384 ranks, 8 on each
+host: the engine's own state machines do their work for real on a virtual network
+(tf_ops/simulation). Prints where the time goes. `--compare` runs real jobs of up to 8
+ranks as well, which have two virtual hosts on this machine, and simulates the same.
+Prints tables, and draws a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import environments
+import plots
+from tables import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE, PROGRAM = "tf_ops/simulation", "simulate"
+RANKS = [2, 8, 16, 64, 256, 1024, 4096, 16384]
+REQUESTS = 161
+# Ranks on each host, of the jobs that are also run.
+REAL = [[2], [4], [1, 1], [2, 2], [4, 4]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, metavar="N")
+    parser.add_argument(
+        "--hop", type=float, default=10, help="microseconds between hosts; default: 10"
+    )
+    parser.add_argument(
+        "--connection",
+        type=float,
+        default=0,
+        help="CPU time of each message that is sent to or comes from another host, in "
+        "microseconds; default: 0",
+    )
+    parser.add_argument("--steps", type=int, default=11, help="default: 11")
+    parser.add_argument("--compare", action="store_true", help="with real jobs")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results")
+    options = parser.parse_args()
+    program = built()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.ranks:
+        simulate_sizes(program, options)
+    if options.compare:
+        compare(program, options.steps)
+
+
+def built() -> Path:
+    """The simulator."""
+    command = ["bazel", "build", f"--repo_env=PYTHON_BIN_PATH={sys.executable}"]
+    command += ["--repo_env=KERAS_HVD_TENSORFLOW=", f"//{PACKAGE}:{PROGRAM}"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return ROOT / "bazel-bin" / PACKAGE / PROGRAM
+
+
+def simulate(program: Path, *arguments: float) -> dict:
+    """What the simulator prints; its source says what the arguments are."""
+    command = [program, *map(str, arguments)]
+    return json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    )
+
+
+def simulate_sizes(program: Path, options: argparse.Namespace) -> None:
+    """Prints a table with a row for each number of ranks, and draws it."""
+    results = {}
+    for ranks in options.ranks:
+        results[ranks] = simulate(
+            program, ranks, 8, options.hop, options.connection, 1, 0, options.steps, 0
+        )
+    parts = list(results[options.ranks[0]]["steps"][0]["critical"])
+    rows, medians = [], {}
+    for ranks, result in results.items():
+        steps = sorted(result["steps"], key=lambda step: step["seconds"])
+        median = steps[len(steps) // 2]
+        medians[ranks] = median["critical"]
+        rows.append(
+            [f"{ranks:,}", f"{result['hosts']:,}", micro(median["seconds"])]
+            + [micro(median["critical"][part]) for part in parts]
+        )
+    title = f"Coordination of {REQUESTS} gradients, simulated: microseconds a step"
+    print(Table(title, ["ranks", "hosts", "all", *parts], rows).markdown())
+    plots.stacked(options.output / "simulate.svg", title, medians)
+
+
+def micro(seconds: float) -> str:
+    """Seconds as microseconds."""
+    return f"{seconds * 1e6:.0f}"
+
+
+def compare(program: Path, steps: int) -> None:
+    """Prints a table of real jobs and the same ones simulated."""
+    hop = loopback_seconds() * 1e6
+    rows = []
+    for counts in REAL:
+        real = run_job(counts)
+        arguments = sum(counts), counts[0], hop, 0, 1, os.cpu_count(), steps, REQUESTS
+        result = simulate(program, *arguments)
+        simulated = statistics.median(step["seconds"] for step in result["steps"])
+        rows.append(
+            [" + ".join(map(str, counts)), micro(real), micro(simulated)]
+            + [f"{real / simulated:.2f}"]
+        )
+    title = f"{REQUESTS} allreduces of one float, a hop of {hop:.1f} us"
+    header = ["ranks", "measured (us)", "simulated (us)", "ratio"]
+    print(Table(title, header, rows).markdown())
+
+
+def run_job(counts: list[int]) -> float:
+    """Seconds of a step of a real job with so many ranks on each host."""
+    command = [sys.executable, ROOT / "tests/on_hosts.py", *map(str, counts)]
+    command += [sys.executable, ROOT / "benchmarks/contenders/coordination_steps.py"]
+    command += ["--timed-calls", environments.compiled("timed_calls.c")]
+    command += ["--requests", str(REQUESTS), "--steps", "300"]
+    output = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=300
+    ).stdout
+    return json.loads(output[output.index("{") : output.index("}") + 1])["seconds"]
+
+
+def loopback_seconds(times: int = 2000) -> float:
+    """The time of a small message over TCP to another thread of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    for end in (here, there):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def answer() -> None:
+        for _ in range(times):
+            there.sendall(there.recv(64))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        here.sendall(b"12345678")
+        here.recv(64)
+        seconds.append(time.perf_counter() - start)
+    thread.join()
+    here.close()
+    there.close()
+    return statistics.median(seconds) / 2
+
+
+if __name__ == "__main__":
+    main()
