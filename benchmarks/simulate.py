@@ -67,7 +67,7 @@ def built() -> Path:
 
 def simulate(program: Path, *arguments: float) -> dict:
     """What the simulator prints; its source says what the arguments are."""
-    command = [program, *map(str, arguments)]
+    command = [str(program), *map(str, arguments)]
     return json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     )
@@ -106,8 +106,10 @@ def compare(program: Path, steps: int) -> None:
     rows = []
     for counts in REAL:
         real = run_job(counts)
-        arguments = sum(counts), counts[0], hop, 0, 1, os.cpu_count(), steps, REQUESTS
-        result = simulate(program, *arguments)
+        cores = os.cpu_count() or 1
+        result = simulate(
+            program, sum(counts), counts[0], hop, 0, 1, cores, steps, REQUESTS
+        )
         simulated = statistics.median(step["seconds"] for step in result["steps"])
         rows.append(
             [" + ".join(map(str, counts)), micro(real), micro(simulated)]
@@ -120,9 +122,10 @@ def compare(program: Path, steps: int) -> None:
 
 def run_job(counts: list[int]) -> float:
     """Seconds of a step of a real job with so many ranks on each host."""
-    command = [sys.executable, ROOT / "tests/on_hosts.py", *map(str, counts)]
-    command += [sys.executable, ROOT / "benchmarks/contenders/coordination_steps.py"]
-    command += ["--timed-calls", environments.compiled("timed_calls.c")]
+    steps = ROOT / "benchmarks/contenders/coordination_steps.py"
+    command = [sys.executable, f"{ROOT}/tests/on_hosts.py", *map(str, counts)]
+    command += [sys.executable, str(steps)]
+    command += ["--timed-calls", str(environments.compiled("timed_calls.c"))]
     command += ["--requests", str(REQUESTS), "--steps", "300"]
     output = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, timeout=300
