@@ -51,7 +51,7 @@ class CoordinatorsHost {
  public:
   CoordinatorsHost()
       : coordinator_(kRanks, kFusionBytes),
-        below_(Ranks({2, 3}), &pool_),
+        below_(RankSet({2, 3}), &pool_),
         encoder_(/*cache_capacity=*/2, {0, 0, 1, 1}),
         decoder_(kRanks) {
     for (int rank = 0; rank < kRanks; ++rank) ranks_.emplace_back(&pool_);
@@ -64,7 +64,7 @@ class CoordinatorsHost {
     MergedSubmission merged;
     merged.description = std::move(submission.description);
     merged.duplicate = submission.duplicate;
-    merged.ranks = Ranks({rank});
+    merged.ranks = RankSet({rank});
     if (submission.submitted.has_value()) merged.submitted = {*submission.submitted};
     if (submission.input.has_value()) merged.inputs = {std::move(*submission.input)};
     coordinator_.Submit(std::move(merged), /*now=*/1);
@@ -116,9 +116,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   while (!input.empty()) {
     const int sender = input.Byte() % (kRanks + 1);
     const std::string_view message = input.Message();
-    DecisionMessage decision;
     if (is_rank) {
-      rank.Decode(message, &decision);
+      DecisionMessage decision;
+      // Whatever it says, but nothing else.
+      const Status status = rank.Decode(message, &decision);
+      if (status.ok() != status.message.empty()) abort();
     } else if (sender == kRanks) {
       host.ReadFromBelow(message);
     } else {

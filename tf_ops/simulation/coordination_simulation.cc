@@ -150,7 +150,8 @@ class Simulation {
         coordinator_(options.ranks, options.fusion_bytes),
         decision_encoder_(kCacheCapacity, HostOfRanks(options)),
         host_of_(HostOfRanks(options)),
-        data_(kMostInlineBytes) {
+        most_inline_bytes_(MostInlineBytes(options.ranks, host_of_.back() + 1)),
+        data_(most_inline_bytes_) {
     for (int rank = 0; rank < options.ranks; ++rank) {
       ranks_.emplace_back(options.ranks);
       const Topology topology(rank, host_of_);
@@ -351,7 +352,8 @@ class Simulation {
     const std::shared_ptr<Bytes> bytes = Empty(&rank.sent);
     for (const Operation& operation : operations_) {
       const Description& description = *operation.description;
-      const bool inlined = TravelsInline(description, ranks_.size());
+      const bool inlined =
+          TravelsInline(description, ranks_.size(), most_inline_bytes_);
       bytes->Add(
           rank.encoder.Encode(description, false, {}, inlined ? &operation : nullptr));
     }
@@ -478,6 +480,7 @@ class Simulation {
   Coordinator coordinator_;
   DecisionEncoder decision_encoder_;
   const std::vector<int> host_of_;
+  const int64_t most_inline_bytes_;
   std::vector<char> data_;  // of all tensors that travel inline
   std::deque<Operation> operations_;
   std::deque<RankNode> ranks_;
