@@ -97,6 +97,7 @@ class Options(_Structure):
         ("pids", ctypes.POINTER(ctypes.c_int32)),
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
+        ("host_timeout", ctypes.c_int32),
     ]
 
 

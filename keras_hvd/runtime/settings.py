@@ -96,6 +96,7 @@ class Settings:
     nccl_library: bytes  # empty: the Python environment's, else the system's
     nvtx_library: bytes
     disable_ranges: bool  # whether to hide collectives from NVIDIA's profilers
+    host_timeout: int  # seconds until a host that does not answer counts as gone
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,13 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         autotune=_switch(_find(variables, "AUTOTUNE")),
         autotune_log=_autotune_log(variables),
         autotune_warmup=_autotune_warmup(variables),
-        autotune_steps=_samples(_find(variables, "AUTOTUNE_STEPS_PER_SAMPLE"), 1),
-        autotune_samples=_samples(
-            _find(variables, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), 1
-        ),
+        autotune_steps=_count(_find(variables, "AUTOTUNE_STEPS_PER_SAMPLE"), 1),
+        autotune_samples=_count(_find(variables, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), 1),
         cuda_library=_library(_find_ours(variables, "CUDA_LIBRARY")),
         nccl_library=_library(_find_ours(variables, "NCCL_LIBRARY")),
         nvtx_library=_library(_find_ours(variables, "NVTX_LIBRARY")),
         disable_ranges=_switch(_find(variables, "DISABLE_NVTX_RANGES")),
+        host_timeout=_count(_find_ours(variables, "HOST_TIMEOUT_SECONDS"), 1),
     )
 
 
@@ -323,7 +323,7 @@ def _autotune_log(variables: Mapping[str, str]) -> bytes:
 
 def _autotune_warmup(variables: Mapping[str, str]) -> int:
     found = _find(variables, "AUTOTUNE_WARMUP_SAMPLES")
-    return 0 if found is None else _samples(found, 0) or -1
+    return 0 if found is None else _count(found, 0) or -1
 
 
 def _library(found: _Found | None) -> bytes:
@@ -335,7 +335,7 @@ def _library(found: _Found | None) -> bytes:
     return os.fsencode(path)
 
 
-def _samples(found: _Found | None, least: int) -> int:
+def _count(found: _Found | None, least: int) -> int:
     """A number that fits into 32 bits; 0 if it is not set."""
 
     most = 2**31 - 1

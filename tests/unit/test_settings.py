@@ -71,6 +71,7 @@ def test_horovods_variables_under_both_prefixes(prefix, suffix, text, expected):
         ("STALL_ABORT_SECONDS", "0.5", {"stall_abort": 0.5}),
         ("EXCHANGE_BYTES", "65536", {"exchange_bytes": 65536}),
         ("FUSION_BYTES", "4096", {"fusion_bytes": 4096}),
+        ("HOST_TIMEOUT_SECONDS", "20", {"host_timeout": 20}),
         ("CHECK", "1", {"check": True}),
         ("CHECK", "0", {}),
         ("NCCL_LIBRARY", "/opt/libnccl.so.2", {"nccl_library": b"/opt/libnccl.so.2"}),

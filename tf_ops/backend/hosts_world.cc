@@ -9,7 +9,8 @@
 namespace keras_hvd {
 
 World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
-                 std::vector<RankName> names, const std::vector<Link>& links) {
+                 std::vector<RankName> names, const std::vector<Link>& links,
+                 std::chrono::seconds host_timeout) {
   std::vector<std::unique_ptr<ControlLink>> control;
   DataLinks data(topology.size());
   std::vector<int> sockets;
@@ -18,11 +19,11 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
     if (link.purpose == LinkPurpose::kControl) {
       control.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
     } else {
-      data[link.peer] = std::make_shared<DataLink>(link.socket);
+      data[link.peer] = std::make_shared<DataLink>(link.socket, host_timeout);
     }
   }
   const auto job = std::make_shared<HostsJobState>(segment, topology, std::move(names),
-                                                   std::move(control));
+                                                   std::move(control), host_timeout);
   const int index = topology.local_index(topology.rank());
   return {topology, job, std::make_shared<HostsChannels>(segment, index, job),
           [topology, segment, job, data](Waiter* waiter, StoreChoice* store_choice) {

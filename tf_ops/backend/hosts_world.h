@@ -12,9 +12,11 @@
 namespace keras_hvd {
 
 // `segment` is shared by the ranks of this host. `names` are those of all ranks. Takes
-// over the sockets of `links`, which are those that LinksNeeded lists.
+// over the sockets of `links`, which are those that LinksNeeded lists. `host_timeout`:
+// after how long without an answer a host counts as gone.
 World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
-                 std::vector<RankName> names, const std::vector<Link>& links);
+                 std::vector<RankName> names, const std::vector<Link>& links,
+                 std::chrono::seconds host_timeout = kHostTimeout);
 
 }  // namespace keras_hvd
 

@@ -114,15 +114,41 @@ bool HostsCommunicator::AwaitLink(int member, const std::function<bool()>& ready
   return false;
 }
 
+// A host that has vanished says nothing of it.
+void HostsCommunicator::CheckPeers() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_check_) return;
+  next_check_ = now + Reachability::kInterval;
+  for (int member : remote_) LinkOf(member).CheckPeer(now);
+}
+
 void HostsCommunicator::ReportClosed(int member) {
   const int rank = members_[member];
   const Clock::time_point end = Clock::now() + kPatience;
   const auto ready = [&] { return job_->Failed() || Clock::now() >= end; };
   if (Wait(ready, rank) && !job_->Failed()) {
-    job_->Fail(Code::kRankFailed, "the connection to " + job_->Describe(rank) +
-                                      " has ended: " + LinkOf(member).why_closed());
+    job_->Fail(Code::kRankFailed, WhyClosed(rank));
   }
   Abandon();
+}
+
+std::string HostsCommunicator::WhyClosed(int rank) const {
+  const DataLink& link = *links_[rank];
+  if (!link.is_unreachable()) {
+    return "the connection to " + job_->Describe(rank) +
+           " has ended: " + link.why_closed();
+  }
+  // Both ends say the same.
+  const int one = topology_.leader(),
+            other = topology_.leader_of(topology_.host_of(rank));
+  return "the hosts of " + job_->Describe(std::min(one, other)) + " and " +
+         job_->Describe(std::max(one, other)) +
+         " do not reach each other, though both reach others: nothing has come from "
+         "one "
+         "to the other for " +
+         std::to_string(link.limit().count()) +
+         " s. See whether the network between "
+         "these two works";
 }
 
 void HostsCommunicator::Abandon() {
@@ -134,6 +160,7 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
   const auto ready_in_the_end = [&] {
     if (ready()) return true;
     Progress();
+    CheckPeers();
     return ready();
   };
   if (waiter_->Wait(ready_in_the_end, awaited)) return true;

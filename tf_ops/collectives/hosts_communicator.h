@@ -88,13 +88,16 @@ class HostsCommunicator : private Waiter {
   void Divide(const std::vector<int>& members);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
   bool AwaitLink(int member, const std::function<bool()>& ready);
+  void CheckPeers();
   void ReportClosed(int member);
+  std::string WhyClosed(int rank) const;
 
   const Topology topology_;
   const std::shared_ptr<JobState> job_;
   const DataLinks links_;
   Waiter* const waiter_;
   Communicator local_;
+  Clock::time_point next_check_;  // of the peers
   std::unique_ptr<char, decltype(&free)> scratch_{nullptr, free};
   int64_t scratch_bytes_ = 0;
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -284,6 +285,9 @@ Status Init(const khvd_options& options, bool* taken) {
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
   member.rendezvous.timeout_seconds =
       options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
+  if (options.host_timeout > 0) {
+    member.host_timeout = std::chrono::seconds(options.host_timeout);
+  }
   member.engine.fusion_bytes =
       options.fusion_bytes > 0 ? options.fusion_bytes : kDefaultFusionBytes;
   member.engine.stall_warning_seconds =

@@ -148,6 +148,7 @@ typedef struct {
   // if it fails.
   const khvd_link* links;
   int32_t link_count;
+  int32_t host_timeout;  // seconds until a host that does not answer is gone; 0: 5
 } khvd_options;
 
 // One tensor of a request: contiguous, row-major, in host memory or on a GPU.

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -241,9 +242,10 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
     return Cancel();
   }
   counters_.sleeps += 1;
-  const Clock::time_point deadline = watchful && !work_.has_ended()
-                                         ? Clock::now() + StallWatch::kInterval
-                                         : Clock::time_point::max();
+  Clock::time_point deadline = job_->NextPoll();
+  if (watchful && !work_.has_ended()) {
+    deadline = std::min(deadline, Clock::now() + StallWatch::kInterval);
+  }
   driving->unlock();
   const bool rung = bell_.Sleep(deadline, listening);
   // If a caller drives meanwhile, the news may be its own.

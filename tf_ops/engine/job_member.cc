@@ -59,7 +59,8 @@ Status JobMember::Start() {
   if (topology.hosts() == 1) {
     world_ = SharedMemoryWorld(segment, topology.rank());
   } else {
-    world_ = HostsWorld(topology, segment, options_.names, options_.links);
+    world_ = HostsWorld(topology, segment, options_.names, options_.links,
+                        options_.host_timeout);
     if (!world_->link_watch->status().ok()) return world_->link_watch->status();
   }
   RankBlock& block = segment->block(topology.local_index(topology.rank()));

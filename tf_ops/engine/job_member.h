@@ -22,6 +22,7 @@ struct JobMemberOptions {
   // If there are other hosts: of all ranks, and to those on other hosts.
   std::vector<RankName> names;
   std::vector<Link> links;
+  std::chrono::seconds host_timeout = kHostTimeout;
   RendezvousOptions rendezvous;  // Enter fills in all but the limits
   EngineOptions engine;          // Enter fills in `local_rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;

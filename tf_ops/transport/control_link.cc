@@ -12,6 +12,8 @@
 
 #include <chrono>
 
+#include "tf_ops/transport/reachability.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -26,12 +28,6 @@ struct Header {
 constexpr uint8_t kTypes = static_cast<uint8_t>(FrameType::kDeparture);
 // More than any frame has.
 constexpr uint32_t kMostBytes = 1 << 30;
-// The kernel asks an idle peer after this time whether it is still there, and gives up
-// after this many questions without an answer. Stopped processes' kernels answer. While
-// something is on its way it does not ask, and gives up much later.
-constexpr int kIdleSeconds = 2;
-constexpr int kProbeSeconds = 1;
-constexpr int kProbes = 3;
 constexpr size_t kReadBytes = 64 << 10;
 // Other links must have their turn.
 constexpr size_t kMostReadAtOnce = 1 << 20;
@@ -40,13 +36,9 @@ constexpr size_t kMostReadAtOnce = 1 << 20;
 
 ControlLink::ControlLink(int socket, int peer) : socket_(socket), peer_(peer) {
   fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
-  // Fails for sockets that are not TCP's, which have no other machine to wait for.
+  // Fails for a unix socket, which delays nothing.
   const int on = 1;
   setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleSeconds, sizeof(int));
-  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof(int));
-  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof(int));
 }
 
 ControlLink::~ControlLink() { close(socket_); }
@@ -56,6 +48,11 @@ void ControlLink::Close(const std::string& why) {
   why_closed_ = why;
   unsent_.clear();
   sent_ = 0;
+}
+
+void ControlLink::CloseFor(int error) {
+  is_unreachable_ = MeansUnreachable(error);
+  Close(strerror(error));
 }
 
 // ---- Sending
@@ -83,7 +80,7 @@ bool ControlLink::Flush() {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      Close(strerror(errno));
+      CloseFor(errno);
     }
   }
   // Moving the rest to the front for each piece would take quadratic time.
@@ -139,7 +136,7 @@ bool ControlLink::Receive() {
     } else if (error == EAGAIN) {
       break;
     } else if (error != EINTR) {
-      Close(strerror(error));
+      CloseFor(error);
     }
   }
   return read > 0;

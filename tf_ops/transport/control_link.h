@@ -55,9 +55,12 @@ class ControlLink {
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
+  // Whether that is because the other host does not answer.
+  bool is_unreachable() const { return is_unreachable_; }
 
  private:
   void Close(const std::string& why);
+  void CloseFor(int error);
   bool Await(short events, Clock::time_point deadline) const;
 
   const int socket_;
@@ -67,6 +70,7 @@ class ControlLink {
   std::string received_;
   size_t taken_ = 0;  // bytes of received_ that Next has given out
   std::string why_closed_;
+  bool is_unreachable_ = false;
 };
 
 }  // namespace keras_hvd

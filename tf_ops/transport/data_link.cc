@@ -36,7 +36,8 @@ int64_t ReceivePieces(int socket, iovec* pieces, int count) {
 
 }  // namespace
 
-DataLink::DataLink(int socket) : socket_(socket) {
+DataLink::DataLink(int socket, std::chrono::seconds limit)
+    : socket_(socket), reachability_(socket, limit) {
   fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
   // Fails for a unix socket, which delays nothing.
   const int on = 1;
@@ -57,6 +58,15 @@ bool DataLink::Progress() {
   const bool sent = Move(&sending_, SendPieces);
   const bool received = Move(&receiving_, ReceivePieces);
   return sent || received;
+}
+
+void DataLink::CheckPeer(Clock::time_point now) {
+  if (closed() || (!sends() && !receives())) return;
+  // Who only receives has nothing on its way.
+  reachability_.KeepAsking();
+  if (!reachability_.IsLost(now)) return;
+  is_unreachable_ = true;
+  why_closed_ = "the other host does not answer";
 }
 
 void DataLink::Abandon() {
@@ -88,6 +98,7 @@ bool DataLink::Move(Transfers* transfers, Call call) {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
+      is_unreachable_ = MeansUnreachable(errno);
       why_closed_ = strerror(errno);
     }
   }

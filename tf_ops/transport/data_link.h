@@ -14,13 +14,16 @@
 #include <string>
 #include <vector>
 
+#include "tf_ops/transport/reachability.h"
+
 namespace keras_hvd {
 
 // Only one thread may use it at a time.
 class DataLink {
  public:
-  // Takes over a connected stream socket.
-  explicit DataLink(int socket);
+  // Takes over a connected stream socket. `limit`: after how long without an answer the
+  // other host counts as gone.
+  explicit DataLink(int socket, std::chrono::seconds limit = kHostTimeout);
   ~DataLink();
   DataLink(const DataLink&) = delete;
   DataLink& operator=(const DataLink&) = delete;
@@ -47,6 +50,12 @@ class DataLink {
   // they can. An end that nobody waits for is not noticed.
   const std::string& why_closed() const { return why_closed_; }
   bool closed() const { return !why_closed_.empty(); }
+  // Whether that is because the other host does not answer.
+  bool is_unreachable() const { return is_unreachable_; }
+  std::chrono::seconds limit() const { return reachability_.limit(); }
+  // Looks whether the other host still answers. Call it from time to time while waiting
+  // for a transfer.
+  void CheckPeer(Clock::time_point now);
   // Forgets what is posted and moves nothing more: its memory may go.
   void Abandon();
 
@@ -66,8 +75,10 @@ class DataLink {
   bool Move(Transfers* transfers, Call call);
 
   const int socket_;
+  Reachability reachability_;
   Transfers sending_, receiving_;
   std::string why_closed_;
+  bool is_unreachable_ = false;
 };
 
 // By rank; null for those that need none.

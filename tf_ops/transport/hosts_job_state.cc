@@ -40,13 +40,17 @@ bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* 
 
 HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                              std::vector<RankName> names,
-                             std::vector<std::unique_ptr<ControlLink>> links)
+                             std::vector<std::unique_ptr<ControlLink>> links,
+                             std::chrono::seconds host_timeout)
     : SharedJobState(segment, topology),
       names_(std::move(names)),
       exchange_bytes_(segment->exchange_bytes()) {
   for (auto& link : links) {
     const int host = topology.host_of(link->peer());
-    neighbors_.push_back({std::move(link), host == topology.parent(), {}});
+    Reachability reachability(link->socket(), host_timeout);
+    reachability.KeepAsking();
+    neighbors_.push_back(
+        {std::move(link), reachability, host == topology.parent(), {}});
   }
 }
 
@@ -160,6 +164,14 @@ void HostsJobState::NoteLost(Neighbor* neighbor) {
   neighbor->is_lost = true;
   if (neighbor->has_departed || has_departed()) return;
   const int leader = neighbor->link->peer();
+  if (neighbor->IsUnreachable()) {
+    const auto limit = neighbor->reachability.limit().count();
+    Fail(Code::kRankFailed,
+         Describe(leader) + " cannot be reached: nothing has come from its host for " +
+             std::to_string(limit) +
+             " s. See whether that host runs, and whether the network to it works");
+    return;
+  }
   const std::string& why = neighbor->link->why_closed();
   Fail(Code::kRankFailed,
        Describe(leader) +
@@ -178,6 +190,7 @@ void HostsJobState::QueueForAll(FrameType type, std::string_view bytes, bool abo
 
 bool HostsJobState::Poll() {
   bool progressed = false;
+  const Clock::time_point now = Clock::now();
   TellOfSettings();
   for (Neighbor& neighbor : neighbors_) {
     progressed |= neighbor.link->Receive();
@@ -185,11 +198,22 @@ bool HostsJobState::Poll() {
     std::string_view bytes;
     while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
     progressed |= PassOnDeparture(&neighbor);
-    if (!neighbor.link->why_closed().empty()) NoteLost(&neighbor);
+    const bool closed = !neighbor.link->why_closed().empty();
+    if (closed || neighbor.reachability.IsLost(now)) NoteLost(&neighbor);
   }
   TellOfFailure();
   for (Neighbor& neighbor : neighbors_) neighbor.link->Flush();
   return progressed;
+}
+
+// What is on its way to a host that has vanished is not asked about by the kernel.
+Clock::time_point HostsJobState::NextPoll() const {
+  for (const Neighbor& neighbor : neighbors_) {
+    if (!neighbor.is_lost && neighbor.reachability.awaits_answer()) {
+      return Clock::now() + Reachability::kInterval;
+    }
+  }
+  return Clock::time_point::max();
 }
 
 void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view bytes) {

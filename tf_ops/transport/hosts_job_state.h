@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tf_ops/transport/control_link.h"
+#include "tf_ops/transport/reachability.h"
 #include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
@@ -27,10 +28,11 @@ struct RankName {
 class HostsJobState final : public SharedJobState {
  public:
   // `names`: of all ranks. `links`: a leader's, to the leaders above and directly
-  // below.
+  // below. `host_timeout`: after how long without an answer a host counts as gone.
   HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                 std::vector<RankName> names,
-                std::vector<std::unique_ptr<ControlLink>> links);
+                std::vector<std::unique_ptr<ControlLink>> links,
+                std::chrono::seconds host_timeout);
 
   std::string Describe(int rank) const override;
   std::string Obstacle(int rank) const override;
@@ -45,17 +47,23 @@ class HostsJobState final : public SharedJobState {
   void set_timeline_paused(bool paused) override;
 
   bool Poll() override;
+  Clock::time_point NextPoll() const override;
 
   // ---- What a leader's channels are made of; see hosts_channels.h
 
   // A leader next to this one in the tree.
   struct Neighbor {
     std::unique_ptr<ControlLink> link;
+    Reachability reachability;
     bool is_above;
     std::deque<std::string> inbox;  // messages that nobody has taken yet
     bool has_departed = false;
     bool is_lost = false;
     int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
+
+    bool IsUnreachable() const {
+      return link->is_unreachable() || reachability.is_lost();
+    }
   };
   std::vector<Neighbor>& neighbors() { return neighbors_; }
 

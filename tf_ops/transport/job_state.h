@@ -107,6 +107,8 @@ class JobState {
   // Exchanges what is new with other hosts, without waiting. Returns true if there was
   // anything. Only the driving thread may call it.
   virtual bool Poll() { return false; }
+  // When to call Poll at the latest, even if nothing happens.
+  virtual Clock::time_point NextPoll() const { return Clock::time_point::max(); }
 
  private:
   const int rank_;
