@@ -39,12 +39,13 @@ REFUSAL = bytes(PROOF_BYTES)
 
 
 class Purpose(enum.IntEnum):
-    """What a connection is for. The first two are those of `khvd_link_purpose`."""
+    """What a connection is for. The first three are those of `khvd_link_purpose`."""
 
     CONTROL = 0
     DATA = 1
-    RANKS = 2  # the ranks of a job meet
-    NODES = 3  # the khvdruns of a job meet
+    FAILURE = 2
+    RANKS = 3  # the ranks of a job meet
+    NODES = 4  # the khvdruns of a job meet
 
 
 class Role(enum.IntEnum):

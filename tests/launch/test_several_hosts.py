@@ -261,52 +261,127 @@ def test_ranks_of_one_host_that_meet_are_a_job_like_others(rendezvous):
 
 # TensorFlow takes long to import.
 REDUCE_FOR_EVER = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from allreduce_loop import allreduce
 import keras_hvd
 keras_hvd.init()
+deeds = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "crash": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+    "stop rank 2": lambda: (signal_rank_2(signal.SIGSTOP), deeds["kill"]()),
+}
+def signal_rank_2(number):
+    with open(sys.argv[3]) as file:
+        os.kill(int(file.read()), number)
+if keras_hvd.rank() == 2:
+    with open(sys.argv[3], "w") as file:
+        file.write(str(os.getpid()))
 try:
     allreduce("first", 1)
+    allreduce("second", 1)
     if keras_hvd.rank() == int(sys.argv[1]):
-        print("dies", time.monotonic(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        print("dies", os.getpid(), time.monotonic(), flush=True)
+        deeds[sys.argv[2]]()
     while True:
         allreduce("again", 100_000)
 except keras_hvd.KerasHvdError as error:
     print("raises", time.monotonic(), error, flush=True)
+    if sys.argv[2] == "stop rank 2" and keras_hvd.rank() == 3:
+        signal_rank_2(signal.SIGCONT)
 """
 RANKS = str(pathlib.Path(__file__).parent / "ranks")
+REPORT = "What each rank did last"
 
 
 @pytest.fixture
-def reduce_for_ever(start, monkeypatch):
-    """Runs two ranks on each of two hosts to their errors; returns the whole output."""
-    monkeypatch.setenv("PYTHONPATH", RANKS)
+def reduce_for_ever(start, monkeypatch, tmp_path):
+    """Runs ranks on each of several hosts to their errors; returns all they wrote."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
 
-    def reduce(victim, **variables_of_the_second):
-        command = ("-np", 2, sys.executable, "-c", REDUCE_FOR_EVER, victim)
+    def reduce(victim, deed="kill", counts=(2, 2), **variables_of_the_last):
+        command = (
+            sys.executable,
+            "-c",
+            REDUCE_FOR_EVER,
+            victim,
+            deed,
+            tmp_path / "pid",
+        )
+        variables = [{} for _ in counts]
+        variables[-1] = variables_of_the_last
         started = [
-            start(0, 2, *command),
-            start(1, 2, *command, **variables_of_the_second),
+            start(number, len(counts), "-np", count, *command, **variables[number])
+            for number, count in enumerate(counts)
         ]
-        return "".join(output for _, output, _ in end(*started))
+        output = "".join(output + error for _, output, error in end(*started))
+        # khvdrun says in front of each line which rank has written it.
+        return re.sub(r"^\[\d+\] ", "", output, flags=re.MULTILINE)
 
     return reduce
 
 
-@pytest.mark.parametrize("victim", [0, 2, 3])
-def test_all_hosts_hear_of_a_rank_that_was_killed(reduce_for_ever, victim):
-    output = reduce_for_ever(victim)
-    (died,) = map(float, re.findall(r"dies (\S+)", output))
-    raised = re.findall(r"raises (\S+) (.*)", output)
-    assert len(raised) == 3
-    for when, error in raised:
-        assert f"rank {victim} (pid" in error
-        assert float(when) - died < 2
+def same_error(output: str, survivors: int) -> str:
+    """What all survivors have raised, in time, apart from their own place in it."""
+    died = float(re.search(r"dies \d+ (\S+)", output)[1])
+    raised = re.findall(
+        r"raises (\S+) allreduce '.*?' failed on rank \d+: (.*)", output
+    )
+    assert len(raised) == survivors, output
+    assert max(float(when) for when, _ in raised) - died < 2
+    (error,) = {error for _, error in raised}
+    return error
+
+
+HOW_IT_ENDS = {
+    "kill": "was killed by SIGKILL",
+    "crash": "crashed with SIGSEGV",
+    "exit": "exited with code 3 without leaving the job",
+}
+
+
+# Rank 0, its neighbour on the host, another host's leader, and that one's neighbour.
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("deed", HOW_IT_ENDS)
+def test_all_hosts_say_the_same_of_a_rank_that_dies(reduce_for_ever, victim, deed):
+    output = reduce_for_ever(victim, deed, (2, 2, 2))
+    pid = re.search(r"dies (\d+) ", output)[1]
+    error = same_error(output, survivors=5)
+    who = f"rank {victim} (pid {pid} on {socket.gethostname()}) "
+    assert error.startswith(who + HOW_IT_ENDS[deed])
+    # One report, with what the ranks of all hosts did.
+    assert output.count(REPORT) == 1, output
+    report = output.partition(REPORT)[2]
+    did = dict(re.findall(r"\n  rank (\d+) \(pid \d+ on \S+\): (.*)", report))
+    assert [*map(int, did)] == [*range(6)]
+    assert did[str(victim)].startswith("allreduce 'second' done"), output
+    assert all(text.startswith("allreduce '") for text in did.values()), output
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_dies_alone_on_its_host_is_named_too(reduce_for_ever, victim):
+    output = reduce_for_ever(victim, "kill", (1, 1, 1))
+    pid = re.search(r"dies (\d+) ", output)[1]
+    who = f"rank {victim} (pid {pid} on {socket.gethostname()})"
+    error = same_error(output, survivors=2)
+    assert error.startswith(f"{who} has gone without a word: its connections")
+    assert output.count(REPORT) == 1, output
+    assert f"\n  {who}: its host did not answer" in output
+    did = re.findall(r"\n  rank (\d+) \(pid \d+ on \S+\): allreduce '", output)
+    assert [*map(int, did)] == [rank for rank in range(3) if rank != victim]
+
+
+# The leader of the second host cannot pass anything on.
+def test_a_host_whose_leader_is_stopped_hears_of_a_death_too(reduce_for_ever):
+    output = reduce_for_ever(1, "stop rank 2", (2, 2))
+    assert "was killed by SIGKILL" in same_error(output, survivors=3)
+    assert output.count(REPORT) == 1, output
+    assert len(re.findall(r"\n  rank \d \(pid \d+ on \S+\): allreduce '", output)) == 4
 
 
 def test_hosts_with_other_sizes_of_exchange_memory_are_told(reduce_for_ever):
     output = reduce_for_ever(-1, EXCHANGE_BYTES="65536")
+    assert output.count(REPORT) == 1, output
     errors = re.findall(r"raises \S+ (.*)", output)
     assert len(errors) == 4
     for error in errors:

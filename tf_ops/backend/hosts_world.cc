@@ -11,26 +11,31 @@ namespace keras_hvd {
 World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
                  std::vector<RankName> names, const std::vector<Link>& links,
                  std::chrono::seconds host_timeout) {
-  std::vector<std::unique_ptr<ControlLink>> control;
+  std::vector<std::unique_ptr<ControlLink>> control, failure;
   DataLinks data(topology.size());
-  std::vector<int> sockets;
+  std::vector<int> sockets, quiet_sockets;
   for (const Link& link : links) {
-    sockets.push_back(link.socket);
-    if (link.purpose == LinkPurpose::kControl) {
+    const bool is_quiet = link.purpose == LinkPurpose::kFailure;
+    (is_quiet ? quiet_sockets : sockets).push_back(link.socket);
+    if (is_quiet) {
+      failure.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
+    } else if (link.purpose == LinkPurpose::kControl) {
       control.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
     } else {
       data[link.peer] = std::make_shared<DataLink>(link.socket, host_timeout);
     }
   }
   const auto job = std::make_shared<HostsJobState>(segment, topology, std::move(names),
-                                                   std::move(control), host_timeout);
+                                                   std::move(control),
+                                                   std::move(failure), host_timeout);
   const int index = topology.local_index(topology.rank());
   return {topology, job, std::make_shared<HostsChannels>(segment, index, job),
           [topology, segment, job, data](Waiter* waiter, StoreChoice* store_choice) {
             return std::make_unique<HostsBackend>(topology, segment, job, data, waiter,
                                                   store_choice);
           },
-          std::make_shared<LinkWatch>(sockets, &job->bell())};
+          std::make_shared<LinkWatch>(sockets, quiet_sockets, &job->bell(),
+                                      [job] { job->NoteFailureNews(); })};
 }
 
 }  // namespace keras_hvd

@@ -102,6 +102,7 @@ typedef enum {
 typedef enum {
   KHVD_LINK_CONTROL = 0,  // between two hosts' leaders
   KHVD_LINK_DATA = 1,     // for tensors
+  KHVD_LINK_FAILURE = 2,  // for what other hosts must know when something fails
 } khvd_link_purpose;
 
 typedef struct {

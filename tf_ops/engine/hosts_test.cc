@@ -235,14 +235,41 @@ TEST_P(HostsTest, AFailureEndsAllHosts) {
   job.LeaveAll();
 }
 
+TEST_P(HostsTest, OneReportSaysWhatTheRanksOfAllHostsDid) {
+  for (int failing = 0; failing < size(); ++failing) {
+    CapturedErrors errors;
+    {
+      HostsJob job(GetParam());
+      job.ForEach([&](Rank& self, int rank) {
+        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+        if (rank == failing) job.StateOf(rank).Fail(Code::kInternal, "made to fail");
+        EXPECT_FALSE(self.Run(Meet("after it")).ok());
+        self.Leave();
+      });
+      for (int rank = 0; rank < size(); ++rank) {
+        EXPECT_EQ(job.StateOf(rank).header().all_know.load(), 1u);
+      }
+    }
+    const std::string report = errors.text();
+    EXPECT_EQ(Count(report, "What each rank did last:"), 1u) << report;
+    EXPECT_EQ(Count(report, "made to fail"), 1u) << report;
+    for (int rank = 0; rank < size(); ++rank) {
+      const std::string line = "\n  rank " + std::to_string(rank) + " (pid ";
+      const std::string did = report.substr(std::min(report.find(line), report.size()));
+      EXPECT_TRUE(Contains(did.substr(0, did.find('\n', 1)), "barrier 'a")) << report;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, HostsTest,
                          testing::Values(Layout{{0, 1}}, Layout{{0, 1, 1, 0}},
                                          Layout{{0, 0, 0, 1}}, Layout{{0, 1, 2}, 1},
                                          Layout{{0, 1, 2, 3, 0, 1, 2}, 2}));
 
-TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHosts) {
-  const Layout layout = {{0, 1, 2}, 1};
+// Each is alone on its host.
+void KillEachOnce(const Layout& layout) {
   for (int victim = 0; victim < layout.size(); ++victim) {
+    CapturedErrors errors;
     LinkMesh mesh(layout);
     std::vector<RankName> names;
     for (int rank = 0; rank < layout.size(); ++rank) {
@@ -259,20 +286,36 @@ TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHosts) {
         link.Tell("there");
         if (rank == victim) link.Await();
         const Status end = self.Run(Meet("without one"));
-        link.Tell(Contains(end.message, "has gone without a word") ? "ended"
-                                                                   : end.message);
+        const size_t why = end.message.find(": ");
+        link.Tell(end.message.substr(why == std::string::npos ? 0 : why));
+        self.Leave();
         return 0;
       }));
     }
     mesh.Close();
     for (const auto& child : children) EXPECT_EQ(child->Line(), "there");
     children[victim]->Kill(SIGKILL);
+    const std::string who = "rank " + std::to_string(victim) + " (pid 4242 on host" +
+                            std::to_string(victim) + ")";
     for (int rank = 0; rank < layout.size(); ++rank) {
-      if (rank != victim) {
-        EXPECT_EQ(children[rank]->Line(), "ended");
-      }
+      if (rank == victim) continue;
+      const std::string error = children[rank]->Line();
+      EXPECT_TRUE(Contains(error, ": " + who + " has gone without a word")) << error;
     }
+    for (const auto& child : children) child->Reap();
+    // Those whom the dead one kept together report together.
+    EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
+    EXPECT_EQ(Count(errors.text(), "did not answer"), 1u) << errors.text();
+    EXPECT_TRUE(Contains(errors.text(), who + ": its host did not answer"));
   }
+}
+
+TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInARow) {
+  KillEachOnce({{0, 1, 2, 3}, 1});
+}
+
+TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInATree) {
+  KillEachOnce({{0, 1, 2, 3, 4, 5}, 2});
 }
 
 }  // namespace

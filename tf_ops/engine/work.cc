@@ -62,7 +62,11 @@ Work::Work(const EngineOptions& options, const World& world,
 bool Work::Poll() {
   // Other hosts hear of a failure from here, so this goes on after it.
   bool progressed = job_->Poll();
-  if (has_ended_) return progressed;
+  if (has_ended_) {
+    // By now this rank may be the one to report.
+    ReportFailureOnce(job_.get());
+    return progressed;
+  }
   progressed |= requests_.Flush();
   if (coordinator_service_ != nullptr) progressed |= coordinator_service_->Poll();
   if (leader_service_ != nullptr) progressed |= leader_service_->Poll();
@@ -119,7 +123,8 @@ void Work::HandleFailure() {
 void Work::Leave() {
   if (job_->Failed()) {
     execution_.gpu().Abort();
-    job_->Poll();
+    job_->AwaitAllKnow();
+    ReportFailureOnce(job_.get());
   } else {
     execution_.gpu().Leave();
     if (leader_service_ != nullptr) leader_service_->Leave();

@@ -150,7 +150,7 @@ Status GpuRunner::End(GpuBatch* batch) {
 // already enqueued with them.
 void GpuRunner::GiveUp(GpuBatch* batch) {
   // The streams would wait for a member that has died.
-  communicators_.Abort();
+  AbortCommunicators();
   std::shared_ptr<const SharedEvent> end;
   const bool recorded = RecordOn(gpu_, gpu_->stream(), &end).ok();
   for (const auto& operation : batch->operations) {
@@ -289,10 +289,16 @@ bool GpuRunner::AwaitUnderWay() {
   return goes_on || Succeeded(GivenUp(), under_way_.front().title);
 }
 
+// What the GPU computes afterwards is garbage, which nobody may take for a result.
+void GpuRunner::AbortCommunicators() {
+  if (communicators_.any_open()) job_->AwaitAllKnow();
+  communicators_.Abort();
+}
+
 void GpuRunner::Abort() {
   if (gpu_ == nullptr) return;
   const cuda::Gpu::Current current(*gpu_);
-  communicators_.Abort();
+  AbortCommunicators();
   // Work under way may still use its memory.
   const Clock::time_point deadline = Clock::now() + kAbortPatience;
   bool uses_memory = !under_way_.empty();

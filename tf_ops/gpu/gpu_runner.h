@@ -79,6 +79,7 @@ class GpuRunner {
   Status Move(GpuBatch* batch);
   Status End(GpuBatch* batch);
   void GiveUp(GpuBatch* batch);
+  void AbortCommunicators();
   bool AwaitUnderWay();
   void CheckUnderWay();
   uint64_t CurrentDecision() const;

@@ -316,6 +316,11 @@ Status NcclCommunicators::Finalize() {
   return Status::Ok();
 }
 
+bool NcclCommunicators::any_open() const {
+  return std::any_of(backends_.begin(), backends_.end(),
+                     [](const auto& each) { return each.second != nullptr; });
+}
+
 void NcclCommunicators::Abort() {
   while (!backends_.empty()) {
     const auto last = std::prev(backends_.end());

@@ -39,6 +39,9 @@ class NcclCommunicators {
   // Whether Open has nothing left to agree on.
   bool IsOpen(int32_t process_set) const { return backends_.count(process_set) != 0; }
 
+  // Whether there is a communicator.
+  bool any_open() const;
+
   // All ranks add or remove a set. `all`: a batch of all ranks, without operations.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
   Status Remove(int32_t process_set);

@@ -65,9 +65,13 @@ void OperationLog::Update(uint64_t number, Phase phase) {
 std::string ReportOperations(JobState* job) {
   std::string text;
   for (int rank = 0; rank < job->size(); ++rank) {
+    text += "\n  " + job->Describe(rank) + ": ";
+    if (!job->HasHistory(rank)) {
+      text += "its host did not answer";
+      continue;
+    }
     const OperationHistory& history = job->History(rank);
     const uint64_t written = history.written.load(std::memory_order_acquire);
-    text += "\n  " + job->Describe(rank) + ": ";
     if (written == 0) text += "nothing submitted yet";
     for (uint64_t back = 1; back <= std::min(kShown, written); ++back) {
       if (back > 1) text += "; before: ";

@@ -1,4 +1,4 @@
-// A connection between the leaders of two hosts, for everything but tensors.
+// A connection between ranks of two hosts, for everything but tensors.
 //
 // It carries frames: a type and any bytes, complete and in order. Neither end ever
 // blocks: what the socket does not take waits here until a later Flush.
@@ -21,6 +21,8 @@ enum class FrameType : uint8_t {
   kFailure = 3,     // both ways: the job has failed
   kSettings = 4,    // down: what the coordinator says for all
   kDeparture = 5,   // both ways: the sender leaves the job, and leads no longer
+  kKnown = 6,       // up: the failure is known here and below, and who did what last
+  kAllKnow = 7,     // down: the failure is known everywhere
 };
 
 // Only one thread may use it at a time.

@@ -1,6 +1,7 @@
 // See hosts_job_state.h.
 #include "tf_ops/transport/hosts_job_state.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -10,6 +11,9 @@ namespace {
 
 // How long a leader that leaves waits until the leaders next to it know.
 constexpr std::chrono::milliseconds kFarewell(500);
+
+// How long to sleep at most while the hosts tell each other of a failure.
+constexpr std::chrono::milliseconds kMoment(10);
 
 // What the coordinator says for all, as it travels.
 struct Settings {
@@ -32,6 +36,13 @@ bool Take(std::string_view* bytes, Value* value) {
   return true;
 }
 
+std::vector<ControlLink*> Borrow(
+    const std::vector<std::unique_ptr<ControlLink>>& links) {
+  std::vector<ControlLink*> borrowed;
+  for (const auto& link : links) borrowed.push_back(link.get());
+  return borrowed;
+}
+
 bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
   return Take(bytes, value) && *value >= least && *value <= most;
 }
@@ -41,16 +52,18 @@ bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* 
 HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                              std::vector<RankName> names,
                              std::vector<std::unique_ptr<ControlLink>> links,
+                             std::vector<std::unique_ptr<ControlLink>> failure_links,
                              std::chrono::seconds host_timeout)
     : SharedJobState(segment, topology),
       names_(std::move(names)),
-      exchange_bytes_(segment->exchange_bytes()) {
+      exchange_bytes_(segment->exchange_bytes()),
+      wave_(topology, this, Borrow(links), std::move(failure_links)) {
   for (auto& link : links) {
     const int host = topology.host_of(link->peer());
     Reachability reachability(link->socket(), host_timeout);
     reachability.KeepAsking();
     neighbors_.push_back(
-        {std::move(link), reachability, host == topology.parent(), {}});
+        {std::move(link), reachability, host == topology.parent(), {}, {}});
   }
 }
 
@@ -76,7 +89,13 @@ uint64_t HostsJobState::CarriedOut(int rank) const {
 }
 
 OperationHistory& HostsJobState::History(int rank) {
-  return topology().is_local(rank) ? SharedJobState::History(rank) : none_;
+  if (topology().is_local(rank)) return SharedJobState::History(rank);
+  OperationHistory* const told = wave_.FindHistory(rank);
+  return told == nullptr ? none_ : *told;
+}
+
+bool HostsJobState::HasHistory(int rank) const {
+  return topology().is_local(rank) || wave_.FindHistory(rank) != nullptr;
 }
 
 bool HostsJobState::ClaimGpuWarning() {
@@ -123,7 +142,7 @@ void HostsJobState::TellOfSettings() {
 
 void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
   Settings settings;
-  if (!Take(&bytes, &settings) || !from->is_above) return NoteLost(from);
+  if (!Take(&bytes, &settings) || !from->is_above) return NoteNonsense(from);
   // All hosts move tensors in windows of the same size.
   if (settings.exchange_bytes != exchange_bytes_) {
     Fail(Code::kInvalidArgument,
@@ -141,43 +160,56 @@ void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
 
 // ---- Failure
 
-// Of all that go wrong at about the same time, a host knows the first that it hears of.
-void HostsJobState::TellOfFailure() {
-  if (told_of_failure_ || !Failed()) return;
-  told_of_failure_ = true;
-  const Status failure = Failure();
-  QueueForAll(FrameType::kFailure,
-              AsBytes(static_cast<int32_t>(failure.code)) + failure.message,
-              /*above=*/true);
+// The others of a host that has lost its leader say how it ended.
+bool HostsJobState::IsReported(const Neighbor& neighbor, Clock::time_point now) const {
+  const int host = topology().host_of(neighbor.link->peer());
+  return !neighbor.IsUnreachable() && wave_.HasOthers(host) &&
+         now < neighbor.lost_at + FailureWave::kSuccession;
 }
 
-void HostsJobState::TakeFailure(Neighbor* from, std::string_view bytes) {
-  int32_t code;
-  const int32_t most = static_cast<int32_t>(Code::kMismatch);
-  if (!TakeInteger(&bytes, 1, most, &code)) return NoteLost(from);
-  Fail(static_cast<Code>(code), std::string(bytes));
-  TellOfFailure();
-}
-
-void HostsJobState::NoteLost(Neighbor* neighbor) {
-  if (neighbor->is_lost) return;
-  neighbor->is_lost = true;
-  if (neighbor->has_departed || has_departed()) return;
+void HostsJobState::NoteLost(Neighbor* neighbor, Clock::time_point now) {
+  if (!std::exchange(neighbor->is_lost, true)) {
+    neighbor->lost_at = now;
+    const int host = topology().host_of(neighbor->link->peer());
+    if (neighbor->IsUnreachable()) wave_.NoteUnreachable(host);
+  }
+  if (neighbor->has_departed || has_departed() || Failed()) return;
+  if (IsReported(*neighbor, now)) return;
   const int leader = neighbor->link->peer();
+  // The same text on all hosts that notice.
+  std::string text = Describe(leader);
   if (neighbor->IsUnreachable()) {
     const auto limit = neighbor->reachability.limit().count();
-    Fail(Code::kRankFailed,
-         Describe(leader) + " cannot be reached: nothing has come from its host for " +
-             std::to_string(limit) +
-             " s. See whether that host runs, and whether the network to it works");
-    return;
+    text += " cannot be reached: nothing has come from its host for " +
+            std::to_string(limit) +
+            " s. See whether that host runs, and whether the network to it works";
+  } else {
+    text += " has gone without a word: its connections to other hosts have ended";
   }
-  const std::string& why = neighbor->link->why_closed();
-  Fail(Code::kRankFailed,
-       Describe(leader) +
-           " has gone without a word: its connections to other hosts have ended (" +
-           (why.empty() ? "something else than keras_hvd's messages came" : why) + ")",
-       leader);
+  Fail(Code::kRankFailed, text, leader);
+}
+
+void HostsJobState::NoteNonsense(Neighbor* from) {
+  from->is_lost = true;
+  Fail(Code::kInternal, Describe(from->link->peer()) + " has sent " + Describe(rank()) +
+                            " something else than keras_hvd's messages");
+}
+
+// Passes the time until other ranks have something to say.
+void HostsJobState::AwaitOthers() {
+  bell().Announce();
+  if (!Poll()) bell().Sleep(Clock::now() + kMoment);
+  bell().Cancel();
+}
+
+void HostsJobState::AwaitAllKnow() {
+  while (Failed() && !wave_.AllKnow(Clock::now())) AwaitOthers();
+}
+
+// The rank that speaks for the topmost host reports.
+bool HostsJobState::ClaimFailureReport() {
+  while (Failed() && wave_.IsTop() && !wave_.AllKnow(Clock::now())) AwaitOthers();
+  return wave_.Reports() && SharedJobState::ClaimFailureReport();
 }
 
 // ---- Neighbors
@@ -199,32 +231,42 @@ bool HostsJobState::Poll() {
     while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
     progressed |= PassOnDeparture(&neighbor);
     const bool closed = !neighbor.link->why_closed().empty();
-    if (closed || neighbor.reachability.IsLost(now)) NoteLost(&neighbor);
+    if (closed || neighbor.reachability.IsLost(now)) NoteLost(&neighbor, now);
   }
-  TellOfFailure();
+  if (has_failure_news_.exchange(false) || Failed()) progressed |= wave_.Receive();
+  if (Failed()) wave_.Continue(now);
   for (Neighbor& neighbor : neighbors_) neighbor.link->Flush();
   return progressed;
 }
 
-// What is on its way to a host that has vanished is not asked about by the kernel.
 Clock::time_point HostsJobState::NextPoll() const {
+  const Clock::time_point now = Clock::now();
+  if (Failed()) {
+    return wave_.AllKnow(now) ? Clock::time_point::max() : now + kMoment;
+  }
+  Clock::time_point next = Clock::time_point::max();
   for (const Neighbor& neighbor : neighbors_) {
-    if (!neighbor.is_lost && neighbor.reachability.awaits_answer()) {
-      return Clock::now() + Reachability::kInterval;
+    if (neighbor.is_lost) {
+      if (IsReported(neighbor, now)) next = std::min(next, now + kMoment);
+    } else if (neighbor.reachability.awaits_answer()) {
+      // The kernel does not ask about what is on its way.
+      next = std::min(next, now + Reachability::kInterval);
     }
   }
-  return Clock::time_point::max();
+  return next;
 }
 
 void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view bytes) {
   switch (type) {
     case FrameType::kSubmission:
     case FrameType::kDecision:
-      if (from->is_above != (type == FrameType::kDecision)) return NoteLost(from);
+      if (from->is_above != (type == FrameType::kDecision)) return NoteNonsense(from);
       from->inbox.emplace_back(bytes);
       return;
     case FrameType::kFailure:
-      return TakeFailure(from, bytes);
+    case FrameType::kKnown:
+    case FrameType::kAllKnow:
+      return wave_.Take(from->link.get(), type, bytes);
     case FrameType::kSettings:
       return TakeSettings(from, bytes);
     case FrameType::kDeparture:
@@ -236,7 +278,7 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
 // its submissions, of whom it cuts off.
 void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
   int32_t departed;
-  if (!TakeInteger(&bytes, 0, size() - 1, &departed)) return NoteLost(from);
+  if (!TakeInteger(&bytes, 0, size() - 1, &departed)) return NoteNonsense(from);
   if (departed == from->link->peer()) {
     from->has_departed = true;
     from->link->Finish(Clock::now());

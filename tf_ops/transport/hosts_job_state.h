@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tf_ops/transport/control_link.h"
+#include "tf_ops/transport/failure_wave.h"
 #include "tf_ops/transport/reachability.h"
 #include "tf_ops/transport/shared_job_state.h"
 
@@ -28,10 +29,12 @@ struct RankName {
 class HostsJobState final : public SharedJobState {
  public:
   // `names`: of all ranks. `links`: a leader's, to the leaders above and directly
-  // below. `host_timeout`: after how long without an answer a host counts as gone.
+  // below. `failure_links`: those for when the job fails. `host_timeout`: after how
+  // long without an answer a host counts as gone.
   HostsJobState(std::shared_ptr<Segment> segment, Topology topology,
                 std::vector<RankName> names,
                 std::vector<std::unique_ptr<ControlLink>> links,
+                std::vector<std::unique_ptr<ControlLink>> failure_links,
                 std::chrono::seconds host_timeout);
 
   std::string Describe(int rank) const override;
@@ -40,6 +43,9 @@ class HostsJobState final : public SharedJobState {
   void ShutDown() override;
   uint64_t CarriedOut(int rank) const override;
   OperationHistory& History(int rank) override;
+  bool HasHistory(int rank) const override;
+  void AwaitAllKnow() override;
+  bool ClaimFailureReport() override;
   bool ClaimGpuWarning() override;
 
   void set_compares_outputs(bool compares) override;
@@ -49,6 +55,10 @@ class HostsJobState final : public SharedJobState {
   bool Poll() override;
   Clock::time_point NextPoll() const override;
 
+  // Something has come over a link that is not looked at otherwise: one for failures.
+  // Any thread may call it.
+  void NoteFailureNews() { has_failure_news_.store(true); }
+
   // ---- What a leader's channels are made of; see hosts_channels.h
 
   // A leader next to this one in the tree.
@@ -57,6 +67,7 @@ class HostsJobState final : public SharedJobState {
     Reachability reachability;
     bool is_above;
     std::deque<std::string> inbox;  // messages that nobody has taken yet
+    Clock::time_point lost_at;
     bool has_departed = false;
     bool is_lost = false;
     int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
@@ -69,13 +80,14 @@ class HostsJobState final : public SharedJobState {
 
  private:
   void TakeFrame(Neighbor* from, FrameType type, std::string_view bytes);
-  void TakeFailure(Neighbor* from, std::string_view bytes);
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
   bool PassOnDeparture(Neighbor* from);
-  void TellOfFailure();
   void TellOfSettings();
-  void NoteLost(Neighbor* neighbor);
+  void NoteNonsense(Neighbor* from);
+  void NoteLost(Neighbor* neighbor, Clock::time_point now);
+  bool IsReported(const Neighbor& neighbor, Clock::time_point now) const;
+  void AwaitOthers();
   // `above` too, or only below.
   void QueueForAll(FrameType type, std::string_view bytes, bool above);
   void ChangeSettings();
@@ -83,9 +95,10 @@ class HostsJobState final : public SharedJobState {
   const std::vector<RankName> names_;
   const int64_t exchange_bytes_;
   std::vector<Neighbor> neighbors_;
-  bool told_of_failure_ = false;
+  FailureWave wave_;
+  std::atomic<bool> has_failure_news_{false};
   std::atomic<bool> settings_changed_{false};
-  OperationHistory none_{};  // of ranks on other hosts
+  OperationHistory none_{};  // of a rank that has not told
 };
 
 }  // namespace keras_hvd

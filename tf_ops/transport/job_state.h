@@ -52,8 +52,13 @@ class JobState {
   // -1. Returns false if another failure was first.
   virtual bool Fail(Code code, const std::string& text, int dead = -1) = 0;
 
+  // Returns when all ranks that can be reached know of the failure, or after two
+  // seconds. Only the driving thread may call it.
+  virtual void AwaitAllKnow() {}
+
   // ---- What one rank reports for all: each is true for the first that asks.
 
+  // May wait a second for other hosts' accounts. Only the driving thread may call it.
   virtual bool ClaimFailureReport() = 0;
   virtual bool ClaimGpuWarning() = 0;
   // Claims the report for the batch with this number. All ranks number batches alike.
@@ -81,6 +86,9 @@ class JobState {
   // Counts one more for this rank. Only one thread may call it at a time.
   virtual void NoteCarriedOut() = 0;
   virtual OperationHistory& History(int rank) = 0;
+  // Whether that is known; of other hosts' ranks it is when they have told, on the rank
+  // that reports the failure.
+  virtual bool HasHistory(int) const { return true; }
 
   // ---- Waking
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace keras_hvd {
 namespace {
@@ -26,8 +27,11 @@ bool Register(int poll, int descriptor, uint32_t events) {
 
 }  // namespace
 
-LinkWatch::LinkWatch(const std::vector<int>& sockets, Doorbell* bell)
+LinkWatch::LinkWatch(const std::vector<int>& sockets,
+                     const std::vector<int>& quiet_sockets, Doorbell* bell,
+                     std::function<void()> on_quiet_news)
     : bell_(*bell),
+      on_quiet_news_(std::move(on_quiet_news)),
       sockets_(epoll_create1(EPOLL_CLOEXEC)),
       watch_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC)) {
@@ -36,6 +40,9 @@ LinkWatch::LinkWatch(const std::vector<int>& sockets, Doorbell* bell)
       Register(watch_, sockets_, EPOLLONESHOT) && Register(watch_, stop_, EPOLLIN);
   for (int socket : sockets) {
     ok = ok && Register(sockets_, socket, EPOLLIN | EPOLLOUT | EPOLLET);
+  }
+  for (int socket : quiet_sockets) {
+    ok = ok && Register(watch_, socket, EPOLLIN | EPOLLET);
   }
   if (!ok) {
     status_ = Status::Internal(
@@ -84,6 +91,7 @@ void LinkWatch::Loop() {
     epoll_event event;
     if (epoll_wait(watch_, &event, 1, -1) <= 0) continue;
     if (event.data.fd == stop_) return;
+    if (event.data.fd != sockets_) on_quiet_news_();
     bell_.Ring();
   }
 }

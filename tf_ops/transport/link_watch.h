@@ -7,6 +7,7 @@
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_LINK_WATCH_H_
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -17,8 +18,12 @@ namespace keras_hvd {
 
 class LinkWatch {
  public:
-  // `status` says whether the system gave what this needs; without it, it never rings.
-  LinkWatch(const std::vector<int>& sockets, Doorbell* bell);
+  // `quiet_sockets` are those over which hardly anything ever comes. Nobody else looks
+  // at them: this calls `on_quiet_news` and rings whenever something does, armed or
+  // not. `status` says whether the system gave what this needs; without it, it never
+  // rings.
+  LinkWatch(const std::vector<int>& sockets, const std::vector<int>& quiet_sockets,
+            Doorbell* bell, std::function<void()> on_quiet_news);
   ~LinkWatch();
   LinkWatch(const LinkWatch&) = delete;
   LinkWatch& operator=(const LinkWatch&) = delete;
@@ -35,8 +40,9 @@ class LinkWatch {
   void Loop();
 
   Doorbell& bell_;
+  const std::function<void()> on_quiet_news_;
   const int sockets_;  // epoll: what has happened on them since it was last asked
-  const int watch_;    // epoll: `sockets_` while armed, and `stop_`
+  const int watch_;    // epoll: `sockets_` while armed, quiet sockets, and `stop_`
   const int stop_;     // eventfd
   Status status_;
   bool armed_ = false;

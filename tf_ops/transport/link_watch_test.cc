@@ -27,7 +27,7 @@ class LinkWatchTest : public testing::Test {
 };
 
 TEST_F(LinkWatchTest, RingsForWhatComesLater) {
-  LinkWatch watch({ends_[0]}, &bell_);
+  LinkWatch watch({ends_[0]}, {}, &bell_, [] {});
   for (int i = 0; i < 3; ++i) {
     bell_.Announce();
     watch.Arm();
@@ -37,7 +37,7 @@ TEST_F(LinkWatchTest, RingsForWhatComesLater) {
 }
 
 TEST_F(LinkWatchTest, DoesNotRingForWhatCameBefore) {
-  LinkWatch watch({ends_[0]}, &bell_);
+  LinkWatch watch({ends_[0]}, {}, &bell_, [] {});
   Send();
   bell_.Announce();
   watch.Arm();
@@ -47,7 +47,7 @@ TEST_F(LinkWatchTest, DoesNotRingForWhatCameBefore) {
 }
 
 TEST_F(LinkWatchTest, DoesNotRingWhileDisarmed) {
-  LinkWatch watch({ends_[0]}, &bell_);
+  LinkWatch watch({ends_[0]}, {}, &bell_, [] {});
   bell_.Announce();
   watch.Arm();
   watch.Disarm();
@@ -56,13 +56,13 @@ TEST_F(LinkWatchTest, DoesNotRingWhileDisarmed) {
 }
 
 TEST_F(LinkWatchTest, SaysIfItCannotWatch) {
-  EXPECT_TRUE(LinkWatch({ends_[0], ends_[1]}, &bell_).status().ok());
-  const LinkWatch watch({ends_[0], -1}, &bell_);
+  EXPECT_TRUE(LinkWatch({ends_[0], ends_[1]}, {}, &bell_, [] {}).status().ok());
+  const LinkWatch watch({ends_[0], -1}, {}, &bell_, [] {});
   EXPECT_NE(watch.status().message.find("Bad file descriptor"), std::string::npos);
 }
 
 TEST_F(LinkWatchTest, RingsForAnEnd) {
-  LinkWatch watch({ends_[0]}, &bell_);
+  LinkWatch watch({ends_[0]}, {}, &bell_, [] {});
   bell_.Announce();
   watch.Arm();
   shutdown(ends_[1], SHUT_RDWR);

@@ -13,6 +13,9 @@ namespace keras_hvd {
 enum class LinkPurpose {
   kControl = 0,  // between the leaders of hosts next to each other in the tree
   kData = 1,     // for tensors
+  kFailure =
+      2,  // for when the job fails: of ranks that do not lead, to the leaders next
+          // to their host in the tree; of leaders, to their substitute parents
 };
 
 struct Link {

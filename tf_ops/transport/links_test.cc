@@ -47,5 +47,29 @@ TEST(LinksTest, LeadersFormTheTreeAndRanksOfDifferentHostsMeet) {
   EXPECT_FALSE(has(0, 2, LinkPurpose::kData));
 }
 
+TEST(LinksTest, OtherRanksReachTheLeadersNextToTheirHost) {
+  // Host 1 is between the others, and has ranks 1 and 3.
+  const auto links = AllLinks({0, 1, 0, 1, 2}, 1);
+  const auto has = [&](int a, int b) {
+    return links.count({a, b, LinkPurpose::kFailure}) == 1;
+  };
+  EXPECT_TRUE(has(3, 0));
+  EXPECT_TRUE(has(3, 4));
+  EXPECT_TRUE(has(2, 1));
+  EXPECT_FALSE(has(2, 4));
+  EXPECT_FALSE(has(2, 3));
+  EXPECT_FALSE(has(0, 1));
+  // If host 1 is lost, the last one turns to the first.
+  EXPECT_TRUE(has(4, 0));
+}
+
+TEST(LinksTest, HostsBelowALostRootTurnToHostOne) {
+  const auto links = AllLinks({0, 1, 2, 3}, 16);
+  EXPECT_EQ(links.count({2, 1, LinkPurpose::kFailure}), 1u);
+  EXPECT_EQ(links.count({3, 1, LinkPurpose::kFailure}), 1u);
+  EXPECT_EQ(links.count({2, 3, LinkPurpose::kFailure}), 0u);
+  EXPECT_EQ(links.count({1, 0, LinkPurpose::kFailure}), 0u);
+}
+
 }  // namespace
 }  // namespace keras_hvd

@@ -86,6 +86,11 @@ struct SegmentHeader {
   std::atomic<uint32_t> timeline_on;
   std::atomic<uint32_t> timeline_paused;
 
+  // One more than the rank that speaks for this host about the failure, to other hosts,
+  // and whether all of them know of it; see failure_wave.h.
+  std::atomic<uint32_t> speaker;
+  std::atomic<uint32_t> all_know;
+
   // One more than the rank of a leader above this host's that has left; see
   // JobState::DepartedAbove.
   std::atomic<uint32_t> departed_above;

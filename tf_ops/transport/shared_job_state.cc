@@ -1,6 +1,8 @@
 // See shared_job_state.h.
 #include "tf_ops/transport/shared_job_state.h"
 
+#include <linux/futex.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -86,6 +88,11 @@ std::string SharedJobState::Obstacle(int rank) const {
 
 bool SharedJobState::HasShutDown(int rank) const {
   return block(rank).departure.load() == static_cast<uint32_t>(Departure::kShutDown);
+}
+
+bool SharedJobState::HasGone(int rank) const {
+  const RankBlock& of_rank = block(rank);
+  return of_rank.departure.load() != 0 || (of_rank.life.load() & FUTEX_OWNER_DIED) != 0;
 }
 
 void SharedJobState::ShutDown() {

@@ -48,10 +48,12 @@ class SharedJobState : public JobState {
 
   // Wakes everybody for a failure, which nobody may sleep through.
   void WakeAll();
+  // Whether a rank of this host has died or left.
+  bool HasGone(int rank) const;
+  SegmentHeader& header() const { return header_; }
 
  protected:
   const Topology& topology() const { return topology_; }
-  SegmentHeader& header() { return header_; }
 
  private:
   // Of a rank of this host.

@@ -26,9 +26,14 @@ bool Topology::is_homogeneous() const {
   });
 }
 
-std::vector<int> Topology::children() const {
+int Topology::substitute_parent_of(int host) const {
+  if (host <= 1) return -1;
+  return parent_of(host) == 0 ? 1 : parent_of(parent_of(host));
+}
+
+std::vector<int> Topology::children_of(int host) const {
   std::vector<int> children;
-  const int first = host() * fan_out_ + 1;
+  const int first = host * fan_out_ + 1;
   for (int child = first; child < std::min(first + fan_out_, hosts()); ++child) {
     children.push_back(child);
   }

@@ -49,9 +49,14 @@ class Topology {
   int leader() const { return leader_of(host()); }
   bool is_leader() const { return leader() == rank_; }
   // The host above this one in the tree, or -1 for the root.
-  int parent() const { return host() == 0 ? -1 : (host() - 1) / fan_out_; }
-  // The hosts directly below this one.
-  std::vector<int> children() const;
+  int parent() const { return parent_of(host()); }
+  int parent_of(int host) const { return host == 0 ? -1 : (host - 1) / fan_out_; }
+  // The host that one turns to if the host above it is lost: the one above that, or
+  // host 1 for the others directly below the root; -1 if there is none.
+  int substitute_parent_of(int host) const;
+  // The hosts directly below this one, or below another one.
+  std::vector<int> children() const { return children_of(host()); }
+  std::vector<int> children_of(int host) const;
   // The ranks of a host and of all hosts below it, ascending.
   std::vector<int> ranks_below(int host) const;
 

@@ -1,0 +1,100 @@
+// How all hosts come to know that the job has failed, and that all of them do.
+//
+// One rank speaks for each host: its leader, or if that has gone or does not speak, the
+// first other rank. The failure itself goes to all hosts next to this one at once. Then
+// each host tells the one above in the tree when all below it know, with what the ranks
+// did last. The topmost one reports the failure, and tells all that all know.
+//
+// If a host is lost, those below it turn to the one above it, or to host 1 if that was
+// the coordinator's. Nobody waits for a lost host, nor for long for a silent one.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tf_ops/transport/control_link.h"
+#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/topology.h"
+
+namespace keras_hvd {
+
+// Only the driving thread uses this class.
+class FailureWave {
+ public:
+  // How long to wait for another rank of a host to speak in the place of its leader.
+  static constexpr std::chrono::milliseconds kSuccession{500};
+  // How long any rank waits until all know, from when it knows.
+  static constexpr std::chrono::milliseconds kPatience{2000};
+
+  // `control`: a leader's links to the leaders next to it, which stay the caller's.
+  // `links`: those of LinkPurpose::kFailure.
+  FailureWave(const Topology& topology, SharedJobState* job,
+              const std::vector<ControlLink*>& control,
+              std::vector<std::unique_ptr<ControlLink>> links);
+
+  // Takes in what has come over its own links. Returns true if there was anything.
+  bool Receive();
+  // Takes a frame that has come over a control link.
+  void Take(ControlLink* from, FrameType type, std::string_view bytes);
+  // Goes on with what there is to do once the job has failed.
+  void Continue(Clock::time_point now);
+
+  // A host cannot be reached any more, over whatever link.
+  void NoteUnreachable(int host);
+  // Whether another rank than its leader could tell what has become of a host.
+  bool HasOthers(int host) const;
+
+  // Whether all ranks that can be reached know of the failure.
+  bool AllKnow(Clock::time_point now) const;
+  // Whether this rank speaks for the topmost host, as far as it knows, and whether it
+  // has heard all that it can report.
+  bool IsTop() { return speaks_ && Above() < 0; }
+  bool Reports() const { return is_topmost_; }
+  // What a rank of another host did last, if that is known; else null.
+  OperationHistory* FindHistory(int rank) const;
+
+ private:
+  // Another host.
+  struct Contact {
+    std::vector<ControlLink*> links;  // the first one is that of its leader
+    ControlLink* voice = nullptr;     // to the rank that speaks for it; null: nobody
+    Clock::time_point silent_since;   // when it had no voice any more
+    bool was_told = false;            // of the failure
+    bool has_spoken = false;          // of it
+    bool has_accounts = false;        // of this host and those below
+    bool knows = false;               // and so do all below it
+    bool is_lost = false;
+  };
+
+  Contact* Find(int host);
+  Contact* ContactOf(const ControlLink* link);
+  bool TakeVoice(Clock::time_point now);
+  void SetVoice(Contact* contact, ControlLink* voice);
+  void CheckContact(Contact* contact, Clock::time_point now);
+  void TellOfFailure(Clock::time_point now);
+  int Above();
+  std::vector<int> Below();
+  void NoteAllKnow();
+  void Send(Contact* contact, FrameType type, std::string_view bytes);
+  std::string Accounts();
+  void TakeAccounts(std::string_view bytes);
+
+  const Topology topology_;
+  SharedJobState& job_;
+  const std::vector<std::unique_ptr<ControlLink>> own_links_;
+  std::map<int, Contact> contacts_;                             // by host
+  std::map<int, std::unique_ptr<OperationHistory>> histories_;  // by rank
+  Clock::time_point known_since_ = Clock::time_point::max();
+  bool speaks_ = false;
+  bool is_topmost_ = false;   // the hosts below have answered, and there is none above
+  bool told_others_ = false;  // ranks of silent hosts that are not their leaders
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
