@@ -139,6 +139,12 @@ int FailureWave::Above() {
   return -1;
 }
 
+bool FailureWave::IsAbove(const ControlLink* link) const {
+  const int there = topology_.host_of(link->peer()), here = topology_.host();
+  return there == topology_.parent_of(here) ||
+         there == topology_.substitute_parent_of(here);
+}
+
 std::vector<int> FailureWave::Below() {
   std::vector<int> below = topology_.children();
   // In the place of a lost host come those that turn to this one instead.
@@ -194,7 +200,7 @@ void FailureWave::Take(ControlLink* from, FrameType type, std::string_view bytes
   } else if (type == FrameType::kKnown) {
     TakeAccounts(bytes);
     contact.knows = true;
-  } else if (type == FrameType::kAllKnow) {
+  } else if (type == FrameType::kAllKnow && IsAbove(from)) {
     NoteAllKnow();
   }
 }
@@ -236,21 +242,29 @@ void FailureWave::TellOfFailure(Clock::time_point now) {
   }
 }
 
+// Whether those that this host waits for have answered, or waited long enough.
+bool FailureWave::HaveAnswered(int above, Clock::time_point now) {
+  const auto patience = above < 0 ? kPatienceOfTopmost : kPatienceBelow;
+  if (now >= known_since_ + patience) return true;
+  for (const auto& [host, contact] : contacts_) {
+    if (contact.voice == nullptr && !contact.is_lost) return false;
+  }
+  const std::vector<int> below = Below();
+  return std::all_of(below.begin(), below.end(),
+                     [this](int host) { return Find(host)->knows; });
+}
+
 void FailureWave::Continue(Clock::time_point now) {
   known_since_ = std::min(known_since_, now);
-  if (job_.header().all_know.load() != 0) return;
+  const bool all_know = job_.header().all_know.load() != 0;
+  if (all_know && !speaks_ && job_.header().speaker.load() != 0) return;
   speaks_ = TakeVoice(now);
   if (!speaks_) return;
-  bool all_answer = true;
-  for (auto& [host, contact] : contacts_) {
-    CheckContact(&contact, now);
-    all_answer = all_answer && (contact.voice != nullptr || contact.is_lost);
-  }
+  for (auto& [host, contact] : contacts_) CheckContact(&contact, now);
+  // Even if all are said to know: what one host tells another may be on different ways.
   TellOfFailure(now);
   const int above = Above();
-  for (const int host : Below()) all_answer = all_answer && Find(host)->knows;
-  const auto patience = above < 0 ? kPatienceOfTopmost : kPatienceBelow;
-  if (!all_answer && now < known_since_ + patience) return;
+  if (all_know || !HaveAnswered(above, now)) return;
   // A rank that is crashing has shut its links down itself.
   if (job_.has_departed()) return;
   if (above < 0) {

@@ -78,6 +78,8 @@ class FailureWave {
   void CheckContact(Contact* contact, Clock::time_point now);
   void TellOfFailure(Clock::time_point now);
   int Above();
+  bool IsAbove(const ControlLink* link) const;
+  bool HaveAnswered(int above, Clock::time_point now);
   std::vector<int> Below();
   void NoteAllKnow();
   void Send(Contact* contact, FrameType type, std::string_view bytes);
