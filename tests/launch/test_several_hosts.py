@@ -387,3 +387,53 @@ def test_hosts_with_other_sizes_of_exchange_memory_are_told(reduce_for_ever):
     for error in errors:
         assert "KERAS_HVD_EXCHANGE_BYTES must be the same on all hosts" in error
         assert "4194304" in error and "65536" in error
+
+
+# --- ranks that are stopped ----------------------------------------------------------
+
+STOP = """
+import os, signal, sys
+from allreduce_loop import allreduce
+import keras_hvd
+keras_hvd.init()
+allreduce("first", 1)
+if keras_hvd.rank() == int(sys.argv[1]):
+    print("stops", os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+allreduce("second", 1)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "counts", "reporter", "expected"),
+    [
+        (0, (1, 1), 1, "has not answered for"),
+        (2, (2, 2), 0, "does not answer, which speaks for its host"),
+    ],
+)
+def test_a_leader_that_is_stopped_is_named(
+    start, monkeypatch, victim, counts, reporter, expected
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    limits = {"STALL_WARNING_SECONDS": "6", "STALL_ABORT_SECONDS": "30"}
+    command = (sys.executable, "-c", STOP, victim)
+    jobs = [
+        start(number, len(counts), "-np", count, *command, **limits)
+        for number, count in enumerate(counts)
+    ]
+    stopped = jobs[1 if victim else 0]
+    pid = int(re.search(r"stops (\d+)", stopped.stdout.readline())[1])
+    errors = ""
+    for named in iter(jobs[reporter].stderr.readline, ""):
+        if expected in named:
+            break
+        errors += named
+    os.kill(pid, signal.SIGCONT)
+    assert f"rank {victim} (pid {pid} on {socket.gethostname()}) {expected}" in named
+    for code, _, error in end(*jobs):
+        assert code == 0
+        errors += error
+    # Once, and nobody blames the others of its host.
+    assert expected not in errors
+    assert f"rank {victim + 1} (pid" not in errors

@@ -17,6 +17,10 @@ double Seconds(Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
+bool Contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 std::string SecondsText(double seconds) {
   char text[32];
   snprintf(text, sizeof(text), "%.0f s", seconds);
@@ -138,6 +142,13 @@ void CoordinatorService::WriteAutotuneLog() {
 
 // ---- Stalls
 
+// What the ranks of its host have submitted is not known here.
+std::string CoordinatorService::SilenceText(int leader) const {
+  return "\n  " + job_->Describe(leader) +
+         " does not answer, which speaks for its host: see whether its process is "
+         "stopped";
+}
+
 std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
   const int32_t set = stall.key.process_set;
   std::string text = RankList(stall.waiting) + " waited " + SecondsText(seconds) +
@@ -146,6 +157,12 @@ std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
   if (set != 0) text += "of process set " + std::to_string(set) + " ";
   text += "has reached.";
   for (int rank : stall.missing) {
+    const int leader = topology_.leader_of(topology_.host_of(rank));
+    if (job_->IsSilent(leader)) {
+      if (rank == leader || !Contains(stall.missing, leader))
+        text += SilenceText(leader);
+      continue;
+    }
     text += "\n  " + job_->Describe(rank) + " has not";
     const std::string last = coordinator_.LastSubmission(rank);
     text += last.empty() ? "; it has submitted nothing yet" : "; its last was " + last;
@@ -162,6 +179,7 @@ void CoordinatorService::CheckStalls(double warning, double abort) {
   timeline_.AddStalls(stalls, now);
   for (const Stall& stall : stalls) {
     const double seconds = now - stall.since;
+    if (warning >= 0 && seconds >= warning / 2) job_->AskForSigns();
     if (abort > 0 && seconds >= abort) {
       job_->Fail(Code::kRankFailed,
                  StallText(stall, seconds) +

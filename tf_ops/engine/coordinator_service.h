@@ -54,6 +54,7 @@ class CoordinatorService {
   void Queue(std::string_view message);
   void WriteTuning();
   void WriteAutotuneLog();
+  std::string SilenceText(int leader) const;
   std::string StallText(const Stall& stall, double seconds);
 
   const std::shared_ptr<JobState> job_;

@@ -16,6 +16,8 @@ StallWatch::StallWatch(const EngineOptions& options, const World& world,
       job_(world.job),
       requests_(*requests),
       leader_(world.topology.leader()),
+      checks_coordinator_(world.topology.host() == 1 &&
+                          world.topology.ranks_of(0).size() == 1),
       coordinator_service_(coordinator_service),
       leader_service_(leader_service),
       execution_(*execution) {}
@@ -25,7 +27,10 @@ void StallWatch::CheckAt(Clock::time_point now) {
   if (coordinator_service_ != nullptr) {
     return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
   }
-  if (leader_service_ != nullptr) return leader_service_->PassOnOld();
+  if (leader_service_ != nullptr) {
+    leader_service_->PassOnOld();
+    return CheckSilentCoordinator();
+  }
   // Without a request of its own the leader may not have looked at what waits here.
   if (requests_.any_pending()) job_->RingLeader();
   CheckSilentLeader();
@@ -41,6 +46,19 @@ void StallWatch::CheckSilentLeader() {
   if (waited < warning_seconds_) return;
   if (job_->Obstacle(leader_).empty()) return;
   CheckPeer(leader_, oldest);
+}
+
+// If the coordinator is alone on its host, that of the next one checks on it.
+void StallWatch::CheckSilentCoordinator() {
+  if (!checks_coordinator_ || warning_seconds_ < 0 || !execution_.running().empty()) {
+    return;
+  }
+  const Clock::time_point oldest = requests_.OldestPending();
+  if (oldest == Clock::time_point::max()) return;
+  const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
+  if (waited >= warning_seconds_ / 2) job_->AskForSigns();
+  if (waited < warning_seconds_ || !job_->IsSilent(JobState::kCoordinator)) return;
+  CheckPeer(JobState::kCoordinator, oldest);
 }
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {

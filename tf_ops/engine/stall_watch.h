@@ -39,12 +39,14 @@ class StallWatch {
  private:
   void CheckAt(Clock::time_point now);
   void CheckSilentLeader();
+  void CheckSilentCoordinator();
 
   const double warning_seconds_;  // negative: never
   const double abort_seconds_;    // 0: never
   const std::shared_ptr<JobState> job_;
   Requests& requests_;
   const int leader_;  // of this rank's host
+  const bool checks_coordinator_;
   CoordinatorService* const coordinator_service_;
   LeaderService* const leader_service_;
   const Execution& execution_;

@@ -23,6 +23,8 @@ enum class FrameType : uint8_t {
   kDeparture = 5,   // both ways: the sender leaves the job, and leads no longer
   kKnown = 6,       // up: the failure is known here and below, and who did what last
   kAllKnow = 7,     // down: the failure is known everywhere
+  kQuestion = 8,    // both ways: whether the receiver's engine still runs
+  kSign = 9,        // both ways: that it does
 };
 
 // Only one thread may use it at a time.

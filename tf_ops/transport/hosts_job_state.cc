@@ -12,8 +12,11 @@ namespace {
 // How long a leader that leaves waits until the leaders next to it know.
 constexpr std::chrono::milliseconds kFarewell(500);
 
+// How long an engine may take to say that it runs.
+constexpr std::chrono::seconds kSignOfLife(2);
+
 // How long to sleep at most while the hosts tell each other of a failure.
-constexpr std::chrono::milliseconds kMoment(10);
+constexpr std::chrono::milliseconds kMoment(2);
 
 // What the coordinator says for all, as it travels.
 struct Settings {
@@ -62,8 +65,7 @@ HostsJobState::HostsJobState(std::shared_ptr<Segment> segment, Topology topology
     const int host = topology.host_of(link->peer());
     Reachability reachability(link->socket(), host_timeout);
     reachability.KeepAsking();
-    neighbors_.push_back(
-        {std::move(link), reachability, host == topology.parent(), {}, {}});
+    neighbors_.push_back({std::move(link), reachability, host == topology.parent()});
   }
 }
 
@@ -108,6 +110,20 @@ void HostsJobState::ShutDown() {
   QueueForAll(FrameType::kDeparture, AsBytes(int32_t{rank()}), /*above=*/true);
   for (Neighbor& neighbor : neighbors_) neighbor.link->Finish(deadline);
   for (Neighbor& neighbor : neighbors_) neighbor.link->AwaitEnd(deadline);
+}
+
+void HostsJobState::AskForSigns() {
+  for (Neighbor& neighbor : neighbors_) {
+    if (neighbor.asked_at != Clock::time_point::max()) continue;
+    neighbor.asked_at = Clock::now();
+    neighbor.link->Queue(FrameType::kQuestion, "");
+  }
+}
+
+bool HostsJobState::IsSilent(int rank) const {
+  return std::any_of(neighbors_.begin(), neighbors_.end(), [&](const Neighbor& each) {
+    return each.link->peer() == rank && each.asked_at < Clock::now() - kSignOfLife;
+  });
 }
 
 // ---- What the coordinator says for all
@@ -267,6 +283,11 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
     case FrameType::kKnown:
     case FrameType::kAllKnow:
       return wave_.Take(from->link.get(), type, bytes);
+    case FrameType::kQuestion:
+      return from->link->Queue(FrameType::kSign, "");
+    case FrameType::kSign:
+      from->asked_at = Clock::time_point::max();
+      return;
     case FrameType::kSettings:
       return TakeSettings(from, bytes);
     case FrameType::kDeparture:

@@ -46,6 +46,8 @@ class HostsJobState final : public SharedJobState {
   bool HasHistory(int rank) const override;
   void AwaitAllKnow() override;
   bool ClaimFailureReport() override;
+  void AskForSigns() override;
+  bool IsSilent(int rank) const override;
   bool ClaimGpuWarning() override;
 
   void set_compares_outputs(bool compares) override;
@@ -66,8 +68,9 @@ class HostsJobState final : public SharedJobState {
     std::unique_ptr<ControlLink> link;
     Reachability reachability;
     bool is_above;
-    std::deque<std::string> inbox;  // messages that nobody has taken yet
-    Clock::time_point lost_at;
+    std::deque<std::string> inbox{};  // messages that nobody has taken yet
+    Clock::time_point lost_at{};
+    Clock::time_point asked_at = Clock::time_point::max();  // max: it has answered
     bool has_departed = false;
     bool is_lost = false;
     int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
