@@ -179,6 +179,7 @@ def test_a_host_that_vanishes_is_known_in_time(network, start, hosts, victim, de
         )
         assert "cannot be reached" in text
         assert f"for {int(LIMIT)} s. See whether that host runs" in text
+    assert len({text.partition(": ")[2] for _, _, text in reached}) == 1
     for rank in (2 * victim, 2 * victim + 1):
         _, when, text = said[rank]
         assert when - cut < LIMIT + MARGIN, said
