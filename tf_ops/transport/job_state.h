@@ -75,8 +75,8 @@ class JobState {
   virtual bool HasShutDown(int rank) const = 0;
   // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;
-  // Asks the leaders next to this rank for a sign of life, which takes a moment; for one
-  // that something waits for.
+  // Asks the leaders next to this rank for a sign of life, which takes a moment; for
+  // one that something waits for.
   virtual void AskForSigns() {}
   // Whether a leader that was asked has given none for seconds.
   virtual bool IsSilent(int) const { return false; }
