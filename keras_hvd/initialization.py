@@ -19,7 +19,7 @@ from keras_hvd.rendezvous import ranks, secret
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
-from keras_hvd.runtime import basics, installed, log, native, settings
+from keras_hvd.runtime import basics, installed, log, native, settings, tls
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
 # Held while a thread joins, so a second one finds the job joined.
@@ -142,7 +142,11 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         interfaces=settings.network_interfaces(),
     )
     meeting = ranks.meet(
-        place, secret.take(os.environ), _wanted_links, settings.init_timeout()
+        place,
+        secret.take(os.environ),
+        _wanted_links,
+        settings.init_timeout(),
+        tls.chosen(os.environ),
     )
     world = dataclasses.replace(world, job=meeting.table.job)
     if world.cross_rank is None:
@@ -167,8 +171,13 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
     options.links = (native.Link * len(meeting.links))(
         # khvd_init takes them over, whatever it returns.
         *(
-            native.Link(link.peer, link.purpose, connected.detach())
-            for link, connected in meeting.links.items()
+            native.Link(
+                link.peer,
+                link.purpose,
+                stream.socket.detach(),
+                None if stream.tls is None else stream.tls.detach(),
+            )
+            for link, stream in meeting.links.items()
         )
     )
 

@@ -4,8 +4,8 @@
 
 starts one khvdrun for 2 ranks and one for 1. Each host is a network namespace where
 this process may make them (see network.py). Elsewhere, and with --keys, host keys keep
-their ranks from sharing memory, and they talk over the loopback interface. The exit
-code is the first khvdrun's that failed.
+their ranks from sharing memory, and they talk over the loopback interface. With
+KERAS_HVD_TLS=1 they use TLS. The exit code is the first khvdrun's that failed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from keras_hvd.exceptions import RendezvousError
+from keras_hvd.exceptions import LibraryError, RendezvousError
 from keras_hvd.launch import command_line, guardian, share
 from keras_hvd.launch.job import CANNOT_START
 from keras_hvd.runtime import settings
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"khvdrun: warning: {ignored}", file=sys.stderr)
     try:
         own = share.of_this_host(options)
-    except (RendezvousError, ValueError) as error:
+    except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return CANNOT_START
     except KeyboardInterrupt:

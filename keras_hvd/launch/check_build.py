@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keras_hvd.exceptions import LibraryError
 from keras_hvd.gpu import gpu_libraries
-from keras_hvd.runtime import installed, native
+from keras_hvd.runtime import installed, native, settings, tls
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
@@ -35,7 +35,8 @@ def run() -> int:
     ]
     is_complete = all([_show(name, look) for name, look in needed])
     print("\noptional:")
-    for name, look in (("MPI", _mpi), ("CUDA", _cuda), ("NCCL", _nccl)):
+    optional = [("TLS", _tls), ("MPI", _mpi), ("CUDA", _cuda), ("NCCL", _nccl)]
+    for name, look in optional:
         _show(name, look)
     return 0 if is_complete else 1
 
@@ -94,6 +95,10 @@ def _shared_memory() -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0khvdrun-check-build-{uuid.uuid4().hex}")
     return "sealed memfd and abstract unix sockets"
+
+
+def _tls() -> str:
+    return f"{tls.library(settings.ssl_library())}, for --tls"
 
 
 def _mpi() -> str:

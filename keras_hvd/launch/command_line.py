@@ -291,6 +291,15 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         help="use the first of these that a host has (default: the one that reaches "
         "HOST)",
     )
+    add(
+        "--tls",
+        nargs=0,
+        const="1",
+        action=_SetVariable,
+        variable="KERAS_HVD_TLS",
+        help="encrypt everything between hosts with TLS 1.3, which takes OpenSSL; all "
+        "hosts need this option",
+    )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

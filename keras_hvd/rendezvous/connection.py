@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from keras_hvd.rendezvous import event_loop, proof
 from keras_hvd.rendezvous.address import Address
@@ -32,6 +32,32 @@ class RefusedError(UnprovenError):
     """The other end says that this process' proof is wrong."""
 
 
+class Tls(Protocol):
+    """TLS over a connected socket, which does not block."""
+
+    def handshake(self) -> int:
+        """Goes on with the handshake; returns what to wait for, or 0 at its end.
+
+        Raises OSError, as UnprovenError if the other end does not have the key.
+        """
+
+    def send(self, content: memoryview, /) -> int:
+        """As a socket does. Afterwards the same bytes must come first, if it blocks."""
+
+    def recv(self, size: int, /) -> bytes:
+        """As a socket does. Raises MessageError too, for what was changed."""
+
+    def close(self) -> None:
+        """Ends it, and leaves the socket open."""
+
+    def detach(self) -> int:
+        """Hands it over to the engine, as an address."""
+
+
+BeginTls = Callable[[socket.socket, Role, bytes, bytes], Tls]
+"""Makes TLS over a socket, from this end's role, and the identity and key of both."""
+
+
 class Stream:
     """The bytes of a connection, until a time."""
 
@@ -39,23 +65,34 @@ class Stream:
         connected.setblocking(False)
         self.socket = connected
         self.deadline = deadline
+        self.tls: Tls | None = None
+
+    async def begin_tls(
+        self, begin: BeginTls, role: Role, credentials: tuple[bytes, bytes]
+    ) -> None:
+        """From here on all is encrypted. Raises OSError."""
+        self.tls = begin(self.socket, role, *credentials)
+        while event := self.tls.handshake():
+            await self._wait(event)
 
     async def send(self, content: bytes) -> None:
         """Sends all of it. Raises OSError."""
         left = memoryview(content)
         while left:
             try:
-                # Whoever closed the other end must not end this process.
-                left = left[self.socket.send(left, socket.MSG_NOSIGNAL) :]
+                left = left[self._send(left) :]
             except BlockingIOError:
                 await self._wait(WRITE)
 
     async def receive(self, size: int) -> bytes:
-        """Receives so many bytes, and takes no more than these. Raises OSError."""
+        """Receives so many bytes, and takes no more than these.
+
+        Raises OSError, and MessageError if TLS shows that they were changed.
+        """
         content = bytearray()
         while len(content) < size:
             try:
-                received = self.socket.recv(size - len(content))
+                received = (self.tls or self.socket).recv(size - len(content))
             except BlockingIOError:
                 await self._wait(READ)
                 continue
@@ -68,7 +105,15 @@ class Stream:
 
     def close(self) -> None:
         """Ends the connection."""
+        if self.tls is not None:
+            self.tls.close()
         self.socket.close()
+
+    def _send(self, content: memoryview) -> int:
+        if self.tls is not None:
+            return self.tls.send(content)
+        # Whoever closed the other end must not end this process.
+        return self.socket.send(content, socket.MSG_NOSIGNAL)
 
     async def _wait(self, event: int) -> None:
         if not await event_loop.ready(self.socket, event, self.deadline):
@@ -83,6 +128,7 @@ class ProvenConnection:
         self.peer = theirs.sender
         self.purpose = theirs.purpose
         self.version = theirs.version
+        self.tls = theirs.tls
         self.host = stream.socket.getpeername()[0]
         self._sealer = Sealer(keys.sends)
         self._opener = Opener(keys.receives)
@@ -107,11 +153,13 @@ class Call:
     sender: int
     receiver: int
     sources: Sequence[str] = ()  # IP addresses to connect from; none: any
+    tls: BeginTls | None = None
 
 
 async def prove_as_client(stream: Stream, call: Call) -> ProvenConnection:
     """Both ends of a new connection prove the secret. Raises OSError."""
-    mine = proof.hello(Role.CLIENT, call.purpose, call.sender, call.receiver)
+    wanted = call.purpose, call.sender, call.receiver, call.tls is not None
+    mine = proof.hello(Role.CLIENT, *wanted)
     await stream.send(mine.pack())
     answer = await stream.receive(proof.HELLO_BYTES)
     theirs = proof.unpack(answer)
@@ -124,11 +172,16 @@ async def prove_as_client(stream: Stream, call: Call) -> ProvenConnection:
         raise RefusedError("it has another secret, or another job's name")
     if not shared.is_proof(proven, Role.SERVER):
         raise UnprovenError("it does not know the secret")
+    if call.tls is not None and _agree(mine, theirs):
+        await stream.begin_tls(call.tls, Role.CLIENT, shared.tls_credentials())
     return ProvenConnection(stream, theirs, shared.session(Role.CLIENT))
 
 
 async def prove_as_server(
-    stream: Stream, key: bytes, is_expected: Callable[[Hello], bool]
+    stream: Stream,
+    key: bytes,
+    tls: BeginTls | None,
+    is_expected: Callable[[Hello], bool],
 ) -> ProvenConnection:
     """Both ends of an accepted connection prove the secret. Raises OSError."""
     asked = await stream.receive(proof.HELLO_BYTES)
@@ -137,14 +190,21 @@ async def prove_as_server(
         raise UnprovenError("they do not speak as keras_hvd does")
     if not is_expected(theirs):
         raise UnprovenError("they do not belong here")
-    mine = theirs.answer()
+    mine = theirs.answer(tls is not None)
     await stream.send(mine.pack())
     shared = Handshake(key, asked, mine.pack())
     if not shared.is_proof(await stream.receive(proof.PROOF_BYTES), Role.CLIENT):
         await stream.send(proof.REFUSAL)
         raise UnprovenError("they have another secret, or another job's name")
     await stream.send(shared.proof(Role.SERVER))
+    if tls is not None and _agree(mine, theirs):
+        await stream.begin_tls(tls, Role.SERVER, shared.tls_credentials())
     return ProvenConnection(stream, theirs, shared.session(Role.SERVER))
+
+
+def _agree(mine: Hello, theirs: Hello) -> bool:
+    """Whether both go on in the same way; if not, both know, and say so."""
+    return (mine.version, mine.tls) == (theirs.version, theirs.tls)
 
 
 async def connect(

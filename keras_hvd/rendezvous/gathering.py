@@ -22,7 +22,7 @@ from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import connection, event_loop, network_interfaces
 from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import Call, ProvenConnection
+from keras_hvd.rendezvous.connection import BeginTls, Call, ProvenConnection
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.listener import Listener, listen
 from keras_hvd.rendezvous.messages import MessageError
@@ -60,6 +60,7 @@ class Group:
     key: bytes
     timeout: float  # seconds
     interfaces: Sequence[str] = ()
+    tls: BeginTls | None = None
 
     def name(self, numbers: Sequence[int]) -> str:
         """What members are called in messages."""
@@ -113,7 +114,9 @@ class Convener:
         self._members: dict[int, _Member] = {}
         self._surplus: list[_Member] = []
         self._failure = ""
-        self._listener = Listener(loop, group.key, self._is_expected, self._welcome)
+        self._listener = Listener(
+            loop, group.key, group.tls, self._is_expected, self._welcome
+        )
 
     def open(self) -> None:
         """Listens at the group's address. Raises RendezvousError."""
@@ -189,9 +192,10 @@ class Convener:
 
     async def _serve(self, proven: ProvenConnection) -> None:
         name = f"{self._group.member} {proven.peer}"
-        if proven.version != __version__:
-            its = f"{name} ({proven.host}) runs keras_hvd {proven.version}"
-            self.fail(_versions(its, f"{self._group.member} 0"))
+        its = f"{name} ({proven.host})"
+        difference = _difference(its, proven, f"{self._group.member} 0", self._group)
+        if difference:
+            self.fail(difference)
             return
         proven.stream.deadline = self._deadline + _VERDICT_SECONDS
         try:
@@ -296,7 +300,8 @@ class Attendee:
     async def connect(self) -> str:
         """Connects to member 0, when it is there; returns this host's IP address."""
         group = self._group
-        call = Call(group.key, group.purpose, group.number, 0, group.sources())
+        place = group.purpose, group.number, 0
+        call = Call(group.key, *place, group.sources(), group.tls)
         host = f"{group.member} 0 at {group.address}"
         try:
             proven = await connection.connect(
@@ -314,9 +319,10 @@ class Attendee:
                 "look at its own error"
             ) from None
         self._opened.callback(proven.stream.close)
-        if proven.version != __version__:
-            its = f"{host} runs keras_hvd {proven.version}"
-            raise RendezvousError(_versions(its, f"{group.member} {group.number}"))
+        own = f"{group.member} {group.number}"
+        difference = _difference(host, proven, own, group)
+        if difference:
+            raise RendezvousError(difference)
         proven.stream.deadline = self._deadline + _VERDICT_SECONDS
         self._proven = proven
         return proven.stream.socket.getsockname()[0]
@@ -415,8 +421,20 @@ _ADVICE = (
 )
 
 
-def _versions(its: str, other: str) -> str:
-    return f"{its}, and {other} {__version__}: install the same version on all hosts"
+def _difference(its: str, proven: ProvenConnection, own: str, group: Group) -> str:
+    """Why this process cannot go on with another one; "" if it can."""
+    if proven.version != __version__:
+        return (
+            f"{its} runs keras_hvd {proven.version}, and {own} {__version__}: install "
+            "the same version on all hosts"
+        )
+    if proven.tls == (group.tls is not None):
+        return ""
+    with_tls, without = (its, own) if proven.tls else (own, its)
+    return (
+        f"{with_tls} was started with TLS, and {without} without: give khvdrun --tls "
+        "(or set KERAS_HVD_TLS=1) on all hosts, or on none"
+    )
 
 
 def _is_loopback_by_name(host: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keras_hvd.rendezvous import connection
-from keras_hvd.rendezvous.connection import Call, ProvenConnection
+from keras_hvd.rendezvous.connection import BeginTls, Call, ProvenConnection, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.listener import Listener
 from keras_hvd.rendezvous.proof import Hello, Purpose
@@ -42,15 +42,17 @@ class Links:
         table: RankTable,
         key: bytes,
         wanted: Sequence[Link],
+        tls: BeginTls | None = None,
     ):
         self.failure = ""
         self._loop = loop
         self._rank = rank
         self._table = table
         self._key = key
+        self._tls = tls
         self._wanted = frozenset(wanted)
-        self._made: dict[Link, socket.socket] = {}
-        self._listener = Listener(loop, key, self._is_expected, self._welcome)
+        self._made: dict[Link, Stream] = {}
+        self._listener = Listener(loop, key, tls, self._is_expected, self._welcome)
 
     def start(
         self,
@@ -78,7 +80,7 @@ class Links:
         names = [str(self._table.ranks[peer]) for peer in sorted(missing)]
         return f"no connection with {', '.join(names[:_MOST_NAMED])} in time. {_ADVICE}"
 
-    def take(self) -> dict[Link, socket.socket]:
+    def take(self) -> dict[Link, Stream]:
         """The links, which then belong to the caller."""
         made, self._made = self._made, {}
         return made
@@ -93,7 +95,7 @@ class Links:
         self, link: Link, sources: Sequence[str], deadline: float
     ) -> None:
         peer = self._table.ranks[link.peer]
-        call = Call(self._key, link.purpose, self._rank, link.peer, sources)
+        call = Call(self._key, link.purpose, self._rank, link.peer, sources, self._tls)
         try:
             proven = await connection.connect(call, lambda: peer.addresses, deadline)
         except OSError as error:
@@ -108,7 +110,8 @@ class Links:
     def _is_expected(self, theirs: Hello) -> bool:
         link = Link(theirs.sender, theirs.purpose)
         is_here = theirs.receiver == self._rank and theirs.sender > self._rank
-        return is_here and link in self._wanted
+        is_alike = theirs.tls == (self._tls is not None)
+        return is_here and is_alike and link in self._wanted
 
     async def _welcome(self, proven: ProvenConnection) -> None:
         self._keep(Link(proven.peer, proven.purpose), proven)
@@ -118,7 +121,7 @@ class Links:
         earlier = self._made.pop(link, None)
         if earlier is not None:
             earlier.close()
-        self._made[link] = proven.stream.socket
+        self._made[link] = proven.stream
 
 
 _ADVICE = (

@@ -19,7 +19,7 @@ from typing import Any
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import connection, event_loop
 from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import ProvenConnection, Stream
+from keras_hvd.rendezvous.connection import BeginTls, ProvenConnection, Stream
 from keras_hvd.rendezvous.event_loop import READ, EventLoop, Task
 from keras_hvd.rendezvous.proof import Hello
 
@@ -52,11 +52,13 @@ class Listener:
         self,
         loop: EventLoop,
         key: bytes,
+        tls: BeginTls | None,
         is_expected: Callable[[Hello], bool],
         welcome: Callable[[ProvenConnection], Coroutine[Any, Any, None]],
     ):
         self._loop = loop
         self._key = key
+        self._tls = tls
         self._is_expected = is_expected
         self._welcome = welcome
         # In the order of their arrival.
@@ -129,7 +131,7 @@ class Listener:
         try:
             stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             proven = await connection.prove_as_server(
-                stream, self._key, self._is_expected
+                stream, self._key, self._tls, self._is_expected
             )
         except OSError as error:
             self._note(host, error)

@@ -12,6 +12,7 @@ from typing import Any
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import gathering
+from keras_hvd.rendezvous.connection import BeginTls
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
 from keras_hvd.rendezvous.proof import Purpose
@@ -40,7 +41,9 @@ class Share:
     job: str
 
 
-def meet(node: Node, secret: Secret, timeout: float) -> Share:
+def meet(
+    node: Node, secret: Secret, timeout: float, tls: BeginTls | None = None
+) -> Share:
     """Waits for the other nodes, and returns which ranks this one starts.
 
     All nodes return, or all raise RendezvousError with the reason.
@@ -55,6 +58,7 @@ def meet(node: Node, secret: Secret, timeout: float) -> Share:
         key=secret.key(""),
         timeout=timeout,
         interfaces=node.interfaces,
+        tls=tls,
     )
     loop = EventLoop()
     deadline = time.monotonic() + timeout

@@ -12,7 +12,8 @@ The key comes from the secret and the job's name. The nonces are new each time, 
 recorded message proves nothing later, and the two proofs differ, so neither can be sent
 back. The client proves first: who only connects gets nothing to guess the secret from.
 
-Messages after the proof have keys of their own, one for each direction: `Session`.
+Messages after the proof have keys of their own, one for each direction: `Session`. So
+has TLS, which begins right after the proof if both hellos say so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from keras_hvd.version import __version__
 
 # The magic number's last byte is the version of all this: what follows has the same
 # place in all versions of keras_hvd that have the same magic number.
-_HELLO = struct.Struct("!8sBB2xii64s32s")
+_HELLO = struct.Struct("!8sBBBxii64s32s")
 _MAGIC = b"KHVDMEE\x01"
 
 HELLO_BYTES = _HELLO.size
@@ -75,18 +76,19 @@ class Hello:
     receiver: int
     version: str
     nonce: bytes
+    tls: bool = False  # whether it goes on with TLS, and with nothing else
 
     def pack(self) -> bytes:
         """The hello in HELLO_BYTES bytes."""
         version = self.version.encode()
         return _HELLO.pack(
-            *(_MAGIC, self.role, self.purpose, self.sender, self.receiver),
+            *(_MAGIC, self.role, self.purpose, self.tls, self.sender, self.receiver),
             *(version, self.nonce),
         )
 
-    def answer(self) -> Hello:
+    def answer(self, tls: bool = False) -> Hello:
         """The server's hello to this one."""
-        return hello(Role.SERVER, self.purpose, self.receiver, self.sender)
+        return hello(Role.SERVER, self.purpose, self.receiver, self.sender, tls)
 
     def answers(self, question: Hello) -> bool:
         """Whether this may be the server's answer to a client's hello."""
@@ -95,7 +97,9 @@ class Hello:
         )
 
 
-def hello(role: Role, purpose: Purpose, sender: int, receiver: int) -> Hello:
+def hello(
+    role: Role, purpose: Purpose, sender: int, receiver: int, tls: bool = False
+) -> Hello:
     """A hello of this process, with a new nonce.
 
     Example:
@@ -104,7 +108,7 @@ def hello(role: Role, purpose: Purpose, sender: int, receiver: int) -> Hello:
     32
     """
     nonce = secrets.token_bytes(32)
-    return Hello(role, purpose, sender, receiver, __version__, nonce)
+    return Hello(role, purpose, sender, receiver, __version__, nonce, tls)
 
 
 def unpack(packed: bytes) -> Hello | None:
@@ -115,12 +119,13 @@ def unpack(packed: bytes) -> Hello | None:
     >>> unpack(b"GET / HTTP/1.1".ljust(HELLO_BYTES)) is None
     True
     """
-    magic, role, purpose, sender, receiver, version, nonce = _HELLO.unpack(packed)
-    if magic != _MAGIC:
+    magic, role, purpose, tls, sender, receiver, version, nonce = _HELLO.unpack(packed)
+    if magic != _MAGIC or tls > 1:
         return None
     try:
         text = version.rstrip(b"\0").decode("ascii")
-        return Hello(Role(role), Purpose(purpose), sender, receiver, text, nonce)
+        names = Role(role), Purpose(purpose)
+        return Hello(*names, sender, receiver, text, nonce, tls == 1)
     except ValueError:
         return None
 
@@ -159,6 +164,10 @@ class Handshake:
         }
         other = Role.SERVER if role == Role.CLIENT else Role.CLIENT
         return Session(keys[role], keys[other])
+
+    def tls_credentials(self) -> tuple[bytes, bytes]:
+        """The identity and the key for TLS over this connection."""
+        return self._digest(b"identity for TLS"), self._digest(b"key for TLS")
 
     def _digest(self, label: bytes) -> bytes:
         text = label + b"\0" + self.client + self.server

@@ -15,6 +15,7 @@ from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import event_loop, gathering, rank_table
 from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.connection import BeginTls, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
 from keras_hvd.rendezvous.links import Link, Links, WantedLinks
@@ -49,15 +50,19 @@ class Place:
 class Meeting:
     """What a rank knows when the ranks have met.
 
-    The sockets are not blocking, and belong to the caller.
+    The links' sockets are not blocking, and belong to the caller.
     """
 
     table: RankTable
-    links: dict[Link, socket.socket]
+    links: dict[Link, Stream]
 
 
 def meet(
-    place: Place, secret: Secret, wanted_links: WantedLinks, timeout: float
+    place: Place,
+    secret: Secret,
+    wanted_links: WantedLinks,
+    timeout: float,
+    tls: BeginTls | None = None,
 ) -> Meeting:
     """Waits for the other ranks, and connects with those that `wanted_links` names.
 
@@ -72,6 +77,7 @@ def meet(
         key=secret.key(place.job),
         timeout=timeout,
         interfaces=place.interfaces,
+        tls=tls,
     )
     rank = _Rank(EventLoop(), place, group, secret, wanted_links)
     return rank.meet()
@@ -173,7 +179,7 @@ class _Rank:
         place = self._place
         wanted = self._wanted_links(place.rank, table.hosts())
         key = self._secret.key(f"{table.job}/{table.meeting}")
-        links = Links(self._loop, place.rank, table, key, wanted)
+        links = Links(self._loop, place.rank, table, key, wanted, self._group.tls)
         with contextlib.closing(links):
             connecting_ends = self._deadline - _SOONER * self._group.timeout
             links.start(listening, self._group.sources(), connecting_ends)

@@ -58,6 +58,7 @@ class Link(_Structure):
         ("peer", ctypes.c_int32),
         ("purpose", ctypes.c_int32),
         ("fd", ctypes.c_int32),
+        ("tls", ctypes.c_void_p),
     ]
 
 
@@ -215,6 +216,29 @@ _FUNCTIONS: dict[str, tuple] = {
         ctypes.c_char_p,
         ctypes.POINTER(GpuSupport),
     ),
+    "khvd_find_tls": (ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, _Int32),
+    "khvd_tls_open": (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        _Int32,
+        _Int32,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+    ),
+    "khvd_tls_handshake": (ctypes.c_int64, ctypes.c_void_p),
+    "khvd_tls_read": (
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+    ),
+    "khvd_tls_write": (
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ),
+    "khvd_tls_close": (None, ctypes.c_void_p),
     "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, _Int32),
     "khvd_stop_timeline": (ctypes.c_int,),
     "khvd_last_error": (ctypes.c_char_p,),

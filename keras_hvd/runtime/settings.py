@@ -223,6 +223,30 @@ def network_interfaces(
     return found.parse(_names, "names of network interfaces, with commas")
 
 
+def tls(environment: Mapping[str, str] | None = None) -> bool:
+    """Reads whether everything between hosts is encrypted.
+
+    Example:
+
+    >>> tls({}), tls({"KERAS_HVD_TLS": "1"})
+    (False, True)
+    """
+    variables = os.environ if environment is None else environment
+    return _switch(_find_ours(variables, "TLS"))
+
+
+def ssl_library(environment: Mapping[str, str] | None = None) -> bytes:
+    """Reads which libssl TLS uses: a path, a name, or "" for the system's.
+
+    Example:
+
+    >>> ssl_library({"KERAS_HVD_SSL_LIBRARY": "libssl.so.3"})
+    b'libssl.so.3'
+    """
+    variables = os.environ if environment is None else environment
+    return _library(_find_ours(variables, "SSL_LIBRARY"))
+
+
 def without_effect(environment: Mapping[str, str] | None = None) -> str:
     """Explains in one line which of Horovod's variables are set without effect, or "".
 

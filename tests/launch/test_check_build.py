@@ -32,6 +32,7 @@ def test_finds_what_is_built(khvdrun):
         "TensorFlow ops",
         "Keras",
         "shared memory",
+        "TLS",
         "MPI",
         "CUDA",
         "NCCL",
@@ -41,6 +42,18 @@ def test_finds_what_is_built(khvdrun):
     assert ("jit_compile=True" in found["TensorFlow ops"][1]) is not has_xla
     assert found["engine"][1].endswith(f"libkeras_hvd.so, version {__version__}")
     assert all(reason for _, reason in found.values())
+
+
+def test_says_which_openssl_tls_takes(khvdrun):
+    found = answers(khvdrun.run("--check-build").stdout)
+    assert re.fullmatch(
+        r"OpenSSL \d.* \(/.*/libssl\.so\S*\), for --tls", found["TLS"][1]
+    )
+    variables = {"KERAS_HVD_SSL_LIBRARY": "/none/libssl.so.3"}
+    ended = khvdrun.run("--check-build", env=variables)
+    answer, reason = answers(ended.stdout)["TLS"]
+    assert (ended.returncode, answer) == (0, "no")
+    assert reason.startswith("there is no /none/libssl.so.3. Install OpenSSL 1.1.1 or ")
 
 
 def test_says_what_is_missing(tmp_path):

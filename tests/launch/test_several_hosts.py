@@ -1,14 +1,18 @@
 """One khvdrun for each of several hosts, which are this one under different keys."""
 
 import ast
+import contextlib
+import ctypes
 import os
 import pathlib
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -201,6 +205,12 @@ def test_a_wrong_secret_is_refused(start):
         ({"INIT_TIMEOUT_SECONDS": "soon"}, "must be a number of seconds from 0, got"),
         ({"NETWORK_INTERFACES": "no0"}, "has no network interface 'no0'"),
         ({"NETWORK_INTERFACES": "a,,b"}, "must be names of network interfaces"),
+        ({"TLS": "yes"}, "KERAS_HVD_TLS must be 0 or 1, got 'yes'"),
+        (
+            {"TLS": "1", "SSL_LIBRARY": "/none/libssl.so.3"},
+            "KERAS_HVD_TLS=1 (khvdrun --tls) cannot be followed here: there is no "
+            "/none/libssl.so.3. Install OpenSSL 1.1.1 or newer",
+        ),
     ],
 )
 def test_what_is_missing_or_malformed_is_an_error_at_once(start, variables, expected):
@@ -208,6 +218,21 @@ def test_what_is_missing_or_malformed_is_an_error_at_once(start, variables, expe
     assert (code, output) == (2, "")
     assert error.startswith("khvdrun: error: ")
     assert expected in error
+
+
+@pytest.mark.parametrize("encrypted", [0, 1])
+def test_tls_on_one_host_only_is_an_error_on_both(start, encrypted):
+    started = [
+        start(number, 2, *["--tls"] * (number == encrypted), "-np", 1, *SHOW)
+        for number in range(2)
+    ]
+    for code, output, error in end(*started):
+        assert (code, output) == (2, "")
+        assert re.match(
+            rf"khvdrun: error: node {encrypted}.* was started with TLS, and node "
+            rf"{1 - encrypted}.* without: give khvdrun --tls",
+            error,
+        )
 
 
 def test_ctrl_c_ends_it_while_it_waits(start, rendezvous):
@@ -255,6 +280,88 @@ def test_ranks_of_one_host_that_meet_are_a_job_like_others(rendezvous):
         for rank in range(2)
     ]
     assert [job.communicate(timeout=60)[0] for job in started] == ["2.0 1\n"] * 2
+
+
+# --- TLS -----------------------------------------------------------------------------
+
+# A tensor and an object, which no other job on this machine has.
+TELL = """
+import os
+import numpy, keras_hvd
+keras_hvd.init()
+known = numpy.frombuffer(os.environ["TENSOR"].encode() * 5000, numpy.uint8)
+greatest = keras_hvd.allreduce(known, op=keras_hvd.Max).numpy()
+assert (greatest == known).all()
+told = os.environ["OBJECT"]
+assert keras_hvd.allgather_object(told) == [told] * keras_hvd.size()
+"""
+
+
+class Recorder:
+    """Records what the loopback interface carries to and from one IPv4 address."""
+
+    def __init__(self, address: str):
+        self.recorded = b""
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)
+        number = int.from_bytes(socket.inet_aton(address), "big")
+        # Packets begin with IP's header, with the source at 12 and the destination at
+        # 16: load, compare, load, compare, take all, take nothing.
+        program = b"".join(
+            struct.pack("HBBI", *each)
+            for each in (
+                *((0x20, 0, 0, 12), (0x15, 2, 0, number)),
+                *((0x20, 0, 0, 16), (0x15, 0, 1, number)),
+                *((0x06, 0, 0, 1 << 18), (0x06, 0, 0, 0)),
+            )
+        )
+        kept = ctypes.create_string_buffer(program)
+        attached = struct.pack("HP", len(program) // 8, ctypes.addressof(kept))
+        self._socket.setsockopt(socket.SOL_SOCKET, 26, attached)  # SO_ATTACH_FILTER
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
+        self._socket.bind(("lo", 0x0800))
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_) -> None:
+        """All packets have come by now, since they are recorded as they are sent."""
+        with self._socket:
+            self._socket.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.recorded += self._socket.recv(1 << 18)
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "tls"])
+def test_with_tls_nothing_can_be_read_on_the_way(khvdrun, encrypted):
+    address = f"127.77.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
+    with socket.create_server((address, 0)) as found:
+        rendezvous = f"{address}:{found.getsockname()[1]}"
+    secrets = {name: uuid.uuid4().hex for name in ("TENSOR", "OBJECT", "HOST_KEY")}
+    try:
+        recorder = Recorder(address)
+    except PermissionError:
+        pytest.skip("only root may record packets")
+    with recorder:
+        started = [
+            khvdrun.start(
+                *("--nnodes", 2, "--node-rank", number, "--rendezvous", rendezvous),
+                *["--tls"] * encrypted,
+                *("-np", 2 - number, sys.executable, "-c", TELL),
+                env={
+                    **secrets,
+                    "KERAS_HVD_HOST_KEY": f"{number} {secrets['HOST_KEY']}",
+                    "KERAS_HVD_SECRET": SECRET,
+                },
+            )
+            for number in range(2)
+        ]
+        codes = [code for code, *_ in end(*started)]
+    assert codes == [0, 0]
+    # The hellos of a khvdrun, of two ranks, and of the two links with rank 0.
+    assert recorder.recorded.count(b"KHVDMEE") >= 10
+    for text in secrets.values():
+        assert (text.encode() in recorder.recorded) == (not encrypted)
 
 
 # --- ranks that die ------------------------------------------------------------------

@@ -17,12 +17,14 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
   for (const Link& link : links) {
     const bool is_quiet = link.purpose == LinkPurpose::kFailure;
     (is_quiet ? quiet_sockets : sockets).push_back(link.socket);
-    if (is_quiet) {
-      failure.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
-    } else if (link.purpose == LinkPurpose::kControl) {
-      control.push_back(std::make_unique<ControlLink>(link.socket, link.peer));
+    std::unique_ptr<TlsSession> tls(link.tls);
+    if (link.purpose == LinkPurpose::kData) {
+      data[link.peer] =
+          std::make_shared<DataLink>(link.socket, std::move(tls), host_timeout);
     } else {
-      data[link.peer] = std::make_shared<DataLink>(link.socket, host_timeout);
+      (is_quiet ? failure : control)
+          .push_back(
+              std::make_unique<ControlLink>(link.socket, link.peer, std::move(tls)));
     }
   }
   const auto job = std::make_shared<HostsJobState>(segment, topology, std::move(names),

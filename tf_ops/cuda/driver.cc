@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "tf_ops/cuda/dynamic_library.h"
+#include "tf_ops/transport/dynamic_library.h"
 
 namespace keras_hvd::cuda {
 namespace {

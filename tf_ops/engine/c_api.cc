@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -30,6 +29,7 @@ using keras_hvd::Link;
 using keras_hvd::LogLevel;
 using keras_hvd::Operation;
 using keras_hvd::Status;
+using keras_hvd::TlsSession;
 using keras_hvd::Topology;
 
 constexpr int64_t kDefaultExchangeBytes = 4 << 20;
@@ -246,6 +246,15 @@ Topology TopologyOf(int32_t rank, int32_t size, const int32_t* hosts) {
   return Topology(rank, {hosts, hosts + size});
 }
 
+TlsSession* SessionOf(khvd_tls* tls) { return reinterpret_cast<TlsSession*>(tls); }
+
+// Keeps the text of a failure.
+int64_t Report(const TlsSession& session, int64_t outcome) {
+  const bool failed = outcome == TlsSession::kRefused || outcome == TlsSession::kLost;
+  if (failed) LastError() = session.why_failed();
+  return outcome;
+}
+
 // Finds the connection for each link that this rank needs.
 Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* member) {
   for (int rank = 0; rank < options.size; ++rank) {
@@ -264,6 +273,7 @@ Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* membe
                                      std::to_string(needed.peer));
     }
     needed.socket = found->fd;
+    needed.tls = SessionOf(found->tls);
   }
   return Status::Ok();
 }
@@ -328,7 +338,8 @@ int khvd_init(const khvd_options* options) {
   const Status status = Init(*options, &taken);
   const bool has_links = options->struct_size >= sizeof(khvd_options) && !taken;
   for (int i = 0; has_links && i < options->link_count; ++i) {
-    close(options->links[i].fd);
+    const khvd_link& link = options->links[i];
+    keras_hvd::CloseLink({link.peer, {}, link.fd, SessionOf(link.tls)});
   }
   return Report(status);
 }
@@ -339,7 +350,7 @@ int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts, khvd_link* 
       keras_hvd::LinksNeeded(TopologyOf(rank, size, hosts));
   const int32_t count = static_cast<int32_t>(needed.size());
   for (int32_t i = 0; i < std::min(count, capacity); ++i) {
-    links[i] = {needed[i].peer, static_cast<int32_t>(needed[i].purpose), -1};
+    links[i] = {needed[i].peer, static_cast<int32_t>(needed[i].purpose), -1, nullptr};
   }
   return count;
 }
@@ -463,6 +474,45 @@ int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
   support->nccl_version = found.nccl_version;
   snprintf(support->text, sizeof(support->text), "%s", found.text.c_str());
   return KHVD_OK;
+}
+
+int khvd_find_tls(const char* library, char* text, int32_t capacity) {
+  std::string found;
+  const Status status = keras_hvd::OpenTls(library == nullptr ? "" : library, &found);
+  snprintf(text, capacity, "%s", found.c_str());
+  return Report(status);
+}
+
+khvd_tls* khvd_tls_open(const char* library, int32_t fd, int32_t is_client,
+                        const unsigned char* identity, const unsigned char* key) {
+  TlsSession::Credentials credentials;
+  std::copy_n(identity, credentials.identity.size(), credentials.identity.data());
+  std::copy_n(key, credentials.key.size(), credentials.key.data());
+  const TlsSession::Role role =
+      is_client != 0 ? TlsSession::Role::kClient : TlsSession::Role::kServer;
+  std::unique_ptr<TlsSession> session;
+  Report(TlsSession::Open(library == nullptr ? "" : library, fd, role, credentials,
+                          &session));
+  return reinterpret_cast<khvd_tls*>(session.release());
+}
+
+int64_t khvd_tls_handshake(khvd_tls* tls) {
+  return Report(*SessionOf(tls), SessionOf(tls)->Handshake());
+}
+
+int64_t khvd_tls_read(khvd_tls* tls, void* data, int64_t bytes) {
+  const iovec piece = {data, static_cast<size_t>(bytes)};
+  return Report(*SessionOf(tls), SessionOf(tls)->Read(&piece, 1));
+}
+
+int64_t khvd_tls_write(khvd_tls* tls, const void* data, int64_t bytes) {
+  const iovec piece = {const_cast<void*>(data), static_cast<size_t>(bytes)};
+  return Report(*SessionOf(tls), SessionOf(tls)->Write(&piece, 1));
+}
+
+void khvd_tls_close(khvd_tls* tls) {
+  const std::unique_ptr<TlsSession> session(SessionOf(tls));
+  session->EndWriting();
 }
 
 const char* khvd_last_error(void) { return LastError().c_str(); }

@@ -105,10 +105,14 @@ typedef enum {
   KHVD_LINK_FAILURE = 2,  // for what other hosts must know when something fails
 } khvd_link_purpose;
 
+// TLS over a connected socket: see khvd_tls_open.
+typedef struct khvd_tls khvd_tls;
+
 typedef struct {
   int32_t peer;     // the rank at the other end
   int32_t purpose;  // khvd_link_purpose
   int32_t fd;       // a connected stream socket
+  khvd_tls* tls;    // over it, with the handshake complete; NULL: in the clear
 } khvd_link;
 
 typedef struct {
@@ -145,8 +149,8 @@ typedef struct {
   const int32_t* hosts;
   const char* const* host_names;
   const int32_t* pids;
-  // The links that khvd_links lists, connected. khvd_init takes over the sockets, even
-  // if it fails.
+  // The links that khvd_links lists, connected. khvd_init takes over the sockets and
+  // their TLS, even if it fails.
   const khvd_link* links;
   int32_t link_count;
   int32_t host_timeout;  // seconds until a host that does not answer is gone; 0: 5
@@ -278,6 +282,34 @@ typedef struct {
 // Takes libraries as in khvd_options. Works before khvd_init.
 KHVD_EXPORT int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
                                      khvd_gpu_support* support);
+
+// TLS 1.3 between hosts, by OpenSSL's libssl, opened at run time. `library` is a path
+// or a name on the library path; NULL or "": the usual names. It is opened once: later
+// calls take what is open. Works before khvd_init.
+//
+// Looks for it. `text`, of `capacity` bytes, is readable: which one was found.
+KHVD_EXPORT int khvd_find_tls(const char* library, char* text, int32_t capacity);
+// Begins TLS over a socket that does not block, which stays the caller's. Both ends
+// give the same identity and key, of 32 bytes each, which must be new for each
+// connection. Returns NULL if that is impossible; khvd_last_error() then has the text.
+KHVD_EXPORT khvd_tls* khvd_tls_open(const char* library, int32_t fd, int32_t is_client,
+                                    const unsigned char* identity,
+                                    const unsigned char* key);
+// What these three return, besides a number of bytes. None of them waits.
+enum {
+  KHVD_TLS_ENDED = 0,         // the other end sends no more
+  KHVD_TLS_WANTS_READ = -1,   // call it again when the socket can be read
+  KHVD_TLS_WANTS_WRITE = -2,  // the same for writing, with the same bytes
+  // For these, khvd_last_error() has the text.
+  KHVD_TLS_REFUSED = -3,  // what came is not what somebody with the key sends
+  KHVD_TLS_LOST = -4,     // the socket has failed, or ended without a word
+};
+// Returns 1 when the handshake is complete. Needed before the other two.
+KHVD_EXPORT int64_t khvd_tls_handshake(khvd_tls* tls);
+KHVD_EXPORT int64_t khvd_tls_read(khvd_tls* tls, void* data, int64_t bytes);
+KHVD_EXPORT int64_t khvd_tls_write(khvd_tls* tls, const void* data, int64_t bytes);
+// Ends it, unless khvd_init has taken it over, and leaves the socket open.
+KHVD_EXPORT void khvd_tls_close(khvd_tls* tls);
 
 // This thread's last error text; "" if none.
 KHVD_EXPORT const char* khvd_last_error(void);

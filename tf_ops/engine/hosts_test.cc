@@ -264,7 +264,9 @@ TEST_P(HostsTest, OneReportSaysWhatTheRanksOfAllHostsDid) {
 INSTANTIATE_TEST_SUITE_P(Layouts, HostsTest,
                          testing::Values(Layout{{0, 1}}, Layout{{0, 1, 1, 0}},
                                          Layout{{0, 0, 0, 1}}, Layout{{0, 1, 2}, 1},
-                                         Layout{{0, 1, 2, 3, 0, 1, 2}, 2}));
+                                         Layout{{0, 1, 2, 3, 0, 1, 2}, 2},
+                                         Layout{{0, 1, 1, 0}, 2, true},
+                                         Layout{{0, 1, 2}, 1, true}));
 
 // Each is alone on its host.
 void KillEachOnce(const Layout& layout) {
@@ -312,6 +314,10 @@ void KillEachOnce(const Layout& layout) {
 
 TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInARow) {
   KillEachOnce({{0, 1, 2, 3}, 1});
+}
+
+TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsOverTls) {
+  KillEachOnce({{0, 1, 2}, 1, /*tls=*/true});
 }
 
 TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInATree) {

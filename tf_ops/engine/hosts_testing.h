@@ -15,13 +15,16 @@
 #include <vector>
 
 #include "tf_ops/backend/hosts_world.h"
+#include "tf_ops/transport/tls_testing.h"
 
 namespace keras_hvd {
 
-// Which rank is on which host, and how many hosts a leader has below it.
+// Which rank is on which host, how many hosts a leader has below it, and whether what
+// they say is encrypted.
 struct Layout {
   std::vector<int> hosts;
   int fan_out = Topology::kFanOut;
+  bool tls = false;
 
   int size() const { return static_cast<int>(hosts.size()); }
   Topology Of(int rank) const { return Topology(rank, hosts, fan_out); }
@@ -30,7 +33,7 @@ struct Layout {
 inline void PrintTo(const Layout& layout, std::ostream* to) {
   *to << "hosts";
   for (int host : layout.hosts) *to << " " << host;
-  *to << ", fan-out " << layout.fan_out;
+  *to << ", fan-out " << layout.fan_out << (layout.tls ? ", TLS" : "");
 }
 
 // Connects the ranks of several hosts. Each rank takes its ends once.
@@ -42,8 +45,12 @@ class LinkMesh {
         if (link.peer < rank) continue;
         int ends[2];
         EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-        links_[rank].push_back({link.peer, link.purpose, ends[0]});
-        links_[link.peer].push_back({rank, link.purpose, ends[1]});
+        TlsEnds tls;
+        if (layout.tls) tls = ShakeHands(ends[0], ends[1]);
+        links_[rank].push_back(
+            {link.peer, link.purpose, ends[0], tls.client.release()});
+        links_[link.peer].push_back(
+            {rank, link.purpose, ends[1], tls.server.release()});
       }
     }
   }
@@ -58,7 +65,11 @@ class LinkMesh {
   }
   void Close() {
     for (auto& links : links_) {
-      for (const Link& link : links) close(link.socket);
+      for (const Link& link : links) {
+        // In silence: another process may have it, too.
+        delete link.tls;
+        close(link.socket);
+      }
       links.clear();
     }
   }

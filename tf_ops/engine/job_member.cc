@@ -79,7 +79,7 @@ Status JobMember::Start() {
 }
 
 void JobMember::CloseLinks() {
-  for (const Link& link : options_.links) close(link.socket);
+  for (const Link& link : options_.links) CloseLink(link);
 }
 
 JobMember::~JobMember() {

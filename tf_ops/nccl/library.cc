@@ -1,7 +1,7 @@
 // See library.h.
 #include "tf_ops/nccl/library.h"
 
-#include "tf_ops/cuda/dynamic_library.h"
+#include "tf_ops/transport/dynamic_library.h"
 
 namespace keras_hvd::nccl {
 namespace {
@@ -29,7 +29,7 @@ Status CheckVersion(int version, const std::string& path) {
                           VersionText(kOldestVersion) + " or later");
 }
 
-Status Find(const cuda::DynamicLibrary& library, Functions* functions) {
+Status Find(const DynamicLibrary& library, Functions* functions) {
   Status status;
 #define KERAS_HVD_FIND(member, symbol, result, parameters) \
   if (status.ok()) status = library.Find(symbol, &functions->member);
@@ -47,9 +47,9 @@ std::string WithoutEnd(std::string text) {
 }  // namespace
 
 Status Library::Open(const std::string& path, std::shared_ptr<const Library>* library) {
-  cuda::DynamicLibrary found;
+  DynamicLibrary found;
   Status status =
-      cuda::DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &found);
+      DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &found);
   if (!status.ok()) return status;
   std::shared_ptr<Library> opened(new Library());
   Functions& functions = opened->functions_;

@@ -2,17 +2,12 @@
 #include "tf_ops/transport/control_link.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <chrono>
-
-#include "tf_ops/transport/reachability.h"
+#include <utility>
 
 namespace keras_hvd {
 namespace {
@@ -34,25 +29,14 @@ constexpr size_t kMostReadAtOnce = 1 << 20;
 
 }  // namespace
 
-ControlLink::ControlLink(int socket, int peer) : socket_(socket), peer_(peer) {
-  fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
-  // Fails for a unix socket, which delays nothing.
-  const int on = 1;
-  setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-}
-
-ControlLink::~ControlLink() { close(socket_); }
+ControlLink::ControlLink(int socket, int peer, std::unique_ptr<TlsSession> tls)
+    : connection_(socket, std::move(tls)), peer_(peer) {}
 
 void ControlLink::Close(const std::string& why) {
   if (!why_closed_.empty()) return;
   why_closed_ = why;
   unsent_.clear();
   sent_ = 0;
-}
-
-void ControlLink::CloseFor(int error) {
-  is_unreachable_ = MeansUnreachable(error);
-  Close(strerror(error));
 }
 
 // ---- Sending
@@ -72,17 +56,13 @@ void ControlLink::Queue(FrameType type, std::string_view bytes) {
 bool ControlLink::Flush() {
   bool progressed = false;
   while (has_unsent()) {
-    const ssize_t count =
-        send(socket_, unsent_.data() + sent_, unsent_.size() - sent_, MSG_NOSIGNAL);
-    if (count >= 0) {
-      sent_ += count;
-      progressed = true;
-    } else if (errno == EAGAIN) {
-      break;
-    } else if (errno != EINTR) {
-      CloseFor(errno);
-    }
+    const iovec left = {unsent_.data() + sent_, unsent_.size() - sent_};
+    const int64_t bytes = connection_.Send(&left, 1);
+    if (bytes == 0) break;
+    sent_ += bytes;
+    progressed = true;
   }
+  if (!connection_.why_closed().empty()) Close(connection_.why_closed());
   // Moving the rest to the front for each piece would take quadratic time.
   if (sent_ == unsent_.size() || sent_ > unsent_.size() / 2) {
     unsent_.erase(0, sent_);
@@ -94,7 +74,7 @@ bool ControlLink::Flush() {
 void ControlLink::Finish(Clock::time_point deadline) {
   Flush();
   while (has_unsent() && Await(POLLOUT, deadline)) Flush();
-  shutdown(socket_, SHUT_WR);
+  connection_.EndSending();
 }
 
 void ControlLink::AwaitEnd(Clock::time_point deadline) {
@@ -108,7 +88,7 @@ bool ControlLink::Await(short events, Clock::time_point deadline) const {
   while (Clock::now() < deadline) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    pollfd waiting = {socket_, events, 0};
+    pollfd waiting = {socket(), events, 0};
     const int count = poll(&waiting, 1, static_cast<int>(left.count()));
     if (count > 0) return true;
     if (count < 0 && errno != EINTR) return false;
@@ -125,20 +105,13 @@ bool ControlLink::Receive() {
   while (why_closed_.empty() && read < kMostReadAtOnce) {
     const size_t had = received_.size();
     received_.resize(had + kReadBytes);
-    const ssize_t count = recv(socket_, received_.data() + had, kReadBytes, 0);
-    const int error = errno;
-    received_.resize(had + (count > 0 ? count : 0));
-    if (count > 0) {
-      read += count;
-      if (count < static_cast<ssize_t>(kReadBytes)) break;
-    } else if (count == 0) {
-      Close("it was closed");
-    } else if (error == EAGAIN) {
-      break;
-    } else if (error != EINTR) {
-      CloseFor(error);
-    }
+    const iovec room = {received_.data() + had, kReadBytes};
+    const size_t bytes = connection_.Receive(&room, 1);
+    received_.resize(had + bytes);
+    read += bytes;
+    if (bytes < kReadBytes) break;
   }
+  if (!connection_.why_closed().empty()) Close(connection_.why_closed());
   return read > 0;
 }
 

@@ -7,9 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
+#include "tf_ops/transport/connection.h"
 #include "tf_ops/transport/doorbell.h"
 
 namespace keras_hvd {
@@ -30,13 +32,12 @@ enum class FrameType : uint8_t {
 // Only one thread may use it at a time.
 class ControlLink {
  public:
-  // Takes over a connected stream socket to the leader `peer`.
-  ControlLink(int socket, int peer);
-  ~ControlLink();
+  // Takes over what a Connection does, to the leader `peer`.
+  ControlLink(int socket, int peer, std::unique_ptr<TlsSession> tls = nullptr);
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
 
-  int socket() const { return socket_; }
+  int socket() const { return connection_.socket(); }
   int peer() const { return peer_; }
 
   // Adds a frame to what Flush sends.
@@ -60,21 +61,19 @@ class ControlLink {
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
   // Whether that is because the other host does not answer.
-  bool is_unreachable() const { return is_unreachable_; }
+  bool is_unreachable() const { return connection_.is_unreachable(); }
 
  private:
   void Close(const std::string& why);
-  void CloseFor(int error);
   bool Await(short events, Clock::time_point deadline) const;
 
-  const int socket_;
+  Connection connection_;
   const int peer_;
   std::string unsent_;
   size_t sent_ = 0;  // bytes of unsent_
   std::string received_;
   size_t taken_ = 0;  // bytes of received_ that Next has given out
   std::string why_closed_;
-  bool is_unreachable_ = false;
 };
 
 }  // namespace keras_hvd

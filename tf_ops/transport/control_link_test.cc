@@ -8,20 +8,26 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "tf_ops/transport/tls_testing.h"
 
 namespace keras_hvd {
 namespace {
 
 constexpr std::chrono::seconds kForever(60);
 
-class ControlLinkTest : public testing::Test {
+// In the clear, or over TLS.
+class ControlLinkTest : public testing::TestWithParam<bool> {
  protected:
   ControlLinkTest() {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    a_ = std::make_unique<ControlLink>(ends[0], 1);
-    b_ = std::make_unique<ControlLink>(ends[1], 0);
+    TlsEnds tls;
+    if (GetParam()) tls = ShakeHands(ends[0], ends[1]);
+    a_ = std::make_unique<ControlLink>(ends[0], 1, std::move(tls.client));
+    b_ = std::make_unique<ControlLink>(ends[1], 0, std::move(tls.server));
   }
 
   // Moves everything from a_ to b_.
@@ -41,7 +47,11 @@ class ControlLinkTest : public testing::Test {
   std::unique_ptr<ControlLink> a_, b_;
 };
 
-TEST_F(ControlLinkTest, FramesComeWholeAndInOrder) {
+INSTANTIATE_TEST_SUITE_P(, ControlLinkTest, testing::Bool(), [](const auto& tls) {
+  return tls.param ? "OverTls" : "InTheClear";
+});
+
+TEST_P(ControlLinkTest, FramesComeWholeAndInOrder) {
   std::vector<std::string> sent;
   for (size_t bytes : {0, 1, 7, 100000, 3, 5 << 20, 0}) {
     sent.push_back(std::string(bytes, static_cast<char>('a' + sent.size())));
@@ -51,7 +61,7 @@ TEST_F(ControlLinkTest, FramesComeWholeAndInOrder) {
   EXPECT_EQ(b_->why_closed(), "");
 }
 
-TEST_F(ControlLinkTest, TypesTravel) {
+TEST_P(ControlLinkTest, TypesTravel) {
   a_->Queue(FrameType::kDeparture, "who");
   a_->Flush();
   EXPECT_TRUE(b_->Receive());
@@ -62,7 +72,7 @@ TEST_F(ControlLinkTest, TypesTravel) {
   EXPECT_FALSE(b_->Next(&type, &bytes));
 }
 
-TEST_F(ControlLinkTest, WhatTheSocketDoesNotTakeWaits) {
+TEST_P(ControlLinkTest, WhatTheSocketDoesNotTakeWaits) {
   a_->Queue(FrameType::kDecision, std::string(8 << 20, 'x'));
   a_->Flush();
   EXPECT_TRUE(a_->has_unsent());
@@ -71,7 +81,7 @@ TEST_F(ControlLinkTest, WhatTheSocketDoesNotTakeWaits) {
   EXPECT_FALSE(a_->has_unsent());
 }
 
-TEST_F(ControlLinkTest, AnEndIsSeenBehindTheLastFrame) {
+TEST_P(ControlLinkTest, AnEndIsSeenBehindTheLastFrame) {
   a_->Queue(FrameType::kDecision, "last");
   a_->Flush();
   a_.reset();
@@ -84,7 +94,7 @@ TEST_F(ControlLinkTest, AnEndIsSeenBehindTheLastFrame) {
   EXPECT_EQ(b_->why_closed(), "it was closed");
 }
 
-TEST_F(ControlLinkTest, WhatIsNoFrameEndsTheLink) {
+TEST(ControlLinkFrameTest, WhatIsNoFrameEndsTheLink) {
   for (const char* bytes :
        {"\1\0\0\0\0\0\0\0", "\1\0\0\0\77\0\0\0", "\377\377\377\377\1\0\0\0"}) {
     int ends[2];
@@ -100,7 +110,7 @@ TEST_F(ControlLinkTest, WhatIsNoFrameEndsTheLink) {
   }
 }
 
-TEST_F(ControlLinkTest, BothEndsFinishAndNothingIsLost) {
+TEST_P(ControlLinkTest, BothEndsFinishAndNothingIsLost) {
   const auto deadline = Clock::now() + kForever;
   std::string received;
   a_->Queue(FrameType::kDeparture, std::string(4 << 20, 'z'));

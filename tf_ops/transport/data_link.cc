@@ -1,16 +1,9 @@
 // See data_link.h.
 #include "tf_ops/transport/data_link.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace keras_hvd {
 namespace {
@@ -20,31 +13,11 @@ constexpr int kMostPieces = 64;
 // How many unwanted bytes one call drops.
 constexpr size_t kDropBytes = 16 << 10;
 
-int64_t SendPieces(int socket, iovec* pieces, int count) {
-  msghdr message = {};
-  message.msg_iov = pieces;
-  message.msg_iovlen = count;
-  return sendmsg(socket, &message, MSG_NOSIGNAL);
-}
-
-int64_t ReceivePieces(int socket, iovec* pieces, int count) {
-  msghdr message = {};
-  message.msg_iov = pieces;
-  message.msg_iovlen = count;
-  return recvmsg(socket, &message, 0);
-}
-
 }  // namespace
 
-DataLink::DataLink(int socket, std::chrono::seconds limit)
-    : socket_(socket), reachability_(socket, limit) {
-  fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
-  // Fails for a unix socket, which delays nothing.
-  const int on = 1;
-  setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-}
-
-DataLink::~DataLink() { close(socket_); }
+DataLink::DataLink(int socket, std::unique_ptr<TlsSession> tls,
+                   std::chrono::seconds limit)
+    : connection_(socket, std::move(tls)), reachability_(socket, limit) {}
 
 int64_t DataLink::Send(const void* data, int64_t bytes) {
   return sending_.Post(static_cast<char*>(const_cast<void*>(data)), bytes);
@@ -55,8 +28,8 @@ int64_t DataLink::Receive(void* data, int64_t bytes) {
 }
 
 bool DataLink::Progress() {
-  const bool sent = Move(&sending_, SendPieces);
-  const bool received = Move(&receiving_, ReceivePieces);
+  const bool sent = Move(&sending_, &Connection::Send);
+  const bool received = Move(&receiving_, &Connection::Receive);
   return sent || received;
 }
 
@@ -65,7 +38,7 @@ void DataLink::CheckPeer(Clock::time_point now) {
   // Who only receives has nothing on its way.
   reachability_.KeepAsking();
   if (!reachability_.IsLost(now)) return;
-  is_unreachable_ = true;
+  is_silent_ = true;
   why_closed_ = "the other host does not answer";
 }
 
@@ -89,18 +62,11 @@ bool DataLink::Move(Transfers* transfers, Call call) {
       ++count;
       if (drops) break;
     }
-    const int64_t bytes = call(socket_, pieces, count);
-    if (bytes > 0) {
-      transfers->Advance(bytes);
-      moved = true;
-    } else if (bytes == 0) {
-      why_closed_ = "the other end has closed it";
-    } else if (errno == EAGAIN) {
-      break;
-    } else if (errno != EINTR) {
-      is_unreachable_ = MeansUnreachable(errno);
-      why_closed_ = strerror(errno);
-    }
+    const int64_t bytes = (connection_.*call)(pieces, count);
+    why_closed_ = connection_.why_closed();
+    if (bytes == 0) break;
+    transfers->Advance(bytes);
+    moved = true;
   }
   return moved;
 }

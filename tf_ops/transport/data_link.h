@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tf_ops/transport/connection.h"
 #include "tf_ops/transport/reachability.h"
 
 namespace keras_hvd {
@@ -21,14 +22,14 @@ namespace keras_hvd {
 // Only one thread may use it at a time.
 class DataLink {
  public:
-  // Takes over a connected stream socket. `limit`: after how long without an answer the
+  // Takes over what a Connection does. `limit`: after how long without an answer the
   // other host counts as gone.
-  explicit DataLink(int socket, std::chrono::seconds limit = kHostTimeout);
-  ~DataLink();
+  explicit DataLink(int socket, std::unique_ptr<TlsSession> tls = nullptr,
+                    std::chrono::seconds limit = kHostTimeout);
   DataLink(const DataLink&) = delete;
   DataLink& operator=(const DataLink&) = delete;
 
-  int socket() const { return socket_; }
+  int socket() const { return connection_.socket(); }
 
   // Each posts a transfer; the memory must stay until the transfer is complete. Each
   // returns what `sent` or `received` is from then on.
@@ -51,7 +52,7 @@ class DataLink {
   const std::string& why_closed() const { return why_closed_; }
   bool closed() const { return !why_closed_.empty(); }
   // Whether that is because the other host does not answer.
-  bool is_unreachable() const { return is_unreachable_; }
+  bool is_unreachable() const { return is_silent_ || connection_.is_unreachable(); }
   std::chrono::seconds limit() const { return reachability_.limit(); }
   // Looks whether the other host still answers. Call it from time to time while waiting
   // for a transfer.
@@ -69,16 +70,15 @@ class DataLink {
     int64_t Post(char* data, int64_t bytes);
     void Advance(int64_t bytes);
   };
-  // What one call takes: sendmsg or recvmsg.
-  using Call = int64_t (*)(int socket, iovec* pieces, int count);
+  using Call = int64_t (Connection::*)(const iovec* pieces, int count);
 
   bool Move(Transfers* transfers, Call call);
 
-  const int socket_;
+  Connection connection_;
   Reachability reachability_;
   Transfers sending_, receiving_;
   std::string why_closed_;
-  bool is_unreachable_ = false;
+  bool is_silent_ = false;  // for longer than the limit
 };
 
 // By rank; null for those that need none.

@@ -1,6 +1,10 @@
 // See links.h.
 #include "tf_ops/transport/links.h"
 
+#include <memory>
+
+#include "tf_ops/transport/connection.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -33,6 +37,10 @@ void AddFailureLinks(const Topology& topology, std::vector<Link>* links) {
 }
 
 }  // namespace
+
+void CloseLink(const Link& link) {
+  Connection(link.socket, std::unique_ptr<TlsSession>(link.tls));
+}
 
 std::vector<Link> LinksNeeded(const Topology& topology) {
   std::vector<Link> links;

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "tf_ops/transport/tls.h"
 #include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
@@ -18,11 +19,15 @@ enum class LinkPurpose {
           // to their host in the tree; of leaders, to their substitute parents
 };
 
+// Whoever gets one has to pass on or close what is in it.
 struct Link {
   int peer;
   LinkPurpose purpose;
   int socket = -1;
+  TlsSession* tls = nullptr;  // complete, over the socket; null: in the clear
 };
+
+void CloseLink(const Link& link);
 
 // The links that a rank needs. Their other ends are links that the peers need.
 std::vector<Link> LinksNeeded(const Topology& topology);

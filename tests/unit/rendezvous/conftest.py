@@ -9,10 +9,12 @@ import pytest
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import ranks
+from keras_hvd.rendezvous.connection import BeginTls
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting, Place
 from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.runtime import tls
 
 LATEST = 20
 
@@ -67,6 +69,7 @@ class Job:
     size: int
     timeout: float = LATEST
     secret: Secret = field(default_factory=lambda: Secret(b"only these tests know"))
+    tls: BeginTls | None = None
     started: Threads = field(default_factory=Threads)
 
     @property
@@ -79,6 +82,7 @@ class Job:
         secret = changes.pop("secret", self.secret)
         timeout = changes.pop("timeout", self.timeout)
         wanted = changes.pop("wanted_links", links_with_other_hosts)
+        tls = changes.pop("tls", self.tls)
         place = {
             "rank": rank,
             "size": self.size,
@@ -88,7 +92,8 @@ class Job:
             "host_key": key,
             **changes,
         }
-        self.started.start(name, ranks.meet, Place(**place), secret, wanted, timeout)
+        met = Place(**place), secret, wanted, timeout, tls
+        self.started.start(name, ranks.meet, *met)
 
     def end(self) -> list[Meeting]:
         """What all ranks know when they have met."""
@@ -125,6 +130,12 @@ def free_port(host: str = "127.0.0.1") -> int:
 @pytest.fixture
 def threads() -> Threads:
     return Threads()
+
+
+@pytest.fixture
+def begin_tls() -> BeginTls:
+    """What ranks with TLS have."""
+    return tls.chosen({"KERAS_HVD_TLS": "1"})
 
 
 @pytest.fixture

@@ -279,6 +279,7 @@ def test_the_clients_own_proof_does_not_prove_the_server(new_job):
 MESSAGE = proof.HELLO_BYTES + proof.PROOF_BYTES
 PLACES = {
     "purpose": 9,
+    "tls": 10,
     "sender": 15,
     "version": 24,
     "nonce": proof.HELLO_BYTES - 1,
@@ -339,9 +340,74 @@ def test_a_changed_table_is_not_used(new_job):
     assert "rank 1, on" in errors[0] and "ended while the job was start" in errors[0]
 
 
-def test_a_table_that_ends_in_the_middle_is_an_error_on_both(new_job):
-    job = new_job(2)
-    proxy = Proxy(job.port, server_bytes=MESSAGE + messages.HEADER_BYTES + 50)
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "tls"])
+def test_with_tls_who_listens_in_reads_nothing(new_job, begin_tls, encrypted):
+    job = new_job(2, tls=begin_tls if encrypted else None)
+    proxy = Proxy(job.port)
+    job.start(0, "a secret host")
+    job.start(1, "another one", rendezvous=proxy.address)
+    job.end()
+    name = socket.gethostname().encode()
+    for recorded in (proxy.of_client, proxy.of_server):
+        assert len(recorded) > MESSAGE + 200
+        for text in (b"host_key", b"another one", b"127.0.0.1", name):
+            assert (text in recorded[MESSAGE:]) == (not encrypted)
+
+
+def test_with_tls_a_wrong_secret_is_refused_before(new_job, begin_tls):
+    job = new_job(2, timeout=0.5, tls=begin_tls)
+    proxy = Proxy(job.port)
+    job.start(0)
+    job.start(1, rendezvous=proxy.address, secret=Secret(b"of another job's ranks"))
+    errors = job.errors()
+    assert "refuses rank 1: it has another secret, or another job's name" in errors[1]
+    assert "were refused: they have another secret" in errors[0]
+    assert (len(proxy.of_client), len(proxy.of_server)) == (MESSAGE, MESSAGE)
+
+
+@pytest.mark.parametrize("of_server", [False, True], ids=["client", "server"])
+def test_who_changes_that_tls_was_said_gets_nothing(new_job, begin_tls, of_server):
+    job = new_job(2, timeout=0.5, tls=begin_tls)
+    proxy = Proxy(job.port, FlipBit(PLACES["tls"], of_server))
+    job.start(0)
+    job.start(1, rendezvous=proxy.address)
+    assert "refuses rank 1: it has another secret" in job.errors()[1]
+    assert (len(proxy.of_client), len(proxy.of_server)) == (MESSAGE, MESSAGE)
+
+
+def test_under_tls_one_changed_bit_is_noticed(new_job, begin_tls):
+    jobs = {}
+    # In the handshake and in the messages.
+    for case in itertools.product((0, 50, 150, 300, 500), (True, False)):
+        offset, of_server = case
+        job = new_job(2, timeout=2, tls=begin_tls)
+        proxy = Proxy(job.port, FlipBit(MESSAGE + offset, of_server))
+        job.start(0, "a")
+        job.start(1, "b", rendezvous=proxy.address)
+        jobs[case] = job, proxy
+    refused = 0
+    for (offset, of_server), (job, proxy) in jobs.items():
+        print(offset, "of the", "server" if of_server else "client")
+        ended = job.started.end()
+        if isinstance(ended[0], Meeting):
+            # That connection was a stranger's, and the rank came again.
+            sent = proxy.of_server if of_server else proxy.of_client
+            assert len(sent) > 2 * MESSAGE + offset
+            assert [len(ended[rank].links) for rank in range(2)] == [2, 2]
+        else:
+            refused += 1
+            assert all(isinstance(one, RendezvousError) for one in ended.values())
+            assert any("refused: TLS: " in str(one) for one in ended.values())
+    assert refused > 0
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "tls"])
+def test_a_table_that_ends_in_the_middle_is_an_error_on_both(
+    new_job, begin_tls, encrypted
+):
+    job = new_job(2, tls=begin_tls if encrypted else None)
+    # The handshake of TLS takes some 200 bytes.
+    proxy = Proxy(job.port, server_bytes=MESSAGE + messages.HEADER_BYTES + 250)
     job.start(0, "a")
     job.start(1, "b", rendezvous=proxy.address)
     errors = job.errors()

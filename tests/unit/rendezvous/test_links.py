@@ -1,14 +1,13 @@
 """Which connections a rank takes for a link: those that have proven exactly that."""
 
 import math
-import socket
 import time
 
 import pytest
 
 from keras_hvd.rendezvous import connection, event_loop
 from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import Call
+from keras_hvd.rendezvous.connection import BeginTls, Call, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.links import Link, Links
 from keras_hvd.rendezvous.listener import listen
@@ -18,7 +17,7 @@ from keras_hvd.rendezvous.rank_table import RankTable
 KEY = b"of this start of the job"
 
 
-def try_to_link(*calls: Call) -> dict[Link, socket.socket]:
+def try_to_link(*calls: Call, tls: BeginTls | None = None) -> dict[Link, Stream]:
     """The links of rank 1, which waits for one of rank 2 for control, after calls."""
 
     async def call_all():
@@ -38,7 +37,7 @@ def try_to_link(*calls: Call) -> dict[Link, socket.socket]:
 
     loop = EventLoop()
     table = RankTable("job", "", ())
-    links = Links(loop, 1, table, KEY, [Link(2, Purpose.CONTROL)])
+    links = Links(loop, 1, table, KEY, [Link(2, Purpose.CONTROL)], tls)
     return loop.run(call_all())
 
 
@@ -61,6 +60,17 @@ def test_takes_who_has_proven_the_pair_and_the_purpose():
 )
 def test_takes_nobody_else(call):
     assert try_to_link(call) == {}
+
+
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("comes", [False, True])
+def test_takes_who_speaks_in_the_same_way(begin_tls, wants, comes):
+    call = Call(KEY, Purpose.CONTROL, 2, 1, tls=begin_tls if comes else None)
+    made = try_to_link(call, tls=begin_tls if wants else None)
+    assert [*made] == ([Link(2, Purpose.CONTROL)] if wants == comes else [])
+    for stream in made.values():
+        assert (stream.tls is not None) == wants
+        stream.close()
 
 
 def test_a_rank_that_comes_again_has_given_up_its_first_connection():

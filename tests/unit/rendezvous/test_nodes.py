@@ -16,17 +16,19 @@ SECRET = Secret(b"only these tests know")
 def start(threads, rendezvous):
     """Starts the khvdrun of a node, with so many ranks."""
 
-    def start(number, count, ranks, timeout=20, secret=SECRET):
+    def start(number, count, ranks, timeout=20, secret=SECRET, tls=None):
         node = Node(number, count, ranks, rendezvous)
-        threads.start(len(threads.threads), nodes.meet, node, secret, timeout)
+        name = len(threads.threads)
+        threads.start(name, nodes.meet, node, secret, timeout, tls)
 
     return start
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "tls"])
 @pytest.mark.parametrize("ranks", [[2, 2], [1, 3, 2], [4, 1, 1, 2]])
-def test_each_starts_the_next_ranks(start, threads, ranks):
+def test_each_starts_the_next_ranks(start, threads, begin_tls, ranks, encrypted):
     for number, count in reversed([*enumerate(ranks)]):
-        start(number, len(ranks), count)
+        start(number, len(ranks), count, tls=begin_tls if encrypted else None)
     shares = sorted(threads.end().values(), key=lambda share: share.first_rank)
     assert [share.first_rank for share in shares] == [
         sum(ranks[:number]) for number in range(len(ranks))
@@ -34,6 +36,18 @@ def test_each_starts_the_next_ranks(start, threads, ranks):
     assert {share.size for share in shares} == {sum(ranks)}
     (job,) = {share.job for share in shares}
     assert job.startswith("khvdrun-")
+
+
+@pytest.mark.parametrize("encrypted", [0, 1])
+def test_tls_on_one_node_only_is_an_error_on_all(start, threads, begin_tls, encrypted):
+    for number in range(2):
+        start(number, 2, 1, timeout=60, tls=begin_tls if number == encrypted else None)
+    for error in threads.errors().values():
+        assert re.match(
+            rf"node {encrypted}.* was started with TLS, and node {1 - encrypted}.* "
+            "without: give khvdrun --tls .* on all hosts",
+            error,
+        )
 
 
 def test_a_node_that_never_comes_is_named_on_all(start, threads):

@@ -33,6 +33,7 @@ def test_both_ends_make_the_same_proofs(role):
         {"receiver": 0},
         {"version": "9.9.9"},
         {"nonce": bytes(32)},
+        {"tls": True},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -57,6 +58,15 @@ def test_each_side_proves_otherwise():
     assert not handshake().is_proof(handshake().proof(Role.SERVER), Role.CLIENT)
 
 
+def test_tls_has_credentials_of_its_own_for_each_connection():
+    other = dataclasses.replace(SERVER, nonce=bytes(32))
+    made = [*handshake().tls_credentials(), *handshake(server=other).tls_credentials()]
+    made += [handshake().proof(role) for role in Role]
+    made += vars(handshake().session(Role.CLIENT)).values()
+    assert len({*made}) == len(made) == 8
+    assert handshake().tls_credentials() == handshake().tls_credentials()
+
+
 def test_nonces_are_new_each_time():
     made = {proof.hello(Role.CLIENT, Purpose.DATA, 3, 1).nonce for _ in range(100)}
     assert len(made) == 100
@@ -77,7 +87,7 @@ def test_an_answer_is_to_one_question(change):
     assert not dataclasses.replace(SERVER, **change).answers(CLIENT)
 
 
-@pytest.mark.parametrize("at", [0, 7, 8, 9])
+@pytest.mark.parametrize("at", [0, 7, 8, 9, 10])
 def test_other_bytes_are_no_hello(at):
     packed = bytearray(CLIENT.pack())
     packed[at] ^= 0x40

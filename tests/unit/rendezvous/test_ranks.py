@@ -7,10 +7,13 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from keras_hvd.rendezvous import address, rank_table, ranks
+from keras_hvd.rendezvous.connection import Stream
+from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.version import __version__
@@ -18,20 +21,32 @@ from keras_hvd.version import __version__
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
+def send(stream: Stream, content: bytes) -> None:
+    stream.deadline = time.monotonic() + 5
+    EventLoop().run(stream.send(content))
+
+
+def receive(stream: Stream) -> bytes:
+    """The next byte."""
+    stream.deadline = time.monotonic() + 5
+    return EventLoop().run(stream.receive(1))
+
+
 def exchange_names(meetings) -> dict[tuple[int, int, Purpose], str]:
     """What each end of each link gets, when all send who they are and what for."""
     for rank, meeting in enumerate(meetings):
-        for link, connected in meeting.links.items():
-            connected.settimeout(5)
-            connected.sendall(f"{rank} to {link.peer}: {link.purpose.name};".encode())
+        for link, stream in meeting.links.items():
+            send(stream, f"{rank} to {link.peer}: {link.purpose.name};".encode())
     found = {}
     for rank, meeting in enumerate(meetings):
-        for link, connected in meeting.links.items():
-            with connected, connected.makefile("rb") as file:
-                text = b""
-                while not text.endswith(b";"):
-                    text += file.read(1)
+        for link, stream in meeting.links.items():
+            text = b""
+            while not text.endswith(b";"):
+                text += receive(stream)
             found[rank, link.peer, link.purpose] = text.decode().rstrip(";")
+    for meeting in meetings:
+        for stream in meeting.links.values():
+            stream.close()
     return found
 
 
@@ -45,12 +60,17 @@ def exchange_names(meetings) -> dict[tuple[int, int, Purpose], str]:
         pytest.param("bacab", [0, 1, 2, 1, 0], id="any-order"),
     ],
 )
-def test_links_connect_the_ranks_that_they_say(new_job, host, keys, hosts):
-    job = new_job(len(keys), host)
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "tls"])
+def test_links_connect_the_ranks_that_they_say(
+    new_job, begin_tls, host, keys, hosts, encrypted
+):
+    job = new_job(len(keys), host, tls=begin_tls if encrypted else None)
     for rank, key in reversed([*enumerate(keys)]):
         job.start(rank, key)
     meetings = job.end()
     assert all(meeting.table.hosts() == hosts for meeting in meetings)
+    streams = [each for meeting in meetings for each in meeting.links.values()]
+    assert all((each.tls is not None) == encrypted for each in streams)
     assert exchange_names(meetings) == {
         (rank, peer, purpose): f"{peer} to {rank}: {purpose.name}"
         for rank, host in enumerate(hosts)
@@ -221,6 +241,21 @@ def test_another_size_is_an_error_on_all(new_job, rank, size):
         3: r"rank 3 came, on .*, but rank 0 knows of 3 ranks: start all with the same",
     }
     assert re.match(expected[rank], error)
+
+
+@pytest.mark.parametrize("encrypted", [0, 1])
+def test_tls_on_one_rank_only_is_an_error_on_both(new_job, begin_tls, encrypted):
+    job = new_job(2, timeout=60)
+    for rank in range(2):
+        job.start(rank, tls=begin_tls if rank == encrypted else None)
+    errors = job.errors()
+    for error in errors.values():
+        assert re.fullmatch(
+            rf"rank {encrypted}.* was started with TLS, and rank {1 - encrypted}.* "
+            r"without: give khvdrun --tls \(or set KERAS_HVD_TLS=1\) on all hosts, or "
+            "on none",
+            error,
+        )
 
 
 def test_another_name_of_the_job_is_refused_at_once(new_job):

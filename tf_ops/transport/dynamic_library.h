@@ -1,13 +1,13 @@
-// A shared library that is opened at run time and stays open: GPU libraries have
+// A shared library that is opened at run time and stays open: such libraries may have
 // threads of their own.
-#ifndef KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
-#define KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_
 
 #include <string>
 
 #include "tf_ops/transport/status.h"
 
-namespace keras_hvd::cuda {
+namespace keras_hvd {
 
 class DynamicLibrary {
  public:
@@ -35,6 +35,6 @@ class DynamicLibrary {
   std::string path_;
 };
 
-}  // namespace keras_hvd::cuda
+}  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_CUDA_DYNAMIC_LIBRARY_H_
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_DYNAMIC_LIBRARY_H_

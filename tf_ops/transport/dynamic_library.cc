@@ -1,10 +1,10 @@
 // See dynamic_library.h.
-#include "tf_ops/cuda/dynamic_library.h"
+#include "tf_ops/transport/dynamic_library.h"
 
 #include <dlfcn.h>
 #include <link.h>
 
-namespace keras_hvd::cuda {
+namespace keras_hvd {
 namespace {
 
 std::string LastError() {
@@ -45,4 +45,4 @@ Status DynamicLibrary::FindAddress(const char* symbol, void** address) const {
                           path_);
 }
 
-}  // namespace keras_hvd::cuda
+}  // namespace keras_hvd

@@ -1,11 +1,11 @@
 // Libraries that are opened at run time, and what is said of those that cannot be.
-#include "tf_ops/cuda/dynamic_library.h"
+#include "tf_ops/transport/dynamic_library.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-namespace keras_hvd::cuda {
+namespace keras_hvd {
 namespace {
 
 TEST(DynamicLibraryTest, FindsFunctions) {
@@ -43,4 +43,4 @@ TEST(DynamicLibraryTest, SaysWhatIsWrongWithAFile) {
 }
 
 }  // namespace
-}  // namespace keras_hvd::cuda
+}  // namespace keras_hvd

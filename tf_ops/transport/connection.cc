@@ -1,0 +1,88 @@
+// See connection.h.
+#include "tf_ops/transport/connection.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace keras_hvd {
+namespace {
+
+constexpr char kClosed[] = "it was closed";
+
+msghdr MessageOf(const iovec* pieces, int count) {
+  msghdr message = {};
+  message.msg_iov = const_cast<iovec*>(pieces);
+  message.msg_iovlen = count;
+  return message;
+}
+
+}  // namespace
+
+Connection::Connection(int socket, std::unique_ptr<TlsSession> tls)
+    : socket_(socket), tls_(std::move(tls)) {
+  fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
+  // Fails for a unix socket, which delays nothing.
+  const int on = 1;
+  setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+Connection::~Connection() {
+  if (tls_ != nullptr) tls_->EndWriting();
+  close(socket_);
+}
+
+int64_t Connection::Send(const iovec* pieces, int count) {
+  if (!why_closed_.empty()) return 0;
+  if (tls_ != nullptr) return MovedOverTls(tls_->Write(pieces, count));
+  const msghdr message = MessageOf(pieces, count);
+  ssize_t bytes;
+  do {
+    bytes = sendmsg(socket_, &message, MSG_NOSIGNAL);
+  } while (bytes < 0 && errno == EINTR);
+  return MovedInTheClear(bytes);
+}
+
+int64_t Connection::Receive(const iovec* pieces, int count) {
+  if (!why_closed_.empty()) return 0;
+  if (tls_ != nullptr) return MovedOverTls(tls_->Read(pieces, count));
+  msghdr message = MessageOf(pieces, count);
+  ssize_t bytes;
+  do {
+    bytes = recvmsg(socket_, &message, 0);
+  } while (bytes < 0 && errno == EINTR);
+  return MovedInTheClear(bytes);
+}
+
+void Connection::EndSending() {
+  if (tls_ != nullptr) tls_->EndWriting();
+  shutdown(socket_, SHUT_WR);
+}
+
+int64_t Connection::MovedOverTls(int64_t outcome) {
+  if (outcome > 0) return outcome;
+  if (outcome == TlsSession::kEnded) why_closed_ = kClosed;
+  if (outcome == TlsSession::kRefused || outcome == TlsSession::kLost) {
+    why_closed_ = tls_->why_failed();
+    error_ = tls_->error();
+  }
+  return 0;
+}
+
+int64_t Connection::MovedInTheClear(int64_t outcome) {
+  if (outcome > 0) return outcome;
+  if (outcome == 0) why_closed_ = kClosed;
+  if (outcome < 0 && errno != EAGAIN) {
+    error_ = errno;
+    why_closed_ = strerror(error_);
+  }
+  return 0;
+}
+
+}  // namespace keras_hvd
