@@ -253,11 +253,10 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 	$(if $(shell command -v clang++-14),,apt-get install -qq -y --no-install-recommends \
 		clang-14 libclang-rt-14-dev)
 	bazel build //tf_ops/collectives
-	mkdir -p $(FUZZ)/$*
+	mkdir -p $(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
 	clang++-14 -std=c++17 -O1 -g -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. -o $(FUZZ)/$*/fuzzer tf_ops/$*_fuzz.cc $(FUZZED) \
 		"$$(bazel info bazel-bin)"/tf_ops/collectives/_objs/collectives/*.o -pthread -ldl
-	mkdir -p $(FUZZ)/$*/found
 	$(FUZZ)/$*/fuzzer -runs=$(FUZZ_INPUTS) -max_len=1024 -use_value_profile=1 \
 		-malloc_limit_mb=64 $(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
 	$(FUZZ)/$*/fuzzer -merge=1 tf_ops/$(*D)/corpus/$(*F) $(FUZZ)/$*/found

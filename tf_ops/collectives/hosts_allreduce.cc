@@ -84,7 +84,8 @@ class HostsReducer {
 
   // What every host sends to every other, instead of two exchanges of parts.
   int64_t MostSmallBytes(int64_t small_bytes) const {
-    const int64_t of_one = kSmallBetweenHosts * small_bytes / std::max(1, hosts_.hosts() - 1);
+    const int64_t of_one =
+        kSmallBetweenHosts * small_bytes / std::max(1, hosts_.hosts() - 1);
     return std::min(of_one, MostWindowBytes());
   }
 

@@ -221,10 +221,16 @@ TEST_P(HostsTest, WhatWasDecidedBeforeTheCoordinatorLeftIsCarriedOut) {
   }
 }
 
+// Where a rank then fails the job. It may be ahead of others, whose barrier then fails.
+void MeetFirst(Rank* self) {
+  const Status end = self->Run(Meet("all are there"));
+  EXPECT_TRUE(end.ok() || Contains(end.message, "made to fail")) << end.message;
+}
+
 TEST_P(HostsTest, AFailureEndsAllHosts) {
   HostsJob job(GetParam());
   job.ForEach([&](Rank& self, int rank) {
-    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+    MeetFirst(&self);
     if (rank == size() - 1) {
       job.StateOf(rank).Fail(Code::kInternal, "made to fail");
     }
@@ -241,7 +247,7 @@ TEST_P(HostsTest, OneReportSaysWhatTheRanksOfAllHostsDid) {
     {
       HostsJob job(GetParam());
       job.ForEach([&](Rank& self, int rank) {
-        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+        MeetFirst(&self);
         if (rank == failing) job.StateOf(rank).Fail(Code::kInternal, "made to fail");
         EXPECT_FALSE(self.Run(Meet("after it")).ok());
         self.Leave();
