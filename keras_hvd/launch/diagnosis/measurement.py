@@ -109,7 +109,7 @@ def run(options: Options) -> Figures | Finding:
     command += [*_python(_RANK), str(largest)]
     timeout = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": str(_INIT_TIMEOUT_SECONDS)}
     try:
-        ended = _end_in_time(command, {**timeout, **os.environ})
+        ended = _end_in_time(command, {**timeout, **os.environ, **options.variables})
     except subprocess.TimeoutExpired:
         return failure(
             count(options.ranks, "rank"),
