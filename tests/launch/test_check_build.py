@@ -53,7 +53,9 @@ def test_says_which_openssl_tls_takes(khvdrun):
     ended = khvdrun.run("--check-build", env=variables)
     answer, reason = answers(ended.stdout)["TLS"]
     assert (ended.returncode, answer) == (0, "no")
-    assert reason.startswith("there is no /none/libssl.so.3. Install OpenSSL 1.1.1 or ")
+    assert reason.startswith(
+        "there is no /none/libssl.so.3. Install OpenSSL 1.1.1b or "
+    )
 
 
 def test_says_what_is_missing(tmp_path):

@@ -209,7 +209,7 @@ def test_a_wrong_secret_is_refused(start):
         (
             {"TLS": "1", "SSL_LIBRARY": "/none/libssl.so.3"},
             "KERAS_HVD_TLS=1 (khvdrun --tls) cannot be followed here: there is no "
-            "/none/libssl.so.3. Install OpenSSL 1.1.1 or newer",
+            "/none/libssl.so.3. Install OpenSSL 1.1.1b or newer",
         ),
     ],
 )

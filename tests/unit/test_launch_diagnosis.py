@@ -312,6 +312,10 @@ TO_ITSELF = Node(number=0, count=2, ranks=1, rendezvous="127.0.0.1:29400")
 def speeds(tmp_path, monkeypatch):
     """Interfaces that say how fast they are, in Mbit/s; the loopback one is used."""
     monkeypatch.setattr(network, "_INTERFACES", tmp_path)
+    addresses = {"lo": ["127.0.0.1"], "ib0": ["192.0.2.7"], "veth1": ["192.0.2.8"]}
+    monkeypatch.setattr(
+        network.network_interfaces, "found", lambda name: addresses.get(name, [])
+    )
 
     def speeds(**megabits):
         names = [(1, "lo"), *((2 + n, name) for n, name in enumerate(megabits))]
@@ -319,6 +323,8 @@ def speeds(tmp_path, monkeypatch):
         for name, value in megabits.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "speed").write_text(f"{value}\n")
+            if not name.startswith("veth"):
+                (tmp_path / name / "device").mkdir()
 
     return speeds
 
@@ -341,6 +347,11 @@ def test_knows_a_faster_interface(speeds):
     assert found.verdict is Verdict.WARNING
     assert "ib0 has 100 Gbit/s" in found.advice
     assert "--network-interfaces ib0" in found.advice
+
+
+def test_advises_no_interface_that_leads_to_no_other_host(speeds):
+    speeds(lo=1000, veth1=10000, unused=100000)
+    assert network.interface(TO_ITSELF).verdict is Verdict.OK
 
 
 def test_the_interface_asked_for_counts(speeds):

@@ -263,7 +263,9 @@ Clock::time_point HostsJobState::NextPoll() const {
   Clock::time_point next = Clock::time_point::max();
   for (const Neighbor& neighbor : neighbors_) {
     if (neighbor.is_lost) {
-      if (IsReported(neighbor, now)) next = std::min(next, now + kMoment);
+      // Until somebody has said why, or the next Poll does.
+      const bool is_expected = neighbor.has_departed || has_departed();
+      if (!is_expected) next = std::min(next, now + kMoment);
     } else if (neighbor.reachability.awaits_answer()) {
       // The kernel does not ask about what is on its way.
       next = std::min(next, now + Reachability::kInterval);

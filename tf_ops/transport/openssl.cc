@@ -8,8 +8,11 @@ namespace {
 
 constexpr const char* kNames[] = {"libssl.so.3", "libssl.so.1.1", "libssl.so"};
 
+// 1.1.1b: earlier ones refuse the 33rd new key of a connection.
+constexpr unsigned long kLeastVersion = 0x1010102f;
+
 constexpr char kAdvice[] =
-    "Install OpenSSL 1.1.1 or newer (Debian and Ubuntu: libssl3, Fedora and RHEL: "
+    "Install OpenSSL 1.1.1b or newer (Debian and Ubuntu: libssl3, Fedora and RHEL: "
     "openssl-libs), or name its libssl in KERAS_HVD_SSL_LIBRARY";
 
 Status OpenFirst(const std::string& name, DynamicLibrary* library) {
@@ -46,6 +49,9 @@ Status Open(const std::string& name, Functions* functions, std::string* text) {
   if (status.ok()) status = Find(library, functions);
   if (!status.ok()) return status;
   *text = std::string(functions->version_text(0)) + " (" + library.path() + ")";
+  if (functions->version_number() < kLeastVersion) {
+    return Status::Internal(*text + " is too old. " + kAdvice);
+  }
   // Otherwise OpenSSL would be taken down at exit while an engine still runs.
   if (functions->start(kNoAtExit, nullptr) == 1) return status;
   return Status::Internal(*text + " does not start");

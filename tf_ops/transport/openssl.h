@@ -1,5 +1,5 @@
-// The part of OpenSSL that TLS between hosts needs, opened at run time: 1.1.1 or 3.x,
-// which are alike in it. No header of OpenSSL is needed to build this.
+// The part of OpenSSL that TLS between hosts needs, opened at run time: 1.1.1b or newer,
+// or 3.x, which are alike in it. No header of OpenSSL is needed to build this.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
 
@@ -24,6 +24,7 @@ using Settings = struct SettingsState;
 using BioWrite = int (*)(Bio* bio, const char* data, int bytes);
 using BioRead = int (*)(Bio* bio, char* data, int bytes);
 using BioControl = long (*)(Bio* bio, int command, long number, void* pointer);
+using Verify = int (*)(int ok, struct CertificateStoreState* store);
 using UseSession = int (*)(Connection* connection, const Digest* digest,
                            const unsigned char** identity, size_t* bytes,
                            Session** session);
@@ -31,6 +32,7 @@ using FindSession = int (*)(Connection* connection, const unsigned char* identit
                             size_t bytes, Session** session);
 
 inline constexpr int kTls13 = 0x0304;
+inline constexpr int kVerifyPeer = 1;
 inline constexpr int kSetLeastVersion = 123;
 inline constexpr int kSetMostVersion = 124;
 inline constexpr uint64_t kNoAtExit = 0x00080000;
@@ -45,6 +47,7 @@ inline constexpr int kRetry = 8;
 // F(member, "symbol", result, (parameters)).
 #define KERAS_HVD_OPENSSL_FUNCTIONS(F)                                                \
   F(version_text, "OpenSSL_version", const char*, (int about))                        \
+  F(version_number, "OpenSSL_version_num", unsigned long, ())                         \
   F(start, "OPENSSL_init_ssl", int, (uint64_t options, const Settings* settings))     \
   F(get_error, "ERR_get_error", unsigned long, ())                                    \
   F(reason, "ERR_reason_error_string", const char*, (unsigned long error))            \
@@ -56,6 +59,8 @@ inline constexpr int kRetry = 8;
   F(set_cipher_suites, "SSL_CTX_set_ciphersuites", int,                               \
     (Context * context, const char* names))                                           \
   F(set_tickets, "SSL_CTX_set_num_tickets", int, (Context * context, size_t count))   \
+  F(set_verify, "SSL_CTX_set_verify", void,                                           \
+    (Context * context, int mode, Verify callback))                                   \
   F(set_use_session, "SSL_CTX_set_psk_use_session_callback", void,                    \
     (Context * context, UseSession callback))                                         \
   F(set_find_session, "SSL_CTX_set_psk_find_session_callback", void,                  \
@@ -69,6 +74,7 @@ inline constexpr int kRetry = 8;
   F(be_client, "SSL_set_connect_state", void, (Connection * connection))              \
   F(be_server, "SSL_set_accept_state", void, (Connection * connection))               \
   F(shake_hands, "SSL_do_handshake", int, (Connection * connection))                  \
+  F(is_resumed, "SSL_session_reused", int, (const Connection* connection))            \
   F(read, "SSL_read", int, (Connection * connection, void* data, int bytes))          \
   F(write, "SSL_write", int, (Connection * connection, const void* data, int bytes))  \
   F(update_key, "SSL_key_update", int, (Connection * connection, int type))           \

@@ -52,6 +52,7 @@ TEST(OpenSslTest, SaysThatALibraryIsTooOldOrAnotherOne) {
 // In the order of KERAS_HVD_OPENSSL_FUNCTIONS.
 #define KERAS_HVD_REAL_FUNCTIONS(F)                          \
   F(version_text, OpenSSL_version)                           \
+  F(version_number, OpenSSL_version_num)                     \
   F(start, OPENSSL_init_ssl)                                 \
   F(get_error, ERR_get_error)                                \
   F(reason, ERR_reason_error_string)                         \
@@ -61,6 +62,7 @@ TEST(OpenSslTest, SaysThatALibraryIsTooOldOrAnotherOne) {
   F(control_context, SSL_CTX_ctrl)                           \
   F(set_cipher_suites, SSL_CTX_set_ciphersuites)             \
   F(set_tickets, SSL_CTX_set_num_tickets)                    \
+  F(set_verify, SSL_CTX_set_verify)                          \
   F(set_use_session, SSL_CTX_set_psk_use_session_callback)   \
   F(set_find_session, SSL_CTX_set_psk_find_session_callback) \
   F(new_connection, SSL_new)                                 \
@@ -71,6 +73,7 @@ TEST(OpenSslTest, SaysThatALibraryIsTooOldOrAnotherOne) {
   F(be_client, SSL_set_connect_state)                        \
   F(be_server, SSL_set_accept_state)                         \
   F(shake_hands, SSL_do_handshake)                           \
+  F(is_resumed, SSL_session_reused)                          \
   F(read, SSL_read)                                          \
   F(write, SSL_write)                                        \
   F(update_key, SSL_key_update)                              \

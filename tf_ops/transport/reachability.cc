@@ -46,7 +46,7 @@ void Reachability::Look(Clock::time_point now) {
   const bool is_tcp = getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
   // Whoever has not looked for long does not know since when there is no answer.
   const bool looked_lately =
-      looked_ != Clock::time_point::min() && now - looked_ < 2 * kInterval;
+      looked_ != Clock::time_point::min() && now - looked_ < 4 * kInterval;
   if (!awaits_answer_ || !looked_lately) {
     silent_since_ = looked_lately ? looked_ : now;
   }
@@ -56,7 +56,8 @@ void Reachability::Look(Clock::time_point now) {
   if (!awaits_answer_) return;
   silent_since_ =
       std::max(silent_since_, now - std::chrono::milliseconds(info.tcpi_last_ack_recv));
-  const bool asked_again = info.tcpi_retransmits > 0 || info.tcpi_probes > 0;
+  // Probes come ever less often, so a single one may have been lost long ago.
+  const bool asked_again = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
   is_lost_ = asked_again && now - silent_since_ >= limit_;
 }
 

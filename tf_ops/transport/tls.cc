@@ -60,7 +60,7 @@ struct TlsCallbacks {
     return *session != nullptr;
   }
 
-  // A server's. Without one the handshake fails, as there are no certificates.
+  // A server's. Without one the handshake fails, as it has no certificate.
   static int FindSession(openssl::Connection* connection, const unsigned char* identity,
                          size_t bytes, openssl::Session** session) {
     const TlsSession* const own = Of(connection);
@@ -107,6 +107,8 @@ Status Prepare(Opened* opened) {
     return Status::Internal(opened->text + " does not allow TLS 1.3 with " + kSuite +
                             ": see its openssl.cnf");
   }
+  // None is trusted: a server that shows a certificate does not have the key.
+  f.set_verify(context, openssl::kVerifyPeer, nullptr);
   f.set_use_session(context, TlsCallbacks::UseSession);
   f.set_find_session(context, TlsCallbacks::FindSession);
   opened->context = context;
@@ -190,6 +192,10 @@ int64_t TlsSession::Handshake() {
   const int result = OpenSsl().shake_hands(connection_);
   const int64_t outcome = result == 1 ? 1 : OutcomeOf(result);
   if (outcome == kEnded) return Fail(kLost, "it was closed");
+  // Only the key's owner can begin where an earlier session, the key, has ended.
+  if (outcome == 1 && OpenSsl().is_resumed(connection_) != 1) {
+    return Fail(kRefused, "TLS: the other end does not have the key");
+  }
   if (failure_ != 0 || Flush()) return outcome;
   return failure_ != 0 ? failure_ : kWantsWrite;
 }
@@ -310,7 +316,10 @@ bool TlsSession::EncryptNext(const void* data, size_t bytes) {
   if (bytes == 0) return true;
   records_ += bytes / kRecordBytes + 1;
   if (records_ > kRecordsPerKey) {
-    OpenSsl().update_key(connection_, openssl::kUpdateNotRequested);
+    if (OpenSsl().update_key(connection_, openssl::kUpdateNotRequested) != 1) {
+      Fail(kRefused, "TLS: there is no new key");
+      return false;
+    }
     records_ = 0;
   }
   const int written = OpenSsl().write(connection_, data, static_cast<int>(bytes));

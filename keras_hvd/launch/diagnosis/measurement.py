@@ -21,6 +21,8 @@ _ROOT = Path(__file__).parents[3]
 _LAUNCHER = "import sys; from keras_hvd.launch.__main__ import main; sys.exit(main())"
 _RANK = "from keras_hvd.launch.diagnosis import rank; rank.main()"
 _PATIENCE_SECONDS = 40
+# Between hosts 64 MiB may take seconds each time, and khvdrun waits for the other ones.
+_PATIENCE_BETWEEN_HOSTS_SECONDS = 400
 _INIT_TIMEOUT_SECONDS = 20
 
 _LARGEST = 64 << 20
@@ -108,13 +110,20 @@ def run(options: Options) -> Figures | Finding:
     command += _place(options.node)
     command += [*_python(_RANK), str(largest)]
     timeout = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": str(_INIT_TIMEOUT_SECONDS)}
+    patience = _PATIENCE_SECONDS
+    advice = "the machine is overloaded, or has far fewer cores than ranks: try -np 2"
+    if options.node is not None:
+        patience = _PATIENCE_BETWEEN_HOSTS_SECONDS
+        advice = "the network between the hosts is very slow: try iperf3 between them"
     try:
-        ended = _end_in_time(command, {**timeout, **os.environ, **options.variables})
+        ended = _end_in_time(
+            patience, command, {**timeout, **os.environ, **options.variables}
+        )
     except subprocess.TimeoutExpired:
         return failure(
             count(options.ranks, "rank"),
-            f"not done after {_PATIENCE_SECONDS} s",
-            "the machine is overloaded, or has far fewer cores than ranks: try -np 2",
+            f"not done after {patience} s",
+            advice,
         )
     answers = [
         json.loads(line) for line in ended.stdout.splitlines() if line[:1] == "{"
@@ -166,7 +175,7 @@ def _python(program: str) -> list[str]:
 
 
 def _end_in_time(
-    command: list[str], environment: dict[str, str]
+    patience: float, command: list[str], environment: dict[str, str]
 ) -> subprocess.CompletedProcess:
     """Runs khvdrun. After a time-out or Ctrl-C, lets it end its ranks and waits.
 
@@ -192,7 +201,7 @@ def _end_in_time(
     )
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        out, err = job.communicate(timeout=_PATIENCE_SECONDS)
+        out, err = job.communicate(timeout=patience)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         job.terminate()
         job.communicate()

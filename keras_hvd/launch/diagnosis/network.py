@@ -24,11 +24,12 @@ _USUAL_SHARE = 0.5
 def interface(node: Node) -> Finding:
     """Finds the interface that the job uses, and whether there is a faster one."""
     used = _interface_of(_own_address(node))
-    speeds = {name: _speed(name) for _, name in socket.if_nameindex()}
-    speed = speeds.get(used, 0)
+    speed = _speed(used)
     figure = f"{used}, {_bits(speed) if speed else 'of unknown speed'}"
-    fastest = max(speeds, key=lambda name: speeds[name])
-    if speed == 0 or speeds[fastest] <= speed:
+    names = [name for _, name in socket.if_nameindex()]
+    speeds = {name: _speed(name) for name in names if _leads_out(name)}
+    fastest = max(speeds, key=lambda name: speeds[name], default=used)
+    if speed == 0 or speeds.get(fastest, 0) <= speed:
         return Finding("interface", figure)
     return warning(
         *("interface", figure),
@@ -93,6 +94,12 @@ def _interface_of(own: str) -> str:
         if own in network_interfaces.found(name):
             return name
     raise OSError(f"no network interface has the address {own}")
+
+
+def _leads_out(name: str) -> bool:
+    """Whether an interface has a device and an address: containers' have no device."""
+    is_device = (_INTERFACES / name / "device").exists()
+    return is_device and bool(network_interfaces.found(name))
 
 
 def _speed(name: str) -> int:

@@ -1,7 +1,10 @@
 """TLS over one connection: what its two ends tell each other."""
 
+import contextlib
 import math
 import socket
+import ssl
+import threading
 
 import pytest
 
@@ -10,6 +13,25 @@ from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.proof import Role
 
 CREDENTIALS = bytes(32), bytes(range(32))
+# Of nobody; it signs itself, and is for this file alone.
+CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgOAqzsqfkNO2R5Xed
+d+jBP0Iz2zAZPeoYgtPbx93pV/WhRANCAARX9kSrgrkowfHUVdlCAfm90TOR+E5I
+usSz/a+fio/tSWZN2M1mgv9Brvfo95OMpCjUmM0cUVaqsddvrtlDH0g2
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBfTCCASOgAwIBAgIUQNXKDAGhQWTuYMlBBvSes4vUV/QwCgYIKoZIzj0EAwIw
+EzERMA8GA1UEAwwIaW50cnVkZXIwIBcNMjYxMTIzMTkxMTMxWhgPMjEyNjEwMzAx
+OTExMzFaMBMxETAPBgNVBAMMCGludHJ1ZGVyMFkwEwYHKoZIzj0CAQYIKoZIzj0D
+AQcDQgAEV/ZEq4K5KMHx1FXZQgH5vdEzkfhOSLrEs/2vn4qP7UlmTdjNZoL/Qa73
+6PeTjKQo1JjNHFFWqrHXb67ZQx9INqNTMFEwHQYDVR0OBBYEFGUL7y2rznCLnPWH
++huP67mR4TUnMB8GA1UdIwQYMBaAFGUL7y2rznCLnPWH+huP67mR4TUnMA8GA1Ud
+EwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgBXKCE9jundGNIzCHfxXPb9TC
+43+hQ2wIGKUjjPypkfwCIQDTy23b2ql/JbTeccrDYUTQSzgZwRKrh378vEIVwnt1
+FQ==
+-----END CERTIFICATE-----
+"""
 
 
 @pytest.fixture
@@ -54,6 +76,26 @@ def test_a_stream_ends_its_tls(streams, begin_tls):
 def test_another_key_is_refused(streams, begin_tls):
     with pytest.raises(UnprovenError, match="TLS: "):
         begin(streams, begin_tls, CREDENTIALS, (bytes(32), bytes(32)))
+
+
+def test_a_certificate_is_no_key(streams, begin_tls, tmp_path):
+    (tmp_path / "certificate").write_text(CERTIFICATE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate")
+    client, server = streams
+    server.socket.setblocking(True)
+
+    def intrude():
+        # What it makes of the end does not matter.
+        with contextlib.suppress(OSError):
+            context.wrap_socket(server.socket.dup(), server_side=True).close()
+
+    intruder = threading.Thread(target=intrude)
+    intruder.start()
+    with pytest.raises(UnprovenError, match="TLS: "):
+        EventLoop().run(client.begin_tls(begin_tls, Role.CLIENT, CREDENTIALS))
+    client.socket.shutdown(socket.SHUT_RDWR)
+    intruder.join()
 
 
 def test_an_end_that_nobody_said_is_an_error(streams, begin_tls):
