@@ -1,5 +1,5 @@
-// The part of OpenSSL that TLS between hosts needs, opened at run time: 1.1.1b or newer,
-// or 3.x, which are alike in it. No header of OpenSSL is needed to build this.
+// The part of OpenSSL that TLS between hosts needs, opened at run time: 1.1.1b or
+// newer, or 3.x, which are alike in it. No header of OpenSSL is needed to build this.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_OPENSSL_H_
 
@@ -59,8 +59,6 @@ inline constexpr int kRetry = 8;
   F(set_cipher_suites, "SSL_CTX_set_ciphersuites", int,                               \
     (Context * context, const char* names))                                           \
   F(set_tickets, "SSL_CTX_set_num_tickets", int, (Context * context, size_t count))   \
-  F(set_verify, "SSL_CTX_set_verify", void,                                           \
-    (Context * context, int mode, Verify callback))                                   \
   F(set_use_session, "SSL_CTX_set_psk_use_session_callback", void,                    \
     (Context * context, UseSession callback))                                         \
   F(set_find_session, "SSL_CTX_set_psk_find_session_callback", void,                  \
@@ -72,6 +70,8 @@ inline constexpr int kRetry = 8;
   F(get_data, "SSL_get_ex_data", void*, (const Connection* connection, int index))    \
   F(set_bio, "SSL_set_bio", void, (Connection * connection, Bio * read, Bio * write)) \
   F(be_client, "SSL_set_connect_state", void, (Connection * connection))              \
+  F(set_verify, "SSL_set_verify", void,                                               \
+    (Connection * connection, int mode, Verify callback))                             \
   F(be_server, "SSL_set_accept_state", void, (Connection * connection))               \
   F(shake_hands, "SSL_do_handshake", int, (Connection * connection))                  \
   F(is_resumed, "SSL_session_reused", int, (const Connection* connection))            \

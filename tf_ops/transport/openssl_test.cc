@@ -62,7 +62,6 @@ TEST(OpenSslTest, SaysThatALibraryIsTooOldOrAnotherOne) {
   F(control_context, SSL_CTX_ctrl)                           \
   F(set_cipher_suites, SSL_CTX_set_ciphersuites)             \
   F(set_tickets, SSL_CTX_set_num_tickets)                    \
-  F(set_verify, SSL_CTX_set_verify)                          \
   F(set_use_session, SSL_CTX_set_psk_use_session_callback)   \
   F(set_find_session, SSL_CTX_set_psk_find_session_callback) \
   F(new_connection, SSL_new)                                 \
@@ -71,6 +70,7 @@ TEST(OpenSslTest, SaysThatALibraryIsTooOldOrAnotherOne) {
   F(get_data, SSL_get_ex_data)                               \
   F(set_bio, SSL_set_bio)                                    \
   F(be_client, SSL_set_connect_state)                        \
+  F(set_verify, SSL_set_verify)                              \
   F(be_server, SSL_set_accept_state)                         \
   F(shake_hands, SSL_do_handshake)                           \
   F(is_resumed, SSL_session_reused)                          \

@@ -107,8 +107,6 @@ Status Prepare(Opened* opened) {
     return Status::Internal(opened->text + " does not allow TLS 1.3 with " + kSuite +
                             ": see its openssl.cnf");
   }
-  // None is trusted: a server that shows a certificate does not have the key.
-  f.set_verify(context, openssl::kVerifyPeer, nullptr);
   f.set_use_session(context, TlsCallbacks::UseSession);
   f.set_find_session(context, TlsCallbacks::FindSession);
   opened->context = context;
@@ -166,6 +164,8 @@ Status TlsSession::Start(Role role) {
   OpenSsl().set_data(connection_, 0, this);
   if (role == Role::kClient) {
     OpenSsl().be_client(connection_);
+    // None is trusted: a server that shows a certificate does not have the key.
+    OpenSsl().set_verify(connection_, openssl::kVerifyPeer, nullptr);
   } else {
     OpenSsl().be_server(connection_);
   }
