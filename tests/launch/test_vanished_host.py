@@ -165,7 +165,7 @@ def paths() -> str:
 @pytest.mark.parametrize(("hosts", "victim"), [(2, 0), (2, 1), (3, 0), (3, 1)])
 def test_a_host_that_vanishes_is_known_in_time(network, start, hosts, victim, deed):
     ranks = start(hosts, deed, steps=1000)
-    time.sleep(1)  # so that it is in the middle of something
+    time.sleep(1)  # any moment will do: the ranks are busy, or idle, until it comes
     network.cut(victim)
     cut = time.monotonic()
     said = [rank.line() for rank in ranks]

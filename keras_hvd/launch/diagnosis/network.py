@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.launch.diagnosis.findings import Finding, warning
 from keras_hvd.rendezvous import address as addresses
@@ -52,7 +53,10 @@ def trip(seconds: float) -> Finding:
 
 def rate(allreduce: Mapping[int, float], node: Node) -> list[Finding]:
     """Judges what each host sends, from the seconds of allreduces by bytes."""
-    speed = _speed(_interface_of(_own_address(node)))
+    try:
+        speed = _speed(_interface_of(_own_address(node)))
+    except (OSError, RendezvousError):  # as `interface` has said
+        speed = 0
     findings = []
     for size, seconds in allreduce.items():
         if size < _MEBIBYTE:
