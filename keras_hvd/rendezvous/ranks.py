@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import secrets
 import socket
 import time
@@ -27,6 +29,10 @@ from keras_hvd.rendezvous.secret import Secret
 # The part of the timeout by which connecting ends sooner than waiting: who connects
 # knows why it fails.
 _SOONER = 0.1
+# A rank has a connection to each rank on another host, and may have another one for
+# failures. The rest is for what the script opens.
+_FILES_A_RANK = 2
+_OTHER_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,19 @@ def meet(
         interfaces=place.interfaces,
         tls=tls,
     )
+    _allow_open_files(_FILES_A_RANK * place.size + _OTHER_FILES)
     rank = _Rank(EventLoop(), place, group, secret, wanted_links)
     return rank.meet()
+
+
+def _allow_open_files(more: int) -> None:
+    """Raises this process' own limit of open files, as far as it may."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class _Rank:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -91,6 +92,23 @@ def test_all_know_where_all_are(new_job):
     assert {one.host_name for one in table.ranks} == {socket.gethostname()}
     assert [table.cross(rank) for rank in range(3)] == [(0, 2), (0, 1), (1, 2)]
     assert table.job.startswith("rendezvous-")
+
+
+def test_a_small_limit_of_open_files_is_raised(new_job):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 32
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        job = new_job(8)
+        for rank in range(8):
+            job.start(rank, f"host {rank}")
+        meetings = job.end()
+        assert sum(len(meeting.links) for meeting in meetings) == 8 * 7 * 2
+        for meeting in meetings:
+            for stream in meeting.links.values():
+                stream.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_launchers_name_of_the_job_is_kept(new_job):
