@@ -19,8 +19,12 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
     (is_quiet ? quiet_sockets : sockets).push_back(link.socket);
     std::unique_ptr<TlsSession> tls(link.tls);
     if (link.purpose == LinkPurpose::kData) {
-      data[link.peer] =
-          std::make_shared<DataLink>(link.socket, std::move(tls), host_timeout);
+      std::shared_ptr<DataLink>& all = data[link.peer];
+      if (all == nullptr) {
+        all = std::make_shared<DataLink>(link.socket, std::move(tls), host_timeout);
+      } else {
+        all->Add(link.socket, std::move(tls));
+      }
     } else {
       (is_quiet ? failure : control)
           .push_back(

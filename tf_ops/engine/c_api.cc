@@ -255,25 +255,24 @@ int64_t Report(const TlsSession& session, int64_t outcome) {
   return outcome;
 }
 
-// Finds the connection for each link that this rank needs.
+// Finds the connections for each link that this rank needs.
 Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* member) {
   for (int rank = 0; rank < options.size; ++rank) {
     member->names.push_back({options.pids[rank], options.host_names[rank]});
   }
-  member->links = keras_hvd::LinksNeeded(member->topology);
-  for (Link& needed : member->links) {
-    const khvd_link* const end = options.links + options.link_count;
-    const khvd_link* const found =
-        std::find_if(options.links, end, [&](const khvd_link& link) {
-          return link.peer == needed.peer &&
-                 link.purpose == static_cast<int32_t>(needed.purpose);
-        });
-    if (found == end) {
+  for (const Link& needed : keras_hvd::LinksNeeded(member->topology)) {
+    const size_t before = member->links.size();
+    for (int32_t number = 0; number < options.link_count; ++number) {
+      const khvd_link& link = options.links[number];
+      if (link.peer != needed.peer) continue;
+      if (link.purpose != static_cast<int32_t>(needed.purpose)) continue;
+      member->links.push_back(
+          {needed.peer, needed.purpose, link.fd, SessionOf(link.tls)});
+    }
+    if (member->links.size() == before) {
       return Status::InvalidArgument("there is no connection to rank " +
                                      std::to_string(needed.peer));
     }
-    needed.socket = found->fd;
-    needed.tls = SessionOf(found->tls);
   }
   return Status::Ok();
 }

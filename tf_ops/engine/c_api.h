@@ -149,7 +149,8 @@ typedef struct {
   const int32_t* hosts;
   const char* const* host_names;
   const int32_t* pids;
-  // The links that khvd_links lists, connected. khvd_init takes over the sockets and
+  // The links that khvd_links lists, connected. Those for tensors may have several
+  // connections, at both ends in the same order. khvd_init takes over the sockets and
   // their TLS, even if it fails.
   const khvd_link* links;
   int32_t link_count;

@@ -12,43 +12,89 @@ namespace {
 constexpr int kMostPieces = 64;
 // How many unwanted bytes one call drops.
 constexpr size_t kDropBytes = 16 << 10;
+// How many bytes a connection carries before it is the next one's turn.
+constexpr int64_t kStripeBytes = 64 << 10;
 
 }  // namespace
 
 DataLink::DataLink(int socket, std::unique_ptr<TlsSession> tls,
                    std::chrono::seconds limit)
-    : connection_(socket, std::move(tls)), reachability_(socket, limit) {}
+    : limit_(limit) {
+  Add(socket, std::move(tls));
+}
+
+void DataLink::Add(int socket, std::unique_ptr<TlsSession> tls) {
+  carriers_.push_back(std::make_unique<Carrier>(socket, std::move(tls), limit_));
+}
 
 int64_t DataLink::Send(const void* data, int64_t bytes) {
-  return sending_.Post(static_cast<char*>(const_cast<void*>(data)), bytes);
+  return Post(&Carrier::sending, &sent_, static_cast<char*>(const_cast<void*>(data)),
+              bytes);
 }
 
 int64_t DataLink::Receive(void* data, int64_t bytes) {
-  return receiving_.Post(static_cast<char*>(data), bytes);
+  return Post(&Carrier::receiving, &received_, static_cast<char*>(data), bytes);
 }
 
 bool DataLink::Progress() {
-  const bool sent = Move(&sending_, &Connection::Send);
-  const bool received = Move(&receiving_, &Connection::Receive);
+  const bool sent = MoveAll(&Carrier::sending, &Connection::Send, &sent_);
+  const bool received = MoveAll(&Carrier::receiving, &Connection::Receive, &received_);
   return sent || received;
 }
 
 void DataLink::CheckPeer(Clock::time_point now) {
-  if (closed() || (!sends() && !receives())) return;
-  // Who only receives has nothing on its way.
-  reachability_.KeepAsking();
-  if (!reachability_.IsLost(now)) return;
-  is_silent_ = true;
-  why_closed_ = "the other host does not answer";
+  for (const auto& carrier : carriers_) {
+    if (closed()) return;
+    if (!carrier->sending.waits() && !carrier->receiving.waits()) continue;
+    // Who only receives has nothing on its way.
+    carrier->reachability.KeepAsking();
+    if (!carrier->reachability.IsLost(now)) continue;
+    is_unreachable_ = true;
+    why_closed_ = "the other host does not answer";
+  }
 }
 
 void DataLink::Abandon() {
-  sending_.pieces.clear();
-  receiving_.pieces.clear();
+  for (const auto& carrier : carriers_) {
+    carrier->sending.pieces.clear();
+    carrier->receiving.pieces.clear();
+  }
   if (!closed()) why_closed_ = "it was abandoned";
 }
 
-bool DataLink::Move(Transfers* transfers, Call call) {
+int64_t DataLink::Post(Part part, Progressed* all, char* data, int64_t bytes) {
+  const int64_t carriers = static_cast<int64_t>(carriers_.size());
+  while (bytes > 0) {
+    const int64_t stripe = all->posted / kStripeBytes;
+    const int64_t left = (stripe + 1) * kStripeBytes - all->posted;
+    const int64_t now = carriers == 1 ? bytes : std::min(bytes, left);
+    (carriers_[stripe % carriers].get()->*part).Post(data, now);
+    all->posted += now;
+    bytes -= now;
+    if (data != nullptr) data += now;
+  }
+  return all->posted;
+}
+
+bool DataLink::MoveAll(Part part, Call call, Progressed* all) {
+  if (!all->waits()) return false;
+  const int64_t carriers = static_cast<int64_t>(carriers_.size());
+  bool moved = false;
+  // Up to the first byte that its connection has not moved yet.
+  int64_t end = all->posted;
+  for (int64_t number = 0; number < carriers; ++number) {
+    Carrier* const carrier = carriers_[number].get();
+    Transfers* const transfers = &(carrier->*part);
+    moved = Move(carrier, transfers, call) || moved;
+    if (!transfers->waits()) continue;
+    const int64_t stripe = transfers->moved / kStripeBytes * carriers + number;
+    end = std::min(end, stripe * kStripeBytes + transfers->moved % kStripeBytes);
+  }
+  all->moved = end;
+  return moved;
+}
+
+bool DataLink::Move(Carrier* carrier, Transfers* transfers, Call call) {
   bool moved = false;
   char dropped[kDropBytes];
   while (transfers->waits() && !closed()) {
@@ -62,8 +108,9 @@ bool DataLink::Move(Transfers* transfers, Call call) {
       ++count;
       if (drops) break;
     }
-    const int64_t bytes = (connection_.*call)(pieces, count);
-    why_closed_ = connection_.why_closed();
+    const int64_t bytes = (carrier->connection.*call)(pieces, count);
+    why_closed_ = carrier->connection.why_closed();
+    is_unreachable_ = carrier->connection.is_unreachable();
     if (bytes == 0) break;
     transfers->Advance(bytes);
     moved = true;
@@ -71,9 +118,8 @@ bool DataLink::Move(Transfers* transfers, Call call) {
   return moved;
 }
 
-int64_t DataLink::Transfers::Post(char* data, int64_t bytes) {
+void DataLink::Transfers::Post(char* data, int64_t bytes) {
   posted += bytes;
-  if (bytes == 0) return posted;
   const bool continues =
       data != nullptr && !pieces.empty() && pieces.back().iov_base != nullptr &&
       static_cast<char*>(pieces.back().iov_base) + pieces.back().iov_len == data;
@@ -82,7 +128,6 @@ int64_t DataLink::Transfers::Post(char* data, int64_t bytes) {
   } else {
     pieces.push_back({data, static_cast<size_t>(bytes)});
   }
-  return posted;
 }
 
 void DataLink::Transfers::Advance(int64_t bytes) {

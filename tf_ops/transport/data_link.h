@@ -1,17 +1,21 @@
-// A connection for tensors between two ranks on different hosts.
+// What carries tensors between two ranks on different hosts: a connection, or several
+// where the network gives one of them only a part of what it can do.
 //
 // Bytes go straight from and to the callers' memory, in the order of their posting, and
 // carry no headers: both ends know what comes next. Only what has been posted is read,
-// so a sender that is ahead is held up by the network.
+// so a sender that is ahead is held up by the network. Several connections take turns,
+// a stripe of bytes each.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_DATA_LINK_H_
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/transport/connection.h"
@@ -29,7 +33,9 @@ class DataLink {
   DataLink(const DataLink&) = delete;
   DataLink& operator=(const DataLink&) = delete;
 
-  int socket() const { return connection_.socket(); }
+  // Another connection, as the constructor's. Both ends add theirs in the same order,
+  // before the first transfer.
+  void Add(int socket, std::unique_ptr<TlsSession> tls = nullptr);
 
   // Each posts a transfer; the memory must stay until the transfer is complete. Each
   // returns what `sent` or `received` is from then on.
@@ -41,19 +47,19 @@ class DataLink {
   bool Progress();
 
   // How many bytes have been sent and received, of all that were ever posted.
-  int64_t sent() const { return sending_.moved; }
-  int64_t received() const { return receiving_.moved; }
+  int64_t sent() const { return sent_.moved; }
+  int64_t received() const { return received_.moved; }
   // Whether anything posted is not yet complete.
-  bool sends() const { return sending_.waits(); }
-  bool receives() const { return receiving_.waits(); }
+  bool sends() const { return sent_.waits(); }
+  bool receives() const { return received_.waits(); }
 
   // Why posted transfers cannot complete, as in "Connection reset by peer"; "" while
   // they can. An end that nobody waits for is not noticed.
   const std::string& why_closed() const { return why_closed_; }
   bool closed() const { return !why_closed_.empty(); }
   // Whether that is because the other host does not answer.
-  bool is_unreachable() const { return is_silent_ || connection_.is_unreachable(); }
-  std::chrono::seconds limit() const { return reachability_.limit(); }
+  bool is_unreachable() const { return is_unreachable_; }
+  std::chrono::seconds limit() const { return limit_; }
   // Looks whether the other host still answers. Call it from time to time while waiting
   // for a transfer.
   void CheckPeer(Clock::time_point now);
@@ -61,24 +67,40 @@ class DataLink {
   void Abandon();
 
  private:
-  struct Transfers {
-    std::deque<iovec> pieces;
+  // What was posted, and how much of it has been moved.
+  struct Progressed {
     int64_t posted = 0;
     int64_t moved = 0;
 
     bool waits() const { return moved < posted; }
-    int64_t Post(char* data, int64_t bytes);
+  };
+  // The part of one connection.
+  struct Transfers : Progressed {
+    std::deque<iovec> pieces;
+
+    void Post(char* data, int64_t bytes);
     void Advance(int64_t bytes);
   };
+  struct Carrier {
+    Carrier(int socket, std::unique_ptr<TlsSession> tls, std::chrono::seconds limit)
+        : connection(socket, std::move(tls)), reachability(socket, limit) {}
+
+    Connection connection;
+    Reachability reachability;
+    Transfers sending, receiving;
+  };
+  using Part = Transfers Carrier::*;
   using Call = int64_t (Connection::*)(const iovec* pieces, int count);
 
-  bool Move(Transfers* transfers, Call call);
+  int64_t Post(Part part, Progressed* all, char* data, int64_t bytes);
+  bool MoveAll(Part part, Call call, Progressed* all);
+  bool Move(Carrier* carrier, Transfers* transfers, Call call);
 
-  Connection connection_;
-  Reachability reachability_;
-  Transfers sending_, receiving_;
+  const std::chrono::seconds limit_;
+  std::vector<std::unique_ptr<Carrier>> carriers_;
+  Progressed sent_, received_;
   std::string why_closed_;
-  bool is_silent_ = false;  // for longer than the limit
+  bool is_unreachable_ = false;
 };
 
 // By rank; null for those that need none.

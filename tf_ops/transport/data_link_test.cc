@@ -25,25 +25,53 @@ struct Ends {
   std::unique_ptr<DataLink> a, b;
 };
 
-// In the clear, or over TLS.
-class DataLinkTest : public testing::TestWithParam<bool> {
+struct Way {
+  bool tls;
+  int connections;
+};
+
+// A link of one connection or several, in the clear or over TLS.
+class DataLinkTest : public testing::TestWithParam<Way> {
  protected:
-  Ends UnixPair(int buffer_bytes = 0) const;
-  Ends TcpPair() const;
-  Ends LinksOver(int a, int b) const {
-    if (!GetParam())
-      return {std::make_unique<DataLink>(a), std::make_unique<DataLink>(b)};
-    TlsEnds tls = ShakeHands(a, b);
-    return {std::make_unique<DataLink>(a, std::move(tls.client)),
-            std::make_unique<DataLink>(b, std::move(tls.server))};
+  using Sockets = std::pair<int, int>;
+
+  Ends UnixPair(int buffer_bytes = 0) const {
+    return LinksOver([=] { return UnixSockets(buffer_bytes); });
+  }
+  Ends TcpPair() const { return LinksOver(TcpSockets); }
+  static Sockets UnixSockets(int buffer_bytes);
+  static Sockets TcpSockets();
+
+ private:
+  template <typename Connect>
+  Ends LinksOver(const Connect& connect) const {
+    Ends ends;
+    for (int number = 0; number < GetParam().connections; ++number) {
+      const auto [a, b] = connect();
+      TlsEnds tls;
+      if (GetParam().tls) tls = ShakeHands(a, b);
+      Add(a, std::move(tls.client), &ends.a);
+      Add(b, std::move(tls.server), &ends.b);
+    }
+    return ends;
+  }
+
+  static void Add(int socket, std::unique_ptr<TlsSession> tls,
+                  std::unique_ptr<DataLink>* link) {
+    if (*link != nullptr) return (*link)->Add(socket, std::move(tls));
+    *link = std::make_unique<DataLink>(socket, std::move(tls));
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, DataLinkTest, testing::Bool(), [](const auto& tls) {
-  return tls.param ? "OverTls" : "InTheClear";
-});
+INSTANTIATE_TEST_SUITE_P(, DataLinkTest,
+                         testing::Values(Way{false, 1}, Way{false, 3}, Way{true, 1},
+                                         Way{true, 3}),
+                         [](const auto& info) {
+                           return (info.param.tls ? "OverTlsBy" : "InTheClearBy") +
+                                  std::to_string(info.param.connections);
+                         });
 
-Ends DataLinkTest::UnixPair(int buffer_bytes) const {
+DataLinkTest::Sockets DataLinkTest::UnixSockets(int buffer_bytes) {
   int sockets[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
   for (int socket : sockets) {
@@ -51,10 +79,10 @@ Ends DataLinkTest::UnixPair(int buffer_bytes) const {
     setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof(buffer_bytes));
     setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof(buffer_bytes));
   }
-  return LinksOver(sockets[0], sockets[1]);
+  return {sockets[0], sockets[1]};
 }
 
-Ends DataLinkTest::TcpPair() const {
+DataLinkTest::Sockets DataLinkTest::TcpSockets() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -68,7 +96,7 @@ Ends DataLinkTest::TcpPair() const {
   EXPECT_EQ(connect(a, any(), length), 0);
   const int b = accept(listener, nullptr, nullptr);
   close(listener);
-  return LinksOver(a, b);
+  return {a, b};
 }
 
 bool IsIdle(const DataLink& link) { return !link.sends() && !link.receives(); }
@@ -120,10 +148,11 @@ TEST_P(DataLinkTest, NeverWaits) {
 }
 
 TEST_P(DataLinkTest, SendsSmallPiecesAtOnce) {
-  const Ends ends = TcpPair();
+  const auto [a, b] = TcpSockets();
+  const DataLink one(a), other(b);
   int on = 0;
   socklen_t length = sizeof(on);
-  getsockopt(ends.a->socket(), IPPROTO_TCP, TCP_NODELAY, &on, &length);
+  getsockopt(a, IPPROTO_TCP, TCP_NODELAY, &on, &length);
   EXPECT_NE(on, 0);
 }
 
@@ -132,7 +161,7 @@ TEST_P(DataLinkTest, PiecesOfAnySizesArriveInOrder) {
   std::mt19937 random(3);
   for (int buffer : {0, 2048}) {
     const Ends ends = UnixPair(buffer);
-    const std::vector<char> sent = Numbered(300000, 4);
+    const std::vector<char> sent = Numbered(500000, 4);
     std::vector<char> received(sent.size());
     size_t posted_send = 0, posted_receive = 0;
     const auto next = [&](size_t posted) {
@@ -151,6 +180,10 @@ TEST_P(DataLinkTest, PiecesOfAnySizesArriveInOrder) {
         EXPECT_EQ(end, static_cast<int64_t>(posted_receive));
       }
       if (random() % 8 == 0) (random() % 2 == 0 ? ends.a : ends.b)->Progress();
+      const int64_t so_far = ends.b->received();
+      if (random() % 64 == 0) {
+        ASSERT_TRUE(std::equal(sent.begin(), sent.begin() + so_far, received.begin()));
+      }
     }
     Settle(ends);
     EXPECT_TRUE(received == sent);
