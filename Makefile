@@ -152,10 +152,12 @@ parallel-tests: install
 	done
 
 # Those of three ranks on two hosts, and collectives on two hosts of one rank. All hosts
-# are this machine; where they can have networks, those are slow ones.
+# are this machine; where they can have networks, those are slow ones. Of the second two,
+# each link for tensors has several connections.
 hosts-tests: install
 	$(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
 		$(BIN)/python -m pytest -q -x tests/parallel
+	KERAS_HVD_DATA_CONNECTIONS=3 \
 	$(BIN)/python tests/on_hosts.py --rate 100mbit --delay 0.1 1 1 \
 		$(BIN)/python -m pytest -q -x tests/parallel/collectives tests/parallel/test_*.py
 

@@ -140,6 +140,7 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         job=world.job,
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
+        data_connections=settings.data_connections(),
     )
     meeting = ranks.meet(
         place,
@@ -167,8 +168,10 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
     options.host_names = (ctypes.c_char_p * size)(*names)
     pids = [one.pid for one in meeting.table.ranks]
     options.pids = (ctypes.c_int32 * size)(*pids)
-    options.link_count = len(meeting.links)
-    options.links = (native.Link * len(meeting.links))(
+    # Both ends list the connections of a link in the same order.
+    links = sorted(meeting.links.items(), key=lambda item: item[0].number)
+    options.link_count = len(links)
+    options.links = (native.Link * len(links))(
         # khvd_init takes them over, whatever it returns.
         *(
             native.Link(
@@ -177,7 +180,7 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
                 stream.socket.detach(),
                 None if stream.tls is None else stream.tls.detach(),
             )
-            for link, stream in meeting.links.items()
+            for link, stream in links
         )
     )
 

@@ -127,6 +127,7 @@ class ProvenConnection:
         self.stream = stream
         self.peer = theirs.sender
         self.purpose = theirs.purpose
+        self.number = theirs.number
         self.version = theirs.version
         self.tls = theirs.tls
         self.host = stream.socket.getpeername()[0]
@@ -154,12 +155,13 @@ class Call:
     receiver: int
     sources: Sequence[str] = ()  # IP addresses to connect from; none: any
     tls: BeginTls | None = None
+    number: int = 0  # which of the connections for this purpose
 
 
 async def prove_as_client(stream: Stream, call: Call) -> ProvenConnection:
     """Both ends of a new connection prove the secret. Raises OSError."""
     wanted = call.purpose, call.sender, call.receiver, call.tls is not None
-    mine = proof.hello(Role.CLIENT, *wanted)
+    mine = proof.hello(Role.CLIENT, *wanted, call.number)
     await stream.send(mine.pack())
     answer = await stream.receive(proof.HELLO_BYTES)
     theirs = proof.unpack(answer)

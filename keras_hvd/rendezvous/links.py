@@ -22,10 +22,11 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Link:
-    """A connection that a rank needs: to which rank, and what for."""
+    """A connection that a rank needs: to which rank, what for, and which of several."""
 
     peer: int
     purpose: Purpose
+    number: int = 0
 
 
 WantedLinks = Callable[[int, Sequence[int]], Sequence[Link]]
@@ -95,7 +96,10 @@ class Links:
         self, link: Link, sources: Sequence[str], deadline: float
     ) -> None:
         peer = self._table.ranks[link.peer]
-        call = Call(self._key, link.purpose, self._rank, link.peer, sources, self._tls)
+        call = Call(
+            *(self._key, link.purpose, self._rank, link.peer, sources),
+            *(self._tls, link.number),
+        )
         try:
             proven = await connection.connect(call, lambda: peer.addresses, deadline)
         except OSError as error:
@@ -108,13 +112,13 @@ class Links:
             self._keep(link, proven)
 
     def _is_expected(self, theirs: Hello) -> bool:
-        link = Link(theirs.sender, theirs.purpose)
+        link = Link(theirs.sender, theirs.purpose, theirs.number)
         is_here = theirs.receiver == self._rank and theirs.sender > self._rank
         is_alike = theirs.tls == (self._tls is not None)
         return is_here and is_alike and link in self._wanted
 
     async def _welcome(self, proven: ProvenConnection) -> None:
-        self._keep(Link(proven.peer, proven.purpose), proven)
+        self._keep(Link(proven.peer, proven.purpose, proven.number), proven)
 
     def _keep(self, link: Link, proven: ProvenConnection) -> None:
         # A client that gave up just before the server's proof came has come again.

@@ -29,7 +29,7 @@ from keras_hvd.version import __version__
 
 # The magic number's last byte is the version of all this: what follows has the same
 # place in all versions of keras_hvd that have the same magic number.
-_HELLO = struct.Struct("!8sBBBxii64s32s")
+_HELLO = struct.Struct("!8sBBBBii64s32s")
 _MAGIC = b"KHVDMEE\x01"
 
 HELLO_BYTES = _HELLO.size
@@ -77,28 +77,39 @@ class Hello:
     version: str
     nonce: bytes
     tls: bool = False  # whether it goes on with TLS, and with nothing else
+    number: int = 0  # which of the connections for this purpose
 
     def pack(self) -> bytes:
         """The hello in HELLO_BYTES bytes."""
         version = self.version.encode()
         return _HELLO.pack(
-            *(_MAGIC, self.role, self.purpose, self.tls, self.sender, self.receiver),
-            *(version, self.nonce),
+            *(_MAGIC, self.role, self.purpose, self.tls, self.number),
+            *(self.sender, self.receiver, version, self.nonce),
         )
 
     def answer(self, tls: bool = False) -> Hello:
         """The server's hello to this one."""
-        return hello(Role.SERVER, self.purpose, self.receiver, self.sender, tls)
+        return hello(
+            *(Role.SERVER, self.purpose, self.receiver, self.sender), tls, self.number
+        )
 
     def answers(self, question: Hello) -> bool:
         """Whether this may be the server's answer to a client's hello."""
-        return (self.role, self.purpose, self.sender, self.receiver) == (
-            *(Role.SERVER, question.purpose, question.receiver, question.sender),
+        return (
+            *(self.role, self.purpose, self.number, self.sender, self.receiver),
+        ) == (
+            *(Role.SERVER, question.purpose, question.number),
+            *(question.receiver, question.sender),
         )
 
 
 def hello(
-    role: Role, purpose: Purpose, sender: int, receiver: int, tls: bool = False
+    role: Role,
+    purpose: Purpose,
+    sender: int,
+    receiver: int,
+    tls: bool = False,
+    number: int = 0,
 ) -> Hello:
     """A hello of this process, with a new nonce.
 
@@ -108,7 +119,7 @@ def hello(
     32
     """
     nonce = secrets.token_bytes(32)
-    return Hello(role, purpose, sender, receiver, __version__, nonce, tls)
+    return Hello(role, purpose, sender, receiver, __version__, nonce, tls, number)
 
 
 def unpack(packed: bytes) -> Hello | None:
@@ -119,13 +130,14 @@ def unpack(packed: bytes) -> Hello | None:
     >>> unpack(b"GET / HTTP/1.1".ljust(HELLO_BYTES)) is None
     True
     """
-    magic, role, purpose, tls, sender, receiver, version, nonce = _HELLO.unpack(packed)
+    magic, role, purpose, tls, number, *rest = _HELLO.unpack(packed)
+    sender, receiver, version, nonce = rest
     if magic != _MAGIC or tls > 1:
         return None
     try:
         text = version.rstrip(b"\0").decode("ascii")
         names = Role(role), Purpose(purpose)
-        return Hello(*names, sender, receiver, text, nonce, tls == 1)
+        return Hello(*names, sender, receiver, text, nonce, tls == 1, number)
     except ValueError:
         return None
 

@@ -16,6 +16,8 @@ _LONGEST_TEXT = 512
 _MOST_ADDRESSES = 16
 _TOO_LARGE = 2**31
 
+MOST_DATA_CONNECTIONS = 16
+
 
 class TableError(ValueError):
     """What ranks have told is malformed or contradictory."""
@@ -51,6 +53,7 @@ class RankTable:
     job: str
     meeting: str
     ranks: tuple[RankInfo, ...]
+    data_connections: int = 1  # for tensors, between two ranks of different hosts
 
     def hosts(self) -> list[int]:
         """Each rank's host, in the order of their lowest ranks.
@@ -171,6 +174,7 @@ def encode(table: RankTable) -> dict[str, Any]:
         "job": table.job,
         "meeting": table.meeting,
         "ranks": [encode_rank(one) for one in table.ranks],
+        "data_connections": table.data_connections,
     }
 
 
@@ -190,6 +194,7 @@ def decode(message: dict[str, Any], size: int) -> RankTable:
         _text(message, "job"),
         _text(message, "meeting"),
         tuple(decode_rank(one) for one in ranks),
+        _number(message, "data_connections", 1, MOST_DATA_CONNECTIONS + 1),
     )
     check(table)
     return table

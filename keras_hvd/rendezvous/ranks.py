@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import secrets
@@ -29,9 +30,7 @@ from keras_hvd.rendezvous.secret import Secret
 # The part of the timeout by which connecting ends sooner than waiting: who connects
 # knows why it fails.
 _SOONER = 0.1
-# A rank has a connection to each rank on another host, and may have another one for
-# failures. The rest is for what the script opens.
-_FILES_A_RANK = 2
+# What the script may open, besides a rank's connections.
 _OTHER_FILES = 256
 
 
@@ -50,6 +49,7 @@ class Place:
     job: str = ""
     host_key: str | None = None
     interfaces: tuple[str, ...] = ()
+    data_connections: int = 1  # rank 0's counts
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ def meet(
         interfaces=place.interfaces,
         tls=tls,
     )
-    _allow_open_files(_FILES_A_RANK * place.size + _OTHER_FILES)
+    _allow_open_files(place.size)
     rank = _Rank(EventLoop(), place, group, secret, wanted_links)
     return rank.meet()
 
 
 def _allow_open_files(more: int) -> None:
-    """Raises this process' own limit of open files, as far as it may."""
+    """Raises this process' own limit for that many more files, as far as it may."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more
+    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
         needed = min(needed, hard)
     if limit != resource.RLIM_INFINITY and limit < needed:
@@ -176,7 +176,8 @@ class _Rank:
     def _table(self, own: RankInfo, told: Sequence[dict[str, Any]]) -> RankTable:
         ranks = [own, *map(rank_table.decode_rank, told)]
         job = self._place.job or f"rendezvous-{uuid.uuid4().hex}"
-        table = RankTable(job, secrets.token_hex(16), tuple(ranks))
+        meeting = secrets.token_hex(16)
+        table = RankTable(job, meeting, tuple(ranks), self._place.data_connections)
         rank_table.check(table)
         return table
 
@@ -194,7 +195,12 @@ class _Rank:
         self, table: RankTable, listening: Sequence[socket.socket]
     ) -> Iterator[Links]:
         place = self._place
-        wanted = self._wanted_links(place.rank, table.hosts())
+        wanted = [
+            connection
+            for link in self._wanted_links(place.rank, table.hosts())
+            for connection in _connections(link, table)
+        ]
+        _allow_open_files(len(wanted))
         key = self._secret.key(f"{table.job}/{table.meeting}")
         links = Links(self._loop, place.rank, table, key, wanted, self._group.tls)
         with contextlib.closing(links):
@@ -209,6 +215,11 @@ class _Rank:
             self._deadline,
         )
         return links.are_made or has_failed()
+
+
+def _connections(link: Link, table: RankTable) -> Iterator[Link]:
+    count = table.data_connections if link.purpose == Purpose.DATA else 1
+    return (dataclasses.replace(link, number=number) for number in range(count))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from keras_hvd.rendezvous.rank_table import MOST_DATA_CONNECTIONS
+
 _Value = TypeVar("_Value")
 
 _OURS = "KERAS_HVD_"
@@ -223,6 +225,19 @@ def network_interfaces(
     return found.parse(_names, "names of network interfaces, with commas")
 
 
+def data_connections(environment: Mapping[str, str] | None = None) -> int:
+    """Reads how many connections carry tensors between two ranks of different hosts.
+
+    Example:
+
+    >>> data_connections({}), data_connections({"KERAS_HVD_DATA_CONNECTIONS": "4"})
+    (1, 4)
+    """
+    variables = os.environ if environment is None else environment
+    found = _find_ours(variables, "DATA_CONNECTIONS")
+    return _count(found, 1, MOST_DATA_CONNECTIONS) or 1
+
+
 def tls(environment: Mapping[str, str] | None = None) -> bool:
     """Reads whether everything between hosts is encrypted.
 
@@ -359,10 +374,8 @@ def _library(found: _Found | None) -> bytes:
     return os.fsencode(path)
 
 
-def _count(found: _Found | None, least: int) -> int:
+def _count(found: _Found | None, least: int, most: int = 2**31 - 1) -> int:
     """A number that fits into 32 bits; 0 if it is not set."""
-
-    most = 2**31 - 1
 
     def parse(text: str) -> int:
         number = _whole(text)

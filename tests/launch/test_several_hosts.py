@@ -486,6 +486,45 @@ def test_a_host_whose_leader_is_stopped_hears_of_a_death_too(reduce_for_ever):
     assert len(re.findall(r"\n  rank \d \(pid \d+ on \S+\): allreduce '", output)) == 4
 
 
+# What each connection has carried, as the kernel tells it; this process has no others.
+SENT = """
+import os, socket, struct
+import numpy as np
+import keras_hvd
+keras_hvd.init()
+given = np.arange(1 << 22, dtype=np.int32)
+summed = keras_hvd.allreduce(given, op=keras_hvd.Sum, name="a").numpy()
+assert (summed == 2 * given).all()
+TCP_BYTES_SENT = 200
+sent = []
+for file in os.listdir("/proc/self/fd"):
+    if not os.path.exists(f"/proc/self/fd/{file}"):
+        continue
+    if not os.readlink(f"/proc/self/fd/{file}").startswith("socket:"):
+        continue
+    with socket.socket(fileno=os.dup(int(file))) as found:
+        if found.family == socket.AF_INET:
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent += struct.unpack_from("Q", info, TCP_BYTES_SENT)
+print("sent", *sorted(sent))
+"""
+
+
+def test_several_connections_carry_a_tensor_in_turns(start):
+    started = [
+        start(number, 2, "-np", 1, sys.executable, "-c", SENT, DATA_CONNECTIONS=count)
+        for number, count in enumerate("31")
+    ]
+    for code, output, error in end(*started):
+        assert code == 0, error
+        sent = [*map(int, output.split()[2:])]
+        assert len(sent) == 4
+        assert sent[0] < 100_000
+        # A part of a tensor of 16 MiB, or all of it.
+        assert sum(sent[1:]) > 15 << 20
+        assert sent[3] - sent[1] <= 64 << 10
+
+
 def test_hosts_with_other_sizes_of_exchange_memory_are_told(reduce_for_ever):
     output = reduce_for_ever(-1, EXCHANGE_BYTES="65536")
     assert output.count(REPORT) == 1, output

@@ -205,6 +205,17 @@ def test_the_names_of_network_interfaces():
         found({"KERAS_HVD_NETWORK_INTERFACES": "eth0,,ib0"})
 
 
+def test_how_many_connections_carry_tensors():
+    name = "KERAS_HVD_DATA_CONNECTIONS"
+    counts = [settings.data_connections({name: text}) for text in ("", "1", "16")]
+    assert counts == [1, 1, 16]
+    for text in ("0", "17", "many"):
+        with pytest.raises(
+            ValueError, match=f"{name} must be a whole number from 1 to"
+        ):
+            settings.data_connections({name: text})
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 60), ("1.5", 1.5)])
 def test_how_long_processes_wait_for_each_other(text, seconds):
     variables = {"KERAS_HVD_INIT_TIMEOUT_SECONDS": text}

@@ -261,6 +261,11 @@ struct Layout {
   const char* name;
   std::vector<int> hosts;
   int socket_bytes = 0;
+  int connections = 1;
+
+  HostsOptions Options(int64_t exchange_bytes) const {
+    return {exchange_bytes, socket_bytes, connections};
+  }
 };
 
 const Layout kLayouts[] = {
@@ -277,12 +282,14 @@ const Layout kLayouts[] = {
     // The least buffers that the system gives.
     {"SlowUneven", {0, 1, 1, 2}, 1},
     {"SlowTwoOfTwo", {0, 0, 1, 1}, 1},
+    {"ThreeConnections", {0, 1, 1, 2}, 0, 3},
+    {"SlowTwoConnections", {0, 0, 1, 1}, 1, 2},
 };
 
 class HostsTest : public testing::TestWithParam<Layout> {
  protected:
   HostsTest()
-      : job_(GetParam().hosts, {kTinyExchange, GetParam().socket_bytes}),
+      : job_(GetParam().hosts, GetParam().Options(kTinyExchange)),
         members_(job_.size()) {}
 
   HostsJob job_;
@@ -376,7 +383,7 @@ TEST_P(HostsTest, AllreduceOfMixedGroups) {
 }
 
 TEST_P(HostsTest, AllreduceWithWindowsAndSmallTensorsOfAllSizes) {
-  HostsJob job(GetParam().hosts, {1 << 18, GetParam().socket_bytes});
+  HostsJob job(GetParam().hosts, GetParam().Options(1 << 18));
   for (int64_t small : {int64_t{0}, int64_t{2} << 10, INT64_MAX}) {
     for (int64_t window : {kCacheLine, 100 * kCacheLine, int64_t{4} << 20}) {
       for (int64_t elements : {1, 1025, 10007, 300000}) {

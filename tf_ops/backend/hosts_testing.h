@@ -1,5 +1,5 @@
 // For tests of backends across hosts: ranks as threads, with a segment for each host
-// and a pair of sockets between every two ranks of different hosts.
+// and pairs of sockets between every two ranks of different hosts.
 #ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
 #define KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
 
@@ -54,6 +54,7 @@ class JobWaiter final : public Waiter {
 struct HostsOptions {
   int64_t exchange_bytes = kTinyExchange;
   int socket_bytes = 0;  // of each socket's buffers; 0: the system's choice
+  int connections = 1;   // of each link
 };
 
 // The ranks of a job; `hosts` says on which host each rank is.
@@ -71,7 +72,10 @@ class HostsJob {
     std::vector<DataLinks> links(size_, DataLinks(size_));
     for (int a = 0; a < size_; ++a) {
       for (int b = a + 1; b < size_; ++b) {
-        if (hosts[a] != hosts[b]) Connect(options, &links[a][b], &links[b][a]);
+        if (hosts[a] == hosts[b]) continue;
+        for (int number = 0; number < options.connections; ++number) {
+          Connect(options, &links[a][b], &links[b][a]);
+        }
       }
     }
     for (int rank = 0; rank < size_; ++rank) {
@@ -125,8 +129,13 @@ class HostsJob {
       setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
       setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
     }
-    *a = std::make_shared<DataLink>(sockets[0]);
-    *b = std::make_shared<DataLink>(sockets[1]);
+    Add(sockets[0], a);
+    Add(sockets[1], b);
+  }
+
+  static void Add(int socket, std::shared_ptr<DataLink>* link) {
+    if (*link != nullptr) return (*link)->Add(socket);
+    *link = std::make_shared<DataLink>(socket);
   }
 
   const int size_;

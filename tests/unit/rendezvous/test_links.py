@@ -55,6 +55,7 @@ def test_takes_who_has_proven_the_pair_and_the_purpose():
         pytest.param(Call(KEY, Purpose.CONTROL, 3, 1), id="sender"),
         pytest.param(Call(KEY, Purpose.CONTROL, 0, 1), id="lower-sender"),
         pytest.param(Call(KEY, Purpose.CONTROL, 2, 0), id="receiver"),
+        pytest.param(Call(KEY, Purpose.CONTROL, 2, 1, number=1), id="number"),
         pytest.param(Call(b"of another", Purpose.CONTROL, 2, 1), id="another-start"),
     ],
 )

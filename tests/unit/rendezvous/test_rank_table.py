@@ -62,6 +62,8 @@ def test_refuses_addresses_that_are_none(value):
         ({"ranks": []}, "'ranks' is not a list of 2"),
         ({"job": 7}, "'job' is not a text"),
         ({"meeting": None}, "'meeting' is not a text"),
+        ({"data_connections": 0}, "'data_connections' is not a number in 1..16"),
+        ({"data_connections": 17}, "'data_connections' is not a number in 1..16"),
     ],
 )
 def test_names_what_is_wrong_with_a_table(change, expected):

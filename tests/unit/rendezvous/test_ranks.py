@@ -338,6 +338,23 @@ def test_an_address_of_another_host_is_an_error_on_rank_0(new_job):
     )
 
 
+def test_rank_0_says_how_many_connections_carry_tensors(new_job):
+    job = new_job(2)
+    for rank, count in enumerate((3, 2)):
+        job.start(rank, key=str(rank), data_connections=count)
+    first, second = (meeting.links for meeting in job.end())
+    data = [Link(1, Purpose.DATA, number) for number in range(3)]
+    assert {*first} == {Link(1, Purpose.CONTROL), *data}
+    for link, stream in first.items():
+        stream.socket.sendall(f"{link.purpose} {link.number}".encode())
+    for link, stream in second.items():
+        with stream.socket as received:
+            received.setblocking(True)
+            assert received.recv(10) == f"{link.purpose} {link.number}".encode()
+    for stream in first.values():
+        stream.close()
+
+
 def test_a_link_that_only_one_side_wants_is_an_error_on_all(new_job):
     job = new_job(2, timeout=0.5)
     job.start(0, wanted_links=lambda rank, hosts: [])
