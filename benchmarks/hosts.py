@@ -65,8 +65,9 @@ def main() -> None:
         for name in options.networks:
             rate, delay = NETWORKS[name]
             with network.connected(hosts, rate, delay) as connected:
-                place = Place(connected, options.ranks)
+                place = Place(connected, options.ranks, options.tls)
                 title = f"{hosts} hosts of {options.ranks}, {name}"
+                title += ", keras_hvd with TLS" if options.tls else ""
                 print(f"{title}: starting the contenders ...", flush=True)
                 measured[title], found = compare(place, options)
                 versions |= found
@@ -106,6 +107,7 @@ def arguments() -> argparse.Namespace:
         default=list(NETWORKS),
         help="default: all",
     )
+    parser.add_argument("--tls", action="store_true", help="keras_hvd encrypts")
     parser.add_argument(
         "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
     )

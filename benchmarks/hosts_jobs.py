@@ -30,10 +30,12 @@ class Place:
     Args:
         hosts: of a `network`.
         ranks: how many on each.
+        tls: whether keras_hvd encrypts what goes between them.
     """
 
     hosts: list[Host]
     ranks: int
+    tls: bool
 
     @property
     def size(self) -> int:
@@ -73,6 +75,7 @@ def keras_hvd(place: Place, script: str, port: int) -> Job:
         secret.flush()
         nodes = ["--nnodes", len(place.hosts), "-np", place.ranks]
         nodes += ["--rendezvous", f"{place.hosts[0].address}:{port}"]
+        nodes += ["--tls"] if place.tls else []
         cores_of_hosts = place.cores().split("/")[:: place.ranks]
         return Job(
             "keras_hvd",

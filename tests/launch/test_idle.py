@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +16,25 @@ RANK = Path(__file__).parent / "ranks" / "idle.py"
 
 # What is measured is the time in which nothing happens.
 SECONDS = 3
+
+
+def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]:
+    """A khvdrun for each host, of so many ranks; all are this machine."""
+    if len(hosts) == 1:
+        return [khvdrun.start("-np", hosts[0], *command)]
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        rendezvous = f"127.0.0.1:{found.getsockname()[1]}"
+    job = ("--nnodes", len(hosts), "--rendezvous", rendezvous)
+    return [
+        khvdrun.start(
+            *(*job, "--node-rank", number, "-np", ranks, *command),
+            env={
+                "KERAS_HVD_HOST_KEY": str(number),
+                "KERAS_HVD_SECRET": "0123456789abcdef of tests",
+            },
+        )
+        for number, ranks in enumerate(hosts)
+    ]
 
 
 def of_each_thread(process: Path, read: Callable[[Path], Any]) -> dict[Path, Any]:
@@ -64,15 +85,23 @@ def most_of_a_process(window: list[dict[Path, int]]) -> int:
     return max(sum(used.values()) for used in window)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_a_job_that_waits_sleeps(khvdrun, tmp_path, ranks):
-    pipes = [tmp_path / str(rank) for rank in range(ranks)]
+@pytest.mark.parametrize("hosts", [[1], [2], [4], [2, 2]])
+def test_a_job_that_waits_sleeps(khvdrun, tmp_path, hosts):
+    pipes = [tmp_path / str(rank) for rank in range(sum(hosts))]
     for pipe in pipes:
         os.mkfifo(pipe)
-    with khvdrun.start("-np", ranks, sys.executable, RANK, tmp_path) as job:
-        said = [job.stdout.readline().split() for _ in range(ranks)]
+    with contextlib.ExitStack() as started:
+        jobs = [
+            started.enter_context(job)
+            for job in start(khvdrun, hosts, sys.executable, RANK, tmp_path)
+        ]
+        said = [
+            job.stdout.readline().split()
+            for job, ranks in zip(jobs, hosts, strict=True)
+            for _ in range(ranks)
+        ]
         assert sorted(words[:2] for words in said) == [
-            [f"[{rank}]", "idle"] for rank in range(ranks)
+            [f"[{rank}]", "idle"] for rank in range(sum(hosts))
         ]
         processes = [Path("/proc", words[-1]) for words in said]
         engines = []
@@ -96,5 +125,6 @@ def test_a_job_that_waits_sleeps(khvdrun, tmp_path, ranks):
 
         for pipe in pipes:
             pipe.write_bytes(b"")
-        job.communicate(timeout=60)
-    assert job.returncode == 0
+        for job in jobs:
+            job.communicate(timeout=60)
+    assert all(job.returncode == 0 for job in jobs)
