@@ -109,6 +109,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tls", action="store_true", help="keras_hvd encrypts")
     parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="without others"
+    )
+    parser.add_argument(
         "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
     )
     options = parser.parse_args()
@@ -120,7 +123,7 @@ def compare(
     place: Place, options: argparse.Namespace
 ) -> tuple[Measured, dict[str, str]]:
     """Times of all contenders in one network, and their versions."""
-    jobs = hosts_jobs.start(place)
+    jobs = hosts_jobs.start(place, options.peers)
     try:
         tensors = [
             Visits(name, jobs[name], "c_api", name in PEERS)

@@ -52,14 +52,14 @@ class Place:
         )
 
 
-def start(place: Place) -> dict[str, Job]:
+def start(place: Place, with_peers: bool) -> dict[str, Job]:
     """All contenders, by name; what cannot start is reported."""
     jobs = {
         "keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT),
         "gradients": keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100),
     }
     others: dict[str, Callable[[Place], Job]] = {"Open MPI": open_mpi, "gloo": gloo}
-    for name, begin in others.items():
+    for name, begin in others.items() if with_peers else ():
         try:
             jobs[name] = begin(place)
         except (environments.UnavailableError, ContenderError) as error:

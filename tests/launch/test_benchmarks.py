@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import network
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
@@ -18,7 +19,8 @@ def benchmark(tmp_path):
         printed = python(f"{name}.py", "--output", tmp_path, *arguments)
         (written,) = tmp_path.glob("*.json")
         assert written.name == f"{name}.json"
-        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+        if name != "hosts":
+            assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
         result = json.loads(written.read_text())
         assert python("report.py", written).strip() in printed
         assert result["machine"]["cores"] >= 1
@@ -73,6 +75,19 @@ def test_gradients(benchmark):
         "160 tensors of 100 numbers, computed: above the pass-through call",
     ]
     assert "| 160 tensors of 100 numbers" in printed
+
+
+def test_hosts(benchmark):
+    if why := network.unavailable():
+        pytest.skip(why)
+    arguments = ["--no-peers", "--hosts", 2, "--networks", "unshaped", "--most", 64]
+    arguments += ["--seconds", 0.01, "--rounds", 1, "--tls"]
+    printed, result = benchmark("hosts", *arguments)
+    ((title, measured),) = result["measured"].items()
+    assert title == "2 hosts of 1, unshaped, keras_hvd with TLS"
+    assert list(measured) == ["4 B", "16 B", "64 B"]
+    assert all(row["keras_hvd"]["median"] > 0 for row in measured.values())
+    assert "| 64 B" in printed
 
 
 VARIANT = "one inter-op thread"
