@@ -26,6 +26,9 @@ namespace {
 
 // The network gets something to do after each piece of this size.
 constexpr int64_t kPieceBytes = 128 << 10;
+// A medium tensor is cut into several windows, so that its steps overlap: parts of this
+// size cost little by themselves.
+constexpr int64_t kMostPartBytes = 128 << 10;
 // Between hosts a second wait costs more than it does in shared memory.
 constexpr int64_t kSmallBetweenHosts = 8;
 
@@ -41,8 +44,10 @@ class HostsReducer {
         alone_(local_.count() == 1),
         moves_inputs_(alone_ && stages_.keeps_inputs()),
         small_(line_.bytes() <= MostSmallBytes(options.small_bytes)),
-        window_bytes_(small_ ? line_.bytes()
-                             : std::min(options.window_bytes, MostWindowBytes())),
+        window_bytes_(
+            small_ ? line_.bytes()
+                   : std::min({options.window_bytes, MostWindowBytes(),
+                               hosts_.lanes() * hosts_.hosts() * kMostPartBytes})),
         windows_(line_.bytes() == 0 ? 0 : (line_.bytes() - 1) / window_bytes_ + 1) {
     const Window first = WindowAt(0);
     const int64_t slice = first.Slice(hosts_.lanes());
