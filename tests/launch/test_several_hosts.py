@@ -583,3 +583,53 @@ def test_a_leader_that_is_stopped_is_named(
     # Once, and nobody blames the others of its host.
     assert expected not in errors
     assert f"rank {victim + 1} (pid" not in errors
+
+
+def test_a_stopped_rank_0_is_passed_over_in_the_one_report(start, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    limits = {"STALL_WARNING_SECONDS": "-1", "STALL_ABORT_SECONDS": "4"}
+    command = (sys.executable, "-c", STOP, 0)
+    jobs = [start(n, 3, "-np", 1, *command, **limits) for n in range(3)]
+    pid = int(re.search(r"stops (\d+)", jobs[0].stdout.readline())[1])
+    others = end(*jobs[1:])
+    os.kill(pid, signal.SIGCONT)
+    ended = [*end(jobs[0]), *others]
+    for code, _, error in ended:
+        assert code == 1
+        assert f"rank 0 (pid {pid} on" in error
+        assert "ended by KERAS_HVD_STALL_ABORT_SECONDS" in error
+    # khvdrun shows its end once more.
+    reports = re.findall(
+        r"(?<=\] )What each rank did last:(?:\n\[\d\] .*)+",
+        "".join(error for _, _, error in ended),
+    )
+    (report,) = reports
+    assert re.search(rf"rank 0 \(pid {pid} on .*did not answer", report)
+    for rank in (1, 2):
+        assert re.search(rf"rank {rank} \(pid \d+ on .*second", report)
+
+
+NO_MEMORY = """
+import resource
+from allreduce_loop import allreduce
+import keras_hvd
+import os
+if os.environ["KERAS_HVD_RANK"] == "2":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+keras_hvd.init()
+allreduce("first", 1)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--tls",)])
+def test_a_host_that_cannot_start_says_why_on_the_others(start, monkeypatch, options):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    command = (*options, "-np", 2, sys.executable, "-c", NO_MEMORY)
+    since = time.monotonic()
+    ended = end(*(start(number, 2, *command) for number in range(2)))
+    assert time.monotonic() - since < 30
+    for code, _, error in ended:
+        assert code == 1
+        assert "could not start: " in error or "RuntimeError" in error
+    (_, _, error), _ = ended
+    assert re.search(r"rank [23] could not start: .*shared memory", error), error

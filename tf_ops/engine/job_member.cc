@@ -8,11 +8,16 @@
 #include <vector>
 
 #include "tf_ops/engine/process.h"
+#include "tf_ops/transport/control_link.h"
 #include "tf_ops/transport/cores.h"
+#include "tf_ops/transport/failure_wave.h"
 
 namespace keras_hvd {
 
 namespace {
+
+// How long other hosts may take to hear why this one does not start.
+constexpr std::chrono::seconds kFarewell(1);
 
 // Ranks of other hosts may be on the same machine.
 std::string NameOnHost(const JobMemberOptions& options) {
@@ -49,9 +54,9 @@ Status JobMember::Enter(const JobMemberOptions& options,
 Status JobMember::Start() {
   const Topology& topology = options_.topology;
   std::shared_ptr<Segment> segment;
-  Status status = rendezvous_.Connect(&segment);
+  Status status = Meet(&segment);
   if (!status.ok()) {
-    CloseLinks();
+    TellOtherHosts(status);
     return status;
   }
   std::vector<int> connections = rendezvous_.connections();
@@ -63,23 +68,41 @@ Status JobMember::Start() {
                         options_.host_timeout);
     if (!world_->link_watch->status().ok()) return world_->link_watch->status();
   }
-  RankBlock& block = segment->block(topology.local_index(topology.rank()));
-  block.pid.store(getpid());
-  gethostname(block.host, sizeof(block.host) - 1);
-  PublishCores(&block);
-  liveness_ = std::make_unique<Liveness>(segment, topology);
-  status = rendezvous_.AwaitAll();
-  if (!status.ok()) return status;
-
-  EnterWorld(&block, connections);
+  EnterWorld(&segment->block(topology.local_index(topology.rank())), connections);
   liveness_->Watch(rendezvous_.connections());
   if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment.get());
   engine_ = std::make_unique<Engine>(options_.engine, *world_);
   return Status::Ok();
 }
 
-void JobMember::CloseLinks() {
-  for (const Link& link : options_.links) CloseLink(link);
+// Brings the ranks of this host together.
+Status JobMember::Meet(std::shared_ptr<Segment>* segment) {
+  const Topology& topology = options_.topology;
+  const Status status = rendezvous_.Connect(segment);
+  if (!status.ok()) return status;
+  RankBlock& block = (*segment)->block(topology.local_index(topology.rank()));
+  block.pid.store(getpid());
+  gethostname(block.host, sizeof(block.host) - 1);
+  PublishCores(&block);
+  liveness_ = std::make_unique<Liveness>(*segment, topology);
+  return rendezvous_.AwaitAll();
+}
+
+// The ranks of other hosts may have started already, and then wait for this one.
+void JobMember::TellOtherHosts(const Status& failure) {
+  const Clock::time_point deadline = Clock::now() + kFarewell;
+  for (const Link& link : options_.links) {
+    if (link.purpose == LinkPurpose::kData) {
+      CloseLink(link);
+      continue;
+    }
+    ControlLink control(link.socket, link.peer, std::unique_ptr<TlsSession>(link.tls));
+    control.Queue(
+        FrameType::kFailure,
+        FailureFrame({failure.code, "rank " + std::to_string(options_.topology.rank()) +
+                                        " could not start: " + failure.message}));
+    control.Finish(deadline);
+  }
 }
 
 JobMember::~JobMember() {

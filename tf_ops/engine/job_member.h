@@ -45,7 +45,8 @@ class JobMember {
  private:
   explicit JobMember(const JobMemberOptions& options);
   Status Start();
-  void CloseLinks();
+  Status Meet(std::shared_ptr<Segment>* segment);
+  void TellOtherHosts(const Status& failure);
 
   JobMemberOptions options_;
   // In order of creation; destroyed in reverse order.

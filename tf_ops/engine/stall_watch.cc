@@ -1,6 +1,8 @@
 // See stall_watch.h.
 #include "tf_ops/engine/stall_watch.h"
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -22,6 +24,12 @@ StallWatch::StallWatch(const EngineOptions& options, const World& world,
       leader_service_(leader_service),
       execution_(*execution) {}
 
+double StallWatch::PatienceSeconds() const {
+  constexpr double kForever = std::numeric_limits<double>::infinity();
+  return std::min(warning_seconds_ < 0 ? kForever : warning_seconds_,
+                  abort_seconds_ > 0 ? abort_seconds_ : kForever);
+}
+
 void StallWatch::CheckAt(Clock::time_point now) {
   next_check_ = now + kInterval;
   if (coordinator_service_ != nullptr) {
@@ -39,25 +47,23 @@ void StallWatch::CheckAt(Clock::time_point now) {
 // The coordinator reports stalls, but not its own, nor those of a leader that passes
 // nothing on. Another rank of the host checks on it.
 void StallWatch::CheckSilentLeader() {
-  if (warning_seconds_ < 0 || !execution_.running().empty()) return;
+  if (!execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
   if (oldest == Clock::time_point::max()) return;
   const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
-  if (waited < warning_seconds_) return;
+  if (waited < PatienceSeconds()) return;
   if (job_->Obstacle(leader_).empty()) return;
   CheckPeer(leader_, oldest);
 }
 
 // If the coordinator is alone on its host, that of the next one checks on it.
 void StallWatch::CheckSilentCoordinator() {
-  if (!checks_coordinator_ || warning_seconds_ < 0 || !execution_.running().empty()) {
-    return;
-  }
+  if (!checks_coordinator_ || !execution_.running().empty()) return;
   const Clock::time_point oldest = requests_.OldestPending();
   if (oldest == Clock::time_point::max()) return;
   const double waited = std::chrono::duration<double>(Clock::now() - oldest).count();
-  if (waited >= warning_seconds_ / 2) job_->AskForSigns();
-  if (waited < warning_seconds_ || !job_->IsSilent(JobState::kCoordinator)) return;
+  if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
+  if (waited < PatienceSeconds() || !job_->IsSilent(JobState::kCoordinator)) return;
   CheckPeer(JobState::kCoordinator, oldest);
 }
 

@@ -38,6 +38,8 @@ class StallWatch {
 
  private:
   void CheckAt(Clock::time_point now);
+  // How long to wait before this rank asks why: until the earlier of both limits.
+  double PatienceSeconds() const;
   void CheckSilentLeader();
   void CheckSilentCoordinator();
 

@@ -13,6 +13,10 @@ namespace {
 // How long a host waits for those below it; the topmost one waits longest.
 constexpr std::chrono::milliseconds kPatienceBelow(700);
 constexpr std::chrono::milliseconds kPatienceOfTopmost(1000);
+// When a host passes over one above that has said nothing, as a stopped one does not,
+// and how long it waits if it is then the topmost one for those that do so later.
+constexpr std::chrono::milliseconds kPatienceAbove(1400);
+constexpr std::chrono::milliseconds kPatienceInItsPlace(1800);
 // When a host that has said nothing yet is told by way of its other ranks.
 constexpr std::chrono::milliseconds kSilence(250);
 
@@ -75,6 +79,12 @@ void Restore(const Account& account, OperationHistory* history) {
 
 }  // namespace
 
+std::string FailureFrame(const Status& failure) {
+  const int32_t code = static_cast<int32_t>(failure.code);
+  return std::string(reinterpret_cast<const char*>(&code), sizeof(code)) +
+         failure.message;
+}
+
 FailureWave::FailureWave(const Topology& topology, SharedJobState* job,
                          const std::vector<ControlLink*>& control,
                          std::vector<std::unique_ptr<ControlLink>> links)
@@ -136,9 +146,14 @@ int FailureWave::Above() {
   for (const int above :
        {topology_.parent_of(host), topology_.substitute_parent_of(host)}) {
     const Contact* const contact = Find(above);
-    if (contact != nullptr && !contact->is_lost) return above;
+    if (contact != nullptr && !IsPassedOver(*contact)) return above;
   }
   return -1;
+}
+
+bool FailureWave::IsPassedOver(const Contact& contact) const {
+  return contact.is_lost ||
+         (!contact.has_spoken && now_ >= known_since_ + kPatienceAbove);
 }
 
 bool FailureWave::IsAbove(const ControlLink* link) const {
@@ -155,7 +170,7 @@ std::vector<int> FailureWave::Below() {
     const std::vector<int> orphans = topology_.children_of(child);
     below.insert(below.end(), orphans.begin(), orphans.end());
   }
-  if (topology_.host() == 1 && Find(0)->is_lost) {
+  if (topology_.host() == 1 && IsPassedOver(*Find(0))) {
     const std::vector<int> orphans = topology_.children_of(0);
     below.insert(below.end(), orphans.begin(), orphans.end());
   }
@@ -202,7 +217,8 @@ void FailureWave::Take(ControlLink* from, FrameType type, std::string_view bytes
   } else if (type == FrameType::kKnown) {
     TakeAccounts(bytes);
     contact.knows = true;
-  } else if (type == FrameType::kAllKnow && IsAbove(from)) {
+  } else if (type == FrameType::kAllKnow && (IsAbove(from) || topology_.host() == 0)) {
+    // Host 1 says so in the place of host 0, which was passed over.
     NoteAllKnow();
   }
 }
@@ -224,10 +240,7 @@ bool FailureWave::TakeVoice(Clock::time_point now) {
 
 // The leader of a host may be stopped, and then its other ranks know nothing.
 void FailureWave::TellOfFailure(Clock::time_point now) {
-  const Status failure = job_.Failure();
-  const int32_t code = static_cast<int32_t>(failure.code);
-  const std::string bytes =
-      std::string(reinterpret_cast<const char*>(&code), sizeof(code)) + failure.message;
+  const std::string bytes = FailureFrame(job_.Failure());
   for (auto& [host, contact] : contacts_) {
     if (contact.was_told || contact.voice == nullptr) continue;
     contact.was_told = true;
@@ -247,7 +260,10 @@ void FailureWave::TellOfFailure(Clock::time_point now) {
 
 // Whether those that this host waits for have answered, or waited long enough.
 bool FailureWave::HaveAnswered(int above, Clock::time_point now) {
-  const auto patience = above < 0 ? kPatienceOfTopmost : kPatienceBelow;
+  auto patience = above < 0 ? kPatienceOfTopmost : kPatienceBelow;
+  const Contact* const parent = Find(topology_.parent_of(topology_.host()));
+  if (above < 0 && parent != nullptr && !parent->is_lost)
+    patience = kPatienceInItsPlace;
   if (now >= known_since_ + patience) return true;
   for (const auto& [host, contact] : contacts_) {
     if (contact.voice == nullptr && !contact.is_lost) return false;
@@ -258,6 +274,7 @@ bool FailureWave::HaveAnswered(int above, Clock::time_point now) {
 }
 
 void FailureWave::Continue(Clock::time_point now) {
+  now_ = now;
   known_since_ = std::min(known_since_, now);
   const bool all_know = job_.header().all_know.load() != 0;
   if (all_know && !speaks_ && job_.header().speaker.load() != 0) return;

@@ -6,7 +6,8 @@
 // did last. The topmost one reports the failure, and tells all that all know.
 //
 // If a host is lost, those below it turn to the one above it, or to host 1 if that was
-// the coordinator's. Nobody waits for a lost host, nor for long for a silent one.
+// the coordinator's. Nobody waits for a lost host, nor for long for a silent one, which
+// is then passed over as if it were lost.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
 
@@ -22,6 +23,9 @@
 #include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
+
+// What a frame of FrameType::kFailure holds.
+std::string FailureFrame(const Status& failure);
 
 // Only the driving thread uses this class.
 class FailureWave {
@@ -78,6 +82,7 @@ class FailureWave {
   void CheckContact(Contact* contact, Clock::time_point now);
   void TellOfFailure(Clock::time_point now);
   int Above();
+  bool IsPassedOver(const Contact& contact) const;
   bool IsAbove(const ControlLink* link) const;
   bool HaveAnswered(int above, Clock::time_point now);
   std::vector<int> Below();
@@ -91,6 +96,7 @@ class FailureWave {
   const std::vector<std::unique_ptr<ControlLink>> own_links_;
   std::map<int, Contact> contacts_;                             // by host
   std::map<int, std::unique_ptr<OperationHistory>> histories_;  // by rank
+  Clock::time_point now_;                                       // of the last Continue
   Clock::time_point known_since_ = Clock::time_point::max();
   bool speaks_ = false;
   bool is_topmost_ = false;   // the hosts below have answered, and there is none above

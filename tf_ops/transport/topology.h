@@ -14,7 +14,7 @@ namespace keras_hvd {
 class Topology {
  public:
   // How many hosts a leader has directly below it in the tree.
-  static constexpr int kFanOut = 16;
+  static constexpr int kFanOut = 8;
 
   // `hosts`: something that is equal for ranks of one host and different otherwise.
   // Hosts are numbered from 0 in the order of their leaders.
