@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,13 +63,19 @@ def bars(
     _save(path, len(figures), draw)
 
 
-def stacked(path: Path, title: str, figures: dict[int, dict[str, float]]) -> None:
+def stacked(
+    path: Path,
+    title: str,
+    figures: dict[int, dict[str, float]],
+    points: dict[str, list[tuple[int, float]]],
+) -> None:
     """One picture: what each part adds to the time, for each number of ranks.
 
     Args:
         path: an SVG or PNG file.
         title: above it.
         figures: ranks: part: seconds.
+        points: what to mark besides: label: ranks and seconds.
     """
 
     def draw(axes: list) -> None:
@@ -80,11 +87,24 @@ def stacked(path: Path, title: str, figures: dict[int, dict[str, float]]) -> Non
                 continue
             axes[0].bar(places, values, bottom=below, label=part)
             below = [low + value for low, value in zip(below, values)]
+        for (label, marked), marker in zip(points.items(), "ox^v"):
+            at = [place_of(ranks, list(figures)) for ranks, _ in marked]
+            micros = [seconds * 1e6 for _, seconds in marked]
+            axes[0].scatter(at, micros, marker=marker, color="black", label=label)
         axes[0].set_xticks(places, [f"{ranks:,}" for ranks in figures])
         axes[0].set(xlabel="ranks", ylabel="us", title=title)
         axes[0].legend(fontsize="small")
 
     _save(path, 1, draw)
+
+
+def place_of(ranks: int, shown: list[int]) -> float:
+    """Where a number of ranks is between those that have a bar."""
+    after = next(i for i, each in enumerate(shown) if each >= ranks)
+    if shown[after] == ranks:
+        return after
+    low, high = shown[after - 1], shown[after]
+    return after - 1 + math.log(ranks / low) / math.log(high / low)
 
 
 def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
@@ -102,6 +122,8 @@ def _save(path: Path, pictures: int, draw: Callable[[list], None]) -> None:
         1, pictures, figsize=(8 * pictures, 6), squeeze=False, layout="constrained"
     )
     draw(list(axes[0]))
-    figure.savefig(path)
+    # The same figures make the same file, with its text as text.
+    with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
     pyplot.close(figure)
     print(f"Written: {path}")

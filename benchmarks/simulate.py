@@ -32,6 +32,9 @@ REQUESTS = 161
 REAL = [[2], [4], [1, 1], [2, 2], [4, 4]]
 
 
+Points = dict[str, list[tuple[int, float]]]  # label: ranks and seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, metavar="N")
@@ -51,10 +54,9 @@ def main() -> None:
     options = parser.parse_args()
     program = built()
     options.output.mkdir(parents=True, exist_ok=True)
+    points = compare(program, options.steps) if options.compare else {}
     if options.ranks:
-        simulate_sizes(program, options)
-    if options.compare:
-        compare(program, options.steps)
+        simulate_sizes(program, options, points)
 
 
 def built() -> Path:
@@ -73,7 +75,7 @@ def simulate(program: Path, *arguments: float) -> dict:
     )
 
 
-def simulate_sizes(program: Path, options: argparse.Namespace) -> None:
+def simulate_sizes(program: Path, options: argparse.Namespace, points: Points) -> None:
     """Prints a table with a row for each number of ranks, and draws it."""
     results = {}
     for ranks in options.ranks:
@@ -92,7 +94,7 @@ def simulate_sizes(program: Path, options: argparse.Namespace) -> None:
         )
     title = f"Coordination of {REQUESTS} gradients, simulated: microseconds a step"
     print(Table(title, ["ranks", "hosts", "all", *parts], rows).markdown())
-    plots.stacked(options.output / "simulate.svg", title, medians)
+    plots.stacked(options.output / "simulate.svg", title, medians, points)
 
 
 def micro(seconds: float) -> str:
@@ -100,10 +102,11 @@ def micro(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}"
 
 
-def compare(program: Path, steps: int) -> None:
-    """Prints a table of real jobs and the same ones simulated."""
+def compare(program: Path, steps: int) -> Points:
+    """Prints a table of real jobs and the same ones simulated, and returns both."""
     hop = loopback_seconds() * 1e6
     rows = []
+    points: Points = {}
     for counts in REAL:
         real = run_job(counts)
         cores = os.cpu_count() or 1
@@ -111,6 +114,10 @@ def compare(program: Path, steps: int) -> None:
             program, sum(counts), counts[0], hop, 0, 1, cores, steps, REQUESTS
         )
         simulated = statistics.median(step["seconds"] for step in result["steps"])
+        where = "one host" if len(counts) == 1 else "two hosts"
+        kind = f"{REQUESTS} floats, {where}"
+        points.setdefault(f"{kind}, measured", []).append((sum(counts), real))
+        points.setdefault(f"{kind}, simulated", []).append((sum(counts), simulated))
         rows.append(
             [" + ".join(map(str, counts)), micro(real), micro(simulated)]
             + [f"{real / simulated:.2f}"]
@@ -118,6 +125,7 @@ def compare(program: Path, steps: int) -> None:
     title = f"{REQUESTS} allreduces of one float, a hop of {hop:.1f} us"
     header = ["ranks", "measured (us)", "simulated (us)", "ratio"]
     print(Table(title, header, rows).markdown())
+    return points
 
 
 def run_job(counts: list[int]) -> float:
