@@ -633,3 +633,97 @@ def test_a_host_that_cannot_start_says_why_on_the_others(start, monkeypatch, opt
         assert "MiB of shared memory: fallocate: File too large" in error
     (_, _, error), _ = ended
     assert re.search(r"rank [23] could not start: .*shared memory", error), error
+
+
+WRONG_CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+static const long kBehind = 3 * 3600;
+
+int clock_gettime(clockid_t clock, struct timespec* to) {
+  int (*next)(clockid_t, struct timespec*) = dlsym(RTLD_NEXT, "clock_gettime");
+  const int failed = next(clock, to);
+  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) to->tv_sec -= kBehind;
+  return failed;
+}
+int gettimeofday(struct timeval* to, void* zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  to->tv_sec = now.tv_sec;
+  to->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t* to) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (to != 0) *to = now.tv_sec;
+  return now.tv_sec;
+}
+"""
+DIES_AT_LAST = """
+import os, signal, sys, time
+from allreduce_loop import allreduce
+import keras_hvd
+keras_hvd.init()
+print("clocks", time.time(), time.monotonic(), flush=True)
+for step in range(50):
+    allreduce(f"step {step}", 1000)
+if keras_hvd.rank() == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+allreduce("after", 1)
+"""
+CLONE_NEWTIME = 0x80
+
+
+def enter_another_day() -> None:
+    """The next program's monotonic clock is a day ahead, as another host's may be."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWTIME) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWTIME)")
+    pathlib.Path("/proc/self/timens_offsets").write_text(
+        "monotonic 86400 0\nboottime 86400 0\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another monotonic clock")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/timens_offsets"), reason="no time namespaces"
+)
+def test_hosts_need_not_agree_on_the_time(start, khvdrun, monkeypatch, tmp_path):
+    """Host 1's clocks are 3 hours behind, and a day ahead."""
+    library = tmp_path / "wrong_clock.so"
+    compiler = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(compiler, input=WRONG_CLOCK, text=True, check=True)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    command = (*("--tls", "-np", 2, sys.executable, "-c"), DIES_AT_LAST)
+    jobs = [start(0, 2, *command)]
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    ordinary = khvdrun.start
+    monkeypatch.setattr(
+        khvdrun,
+        "start",
+        lambda *rest, **popen: ordinary(*rest, **popen, preexec_fn=enter_another_day),
+    )
+    jobs.append(start(1, 2, *command))
+    since = time.monotonic()
+    ended = end(*jobs)
+    assert time.monotonic() - since < 20
+    times = [
+        [float(number) for number in re.search(r"clocks (\S+) (\S+)", output).groups()]
+        for _, output, _ in ended
+    ]
+    (day, uptime), (wrong_day, wrong_uptime) = times
+    assert day - wrong_day == pytest.approx(3 * 3600, abs=30)
+    assert wrong_uptime - uptime == pytest.approx(86400, abs=30)
+    (_, _, error), (_, _, other_error) = ended
+    assert "rank 3 (pid" in error
+    reports = "".join(
+        re.findall(
+            r"(?<=\] )What each rank did last:(?:\n\[\d\] .*)+", error + other_error
+        )
+    )
+    ages = [float(age) for age in re.findall(r"\(([\d.]+) s ago\)", reports)]
+    assert len(ages) >= 4
+    assert max(ages) < 20, reports

@@ -35,7 +35,7 @@ bool IsPossible(const Tuning& tuning) {
   return tuning.fusion_bytes > 0 && tuning.window_bytes > 0 &&
          tuning.window_bytes % kCacheLine == 0 &&
          tuning.window_bytes <= kMostWindowBytes && tuning.small_bytes >= 0 &&
-         tuning.spin_microseconds >= 0 &&
+         tuning.small_bytes <= kMostWindowBytes && tuning.spin_microseconds >= 0 &&
          tuning.spin_microseconds <= kMostSpinMicroseconds;
 }
 

@@ -660,6 +660,13 @@ TEST_F(DecisionTest, Tunes) {
   EXPECT_EQ(std::get<TuneMessage>(message).tuning, tuning);
 }
 
+TEST_F(DecisionTest, ATuningThatNoRankCanUseIsAnError) {
+  Tuning tuning;
+  tuning.window_bytes = 64;
+  tuning.small_bytes = int64_t{1} << 61;  // 8 times that does not fit
+  EXPECT_THAT(ErrorOf(std::string(encoder_.Encode(tuning))), HasSubstr("small_bytes="));
+}
+
 TEST_F(DecisionTest, TensorsAreNumbersTheSecondTime) {
   Decode<RunMessage>(Run());
   const size_t first = encoded_.size();
