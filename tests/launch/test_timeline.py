@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import network
 import pytest
 
-LOOP = Path(__file__).parent / "ranks" / "allreduce_loop.py"
+TESTS = Path(__file__).parent.parent
+RANKS = str(TESTS / "launch" / "ranks")
+LOOP = Path(RANKS) / "allreduce_loop.py"
 
 
 def lines(path):
@@ -88,3 +93,43 @@ def test_a_variable_with_a_wrong_name_ends_the_job(khvdrun, tmp_path):
     ended = khvdrun.run("-np", 2, *command, env=environment)
     assert ended.returncode == 1
     assert "missing/file' cannot be written: No such file or directory" in ended.stderr
+
+
+SUBMIT = """
+import json, sys, time
+from allreduce_loop import allreduce
+import keras_hvd
+keras_hvd.init()
+keras_hvd.start_timeline(sys.argv[1])
+submitted = []
+for step in range(60):
+    submitted.append(time.monotonic())
+    allreduce(f"tensor {step}", 1)
+keras_hvd.stop_timeline()
+print(json.dumps([keras_hvd.rank(), submitted]), flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable())
+def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
+    """A message travels for 2 ms, which does not count."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    path = tmp_path / "timeline.json"
+    on_hosts = [sys.executable, str(TESTS / "on_hosts.py"), "--delay", "2", "1", "1"]
+    command = [*on_hosts, sys.executable, "-c", SUBMIT, str(path)]
+    printed = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    ).stdout
+    submitted = dict(json.loads(found) for found in re.findall(r"\[\d, .*\]", printed))
+    events = json.loads(path.read_text())
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    errors = []
+    for event in events:
+        ready = event.get("args", {}).get("ready")
+        if ready is None:
+            continue
+        step = int(names[event["tid"]].split()[-1])
+        later = ready["1"] - ready["0"]
+        errors.append(later - 1e6 * (submitted[1][step] - submitted[0][step]))
+    assert len(errors) > 40
+    assert abs(statistics.median(errors)) < 500, errors

@@ -86,11 +86,23 @@ void SubmissionReader::HandleSubmission(Submitter* from, std::string_view messag
   listener_.submit(std::move(merged));
 }
 
+// When a message that is read now was sent, by this host's clock. What it says of times
+// is how long they were ago then.
+Clock::time_point SubmissionReader::SentAt(LeaderBelow* from) {
+  constexpr std::chrono::seconds kInterval(1);
+  const Clock::time_point now = Clock::now();
+  if (now >= from->measured + kInterval) {
+    from->measured = now;
+    from->delay = from->channel->OneWayDelay();
+  }
+  return now - from->delay;
+}
+
 void SubmissionReader::HandleMessages(LeaderBelow* from) {
   std::string_view message;
   while (from->channel->Next(&message)) {
     upward_.clear();
-    const Status status = from->decoder.Decode(message, Clock::now(), &upward_);
+    const Status status = from->decoder.Decode(message, SentAt(from), &upward_);
     if (!status.ok()) return Refuse(from->rank, status);
     for (Upward& each : upward_) {
       if (const auto* departure = std::get_if<RankDeparture>(&each)) {

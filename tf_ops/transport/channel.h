@@ -6,6 +6,7 @@
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 
+#include <chrono>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,10 @@ class MessageReceiver {
   // Gives the next complete message, valid until the next Next or Receive. Returns
   // false if there is none.
   virtual bool Next(std::string_view* message) = 0;
+  // How long its messages travel.
+  virtual std::chrono::microseconds OneWayDelay() const {
+    return std::chrono::microseconds(0);
+  }
 };
 
 // Makes one rank's ends of the job's channels, each once.

@@ -3,8 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -83,6 +83,15 @@ int64_t Connection::MovedInTheClear(int64_t outcome) {
     why_closed_ = strerror(error_);
   }
   return 0;
+}
+
+std::chrono::microseconds Connection::OneWayDelay() const {
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  const bool is_tcp = getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
+  // All bits are set until there was a round trip.
+  if (!is_tcp || info.tcpi_min_rtt == ~0u) return std::chrono::microseconds(0);
+  return std::chrono::microseconds(info.tcpi_min_rtt / 2);
 }
 
 }  // namespace keras_hvd

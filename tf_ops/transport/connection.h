@@ -4,6 +4,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,6 +33,10 @@ class Connection {
   int64_t Receive(const iovec* pieces, int count);
   // Sends nothing more, which the other end sees as an end.
   void EndSending();
+
+  // How long a small message takes to the other host: half of the shortest round trip
+  // of late. 0 if the kernel does not know.
+  std::chrono::microseconds OneWayDelay() const;
 
   // Why nothing can be moved any more, as in "it was closed"; "" while it can.
   const std::string& why_closed() const { return why_closed_; }

@@ -5,6 +5,7 @@
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_CONTROL_LINK_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -57,6 +58,8 @@ class ControlLink {
   // Gives the next complete frame, valid until the next Next or Receive. Returns false
   // if there is none.
   bool Next(FrameType* type, std::string_view* bytes);
+
+  std::chrono::microseconds OneWayDelay() const { return connection_.OneWayDelay(); }
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }

@@ -37,7 +37,7 @@ class NeighborSender final : public MessageSender {
 class NeighborReceiver final : public MessageReceiver {
  public:
   NeighborReceiver(std::shared_ptr<HostsJobState> job, Neighbor* sender)
-      : job_(std::move(job)), inbox_(sender->inbox) {}
+      : job_(std::move(job)), inbox_(sender->inbox), link_(*sender->link) {}
 
   bool HasNews() const override { return !inbox_.empty(); }
   bool Receive() override { return !inbox_.empty(); }
@@ -48,10 +48,12 @@ class NeighborReceiver final : public MessageReceiver {
     *message = current_;
     return true;
   }
+  std::chrono::microseconds OneWayDelay() const override { return link_.OneWayDelay(); }
 
  private:
   const std::shared_ptr<HostsJobState> job_;
   std::deque<std::string>& inbox_;
+  const ControlLink& link_;
   std::string current_;
 };
 
