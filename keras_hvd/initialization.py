@@ -15,7 +15,7 @@ from typing import Any
 
 from keras_hvd import allocator, environment, exceptions
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
-from keras_hvd.rendezvous import ranks, secret
+from keras_hvd.rendezvous import network_interfaces, ranks, secret
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
@@ -104,6 +104,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
     if meeting is not None:
         _add_meeting(options, meeting)
+        _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job)
     # At once: the other ranks continue, and earlier submissions are not recorded.
@@ -183,6 +184,16 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
             for link, stream in links
         )
     )
+
+
+def _give_nccl_the_network(meeting: Meeting, rank: int) -> None:
+    """Between hosts NCCL uses the same network, unless the user has named another."""
+    if len(set(meeting.table.hosts())) == 1:
+        return
+    name = network_interfaces.name_of(meeting.table.ranks[rank].addresses[0].host)
+    if name is not None:
+        # Without "=", NCCL takes it for the beginning of a name.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
 def _check_is_world(comm: Any, world: environment.World) -> None:

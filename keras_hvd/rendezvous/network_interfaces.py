@@ -51,6 +51,18 @@ def found(name: str) -> list[str]:
     return [*_ipv4(name), *_ipv6(name)]
 
 
+def name_of(own: str) -> str | None:
+    """The interface that has an IP address of this host, if it can be told.
+
+    Example:
+
+    >>> name_of("127.0.0.1")
+    'lo'
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if own in found(name)), None)
+
+
 def _addresses(name: str) -> list[str]:
     if own := found(name):
         return own

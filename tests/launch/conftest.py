@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kill", range(kills - under_fit))
     if "fit_kill" in metafunc.fixturenames:
         metafunc.parametrize("fit_kill", range(under_fit))
-    if "store_kill" in metafunc.fixturenames:
-        metafunc.parametrize("store_kill", range(kills))
+    if "point_kill" in metafunc.fixturenames:
+        metafunc.parametrize("point_kill", range(kills))
 
 
 _DELAYS = pytest.StashKey[list[float]]()
@@ -181,6 +182,26 @@ def khvdrun() -> Iterator[Launcher]:
     assert launcher.processes() == []
     new = set(os.listdir("/dev/shm")) - shared_memory
     assert [name for name in new if not is_mapped(f"/dev/shm/{name}")] == []
+
+
+@pytest.fixture
+def rendezvous() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@pytest.fixture
+def start(request, khvdrun, rendezvous):
+    """Starts the khvdrun of a node, with the test module's secret if it has one."""
+    secret = getattr(request.module, "SECRET", "a secret of any test")
+
+    def start(number, count, *arguments, **variables):
+        place = ("--nnodes", count, "--node-rank", number, "--rendezvous", rendezvous)
+        variables = {"SECRET": secret, "HOST_KEY": f"host {number}", **variables}
+        environment = {f"KERAS_HVD_{n}": v for n, v in variables.items()}
+        return khvdrun.start(*place, *arguments, env=environment)
+
+    return start
 
 
 def is_mapped(path: str) -> bool:

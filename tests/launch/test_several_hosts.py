@@ -26,25 +26,6 @@ SHOW = (
 QUICKLY = ("--start-timeout", "1")
 
 
-@pytest.fixture
-def rendezvous() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
-@pytest.fixture
-def start(khvdrun, rendezvous):
-    """Starts the khvdrun of a node."""
-
-    def start(number, count, *arguments, **variables):
-        place = ("--nnodes", count, "--node-rank", number, "--rendezvous", rendezvous)
-        variables = {"SECRET": SECRET, "HOST_KEY": f"host {number}", **variables}
-        environment = {f"KERAS_HVD_{n}": v for n, v in variables.items()}
-        return khvdrun.start(*place, *arguments, env=environment)
-
-    return start
-
-
 def end(*started) -> list[tuple[int, str, str]]:
     """The exit codes, outputs and errors of khvdruns."""
     outputs = [job.communicate(timeout=60) for job in started]
@@ -727,3 +708,24 @@ def test_hosts_need_not_agree_on_the_time(start, khvdrun, monkeypatch, tmp_path)
     ages = [float(age) for age in re.findall(r"\(([\d.]+) s ago\)", reports)]
     assert len(ages) >= 4
     assert max(ages) < 20, reports
+
+
+NCCL_NETWORK = """
+import os
+import keras_hvd
+keras_hvd.init()
+print("NCCL uses", os.environ.get("NCCL_SOCKET_IFNAME"), flush=True)
+"""
+
+
+def test_nccl_gets_the_network_unless_it_has_one(start, khvdrun, monkeypatch):
+    command = ("-np", 1, sys.executable, "-c", NCCL_NETWORK)
+    jobs = [start(0, 2, *command)]
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    jobs.append(start(1, 2, *command))
+    (_, own, _), (_, given, _) = end(*jobs)
+    assert "NCCL uses =lo" in own
+    assert "NCCL uses eth7" in given
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    alone = khvdrun.run(*command)
+    assert "NCCL uses None" in alone.stdout

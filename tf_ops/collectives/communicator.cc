@@ -116,7 +116,7 @@ bool Communicator::Await(SharedCounter RankBlock::* word, int block, uint64_t va
 }
 
 void Communicator::Advance(SharedCounter RankBlock::* word, uint64_t value) {
-  BeforeStore();
+  FaultPoint();
   (segment_->block(block_).*word).value.store(value, std::memory_order_release);
   for (int block : blocks_) {
     if (block != block_) segment_->block(block).bell.Ring(Doorbell::kProgress);

@@ -11,6 +11,8 @@
 
 #include <utility>
 
+#include "tf_ops/transport/faults.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -40,6 +42,7 @@ Connection::~Connection() {
 
 int64_t Connection::Send(const iovec* pieces, int count) {
   if (!why_closed_.empty()) return 0;
+  FaultPoint();
   if (tls_ != nullptr) return MovedOverTls(tls_->Write(pieces, count));
   const msghdr message = MessageOf(pieces, count);
   ssize_t bytes;
@@ -51,7 +54,13 @@ int64_t Connection::Send(const iovec* pieces, int count) {
 
 int64_t Connection::Receive(const iovec* pieces, int count) {
   if (!why_closed_.empty()) return 0;
-  if (tls_ != nullptr) return MovedOverTls(tls_->Read(pieces, count));
+  const int64_t moved = tls_ != nullptr ? MovedOverTls(tls_->Read(pieces, count))
+                                        : ReceiveInTheClear(pieces, count);
+  if (moved > 0) FaultPoint();
+  return moved;
+}
+
+int64_t Connection::ReceiveInTheClear(const iovec* pieces, int count) {
   msghdr message = MessageOf(pieces, count);
   ssize_t bytes;
   do {
@@ -61,6 +70,7 @@ int64_t Connection::Receive(const iovec* pieces, int count) {
 }
 
 void Connection::EndSending() {
+  FaultPoint();
   if (tls_ != nullptr) tls_->EndWriting();
   shutdown(socket_, SHUT_WR);
 }

@@ -44,6 +44,7 @@ class Connection {
   bool is_unreachable() const { return MeansUnreachable(error_); }
 
  private:
+  int64_t ReceiveInTheClear(const iovec* pieces, int count);
   int64_t MovedOverTls(int64_t outcome);
   int64_t MovedInTheClear(int64_t outcome);
 

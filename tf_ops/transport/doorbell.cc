@@ -45,10 +45,10 @@ void FutexWake(std::atomic<uint32_t>* word) {
 // published before. The order of Cancel does not matter, but it is a read-modify-write
 // too: Announce would read from a plain store and so miss an earlier ring.
 void Doorbell::Ring(uint32_t about) {
-  BeforeStore();
+  FaultPoint();
   const uint32_t listening = listening_.fetch_and(~about, std::memory_order_seq_cst);
   if ((listening & about) == 0) return;
-  BeforeStore();
+  FaultPoint();
   FutexWake(&listening_);
 }
 
@@ -58,7 +58,7 @@ void Doorbell::Wake() {
 }
 
 void Doorbell::Announce(uint32_t listening) {
-  BeforeStore();
+  FaultPoint();
   listening_.exchange(listening, std::memory_order_seq_cst);
 }
 
@@ -66,7 +66,7 @@ void Doorbell::Cancel() { listening_.exchange(0, std::memory_order_relaxed); }
 
 bool Doorbell::Sleep(Clock::time_point deadline, uint32_t listening) {
   while (listening_.load(std::memory_order_acquire) == listening) {
-    BeforeStore();
+    FaultPoint();
     if (FutexWait(&listening_, listening, deadline)) continue;
     return listening_.load(std::memory_order_acquire) != listening;
   }

@@ -234,7 +234,7 @@ bool FailureWave::TakeVoice(Clock::time_point now) {
   const int expected = vacant ? topology_.leader() : static_cast<int>(speaker) - 1;
   const bool is_late = vacant && now >= known_since_ + kSuccession;
   if (expected != topology_.rank() && !is_late && !job_.HasGone(expected)) return false;
-  BeforeStore();
+  FaultPoint();
   return job_.header().speaker.compare_exchange_strong(speaker, self);
 }
 
@@ -298,7 +298,7 @@ void FailureWave::Continue(Clock::time_point now) {
 }
 
 void FailureWave::NoteAllKnow() {
-  BeforeStore();
+  FaultPoint();
   if (job_.header().all_know.exchange(1) != 0) return;
   for (auto& [host, contact] : contacts_) Send(&contact, FrameType::kAllKnow, "");
   job_.WakeAll();

@@ -38,7 +38,7 @@ uint64_t Random(uint64_t seed, uint64_t place) {
 }
 
 // Each delay is as likely as one of half its length. Anything that could overtake the
-// store, from a single load to a whole collective, therefore sometimes does.
+// point, from a single load to a whole collective, therefore sometimes does.
 void Delay(uint64_t longest, uint64_t random) {
   const uint64_t nanoseconds = longest >> (random % 16);
   const auto end =
@@ -52,10 +52,10 @@ void Delay(uint64_t longest, uint64_t random) {
 
 }  // namespace
 
-void BeforeStore() {
+void FaultPoint() {
   static const Settings settings;
-  static std::atomic<uint64_t> stores{0};
-  const uint64_t number = stores.fetch_add(1, std::memory_order_relaxed) + 1;
+  static std::atomic<uint64_t> points{0};
+  const uint64_t number = points.fetch_add(1, std::memory_order_relaxed) + 1;
   if (number == settings.kill_at) raise(SIGKILL);
   if (number == settings.stop_at) raise(SIGSTOP);
   if (settings.delay_nanoseconds == 0) return;

@@ -1,13 +1,13 @@
 // Deliberate faults, for tests of invariants that must hold however the ranks
 // interleave: a rank is delayed, killed or stopped right before a store that other
-// ranks act on.
+// ranks act on, before it sends bytes to another host, and after it has got some.
 //
-// Only `bazel build --config=faults` compiles them in; otherwise BeforeStore does
+// Only `bazel build --config=faults` compiles them in; otherwise FaultPoint does
 // nothing. The process reads its settings once from the environment:
 //
 // * KERAS_HVD_FAULT_DELAY_MICROSECONDS: the longest delay; most are far shorter.
 // * KERAS_HVD_FAULT_SEED: the seed of the delays.
-// * KERAS_HVD_FAULT_KILL_AT: the store, counted from 1, before which SIGKILL comes.
+// * KERAS_HVD_FAULT_KILL_AT: the point, counted from 1, at which SIGKILL comes.
 // * KERAS_HVD_FAULT_STOP_AT: the same for SIGSTOP; somebody else sends SIGCONT.
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_FAULTS_H_
@@ -16,10 +16,10 @@ namespace keras_hvd {
 
 #ifdef KERAS_HVD_FAULTS
 inline constexpr bool kHasFaults = true;
-void BeforeStore();
+void FaultPoint();
 #else
 inline constexpr bool kHasFaults = false;
-inline void BeforeStore() {}
+inline void FaultPoint() {}
 #endif
 
 }  // namespace keras_hvd

@@ -20,7 +20,7 @@ namespace {
 int Count(const Child::Link& parent) {
   for (int store = 1; store <= 4; ++store) {
     parent.Tell(std::to_string(store));
-    BeforeStore();
+    FaultPoint();
   }
   return 0;
 }
@@ -65,7 +65,7 @@ TEST(FaultsTest, DelaysAreThereWithFaultsOnly) {
     const auto start = std::chrono::steady_clock::now();
     int stores = 0;
     for (; stores < 1000; ++stores) {
-      BeforeStore();
+      FaultPoint();
       if (std::chrono::steady_clock::now() - start > std::chrono::seconds(1)) break;
     }
     return stores < 1000;

@@ -149,7 +149,7 @@ void Liveness::HoldLife() {
   head.list_op_pending = nullptr;
   syscall(SYS_set_robust_list, &head, sizeof(head));
   // With FUTEX_WAITERS the kernel wakes on death whether or not anybody waits yet.
-  BeforeStore();
+  FaultPoint();
   life.store(static_cast<uint32_t>(syscall(SYS_gettid)) | FUTEX_WAITERS,
              std::memory_order_release);
   holding_.store(1, std::memory_order_release);
@@ -157,9 +157,9 @@ void Liveness::HoldLife() {
   while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
   WatchSuccessors();
   // A clean release: watchers see an owner of 0 and no death.
-  BeforeStore();
+  FaultPoint();
   life.store(0, std::memory_order_release);
-  BeforeStore();
+  FaultPoint();
   FutexWake(&life);
   head.list.next = &head.list;
   holder_ended_.store(true);

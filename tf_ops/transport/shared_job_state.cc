@@ -44,11 +44,11 @@ bool SharedJobState::Fail(Code code, const std::string& text, int dead) {
       return false;
     }
   }
-  BeforeStore();
+  FaultPoint();
   const size_t length = std::min(text.size(), SegmentHeader::kFailureBytes - 1);
   memcpy(header_.failure_text, text.data(), length);
   header_.failure_text[length] = '\0';
-  BeforeStore();
+  FaultPoint();
   header_.failure_code.store(static_cast<uint32_t>(code), std::memory_order_release);
   WakeAll();
   return true;
@@ -96,7 +96,7 @@ bool SharedJobState::HasGone(int rank) const {
 }
 
 void SharedJobState::ShutDown() {
-  BeforeStore();
+  FaultPoint();
   self_.departure.store(static_cast<uint32_t>(Departure::kShutDown));
   RingAll();
 }
@@ -132,7 +132,7 @@ void SharedJobState::RingAll() {
 
 void SharedJobState::WakeAll() {
   for (int rank : topology_.local_ranks()) {
-    BeforeStore();
+    FaultPoint();
     block(rank).bell.Wake();
   }
 }

@@ -33,7 +33,7 @@ bool SharedMemorySender::Flush() {
     // already made room. Set the flag first, because a rank that is rung at once looks
     // at it.
     has_no_room_.store(true);
-    BeforeStore();
+    FaultPoint();
     if (state_.sender_waits.exchange(1) == 1) return sent;
   }
   if (has_no_room_.load(std::memory_order_relaxed)) has_no_room_.store(false);
@@ -54,7 +54,7 @@ bool SharedMemorySender::SendWhatFits() {
   const uint64_t until_end = std::min(count, capacity_ - offset);
   memcpy(memory_ + offset, queued_.data() + sent_, until_end);
   memcpy(memory_, queued_.data() + sent_ + until_end, count - until_end);
-  BeforeStore();
+  FaultPoint();
   state_.written.value.store(position + count, std::memory_order_release);
   sent_ += count;
   if (sent_ == queued_.size()) {
@@ -77,9 +77,9 @@ bool SharedMemoryReceiver::Receive() {
   const uint64_t until_end = std::min(count, capacity_ - offset);
   buffer_.append(memory_ + offset, until_end);
   buffer_.append(memory_, count - until_end);
-  BeforeStore();
+  FaultPoint();
   read_.value.store(written, std::memory_order_release);
-  BeforeStore();
+  FaultPoint();
   if (state_.sender_waits.exchange(0) == 1) sender_.Ring();
   return true;
 }

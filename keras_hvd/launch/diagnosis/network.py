@@ -24,7 +24,7 @@ _USUAL_SHARE = 0.5
 
 def interface(node: Node) -> Finding:
     """Finds the interface that the job uses, and whether there is a faster one."""
-    used = _interface_of(_own_address(node))
+    used = _interface_of(node)
     speed = _speed(used)
     figure = f"{used}, {_bits(speed) if speed else 'of unknown speed'}"
     names = [name for _, name in socket.if_nameindex()]
@@ -54,7 +54,7 @@ def trip(seconds: float) -> Finding:
 def rate(allreduce: Mapping[int, float], node: Node) -> list[Finding]:
     """Judges what each host sends, from the seconds of allreduces by bytes."""
     try:
-        speed = _speed(_interface_of(_own_address(node)))
+        speed = _speed(_interface_of(node))
     except (OSError, RendezvousError):  # as `interface` has said
         speed = 0
     findings = []
@@ -91,13 +91,12 @@ def _own_address(node: Node) -> str:
         return str(any_socket.getsockname()[0])
 
 
-def _interface_of(own: str) -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    # The rendezvous of this host itself is reached over the loopback interface.
-    for name in names:
-        if own in network_interfaces.found(name):
-            return name
-    raise OSError(f"no network interface has the address {own}")
+def _interface_of(node: Node) -> str:
+    own = _own_address(node)
+    name = network_interfaces.name_of(own)
+    if name is None:
+        raise OSError(f"no network interface has the address {own}")
+    return name
 
 
 def _leads_out(name: str) -> bool:

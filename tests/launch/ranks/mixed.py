@@ -11,6 +11,7 @@ tf_ops/transport/faults.h), and the options tell which.
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import queue
@@ -58,6 +59,7 @@ class Collective:
     dtype: np.dtype
     seed: list[int]
     ranks: int
+    local_ranks: int  # of each host
     # One for each tensor; an allgather's for each rank, an alltoall's for each two.
     sizes: list[int] = field(default_factory=list)
     op: int = SUM
@@ -103,7 +105,11 @@ class Collective:
         return reduced
 
     def reduced(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """The elements in the order of the ranks, narrow floats in float32."""
+        """The elements in the order of the ranks, narrow floats in float32.
+
+        Of several hosts with several ranks, each host's come first. They leave it in
+        their own type, and averages of narrow floats already divided.
+        """
         wide = self.dtype
         if self.dtype in NARROW:
             wide = np.dtype("float32")
@@ -111,31 +117,48 @@ class Collective:
             wide = np.dtype("int64")
         before, after = (np.asarray(scale, wide) for scale in self.scales)
         with np.errstate(over="ignore"):
-            result, *others = (each.astype(wide) * before for each in inputs)
-            for other in others:
-                result = REDUCE.get(self.op, np.add)(result, other)
+            scaled = [each.astype(wide) * before for each in inputs]
+            if wide.kind != "i" and 1 < self.local_ranks < self.ranks:
+                scaled = [
+                    self.leaving(scaled[first : first + self.local_ranks])
+                    for first in range(0, self.ranks, self.local_ranks)
+                ]
+            result = self.combined(scaled)
             if self.op == AVERAGE and wide.kind == "i":
                 result = np.sign(result) * (np.abs(result) // len(inputs))
-            elif self.op == AVERAGE:
+            elif self.op == AVERAGE and not self.divides_early():
                 result = result / np.asarray(len(inputs), wide)
             return (result * after).astype(self.dtype)
 
+    def combined(self, inputs: list[np.ndarray]) -> np.ndarray:
+        return functools.reduce(REDUCE.get(self.op, np.add), inputs)
 
-def collectives(seed: int, step: int, ranks: int) -> list[Collective]:
+    def divides_early(self) -> bool:
+        return self.dtype in NARROW and 1 < self.local_ranks < self.ranks
+
+    def leaving(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """What leaves a host."""
+        result = self.combined(inputs)
+        if self.op == AVERAGE and self.divides_early():
+            result = result / np.asarray(self.ranks, result.dtype)
+        return result.astype(self.dtype).astype(result.dtype)
+
+
+def collectives(seed: int, step: int, ranks: int, local_ranks: int) -> list[Collective]:
     """What a step asks for: one to six collectives, with names of earlier steps."""
     chance = random.Random(f"{seed} {step}")
     names = chance.sample(range(20), chance.randint(1, 6))
     return [
-        _collective(chance, f"tensor {name}", [seed, step, place], ranks)
+        _collective(chance, f"tensor {name}", [seed, step, place], ranks, local_ranks)
         for place, name in enumerate(names)
     ]
 
 
 def _collective(
-    chance: random.Random, name: str, seed: list[int], ranks: int
+    chance: random.Random, name: str, seed: list[int], ranks: int, local_ranks: int
 ) -> Collective:
     kind = chance.choices(range(6), (6, 2, 2, 1, 2, 2))[0]
-    asked = Collective(kind, name, chance.choice(DTYPES), seed, ranks)
+    asked = Collective(kind, name, chance.choice(DTYPES), seed, ranks, local_ranks)
     if kind == BARRIER:
         return asked
     counts = {ALLGATHER: ranks, BROADCAST: 1, ALLTOALL: ranks * ranks}
@@ -218,7 +241,7 @@ def run_step(seed: int, step: int) -> None:
     """Asks for a step's collectives in an order of this rank's own, checks them."""
     rank, ranks = keras_hvd.rank(), keras_hvd.size()
     ended = queue.SimpleQueue()
-    asked = collectives(seed, step, ranks)
+    asked = collectives(seed, step, ranks, keras_hvd.local_size())
     pending = [Pending(each, rank, ended) for each in asked]
     own = random.Random(f"{seed} {step} {rank}")
     own.shuffle(pending)

@@ -24,6 +24,7 @@ def test_finds_what_the_system_says():
         if wanted:
             name = interface["ifname"]
             assert set(network_interfaces.addresses([name])) == wanted
+            assert {network_interfaces.name_of(one) for one in wanted} == {name}
 
 
 def test_takes_the_first_that_is_here():
