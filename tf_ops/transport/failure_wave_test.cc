@@ -187,11 +187,13 @@ TEST_F(FailureWaveTest, ALostHost0IsNotWaitedFor) {
   for (int other : {2, 3}) EXPECT_TRUE(host(1).KnowsWhatDid(other)) << other;
 }
 
-TEST_F(FailureWaveTest, ALostHostInTheMiddleIsNotWaitedFor) {
+TEST_F(FailureWaveTest, ALostHostInTheMiddleIsNotWaitedForButThoseBelowItAre) {
   Make(4, 1);  // each below the one before
   hosts_[2].reset();
-  host(3).Fail();
-  RunAt(milliseconds(0));
+  host(1).Fail();
+  RunAt(milliseconds(0), {3});
+  EXPECT_EQ(Reporting(), Hosts{});
+  RunAt(milliseconds(1));
   EXPECT_EQ(Reporting(), Hosts{0});
   EXPECT_TRUE(host(0).KnowsWhatDid(1));
   EXPECT_TRUE(host(0).KnowsWhatDid(3));
