@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +25,18 @@ constexpr int64_t kExchangeBytes = 4096;
 // What a socket takes at once, so that the one that listens can take it in.
 constexpr size_t kPieceBytes = 4096;
 
+// As a new segment would be, which takes the system longer than all the rest.
+std::shared_ptr<Segment> NewMemory() {
+  static const std::shared_ptr<Segment> segment = [] {
+    std::shared_ptr<Segment> made;
+    if (!Segment::CreateLocal(1, kExchangeBytes, &made).ok()) abort();
+    return made;
+  }();
+  memset(static_cast<void*>(&segment->header()), 0, sizeof(SegmentHeader));
+  memset(static_cast<void*>(&segment->block(0)), 0, sizeof(RankBlock));
+  return segment;
+}
+
 // A leader that hears what is said to it.
 class Listener {
  public:
@@ -32,13 +45,11 @@ class Listener {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) abort();
     speaker_ = ends[0];
     const int rank = is_above ? 0 : 1;
-    std::shared_ptr<Segment> segment;
-    if (!Segment::CreateLocal(1, kExchangeBytes, &segment).ok()) abort();
     std::vector<std::unique_ptr<ControlLink>> links;
     links.push_back(std::make_unique<ControlLink>(ends[1], 1 - rank));
     const std::vector<RankName> names = {{1, "one"}, {2, "other"}};
     state_ = std::make_unique<HostsJobState>(
-        std::move(segment), Topology(rank, {0, 1}), names, std::move(links),
+        NewMemory(), Topology(rank, {0, 1}), names, std::move(links),
         std::vector<std::unique_ptr<ControlLink>>(), std::chrono::seconds(5));
   }
   ~Listener() { close(speaker_); }
