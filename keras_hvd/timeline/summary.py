@@ -121,6 +121,8 @@ def read(lines: Iterable[str]) -> Summary:
 
 
 # Errors from lines that something else wrote.
+# What viewers show as a process; what rank 0 does has another one.
+_OTHER_HOSTS = 2
 _NO_EVENT = (
     ArithmeticError,
     AttributeError,
@@ -145,6 +147,8 @@ class _Reader:
         self._last_of_batch: dict[str, tuple[int, float]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
+        if event.get("pid") == _OTHER_HOSTS:
+            return
         if event["ph"] == "X":
             self._add_span(event)
         elif event["name"] == "start":

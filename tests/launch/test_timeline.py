@@ -133,3 +133,22 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
         errors.append(later - 1e6 * (submitted[1][step] - submitted[0][step]))
     assert len(errors) > 40
     assert abs(statistics.median(errors)) < 500, errors
+    # Host 1 has a row. It hears of each decision after 2 ms, and then carries it out.
+    decided = {
+        names[event["tid"]]: event["ts"] + event["dur"]
+        for event in events
+        if event["name"] == "NEGOTIATE_ALLREDUCE"
+    }
+    elsewhere = [e for e in events if e["pid"] == 2 and e["name"] == "ALLREDUCE"]
+    (row,) = {names[event["tid"]] for event in elsewhere}
+    assert row.startswith("rank 1 (pid ")
+    later = [e["ts"] - decided[e["args"]["tensors"]] for e in elsewhere]
+    assert len(later) > 40
+    assert 1500 < statistics.median(later) < 3000, later
+    summary = subprocess.run(
+        [sys.executable, "-m", "keras_hvd.timeline", str(path)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    assert "rank 1 (pid" not in summary

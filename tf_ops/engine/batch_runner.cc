@@ -90,11 +90,19 @@ bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
   if (ranges_ != nullptr) range.emplace(*ranges_, RangeName(batch), InputBytes(batch));
   PhaseRecorder* const recorder = timeline_.BeginBatch(number);
   backend_->set_recorder(recorder);
+  const Clock::time_point began = Clock::now();
   const bool ok =
       results.has_value()
           ? TakeResults(batch, members, number, *results, recorder)
           : RunAnywhere(batch, members, number, settings, recorder != nullptr);
   if (recorder != nullptr) timeline_.EndBatch(ok);
+  const Description& first = *batch.front()->description;
+  // A GPU has only begun with it.
+  if (ok && !first.on_gpu && job_->WantsTimes()) {
+    job_->TellOfBatch({rank_, static_cast<int32_t>(first.kind),
+                       static_cast<int32_t>(batch.size()), first.name, began,
+                       Clock::now()});
+  }
   return ok;
 }
 

@@ -50,6 +50,9 @@ bool CoordinatorService::Poll() {
   coordinator_.set_wants_times(timeline_.WantsTimes());
   now_ = Seconds(Clock::now());
   bool progressed = reader_.Read();
+  for (const BatchElsewhere& batch : job_->TakeBatches()) {
+    timeline_.AddBatchElsewhere(batch);
+  }
   Decision decision;
   bool decided = false;
   for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);

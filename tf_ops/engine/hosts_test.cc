@@ -4,8 +4,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -14,6 +16,7 @@
 #include "tf_ops/engine/engine_testing.h"
 #include "tf_ops/engine/hosts_testing.h"
 #include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/engine/timeline_testing.h"
 #include "tf_ops/testing/child.h"
 
 namespace keras_hvd {
@@ -264,6 +267,45 @@ TEST_P(HostsTest, OneReportSaysWhatTheRanksOfAllHostsDid) {
       const std::string did = report.substr(std::min(report.find(line), report.size()));
       EXPECT_TRUE(Contains(did.substr(0, did.find('\n', 1)), "barrier 'a")) << report;
     }
+  }
+}
+
+TEST_P(HostsTest, TheTimelineHasARowForEachOtherHost) {
+  const std::string path = Path("hosts.json");
+  HostsJob job(GetParam());
+  ASSERT_TRUE(job[0].engine().StartTimeline(path, false).ok());
+  job.ForEach([&](Rank& self, int) {
+    for (int step = 0; step < 200; ++step) {
+      EXPECT_EQ(self.Run(Sum("a", {1.0f})).message, "");
+    }
+  });
+  job[0].engine().StopTimeline();
+  job.LeaveAll();
+  std::map<double, double> reached;  // by row
+  std::multiset<std::string> rows;
+  for (const std::string& event : Events(path)) {
+    if (Number(event, "pid") != 2) continue;
+    const double row = Number(event, "tid");
+    if (Text(event, "name") == "thread_name") {
+      reached[row] = -1e18;
+      rows.insert(event.substr(event.find("\"args\"")));
+    } else if (Text(event, "name") == "ALLREDUCE") {
+      EXPECT_EQ(Text(event, "tensors"), "a");
+      ASSERT_EQ(reached.count(row), 1u) << event;
+      // Some nanoseconds are lost when both are rounded.
+      EXPECT_GE(Number(event, "ts"), reached[row] - 0.01) << event;
+      EXPECT_GE(Number(event, "dur"), 0) << event;
+      reached[row] = Number(event, "ts") + Number(event, "dur");
+    }
+  }
+  const Topology topology = GetParam().Of(0);
+  EXPECT_EQ(rows.size(), static_cast<size_t>(topology.hosts()) - 1);
+  for (int host = 1; host < topology.hosts(); ++host) {
+    const std::string leader =
+        "rank " + std::to_string(topology.leader_of(host)) + " (";
+    EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [&](const std::string& row) {
+      return Contains(row, leader);
+    })) << leader;
   }
 }
 

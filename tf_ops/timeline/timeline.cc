@@ -62,7 +62,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   path_ = path;
   file_ = std::move(file);
   started_.store(TimelineNow());
-  writer_ = std::make_unique<TimelineWriter>(file_.get(), job_->size(), started_);
+  writer_ = std::make_unique<TimelineWriter>(file_.get(), job_.get(), started_);
   written_session_ = ++sessions_;
   noted_requests_ = skipped_requests_.load();
   noted_phases_ = skipped_phases_.load();
@@ -203,6 +203,26 @@ void Timeline::AddStalls(const std::vector<Stall>& stalls, double now) {
     }
     ring_->Publish();
   }
+}
+
+void Timeline::AddBatchElsewhere(const BatchElsewhere& batch) {
+  const bool is_kind = batch.kind >= 0 && batch.kind < kKinds;
+  if (!on() || !is_kind || !HasRoom(1)) return;
+  const auto nanoseconds = [](Clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch())
+        .count();
+  };
+  if (nanoseconds(batch.begin) < recorded_from_) return;
+  const auto description = std::make_shared<Description>();
+  description->kind = static_cast<Kind>(batch.kind);
+  description->name = batch.name;
+  TimelineRecord& record = Add(TimelineRecord::Type::kBatchElsewhere, 0);
+  record.number = batch.rank;
+  record.ranks[0] = batch.requests;
+  record.times[0] = nanoseconds(batch.begin);
+  record.times[1] = nanoseconds(batch.end);
+  record.description = description;
+  ring_->Publish();
 }
 
 PhaseRecorder* Timeline::BeginBatch(uint64_t batch) {

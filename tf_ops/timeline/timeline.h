@@ -52,6 +52,8 @@ class Timeline : public PhaseRecorder {
   void AddCycle();
   // Records what has long been waiting for ranks, at `now` in seconds.
   void AddStalls(const std::vector<Stall>& stalls, double now);
+  // Records what another host has carried out.
+  void AddBatchElsewhere(const BatchElsewhere& batch);
   // A batch begins here. Returns null if it is not recorded; it must then not be ended.
   PhaseRecorder* BeginBatch(uint64_t batch);
   void EndBatch(bool ok);

@@ -45,6 +45,8 @@ struct TimelineRecord {
     kCycle,     // decisions were made
     kGpuPhase,  // a GpuPhase (`number`) of a batch of `ranks[0]` requests: from, to,
                 // when it was enqueued, its precision; with its first request
+    kBatchElsewhere,  // the leader `number` of another host has carried out a batch of
+                      // `ranks[0]` requests: from, to; with its first request
   };
   static constexpr int kTimes = 4;
 

@@ -92,8 +92,9 @@ int64_t BytesInBatch(const Description& description) {
 
 }  // namespace
 
-TimelineWriter::TimelineWriter(TimelineFile* file, int size, int64_t start)
-    : file_(*file), start_(start) {
+TimelineWriter::TimelineWriter(TimelineFile* file, const JobState* job, int64_t start)
+    : file_(*file), job_(*job), start_(start) {
+  const int size = job->size();
   BeginLine("process_name", "M");
   line_ += ",\"args\":{\"name\":\"keras_hvd, rank 0 of ";
   AppendInteger(size, &line_);
@@ -127,6 +128,8 @@ void TimelineWriter::Add(const TimelineRecord& record) {
       return WriteMissing(record);
     case TimelineRecord::Type::kGpuPhase:
       return WriteGpuPhase(record);
+    case TimelineRecord::Type::kBatchElsewhere:
+      return WriteBatchElsewhere(record);
     case TimelineRecord::Type::kCycle:
       BeginLine("CYCLE", "i");
       AddTime("ts", record.times[0] - start_);
@@ -257,16 +260,49 @@ void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
   if (name.back() == '_') name += UpperCase(Name(description.kind));
   BeginSpan(name, gpu_row_, begin, end, kGpu);
   BeginArguments(record.batch);
-  line_ += ",\"tensors\":\"" + Escape(description.name);
-  if (record.ranks[0] > 1) {
-    line_ += " and " + std::to_string(record.ranks[0] - 1) + " more";
-  }
-  line_ += '"';
+  line_ += ',';
+  AddTensors(record);
   if (record.number == static_cast<int32_t>(GpuPhase::kWaitForInputs)) {
     AddTime("enqueued", begin - record.times[2]);
   }
   AddTime("within", record.times[3]);
   EndLine("}}");
+}
+
+// In the order in which the host has carried them out. What is known of how long
+// messages travel does not stay the same to the last microsecond.
+void TimelineWriter::WriteBatchElsewhere(const TimelineRecord& record) {
+  const auto [known, is_new] = host_rows_.try_emplace(record.number, 0);
+  if (is_new) known->second = NewHostRow(record.number);
+  int64_t& reached = rows_[known->second].taken_until;
+  const int64_t begin = std::max(record.times[0], reached);
+  const int64_t end = std::max(record.times[1], begin);
+  reached = end;
+  BeginSpan(UpperCase(Name(record.description->kind)), known->second, begin, end,
+            kOtherHosts);
+  line_ += ",\"args\":{";
+  AddTensors(record);
+  EndLine("}}");
+}
+
+int TimelineWriter::NewHostRow(int leader) {
+  const int row = static_cast<int>(rows_.size());
+  rows_.push_back({true, start_});
+  BeginLine("process_name", "M", kOtherHosts);
+  EndLine(",\"args\":{\"name\":\"other hosts\"}}");
+  BeginLine("thread_name", "M", kOtherHosts);
+  line_ += ",\"tid\":";
+  AppendInteger(row, &line_);
+  EndLine(",\"args\":{\"name\":\"" + Escape(job_.Describe(leader)) + "\"}}");
+  return row;
+}
+
+void TimelineWriter::AddTensors(const TimelineRecord& record) {
+  line_ += "\"tensors\":\"" + Escape(record.description->name);
+  if (record.ranks[0] > 1) {
+    line_ += " and " + std::to_string(record.ranks[0] - 1) + " more";
+  }
+  line_ += '"';
 }
 
 void TimelineWriter::NewGpuRow() {

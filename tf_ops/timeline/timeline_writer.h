@@ -19,13 +19,14 @@
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/timeline/timeline_file.h"
 #include "tf_ops/timeline/timeline_record.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
 class TimelineWriter {
  public:
   // Times are written in microseconds from `start` (nanoseconds).
-  TimelineWriter(TimelineFile* file, int size, int64_t start);
+  TimelineWriter(TimelineFile* file, const JobState* job, int64_t start);
 
   void Add(const TimelineRecord& record);
   // How many requests, and phases of other requests, found no room since the last call.
@@ -35,6 +36,7 @@ class TimelineWriter {
   // Each row belongs to one of these, which viewers show as processes.
   static constexpr int kHost = 0;
   static constexpr int kGpu = 1;
+  static constexpr int kOtherHosts = 2;
 
   struct Row {
     bool is_taken = false;
@@ -63,6 +65,9 @@ class TimelineWriter {
   void WriteMissing(const TimelineRecord& record);
   void WriteGpuPhase(const TimelineRecord& record);
   void NewGpuRow();
+  void WriteBatchElsewhere(const TimelineRecord& record);
+  int NewHostRow(int leader);
+  void AddTensors(const TimelineRecord& record);
   void Release(const Batch& batch, int64_t time);
   int FindRow(const Description& description, int64_t from);
   int NewRow(const Description& description, size_t same_name);
@@ -76,12 +81,14 @@ class TimelineWriter {
   void EndLine(std::string_view end);
 
   TimelineFile& file_;
+  const JobState& job_;
   const int64_t start_;
   std::map<uint64_t, Batch> batches_;              // decided and not ended
   std::vector<std::pair<int64_t, int>> arrivals_;  // times and ranks for a request
   std::vector<Row> rows_;
   std::unordered_map<TensorKey, std::vector<int>, TensorKeyHash> rows_of_;
-  int gpu_row_ = -1;  // -1: nothing has run on a GPU
+  std::map<int, int> host_rows_;  // by the rank of the leader
+  int gpu_row_ = -1;              // -1: nothing has run on a GPU
   std::string line_;
 };
 

@@ -28,6 +28,7 @@ enum class FrameType : uint8_t {
   kAllKnow = 7,     // down: the failure is known everywhere
   kQuestion = 8,    // both ways: whether the receiver's engine still runs
   kSign = 9,        // both ways: that it does
+  kBatch = 10,      // up: what a host has carried out, for the timeline
 };
 
 // Only one thread may use it at a time.

@@ -25,6 +25,18 @@ struct Settings {
   uint32_t zeros = 0;
 };
 
+// What a leader has carried out, as it travels, before the name: hosts' clocks differ.
+struct BatchAccount {
+  int32_t rank, kind, requests;
+  uint32_t zeros;
+  int64_t age_ns, duration_ns;
+};
+constexpr size_t kLongestName = 256;
+// More than a coordinator gets between two looks, but no more than it can keep.
+constexpr size_t kMostBatches = 4096;
+// A time that is longer is nonsense.
+constexpr int64_t kLongestNanoseconds = int64_t{1} << 53;
+
 template <typename Value>
 std::string AsBytes(const Value& value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -174,6 +186,58 @@ void HostsJobState::TakeSettings(Neighbor* from, std::string_view bytes) {
   QueueForAll(FrameType::kSettings, AsBytes(settings), /*above=*/false);
 }
 
+// ---- What the hosts have carried out
+
+void HostsJobState::TellOfBatch(BatchElsewhere batch) {
+  if (!topology().is_leader() || !WantsTimes()) return;
+  const auto nanoseconds = [](Clock::duration duration) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+  };
+  const BatchAccount account = {rank(),
+                                batch.kind,
+                                batch.requests,
+                                0,
+                                nanoseconds(Clock::now() - batch.end),
+                                nanoseconds(batch.end - batch.begin)};
+  for (Neighbor& neighbor : neighbors_) {
+    if (!neighbor.is_above) continue;
+    neighbor.link->Queue(FrameType::kBatch,
+                         AsBytes(account) + batch.name.substr(0, kLongestName));
+  }
+}
+
+void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
+  BatchAccount account;
+  const bool is_account =
+      !from->is_above && Take(&bytes, &account) && account.rank >= 0 &&
+      account.rank < size() && !topology().is_local(account.rank) &&
+      account.requests > 0 && account.age_ns >= 0 &&
+      account.age_ns < kLongestNanoseconds && account.duration_ns >= 0 &&
+      account.duration_ns < kLongestNanoseconds && bytes.size() <= kLongestName;
+  if (!is_account) return NoteNonsense(from);
+  const std::chrono::nanoseconds delay = from->link->OneWayDelay();
+  if (!is_coordinator()) {
+    account.age_ns += delay.count();
+    for (Neighbor& neighbor : neighbors_) {
+      if (!neighbor.is_above) continue;
+      neighbor.link->Queue(FrameType::kBatch, AsBytes(account) + std::string(bytes));
+    }
+    return;
+  }
+  if (batches_.size() >= kMostBatches) return;
+  BatchElsewhere& batch = batches_.emplace_back();
+  batch.rank = account.rank;
+  batch.kind = account.kind;
+  batch.requests = account.requests;
+  batch.name = bytes;
+  batch.end = Clock::now() - delay - std::chrono::nanoseconds(account.age_ns);
+  batch.begin = batch.end - std::chrono::nanoseconds(account.duration_ns);
+}
+
+std::vector<BatchElsewhere> HostsJobState::TakeBatches() {
+  return std::exchange(batches_, {});
+}
+
 // ---- Failure
 
 // The others of a host that has lost its leader say how it ended.
@@ -294,6 +358,8 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
       return TakeSettings(from, bytes);
     case FrameType::kDeparture:
       return TakeDeparture(from, bytes);
+    case FrameType::kBatch:
+      return TakeBatch(from, bytes);
   }
 }
 

@@ -54,6 +54,9 @@ class HostsJobState final : public SharedJobState {
   void set_timeline_on(bool on) override;
   void set_timeline_paused(bool paused) override;
 
+  void TellOfBatch(BatchElsewhere batch) override;
+  std::vector<BatchElsewhere> TakeBatches() override;
+
   bool Poll() override;
   Clock::time_point NextPoll() const override;
 
@@ -86,6 +89,7 @@ class HostsJobState final : public SharedJobState {
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
   bool PassOnDeparture(Neighbor* from);
+  void TakeBatch(Neighbor* from, std::string_view bytes);
   void TellOfSettings();
   void NoteNonsense(Neighbor* from);
   void NoteLost(Neighbor* neighbor, Clock::time_point now);
@@ -101,7 +105,8 @@ class HostsJobState final : public SharedJobState {
   FailureWave wave_;
   std::atomic<bool> has_failure_news_{false};
   std::atomic<bool> settings_changed_{false};
-  OperationHistory none_{};  // of a rank that has not told
+  std::vector<BatchElsewhere> batches_;  // the coordinator's
+  OperationHistory none_{};              // of a rank that has not told
 };
 
 }  // namespace keras_hvd

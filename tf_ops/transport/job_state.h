@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tf_ops/transport/doorbell.h"
 #include "tf_ops/transport/status.h"
@@ -27,6 +28,15 @@ struct OperationHistory {
   static constexpr int kRecords = 64;
   std::atomic<uint64_t> written;
   OperationRecord records[kRecords];
+};
+
+// A batch that the leader of another host has carried out.
+struct BatchElsewhere {
+  int32_t rank = 0;  // the leader
+  int32_t kind = 0;
+  int32_t requests = 0;
+  std::string name;  // of the first one
+  Clock::time_point begin, end;
 };
 
 // One rank's view of the job. Any thread may call it.
@@ -116,6 +126,13 @@ class JobState {
   virtual void set_timeline_paused(bool paused) = 0;
 
   // ---- Other hosts
+
+  // Tells the coordinator what this rank has carried out, if it leads another host and
+  // submissions carry times. Only the driving thread may call it.
+  virtual void TellOfBatch(BatchElsewhere) {}
+  // What other hosts' leaders have told the coordinator since the last call. Only the
+  // driving thread may call it.
+  virtual std::vector<BatchElsewhere> TakeBatches() { return {}; }
 
   // Exchanges what is new with other hosts, without waiting. Returns true if there was
   // anything. Only the driving thread may call it.
