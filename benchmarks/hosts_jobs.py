@@ -9,16 +9,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import environments
+import network
 from jobs import KHVDRUN
 from measurement import CONTENDERS, ContenderError, Job
 
 from keras_hvd.launch import cores
-
-if TYPE_CHECKING:
-    from network import Host
 
 _PORT = 29400
 
@@ -33,7 +30,7 @@ class Place:
         tls: whether keras_hvd encrypts what goes between them.
     """
 
-    hosts: list[Host]
+    hosts: list[network.Host]
     ranks: int
     tls: bool
 
@@ -96,9 +93,7 @@ def keras_hvd(place: Place, script: str, port: int) -> Job:
 def open_mpi(place: Place) -> Job:
     """Open MPI's ranks over TCP; a script of ours is its way to other hosts."""
     programs = environments.openmpi()
-    agent = environments.KEPT / "agent"
-    agent.write_text(_agent(place))
-    agent.chmod(0o755)
+    agent = network.agent(place.hosts, environments.KEPT / "agent")
     slots = ",".join(f"{host.address}:{place.ranks}" for host in place.hosts)
     launcher: list[str | Path] = [programs / "mpirun", "--bind-to", "none"]
     launcher += ["--host", slots, "--map-by", "slot", "-n", str(place.size)]
@@ -120,15 +115,6 @@ def open_mpi(place: Place) -> Job:
         ],
         place.size,
     )
-
-
-def _agent(place: Place) -> str:
-    """A shell script that runs a command on a host, as ssh does."""
-    lines = ["#!/bin/sh", "while [ $# -gt 1 ]; do case $1 in"]
-    for host in place.hosts:
-        enter = " ".join(host.command(["sh", "-c"]))
-        lines.append(f'{host.address}) shift; exec {enter} "$*" ;;')
-    return "\n".join([*lines, "*) shift ;;", "esac done", ""])
 
 
 def gloo(place: Place) -> Job:

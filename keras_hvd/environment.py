@@ -5,6 +5,7 @@ Gloo) and PyTorch's `torchrun` each use their own variables. Without any of them
 process is a world of size 1.
 """
 
+import dataclasses
 import hashlib
 import os
 import uuid
@@ -63,6 +64,8 @@ class World:
             up when the ranks meet.
         rendezvous: HOST:PORT where the ranks meet; None if all are on one host.
         host_key: What sets this process' host apart, if the user says so.
+        mpi: "Open MPI" or "MPICH", if its mpirun placed the ranks on several hosts and
+            they learn by MPI where to meet.
     """
 
     rank: int
@@ -74,6 +77,7 @@ class World:
     job: str
     rendezvous: str | None = None
     host_key: str | None = None
+    mpi: str | None = None
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -97,7 +101,7 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         ...     "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         ...     "PMIX_NAMESPACE": "1891500033"})  # doctest: +NORMALIZE_WHITESPACE
         World(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1,
-            job='openmpi-1891500033', rendezvous=None, host_key=None)
+            job='openmpi-1891500033', rendezvous=None, host_key=None, mpi=None)
     """
     variables = os.environ if environment is None else environment
     launched_by: tuple[tuple[str, Callable[[Mapping[str, str]], World]], ...] = (
@@ -148,25 +152,43 @@ def _from_open_mpi(variables: Mapping[str, str]) -> World:
     key = variables.get("OMPI_MCA_orte_precondition_transports")
     namespace = _text(variables, "PMIX_NAMESPACE")
     prefix = "OMPI_COMM_WORLD_"
-    return _checked(
+    return _from_mpirun(
         variables,
+        "Open MPI",
+        lambda: "-".join(("openmpi", namespace, key) if key else ("openmpi", namespace)),
         rank=prefix + "RANK",
         size=prefix + "SIZE",
         local_rank=prefix + "LOCAL_RANK",
         local_size=prefix + "LOCAL_SIZE",
-        job="-".join(("openmpi", namespace, key) if key else ("openmpi", namespace)),
     )
 
 
 def _from_mpich(variables: Mapping[str, str]) -> World:
-    return _checked(
+    return _from_mpirun(
         variables,
+        "MPICH",
+        lambda: f"mpich-{_hydra_job()}",
         rank="PMI_RANK",
         size="PMI_SIZE",
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
-        job=f"mpich-{_hydra_job()}",
     )
+
+
+def _from_mpirun(
+    variables: Mapping[str, str], mpi: str, job: Callable[[], str], **names: str
+) -> World:
+    """The world that an mpirun described; `job` names one that is on one host."""
+    rendezvous = variables.get(_RENDEZVOUS) or None
+    if rendezvous is None and _is_one_host(variables, names):
+        return _checked(variables, **names, job=job())
+    # Its hosts do not know the same name of the job.
+    world = _meeting(variables, **names, job="", rendezvous=rendezvous)
+    return world if rendezvous else dataclasses.replace(world, mpi=mpi)
+
+
+def _is_one_host(variables: Mapping[str, str], names: Mapping[str, str]) -> bool:
+    return variables.get(names["size"]) == variables.get(names["local_size"])
 
 
 def _from_horovodrun(variables: Mapping[str, str]) -> World:
@@ -208,24 +230,19 @@ def _from_torchrun(variables: Mapping[str, str]) -> World:
     port = _integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
     job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
     rendezvous = variables.get(_RENDEZVOUS)
-    is_one_host = variables.get("WORLD_SIZE") == variables.get("LOCAL_WORLD_SIZE")
-    if is_one_host and not rendezvous:
-        return _checked(
-            variables,
-            rank="RANK",
-            size="WORLD_SIZE",
-            local_rank="LOCAL_RANK",
-            local_size="LOCAL_WORLD_SIZE",
-            job=job,
-        )
+    names = {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+    }
+    if _is_one_host(variables, names) and not rendezvous:
+        return _checked(variables, **names, job=job)
     # torchrun's own store listens at MASTER_PORT.
     beside = port + 1 if port + 1 < _TOO_LARGE_PORT else port - 1
     return _meeting(
         variables,
-        rank="RANK",
-        size="WORLD_SIZE",
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
+        **names,
         job=job,
         rendezvous=rendezvous or str(address.Address(store, beside)),
     )
@@ -239,11 +256,12 @@ def _meeting(
     local_rank: str,
     local_size: str,
     job: str,
-    rendezvous: str,
+    rendezvous: str | None,
 ) -> World:
     """The world that the variables of these names describe, on any hosts."""
     try:
-        address.parse(rendezvous)
+        if rendezvous is not None:
+            address.parse(rendezvous)
     except ValueError as error:
         raise LaunchEnvironmentError(f"{_RENDEZVOUS}: {error}") from None
     total = _integer(variables, size, 1, _TOO_MANY_RANKS)

@@ -15,11 +15,19 @@ from typing import Any
 
 from keras_hvd import allocator, environment, exceptions
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
-from keras_hvd.rendezvous import network_interfaces, ranks, secret
+from keras_hvd.rendezvous import address, mpi, network_interfaces, ranks, secret
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
-from keras_hvd.runtime import basics, installed, log, native, settings, tls
+from keras_hvd.runtime import (
+    basics,
+    installed,
+    log,
+    mpi_finalization,
+    native,
+    settings,
+    tls,
+)
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
 # Held while a thread joins, so a second one finds the job joined.
@@ -129,7 +137,7 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     Returns what is then known of this process' place, and the ranks and links, or None
     if all ranks are on this host in any case.
     """
-    if world.rendezvous is None:
+    if world.rendezvous is None and world.mpi is None:
         return world, None
     basics.require_not_forked("init")
     place = ranks.Place(
@@ -137,7 +145,6 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         size=world.size,
         local_rank=world.local_rank,
         local_size=world.local_size,
-        rendezvous=world.rendezvous,
         job=world.job,
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
@@ -145,7 +152,7 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     )
     meeting = ranks.meet(
         place,
-        secret.take(os.environ),
+        _arrangement(world, place.interfaces),
         _wanted_links,
         settings.init_timeout(),
         tls.chosen(os.environ),
@@ -155,6 +162,21 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         cross_rank, cross_size = meeting.table.cross(world.rank)
         world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)
     return world, meeting
+
+
+def _arrangement(
+    world: environment.World, interfaces: Sequence[str]
+) -> ranks.Arrangement:
+    """Where the ranks meet: as the user has said, or as they agree by MPI."""
+    if world.rendezvous is not None:
+        return ranks.Arrangement(
+            [address.parse(world.rendezvous)], secret.take(os.environ)
+        )
+    communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
+    mpi_finalization.avoid_after_failure(str(world.mpi))
+    if world.rank == 0:
+        return mpi.invite(communicator, interfaces)
+    return mpi.accept(communicator, settings.init_timeout())
 
 
 def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:

@@ -103,6 +103,17 @@ def connected(hosts: int, rate: str = "", delay: float = 0) -> Iterator[list[Hos
         yield made
 
 
+def agent(hosts: Sequence[Host], path: Path) -> Path:
+    """Writes a script that runs a command on a host, as ssh does; returns its path."""
+    lines = ["#!/bin/sh", "while [ $# -gt 1 ]; do case $1 in"]
+    for host in hosts:
+        enter = " ".join(host.command(["sh", "-c"]))
+        lines.append(f'{host.address}) shift; exec {enter} "$*" ;;')
+    path.write_text("\n".join([*lines, "*) shift ;;", "esac done", ""]))
+    path.chmod(0o755)
+    return path
+
+
 def _connect(host: Host, switch: Host, port: str, rate: str, frame: str) -> None:
     subprocess.run(
         ["ip", "link", "add", "cable", "netns", str(host.pid), "type", "veth"]

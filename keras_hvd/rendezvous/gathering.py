@@ -47,20 +47,32 @@ class Group:
 
     Example:
 
-    >>> group = Group("rank", Purpose.RANKS, 0, 4, Address("node0", 29400), b"", 60)
-    >>> group.name([1, 2]), group.name([3])
-    ('ranks 1 and 2', 'rank 3')
+    >>> place = Address("node0", 29400)
+    >>> group = Group("rank", Purpose.RANKS, 0, 4, [place], b"", 60)
+    >>> group.name([1, 2]), group.name([3]), group.place
+    ('ranks 1 and 2', 'rank 3', 'node0:29400')
     """
 
     member: str  # what a member is called: rank or node
     purpose: Purpose
     number: int  # of this member
     count: int  # of all members
-    address: Address
+    addresses: Sequence[Address]  # of member 0, in the order to try
     key: bytes
     timeout: float  # seconds
     interfaces: Sequence[str] = ()
     tls: BeginTls | None = None
+    # Member 0's own, if it listens already.
+    listening: Sequence[socket.socket] = ()
+
+    @property
+    def place(self) -> str:
+        """Where they meet, in messages."""
+        return " or ".join(map(str, self.addresses))
+
+    def resolved(self) -> list[Address]:
+        """The IP addresses of member 0, in the order to try. Raises OSError."""
+        return [one for each in self.addresses for one in addresses.resolve(each)]
 
     def name(self, numbers: Sequence[int]) -> str:
         """What members are called in messages."""
@@ -255,7 +267,7 @@ class Convener:
     def _missing(self, by: str = "") -> str:
         group = self._group
         missing = [n for n in range(1, group.count) if n not in self._members]
-        who = by or f"{group.member} 0, at {group.address},"
+        who = by or f"{group.member} 0, at {group.place},"
         text = (
             f"{who} waited {group.timeout:g} s, and {group.name(missing)} of "
             f"{group.count} did not come: start all within the init timeout "
@@ -268,9 +280,10 @@ class Convener:
         for host, reason in self._listener.strangers.items():
             hints += f". Connections from {host} were refused: {reason}"
         is_local = all(Address(one, 0).is_loopback for one in self.listening_at)
-        if is_local and not _is_loopback_by_name(self._group.address.host):
+        hosts = [one.host for one in self._group.addresses]
+        if is_local and not all(map(_is_loopback_by_name, hosts)):
             hints += (
-                f". Here {self._group.address.host} means {self.listening_at[0]}, "
+                f". Here {' or '.join(hosts)} means {self.listening_at[0]}, "
                 "which other hosts cannot reach: give an IP address, or name the "
                 "interface by KERAS_HVD_NETWORK_INTERFACES"
             )
@@ -302,10 +315,10 @@ class Attendee:
         group = self._group
         place = group.purpose, group.number, 0
         call = Call(group.key, *place, group.sources(), group.tls)
-        host = f"{group.member} 0 at {group.address}"
+        host = f"{group.member} 0 at {group.place}"
         try:
             proven = await connection.connect(
-                call, lambda: addresses.resolve(group.address), self._deadline
+                call, group.resolved, self._deadline
             )
         except connection.RefusedError as error:
             raise RendezvousError(
@@ -371,7 +384,7 @@ class Attendee:
     async def _follow(self) -> None:
         """Receives what member 0 says."""
         limit = _MOST_TOLD_BYTES + _MOST_ANSWER_BYTES_PER_MEMBER * self._group.count
-        host = f"{self._group.member} 0 at {self._group.address}"
+        host = f"{self._group.member} 0 at {self._group.place}"
         while not self._failure:
             try:
                 message = await self._proven.receive(limit)
@@ -390,7 +403,7 @@ class Attendee:
     def _no_answer(self) -> str:
         group = self._group
         return (
-            f"{group.member} 0 at {group.address} did not answer within "
+            f"{group.member} 0 at {group.place} did not answer within "
             f"{group.timeout:g} s"
         )
 
@@ -401,14 +414,17 @@ def about_this_process() -> dict[str, Any]:
 
 
 def _listen_for(group: Group) -> list[socket.socket]:
-    sources = group.sources()
+    if group.listening:
+        return list(group.listening)
     try:
-        wanted = [Address(one, group.address.port) for one in sources]
-        if not wanted:
-            wanted = addresses.resolve(group.address)
-        return listen(wanted)
+        wanted = [
+            Address(source, one.port)
+            for source in group.sources()
+            for one in group.addresses
+        ]
+        return listen(wanted or group.resolved())
     except OSError as error:
-        place = error.filename or str(group.address)
+        place = error.filename or group.place
         raise RendezvousError(
             f"{group.member} 0 cannot listen at {place}: "
             f"{error.strerror or error}. {_ADVICE}"

@@ -40,6 +40,27 @@ def addresses(names: Sequence[str]) -> list[str]:
     )
 
 
+def reachable(names: Sequence[str]) -> list[str]:
+    """The IP addresses at which other hosts may reach this one, the likeliest first.
+
+    Those of the interfaces that the user has named, else of all. Raises
+    RendezvousError.
+
+    Example:
+
+    >>> reachable(["lo"])[0]
+    '127.0.0.1'
+    """
+    if names:
+        return addresses(names)
+    here = [name for _, name in socket.if_nameindex()]
+    # A host may have others for its containers, which have no way out.
+    here.sort(key=lambda name: name != _interface_of_default_route())
+    own = [one for name in here for one in found(name)]
+    others = [one for one in own if not ipaddress.ip_address(one).is_loopback]
+    return others or own
+
+
 def found(name: str) -> list[str]:
     """The IP addresses of an interface, if it has any.
 
@@ -61,6 +82,14 @@ def name_of(own: str) -> str | None:
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if own in found(name)), None)
+
+
+def _interface_of_default_route() -> str:
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        interface, destination = line.split()[:2]
+        if int(destination, 16) == 0:
+            return interface
+    return ""
 
 
 def _addresses(name: str) -> list[str]:

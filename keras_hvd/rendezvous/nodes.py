@@ -53,7 +53,7 @@ def meet(
         purpose=Purpose.NODES,
         number=node.number,
         count=node.count,
-        address=addresses.parse(node.rendezvous),
+        addresses=[addresses.parse(node.rendezvous)],
         # It has no name so far.
         key=secret.key(""),
         timeout=timeout,

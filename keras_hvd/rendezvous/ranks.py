@@ -10,12 +10,11 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import event_loop, gathering, rank_table
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import BeginTls, Stream
@@ -35,8 +34,20 @@ _OTHER_FILES = 256
 
 
 @dataclass(frozen=True)
+class Arrangement:
+    """Where the ranks meet, and the secret that they prove there."""
+
+    addresses: Sequence[Address]  # of rank 0, in the order to try
+    secret: Secret
+    # Rank 0's, if it listens already.
+    listening: Sequence[socket.socket] = ()
+    # Tells the other ranks of this, while rank 0 waits for them.
+    telling: Coroutine[Any, Any, None] | None = None
+
+
+@dataclass(frozen=True)
 class Place:
-    """What a rank knows before it meets the others.
+    """What a rank knows of itself before it meets the others.
 
     `job` may be empty: rank 0 then makes up a name.
     """
@@ -45,7 +56,6 @@ class Place:
     size: int
     local_rank: int
     local_size: int
-    rendezvous: str  # HOST:PORT
     job: str = ""
     host_key: str | None = None
     interfaces: tuple[str, ...] = ()
@@ -65,7 +75,7 @@ class Meeting:
 
 def meet(
     place: Place,
-    secret: Secret,
+    arranged: Arrangement,
     wanted_links: WantedLinks,
     timeout: float,
     tls: BeginTls | None = None,
@@ -79,15 +89,18 @@ def meet(
         purpose=Purpose.RANKS,
         number=place.rank,
         count=place.size,
-        address=addresses.parse(place.rendezvous),
-        key=secret.key(place.job),
+        addresses=arranged.addresses,
+        key=arranged.secret.key(place.job),
         timeout=timeout,
         interfaces=place.interfaces,
         tls=tls,
+        listening=arranged.listening,
     )
     _allow_open_files(place.size)
-    rank = _Rank(EventLoop(), place, group, secret, wanted_links)
-    return rank.meet()
+    loop = EventLoop()
+    if arranged.telling is not None:
+        loop.start(arranged.telling)
+    return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
 
 
 def _allow_open_files(more: int) -> None:

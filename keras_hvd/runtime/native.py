@@ -188,6 +188,8 @@ _FUNCTIONS: dict[str, tuple] = {
     ),
     "khvd_shutdown": (ctypes.c_int,),
     "khvd_is_initialized": (ctypes.c_int,),
+    "khvd_set_exit": (None, ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t),
+    "khvd_end_process": (None,),
     "khvd_rank": (ctypes.c_int,),
     "khvd_size": (ctypes.c_int,),
     "khvd_local_rank": (ctypes.c_int,),

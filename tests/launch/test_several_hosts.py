@@ -138,7 +138,7 @@ LEAVING = """
 import os, sys
 from keras_hvd.rendezvous import address, event_loop, gathering, proof, secret
 group = gathering.Group(
-    "node", proof.Purpose.NODES, 2, 3, address.parse(sys.argv[1]),
+    "node", proof.Purpose.NODES, 2, 3, [address.parse(sys.argv[1])],
     secret.read(os.environ).key(""), timeout=20,
 )
 loop = event_loop.EventLoop()

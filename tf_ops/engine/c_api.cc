@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -50,6 +51,13 @@ std::shared_ptr<JobMember>& Current() {
   return *member;
 }
 bool g_was_initialized = false;
+constexpr int kNoExitCode = -1;
+// How khvd_end_process is to end. Python's main thread alone uses it.
+struct Exit {
+  int code;
+  int (*mpi_abort)(intptr_t communicator, int code);
+  intptr_t communicator;
+} g_exit = {kNoExitCode, nullptr, 0};
 // The failure of the job that this process has left.
 std::string& PastFailure() {
   static auto* text = new std::string;
@@ -369,6 +377,18 @@ int khvd_shutdown(void) {
   std::lock_guard<std::mutex> lock(g_mutex);
   PastFailure() = member->failure().message;
   return KHVD_OK;
+}
+
+void khvd_set_exit(int code, int (*mpi_abort)(intptr_t communicator, int code),
+                   intptr_t communicator) {
+  g_exit = {code, mpi_abort, communicator};
+}
+
+void khvd_end_process(void) {
+  if (g_exit.code == kNoExitCode) return;
+  fflush(nullptr);
+  if (g_exit.mpi_abort != nullptr) g_exit.mpi_abort(g_exit.communicator, g_exit.code);
+  _exit(g_exit.code);
 }
 
 int khvd_is_initialized(void) {

