@@ -5,6 +5,8 @@ Gloo) and PyTorch's `torchrun` each use their own variables. Without any of them
 process is a world of size 1.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import os
@@ -12,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.rendezvous import address
@@ -78,6 +81,15 @@ class World:
     rendezvous: str | None = None
     host_key: str | None = None
     mpi: str | None = None
+
+
+class _Names(TypedDict):
+    """The variables in which a launcher tells a rank's place."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
 
 
 def world(environment: Mapping[str, str] | None = None) -> World:
@@ -152,31 +164,28 @@ def _from_open_mpi(variables: Mapping[str, str]) -> World:
     key = variables.get("OMPI_MCA_orte_precondition_transports")
     namespace = _text(variables, "PMIX_NAMESPACE")
     prefix = "OMPI_COMM_WORLD_"
-    return _from_mpirun(
-        variables,
-        "Open MPI",
-        lambda: "-".join(("openmpi", namespace, key) if key else ("openmpi", namespace)),
-        rank=prefix + "RANK",
-        size=prefix + "SIZE",
-        local_rank=prefix + "LOCAL_RANK",
-        local_size=prefix + "LOCAL_SIZE",
-    )
+    names: _Names = {
+        "rank": prefix + "RANK",
+        "size": prefix + "SIZE",
+        "local_rank": prefix + "LOCAL_RANK",
+        "local_size": prefix + "LOCAL_SIZE",
+    }
+    parts = ("openmpi", namespace, key) if key else ("openmpi", namespace)
+    return _from_mpirun(variables, "Open MPI", names, lambda: "-".join(parts))
 
 
 def _from_mpich(variables: Mapping[str, str]) -> World:
-    return _from_mpirun(
-        variables,
-        "MPICH",
-        lambda: f"mpich-{_hydra_job()}",
-        rank="PMI_RANK",
-        size="PMI_SIZE",
-        local_rank="MPI_LOCALRANKID",
-        local_size="MPI_LOCALNRANKS",
-    )
+    names: _Names = {
+        "rank": "PMI_RANK",
+        "size": "PMI_SIZE",
+        "local_rank": "MPI_LOCALRANKID",
+        "local_size": "MPI_LOCALNRANKS",
+    }
+    return _from_mpirun(variables, "MPICH", names, lambda: f"mpich-{_hydra_job()}")
 
 
 def _from_mpirun(
-    variables: Mapping[str, str], mpi: str, job: Callable[[], str], **names: str
+    variables: Mapping[str, str], mpi: str, names: _Names, job: Callable[[], str]
 ) -> World:
     """The world that an mpirun described; `job` names one that is on one host."""
     rendezvous = variables.get(_RENDEZVOUS) or None
@@ -187,7 +196,7 @@ def _from_mpirun(
     return world if rendezvous else dataclasses.replace(world, mpi=mpi)
 
 
-def _is_one_host(variables: Mapping[str, str], names: Mapping[str, str]) -> bool:
+def _is_one_host(variables: Mapping[str, str], names: _Names) -> bool:
     return variables.get(names["size"]) == variables.get(names["local_size"])
 
 
@@ -230,7 +239,7 @@ def _from_torchrun(variables: Mapping[str, str]) -> World:
     port = _integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
     job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
     rendezvous = variables.get(_RENDEZVOUS)
-    names = {
+    names: _Names = {
         "rank": "RANK",
         "size": "WORLD_SIZE",
         "local_rank": "LOCAL_RANK",

@@ -317,9 +317,7 @@ class Attendee:
         call = Call(group.key, *place, group.sources(), group.tls)
         host = f"{group.member} 0 at {group.place}"
         try:
-            proven = await connection.connect(
-                call, group.resolved, self._deadline
-            )
+            proven = await connection.connect(call, group.resolved, self._deadline)
         except connection.RefusedError as error:
             raise RendezvousError(
                 f"{host} refuses {group.member} {group.number}: {error}"

@@ -10,7 +10,7 @@ import atexit
 import ctypes
 import functools
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from keras_hvd.runtime import native
 
@@ -67,7 +67,7 @@ def _noting(sys_exit: Any) -> Any:
     """`sys.exit` that notes its argument, since atexit functions do not learn it."""
 
     @functools.wraps(sys_exit)
-    def noting(code: Any = None, /) -> NoReturn:
+    def noting(code: Any = None, /) -> None:
         global _given
         _given = code
         sys_exit(code)

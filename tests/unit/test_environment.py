@@ -173,6 +173,26 @@ SALLOC_INTERACTIVE_STEP = {
             id="several-hosts-all-variables",
         ),
         pytest.param(
+            {**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"},
+            World(1, 4, 1, 2, None, None, "", mpi="Open MPI"),
+            id="open-mpi-on-several-hosts",
+        ),
+        pytest.param(
+            {**MPICH, "PMI_RANK": "5", "PMI_SIZE": "7", "KERAS_HVD_HOST_KEY": "left"},
+            World(5, 7, 1, 2, None, None, "", host_key="left", mpi="MPICH"),
+            id="mpich-on-several-hosts",
+        ),
+        pytest.param(
+            {**MPICH, "PMI_SIZE": "4", "KERAS_HVD_RENDEZVOUS": "node0:29400"},
+            World(1, 4, 1, 2, None, None, "", "node0:29400"),
+            id="mpich-with-a-place-to-meet",
+        ),
+        pytest.param(
+            {**OPEN_MPI_5, "KERAS_HVD_RENDEZVOUS": "node0:29400"},
+            World(1, 2, 1, 2, None, None, "", "node0:29400"),
+            id="open-mpi-on-one-host-with-a-place-to-meet",
+        ),
+        pytest.param(
             {**OPEN_MPI_4, **SRUN, **KHVDRUN},
             World(1, 4, 1, 4, 0, 1, "khvdrun-17-5eed"),
             id="khvdrun-inside-all-others",
@@ -213,15 +233,12 @@ def test_reads_this_process_environment_by_default(monkeypatch):
 @pytest.mark.parametrize(
     "variables",
     [
-        pytest.param({**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"}, id="open-mpi"),
         pytest.param({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, id="srun"),
-        pytest.param({**MPICH, "PMI_SIZE": "4"}, id="mpich"),
         pytest.param({**HOROVODRUN, "HOROVOD_CROSS_SIZE": "2"}, id="horovodrun"),
         pytest.param({**HOROVODRUN, "HOROVOD_SIZE": "4"}, id="horovodrun-2"),
     ],
 )
-def test_refuses_more_than_one_host(variables, monkeypatch):
-    monkeypatch.setattr("keras_hvd.environment._hydra_job", lambda: "1-1")
+def test_refuses_more_than_one_host(variables):
     with pytest.raises(LaunchEnvironmentError, match="more than one host .*one host"):
         world(variables)
 

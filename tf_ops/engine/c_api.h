@@ -227,10 +227,11 @@ KHVD_EXPORT int khvd_shutdown(void);
 KHVD_EXPORT int khvd_is_initialized(void);
 // Has khvd_end_process end the process with this code, by MPI_Abort for an MPI whose
 // mpirun does not mind the code; NULL: by itself.
-KHVD_EXPORT void khvd_set_exit(int code, int (*mpi_abort)(intptr_t communicator, int code),
+KHVD_EXPORT void khvd_set_exit(int code,
+                               int (*mpi_abort)(intptr_t communicator, int code),
                                intptr_t communicator);
-// Ends the process if a code is set, without what libraries do at the end. For Python to
-// call when it has ended, instead of functions that would wait for dead processes.
+// Ends the process if a code is set, without what libraries do at the end. For Python
+// to call when it has ended, instead of functions that would wait for dead processes.
 KHVD_EXPORT void khvd_end_process(void);
 
 // Each returns -1 if not initialized.

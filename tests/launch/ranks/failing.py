@@ -8,8 +8,9 @@ import signal
 import sys
 import time
 
-import keras_hvd
 from allreduce_loop import allreduce
+
+import keras_hvd
 
 FAILING = 1
 

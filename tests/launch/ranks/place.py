@@ -4,8 +4,9 @@ import json
 import socket
 import sys
 
-import keras_hvd
 from allreduce_loop import allreduce
+
+import keras_hvd
 
 keras_hvd.init()
 allreduce("first", 1 << 20)
