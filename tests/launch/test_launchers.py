@@ -105,6 +105,7 @@ def test_ranks_know_their_place(launcher, size):
             "cross_size": 1,
             "rendezvous": None,
             "host_key": None,
+            "mpi": None,
         }
         for rank in range(size)
     ]
