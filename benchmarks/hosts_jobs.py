@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import environments
-import network
 from jobs import KHVDRUN
 from measurement import CONTENDERS, ContenderError, Job
 
 from keras_hvd.launch import cores
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import network
 
 _PORT = 29400
 
