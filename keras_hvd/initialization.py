@@ -150,13 +150,10 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
     )
-    meeting = ranks.meet(
-        place,
-        _arrangement(world, place.interfaces),
-        _wanted_links,
-        settings.init_timeout(),
-        tls.chosen(os.environ),
-    )
+    timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
+    # Last: what is malformed must not become known when the others rely on this rank.
+    arranged = _arrangement(world, place.interfaces)
+    meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
     world = dataclasses.replace(world, job=meeting.table.job)
     if world.cross_rank is None:
         cross_rank, cross_size = meeting.table.cross(world.rank)

@@ -176,6 +176,23 @@ def listen(addresses: Sequence[Address]) -> list[socket.socket]:
     return sockets
 
 
+def listen_at_free_ports(hosts: Sequence[str]) -> list[socket.socket]:
+    """Sockets of a rank, at these IP addresses of this host. Raises RendezvousError.
+
+    Example:
+
+    >>> sockets = listen_at_free_ports(["127.0.0.1"])
+    >>> sockets[0].getsockname()[1] > 0
+    True
+    """
+    try:
+        return listen([Address(host, 0) for host in hosts])
+    except OSError as error:
+        raise RendezvousError(
+            f"this rank cannot listen at {error.filename}: {error.strerror}"
+        ) from None
+
+
 def _listen(address: Address) -> socket.socket:
     listening = socket.socket(address.family, socket.SOCK_STREAM)
     try:

@@ -20,7 +20,7 @@ from typing import Any
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import event_loop, network_interfaces
 from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.listener import listen
+from keras_hvd.rendezvous.listener import listen_at_free_ports
 from keras_hvd.rendezvous.ranks import Arrangement
 from keras_hvd.rendezvous.secret import Secret
 
@@ -107,13 +107,7 @@ def _choose(family: str) -> None:
 
 def invite(world: Any, interfaces: Sequence[str]) -> Arrangement:
     """Rank 0 listens, and is to tell the others where. Raises RendezvousError."""
-    hosts = network_interfaces.reachable(interfaces)
-    try:
-        listening = listen([Address(host, 0) for host in hosts])
-    except OSError as error:
-        raise RendezvousError(
-            f"rank 0 cannot listen at {error.filename}: {error.strerror}"
-        ) from None
+    listening = listen_at_free_ports(network_interfaces.reachable(interfaces))
     addresses = [Address(*one.getsockname()[:2]) for one in listening]
     secret = secrets.token_bytes(_SECRET_BYTES)
     message = json.dumps({"addresses": addresses, "secret": secret.hex()}).encode()

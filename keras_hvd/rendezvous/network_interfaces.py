@@ -55,7 +55,8 @@ def reachable(names: Sequence[str]) -> list[str]:
         return addresses(names)
     here = [name for _, name in socket.if_nameindex()]
     # A host may have others for its containers, which have no way out.
-    here.sort(key=lambda name: name != _interface_of_default_route())
+    way_out = _interface_of_default_route()
+    here.sort(key=lambda name: name != way_out)
     own = [one for name in here for one in found(name)]
     others = [one for one in own if not ipaddress.ip_address(one).is_loopback]
     return others or own

@@ -14,14 +14,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import event_loop, gathering, rank_table
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import BeginTls, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
 from keras_hvd.rendezvous.links import Link, Links, WantedLinks
-from keras_hvd.rendezvous.listener import listen
+from keras_hvd.rendezvous.listener import listen_at_free_ports
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.rank_table import RankInfo, RankTable, TableError
 from keras_hvd.rendezvous.secret import Secret
@@ -239,12 +238,7 @@ def _connections(link: Link, table: RankTable) -> Iterator[Link]:
 def _listening_at(hosts: Sequence[str]) -> Iterator[list[socket.socket]]:
     """Sockets at free ports of these IP addresses of this host."""
     with contextlib.ExitStack() as opened:
-        try:
-            sockets = listen([Address(host, 0) for host in hosts])
-        except OSError as error:
-            raise RendezvousError(
-                f"this rank cannot listen at {error.filename}: {error.strerror}"
-            ) from None
+        sockets = listen_at_free_ports(hosts)
         for each in sockets:
             opened.enter_context(each)
         yield sockets

@@ -37,12 +37,14 @@ def avoid_after_failure(family: str) -> None:
 
 def _decide(family: str) -> None:
     engine = native.engine()
-    code = _exit_code()
-    if code != 0 or engine.khvd_failure():
+    # After a failure nobody may take this for a job that ended well: Python does not
+    # tell the code of a SystemExit that the script has raised itself.
+    code = _exit_code() or int(bool(engine.khvd_failure()))
+    if code != 0:
         # Open MPI's mpirun ends the others when it sees a code. MPICH's does not, and
         # they may be in MPI_Finalize.
-        has_to_abort = code != 0 and family == "MPICH"
-        engine.khvd_set_exit(code, *(_mpi_abort() if has_to_abort else (None, 0)))
+        aborting = _mpi_abort() if family == "MPICH" else (None, 0)
+        engine.khvd_set_exit(code, *aborting)
 
 
 def _mpi_abort() -> tuple[int | None, int]:

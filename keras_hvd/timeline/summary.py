@@ -120,9 +120,9 @@ def read(lines: Iterable[str]) -> Summary:
     return reader.summary
 
 
-# Errors from lines that something else wrote.
 # What viewers show as a process; what rank 0 does has another one.
 _OTHER_HOSTS = 2
+# Errors from lines that something else wrote.
 _NO_EVENT = (
     ArithmeticError,
     AttributeError,

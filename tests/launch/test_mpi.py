@@ -257,6 +257,31 @@ def test_an_error_after_the_last_collective_ends_the_job(mpi, two_hosts, tmp_pat
     assert "after the last collective" in ended.stderr
 
 
+# Without an mpirun, since it would end the others.
+CAUGHT = """
+import os, signal
+import keras_hvd
+from allreduce_loop import allreduce
+from keras_hvd.runtime import mpi_finalization
+mpi_finalization.avoid_after_failure("Open MPI")
+keras_hvd.init()
+allreduce("first", 1)
+if keras_hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    allreduce("second", 1)
+except keras_hvd.KerasHvdError:
+    raise SystemExit(3) from None
+"""
+
+
+def test_no_rank_of_a_failed_job_ends_as_if_all_were_well(khvdrun):
+    ended = khvdrun.run(
+        "-np", 2, sys.executable, "-c", CAUGHT, env={"PYTHONPATH": str(RANKS)}
+    )
+    assert re.search(r"rank 0 .*ended with exit code 1$", ended.stderr, re.MULTILINE)
+
+
 def test_mpi4py_of_another_family_is_named(mpi, two_hosts, tmp_path):
     family, other = "Open MPI", "MPICH"
     if not mpi.is_open_mpi:
