@@ -112,6 +112,7 @@ def _join_once(sets: list[ProcessSet]) -> None:
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
     if meeting is not None:
         _add_meeting(options, meeting)
+        _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job)
@@ -202,6 +203,20 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
             )
             for link, stream in links
         )
+    )
+
+
+def _explain_missing_memory(meeting: Meeting) -> None:
+    reasons = meeting.without_memory
+    if not reasons:
+        return
+    others = f", and {len(reasons) - 1} more ranks" if len(reasons) > 1 else ""
+    log.write(
+        "warning",
+        "ranks that seem to be on one machine cannot share memory, and use the "
+        f"network instead: {reasons[0]}{others}. Copies of a virtual machine seem to "
+        "be one, and a container may keep its processes from those of others. A "
+        "KERAS_HVD_HOST_KEY of its own for each says that this is as it should be",
     )
 
 

@@ -96,7 +96,7 @@ class _Member:
     def __init__(self, proven: ProvenConnection, told: dict[str, Any]):
         self.proven = proven
         self.told = told
-        self.is_ready = False
+        self.said: collections.deque[dict[str, Any]] = collections.deque()
 
     def __str__(self) -> str:
         host, process = self.told.get("host_name"), self.told.get("pid")
@@ -151,12 +151,11 @@ class Convener:
             with contextlib.suppress(OSError):
                 await member.proven.send(answers[(number - 1) % len(answers)])
 
-    async def ready(self) -> None:
-        """Waits until all the others have said that they are ready."""
-        await self._until(
-            lambda: all(member.is_ready for member in self._members.values()),
-            self._not_ready,
-        )
+    async def heard(self) -> list[dict[str, Any]]:
+        """Waits until each of the others has said one thing more, in their order."""
+        members = [member for _, member in sorted(self._members.items())]
+        await self._until(lambda: all(one.said for one in members), self._not_ready)
+        return [one.said.popleft() for one in members]
 
     @property
     def has_failed(self) -> bool:
@@ -256,7 +255,7 @@ class Convener:
                 self.fail(f"{name}, {member}, ended while the job was starting")
                 return
             if _FAILED not in message:
-                member.is_ready = True
+                member.said.append(message)
             elif message[_FAILED]:
                 self.fail(f"{name}, {member}: {message[_FAILED]}")
             elif len(self._members) == self._group.count - 1:
@@ -290,7 +289,7 @@ class Convener:
         return hints
 
     def _not_ready(self) -> str:
-        missing = [n for n, member in self._members.items() if not member.is_ready]
+        missing = [n for n, member in self._members.items() if not member.said]
         # If all others are, they wait for this one.
         return (
             f"{self._group.name(missing or [0])} could not connect to the others "
@@ -344,11 +343,11 @@ class Attendee:
         self._loop.start(self._follow())
         return await self._next(self._deadline)
 
-    async def ready(self) -> None:
-        """Says that this member is ready, and waits until all are."""
-        await self._send({})
+    async def say(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Says one thing more, and waits for the answer, when all have said theirs."""
+        await self._send(message)
         # Who is not ready at the deadline can say why.
-        await self._next(self._deadline + _VERDICT_SECONDS / 2)
+        return await self._next(self._deadline + _VERDICT_SECONDS / 2)
 
     def close(self) -> None:
         """Ends the connection to member 0."""

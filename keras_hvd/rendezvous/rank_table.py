@@ -37,6 +37,7 @@ class RankInfo:
     host_name: str
     pid: int
     addresses: tuple[Address, ...]  # where it listens
+    memory: str = ""  # where it hands over memory; see shared_memory.py
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host_name})"
@@ -69,6 +70,38 @@ class RankTable:
         numbers: dict[str, int] = {}
         return [numbers.setdefault(one.host_key, len(numbers)) for one in self.ranks]
 
+    def before_on_host(self, rank: int) -> list[RankInfo]:
+        """The ranks before this one that have its host key, in their order."""
+        key = self.ranks[rank].host_key
+        return [one for one in self.ranks[:rank] if one.host_key == key]
+
+    def divided(self, givers: Sequence[int]) -> RankTable:
+        """The table, when each rank has said which one has handed it memory.
+
+        One that has got none from a rank before it has named itself, and begins another
+        host.
+
+        Example:
+
+        >>> info = RankInfo(0, 3, 0, 3, "a", "k", 0, "node0", 7, ())
+        >>> table = RankTable("job", "", tuple(
+        ...     dataclasses.replace(info, rank=rank) for rank in range(4)))
+        >>> table.hosts(), table.divided([0, 0, 2, 2]).hosts()
+        ([0, 0, 0, 0], [0, 0, 1, 1])
+        """
+        # Whom a rank gets memory from must get its own from nobody else.
+        leaders = [
+            giver if givers[giver] == giver else rank
+            for rank, giver in enumerate(givers)
+        ]
+        return dataclasses.replace(
+            self,
+            ranks=tuple(
+                dataclasses.replace(one, host_key=f"{one.host_key}, rank {leader}")
+                for one, leader in zip(self.ranks, leaders, strict=True)
+            ),
+        )
+
     def cross(self, rank: int) -> tuple[int, int]:
         """This host's number among those that have the local rank, and theirs.
 
@@ -88,10 +121,10 @@ class RankTable:
 
 
 def identity(host_key: str | None) -> dict[str, Any]:
-    """The part of a `RankInfo` that says which ranks this process shares memory with.
+    """The part of a `RankInfo` that says with which ranks it may share memory.
 
-    Those of one user whose abstract unix sockets reach each other, which takes the same
-    kernel and network namespace; and with a key, of those the ones with the same key.
+    Those of one user whose abstract unix sockets may reach each other, which takes the
+    same kernel and network namespace; and with a key, those with the same key.
 
     Example:
 
@@ -233,11 +266,31 @@ def decode_rank(message: Any) -> RankInfo:
         host_name=_text(message, "host_name"),
         pid=_number(message, "pid", least=1),
         addresses=_addresses(message),
+        memory=_text(message, "memory"),
     )
     for value, limit in (("rank", info.size), ("local_rank", info.local_size)):
         if getattr(info, value) >= limit:
             raise TableError(f"{value!r} is {getattr(info, value)} of {limit}")
     return info
+
+
+def decode_givers(givers: Any, table: RankTable) -> list[int]:
+    """Checks which rank has handed memory to each one. Raises TableError.
+
+    Example:
+
+    >>> info = RankInfo(0, 1, 0, 1, "a", "k", 0, "node0", 7, ())
+    >>> decode_givers([1], RankTable("job", "", (info,)))
+    Traceback (most recent call last):
+    keras_hvd.rendezvous.rank_table.TableError: rank 0 cannot have memory of 1
+    """
+    if not isinstance(givers, list) or len(givers) != len(table.ranks):
+        raise TableError(f"'givers' is not a list of {len(table.ranks)}")
+    for one, giver in zip(table.ranks, givers, strict=True):
+        is_rank = type(giver) is int and 0 <= giver <= one.rank
+        if not is_rank or table.ranks[giver].host_key != one.host_key:
+            raise TableError(f"rank {one.rank} cannot have memory of {giver!r}")
+    return givers
 
 
 def _number(

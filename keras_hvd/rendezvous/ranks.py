@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_hvd.rendezvous import event_loop, gathering, rank_table
+from keras_hvd.rendezvous import event_loop, gathering, rank_table, shared_memory
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import BeginTls, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
@@ -70,6 +70,8 @@ class Meeting:
 
     table: RankTable
     links: dict[Link, Stream]
+    # Why ranks of one machine have no memory in common, as rank 0 knows it.
+    without_memory: Sequence[str] = ()
 
 
 def meet(
@@ -140,39 +142,66 @@ class _Rank:
         convener = Convener(self._loop, self._group, self._deadline, self._objection)
         with contextlib.closing(convener):
             convener.open()
-            with _listening_at(convener.listening_at) as listening:
+            with self._open(convener.listening_at) as (listening, offered):
                 told = await convener.told()
                 try:
-                    table = self._table(self._info(listening), told)
+                    table = self._table(self._info(listening, offered), told)
+                    await convener.answer(rank_table.encode(table))
+                    shared = await convener.heard()
+                    givers = [0, *(one.get("giver") for one in shared)]
+                    table = table.divided(rank_table.decode_givers(givers, table))
                 except TableError as error:
                     await convener.refuse(str(error))
-                await convener.answer(rank_table.encode(table))
+                await convener.answer({"givers": givers})
                 with self._links(table, listening) as links:
                     if not await self._are_made(links, lambda: convener.has_failed):
                         convener.fail(f"rank 0: {links.problem()}")
-                    await convener.ready()
+                    await convener.heard()
                     await convener.answer({})
-                    return Meeting(table, links.take())
+                    reasons = [str(one["reason"]) for one in shared if "reason" in one]
+                    return Meeting(table, links.take(), reasons)
 
     async def _attend(self) -> Meeting:
         """The side of the other ranks."""
         attendee = Attendee(self._loop, self._group, self._deadline)
         with contextlib.closing(attendee):
             own_host = await attendee.connect()
-            with _listening_at([own_host]) as listening:
-                own = self._info(listening)
+            with self._open([own_host]) as (listening, offered):
+                own = self._info(listening, offered)
                 answer = await attendee.tell(rank_table.encode_rank(own))
                 try:
                     table = rank_table.decode(answer, self._place.size)
+                    answer = await attendee.say(await self._giver(table))
+                    givers = answer.get("givers")
+                    table = table.divided(rank_table.decode_givers(givers, table))
                 except TableError as error:
                     await attendee.give_up(f"the table of ranks is malformed: {error}")
                 with self._links(table, listening) as links:
                     if not await self._are_made(links, lambda: attendee.has_failed):
                         await attendee.give_up(links.problem())
-                    await attendee.ready()
+                    await attendee.say({})
                     return Meeting(table, links.take())
 
-    def _info(self, listening: Sequence[socket.socket]) -> RankInfo:
+    @contextlib.contextmanager
+    def _open(
+        self, hosts: Sequence[str]
+    ) -> Iterator[tuple[list[socket.socket], shared_memory.Offer]]:
+        """Sockets at free ports of these IP addresses, and memory for ranks beside."""
+        offered = shared_memory.Offer(self._loop)
+        with _listening_at(hosts) as listening, offered.open(self._deadline):
+            yield listening, offered
+
+    async def _giver(self, table: RankTable) -> dict[str, Any]:
+        """Says which rank hands this one memory: itself, if no one before it does."""
+        candidates = table.before_on_host(self._place.rank)
+        giver, reason = await shared_memory.first_giver(candidates, self._deadline)
+        own = table.ranks[self._place.rank]
+        said: dict[str, Any] = {"giver": (giver or own).rank}
+        return said | {"reason": f"{own} got no memory of {reason}"} if reason else said
+
+    def _info(
+        self, listening: Sequence[socket.socket], offered: shared_memory.Offer
+    ) -> RankInfo:
         place = self._place
         ports = tuple(Address(*one.getsockname()[:2]) for one in listening)
         return RankInfo(
@@ -181,6 +210,7 @@ class _Rank:
             local_rank=place.local_rank,
             local_size=place.local_size,
             addresses=ports,
+            memory=offered.name,
             **rank_table.identity(place.host_key),
             **gathering.about_this_process(),
         )

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 
+import network
 import pytest
 
 SECRET = "0123456789abcdef of tests"
@@ -514,6 +515,64 @@ def test_hosts_with_other_sizes_of_exchange_memory_are_told(reduce_for_ever):
     for error in errors:
         assert "KERAS_HVD_EXCHANGE_BYTES must be the same on all hosts" in error
         assert "4194304" in error and "65536" in error
+
+
+# As on two copies of one virtual machine.
+ALIKE = """
+import numpy as np
+import keras_hvd
+from keras_hvd.rendezvous import rank_table
+identity = rank_table.identity
+rank_table.identity = lambda key: identity(key) | {"host_key": "one", "kernel": "one"}
+keras_hvd.init()
+given = np.arange(1 << 20, dtype=np.int32) * (keras_hvd.rank() + 1)
+summed = keras_hvd.allreduce(given, op=keras_hvd.Sum, name="a").numpy()
+assert (summed == np.arange(1 << 20) * 6).all()
+print("cross", keras_hvd.rank(), keras_hvd.cross_rank(), keras_hvd.cross_size())
+"""
+
+
+@pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable())
+def test_machines_that_seem_to_be_one_are_two_hosts():
+    environment = {
+        **os.environ,
+        "KERAS_HVD_SECRET": SECRET,
+        "KERAS_HVD_RENDEZVOUS": "10.87.0.1:29400",
+        "KERAS_HVD_SIZE": "3",
+    }
+    with network.connected(2) as hosts, contextlib.ExitStack() as running:
+        started = []
+        for rank, (host, local_rank, local_size) in enumerate(
+            [(0, 0, 2), (0, 1, 2), (1, 0, 1)]
+        ):
+            process = subprocess.Popen(
+                hosts[host].command([sys.executable, "-c", ALIKE]),
+                env={
+                    **environment,
+                    "KERAS_HVD_RANK": str(rank),
+                    "KERAS_HVD_LOCAL_RANK": str(local_rank),
+                    "KERAS_HVD_LOCAL_SIZE": str(local_size),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            running.enter_context(process)
+            running.callback(process.kill)
+            started.append(process)
+        ended = end(*started)
+    assert [code for code, _, _ in ended] == [0, 0, 0], ended
+    assert [output for _, output, _ in ended] == [
+        "cross 0 0 2\n",
+        "cross 1 0 1\n",
+        "cross 2 1 2\n",
+    ]
+    (warning,) = re.findall("cannot share memory.*", ended[0][2])
+    assert re.search(
+        r"instead: rank 2 \(process \d+ on host1\) got no memory of rank 0 "
+        r"\(process \d+ on host0\): Connection refused",
+        warning,
+    )
 
 
 # --- ranks that are stopped ----------------------------------------------------------
