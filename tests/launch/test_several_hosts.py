@@ -487,7 +487,8 @@ for file in os.listdir("/proc/self/fd"):
     with socket.socket(fileno=os.dup(int(file))) as found:
         if found.family == socket.AF_INET:
             info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            sent += struct.unpack_from("Q", info, TCP_BYTES_SENT)
+            all_sent, sent_again = struct.unpack_from("QQ", info, TCP_BYTES_SENT)
+            sent.append(all_sent - sent_again)
 print("sent", *sorted(sent))
 """
 

@@ -89,9 +89,9 @@ class HostsReducer {
 
   // What every host sends to every other, instead of two exchanges of parts.
   int64_t MostSmallBytes(int64_t small_bytes) const {
-    const int64_t of_one =
-        kSmallBetweenHosts * small_bytes / std::max(1, hosts_.hosts() - 1);
-    return std::min(of_one, MostWindowBytes());
+    const int64_t others = std::max(1, hosts_.hosts() - 1);
+    const int64_t wanted = std::min(small_bytes, others * MostWindowBytes());
+    return std::min(kSmallBetweenHosts * wanted / others, MostWindowBytes());
   }
 
   bool is_lane() const { return lane_ < hosts_.lanes(); }
