@@ -71,6 +71,10 @@ MISSING = $(strip \
 	$(call unless,$(wildcard /usr/src/googletest/googletest),googletest) \
 	$(call unless,$(shell command -v g++),g++) \
 	$(call unless,$(shell command -v mpirun),openmpi-bin) \
+	$(call unless,$(shell command -v slurmctld),slurmctld) \
+	$(call unless,$(shell command -v slurmd),slurmd) \
+	$(call unless,$(shell command -v srun),slurm-client) \
+	$(call unless,$(shell command -v munged),munge) \
 	$(call unless,$(wildcard /usr/sbin/tc /sbin/tc /usr/bin/tc),iproute2) \
 	$(foreach machine,$(OTHER_MACHINE), \
 		$(call unless,$(shell command -v $(machine)-linux-gnu-g++),g++-$(machine)-linux-gnu) \

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _TOO_MANY_RANKS = 2**31
 
 _TOO_LARGE_PORT = 2**16
 
+_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+
 _LONGEST_HOST_KEY = 256
 
 _RENDEZVOUS = "KERAS_HVD_RENDEZVOUS"
@@ -69,6 +72,8 @@ class World:
         host_key: What sets this process' host apart, if the user says so.
         mpi: "Open MPI" or "MPICH", if its mpirun placed the ranks on several hosts and
             they learn by MPI where to meet.
+        slurm_node: The first node of the step, if `srun` placed the ranks on several
+            and they meet there.
     """
 
     rank: int
@@ -81,6 +86,7 @@ class World:
     rendezvous: str | None = None
     host_key: str | None = None
     mpi: str | None = None
+    slurm_node: str | None = None
 
 
 class _Names(TypedDict):
@@ -113,7 +119,8 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         ...     "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         ...     "PMIX_NAMESPACE": "1891500033"})  # doctest: +NORMALIZE_WHITESPACE
         World(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1,
-            job='openmpi-1891500033', rendezvous=None, host_key=None, mpi=None)
+            job='openmpi-1891500033', rendezvous=None, host_key=None, mpi=None,
+            slurm_node=None)
     """
     variables = os.environ if environment is None else environment
     launched_by: tuple[tuple[str, Callable[[Mapping[str, str]], World]], ...] = (
@@ -218,20 +225,66 @@ def _from_horovodrun(variables: Mapping[str, str]) -> World:
 
 
 def _from_srun(variables: Mapping[str, str]) -> World:
-    hosts = _integer(variables, "SLURM_STEP_NUM_NODES", 1)
+    nodes = _integer(variables, "SLURM_STEP_NUM_NODES", 1)
+    step = f"{_text(variables, 'SLURM_JOB_ID')}.{_text(variables, 'SLURM_STEP_ID')}"
+    names: _Names = {
+        "rank": "SLURM_PROCID",
+        "size": "SLURM_STEP_NUM_TASKS",
+        "local_rank": "SLURM_LOCALID",
+        "local_size": "SLURM_STEP_NUM_TASKS",
+    }
+    job = f"slurm-{step}"
+    if nodes == 1:
+        return _checked(variables, **names, job=job)
+    names["local_size"] = _TASKS_PER_NODE
+    node = _integer(variables, "SLURM_NODEID", 0, nodes)
+    here = {**variables, _TASKS_PER_NODE: str(_tasks_on_node(variables, node, nodes))}
+    rendezvous = variables.get(_RENDEZVOUS) or None
+    world = _meeting(here, **names, job=job, rendezvous=rendezvous)
+    if rendezvous:
+        return world
+    first = _first_node(_text(variables, "SLURM_STEP_NODELIST"))
+    if world.rank == 0 and node > 0:
+        raise LaunchEnvironmentError(
+            f"Rank 0 is on node {node} of its step, and the ranks meet on the first, "
+            f"{first}: have srun place it there (not -m arbitrary), or set "
+            f"{_RENDEZVOUS} to HOST:PORT of rank 0's node, for all ranks."
+        )
+    return dataclasses.replace(world, slurm_node=first)
+
+
+def _tasks_on_node(variables: Mapping[str, str], node: int, nodes: int) -> int:
+    """How many tasks srun has started on a node, of text such as 2(x3),1."""
+    text = _text(variables, _TASKS_PER_NODE)
+    seen = tasks = found = 0
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
+        if match is None:
+            raise LaunchEnvironmentError(
+                f"{_TASKS_PER_NODE}={text!r} is not a list such as 2(x3),1."
+            )
+        count, times = int(match[1]), int(match[2] or 1)
+        if seen <= node < seen + times:
+            found = count
+        seen += times
+        tasks += count * times
     size = _integer(variables, "SLURM_STEP_NUM_TASKS", 1)
-    if hosts > 1:
-        raise _many_hosts(f"srun placed its {size} tasks on {hosts} nodes")
-    job = _text(variables, "SLURM_JOB_ID")
-    step = _text(variables, "SLURM_STEP_ID")
-    return _checked(
-        variables,
-        rank="SLURM_PROCID",
-        size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
-        local_size="SLURM_STEP_NUM_TASKS",
-        job=f"slurm-{job}.{step}",
-    )
+    if (seen, tasks) != (nodes, size):
+        raise LaunchEnvironmentError(
+            f"{_TASKS_PER_NODE}={text!r} is {tasks} tasks on {seen} nodes, which "
+            f"contradicts SLURM_STEP_NUM_TASKS={size} and SLURM_STEP_NUM_NODES={nodes}."
+        )
+    return found
+
+
+def _first_node(nodes: str) -> str:
+    """The first of nodes such as rack[01-03,7]n[1-2],other."""
+    first = re.match(r"(?:[^\[\],\s]|\[[0-9]+[-0-9,]*\])+(?=,|$)", nodes)
+    if first is None:
+        raise LaunchEnvironmentError(
+            f"SLURM_STEP_NODELIST={nodes!r} is not a list of nodes such as node[1-4]."
+        )
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first[0])
 
 
 def _from_torchrun(variables: Mapping[str, str]) -> World:

@@ -15,7 +15,14 @@ from typing import Any
 
 from keras_hvd import allocator, environment, exceptions
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
-from keras_hvd.rendezvous import address, mpi, network_interfaces, ranks, secret
+from keras_hvd.rendezvous import (
+    address,
+    mpi,
+    network_interfaces,
+    ranks,
+    secret,
+    slurm,
+)
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
@@ -138,7 +145,7 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     Returns what is then known of this process' place, and the ranks and links, or None
     if all ranks are on this host in any case.
     """
-    if world.rendezvous is None and world.mpi is None:
+    if world.rendezvous is world.mpi is world.slurm_node is None:
         return world, None
     basics.require_not_forked("init")
     place = ranks.Place(
@@ -165,11 +172,14 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
 def _arrangement(
     world: environment.World, interfaces: Sequence[str]
 ) -> ranks.Arrangement:
-    """Where the ranks meet: as the user has said, or as they agree by MPI."""
+    """Where the ranks meet: as the user has said, or as their launcher lets them."""
     if world.rendezvous is not None:
         return ranks.Arrangement(
             [address.parse(world.rendezvous)], secret.take(os.environ)
         )
+    if world.slurm_node is not None:
+        step = slurm.Step(world.job, world.slurm_node, world.rank, interfaces)
+        return slurm.arrange(step, settings.init_timeout())
     communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
     mpi_finalization.avoid_after_failure(str(world.mpi))
     if world.rank == 0:

@@ -7,15 +7,17 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from keras_hvd.rendezvous import event_loop, proof
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.event_loop import READ, WRITE
 from keras_hvd.rendezvous.messages import HEADER_BYTES, Opener, Sealer
 from keras_hvd.rendezvous.proof import Handshake, Hello, Purpose, Role
+
+_Result = TypeVar("_Result")
 
 PROOF_SECONDS = 5.0
 """How long a connection may take to prove itself."""
@@ -204,6 +206,13 @@ async def prove_as_server(
     return ProvenConnection(stream, theirs, shared.session(Role.SERVER))
 
 
+def proving(
+    key: bytes, tls: BeginTls | None, is_expected: Callable[[Hello], bool]
+) -> Callable[[Stream], Coroutine[Any, Any, ProvenConnection]]:
+    """What has an accepted connection prove itself, if its hello is expected."""
+    return lambda stream: prove_as_server(stream, key, tls, is_expected)
+
+
 def _agree(mine: Hello, theirs: Hello) -> bool:
     """Whether both go on in the same way; if not, both know, and say so."""
     return (mine.version, mine.tls) == (theirs.version, theirs.tls)
@@ -214,16 +223,36 @@ async def connect(
 ) -> ProvenConnection:
     """Connects to a process of this job, and tries again until it is there.
 
-    When it is too late, raises the OSError that says most. Raises RefusedError at once.
+    When it is too late, raises the OSError that says most. Raises RefusedError at once,
+    unless the process may be at another port.
+    """
+
+    async def prove(stream: Stream) -> ProvenConnection:
+        return await prove_as_client(stream, call)
+
+    return await reach(prove, addresses, call.sources, deadline)
+
+
+async def reach(
+    speak: Callable[[Stream], Coroutine[Any, Any, _Result]],
+    addresses: Callable[[], Sequence[Address]],
+    sources: Sequence[str],
+    deadline: float,
+) -> _Result:
+    """Connects, and tries again until `speak` succeeds with who is there.
+
+    Raises as `connect` does.
     """
     seconds = _FIRST_PAUSE_SECONDS
     stranger = None
+    places: Sequence[Address] = ()
     while True:
         try:
-            return await _connect_to_one(call, addresses(), deadline)
-        except RefusedError:
-            raise
+            places = addresses()
+            return await _reach_one(speak, places, sources, deadline)
         except OSError as error:
+            if isinstance(error, RefusedError) and len({x.port for x in places}) == 1:
+                raise
             if isinstance(error, UnprovenError):
                 stranger = error
             if time.monotonic() + seconds > deadline:
@@ -232,13 +261,16 @@ async def connect(
         seconds = min(1.5 * seconds, _LONGEST_PAUSE_SECONDS)
 
 
-async def _connect_to_one(
-    call: Call, addresses: Sequence[Address], deadline: float
-) -> ProvenConnection:
+async def _reach_one(
+    speak: Callable[[Stream], Coroutine[Any, Any, _Result]],
+    addresses: Sequence[Address],
+    sources: Sequence[str],
+    deadline: float,
+) -> _Result:
     """Connects to the first of these addresses where the process is."""
     failure = OSError("it has no address of the right family")
     for address in addresses:
-        source = _source(call, address)
+        source = _source(sources, address)
         if source is None:
             continue
         stream = Stream(
@@ -249,23 +281,22 @@ async def _connect_to_one(
             opened.callback(stream.close)
             try:
                 await _open(stream, source, address)
-                proven = await prove_as_client(stream, call)
-            except RefusedError:
-                raise
+                result = await speak(stream)
             except OSError as error:
-                failure = error
+                if not isinstance(failure, UnprovenError):
+                    failure = error
                 continue
             opened.pop_all()
             stream.deadline = deadline
-            return proven
+            return result
     raise failure
 
 
-def _source(call: Call, address: Address) -> str | None:
+def _source(sources: Sequence[str], address: Address) -> str | None:
     """The IP address to connect from: "" for any, None if there is none."""
-    if not call.sources:
+    if not sources:
         return ""
-    same = [one for one in call.sources if Address(one, 0).family == address.family]
+    same = [one for one in sources if Address(one, 0).family == address.family]
     return same[0] if same else None
 
 

@@ -85,9 +85,7 @@ class Group:
 
     def sources(self) -> list[str]:
         """IP addresses of the interfaces that the user named; none: any."""
-        if not self.interfaces:
-            return []
-        return network_interfaces.addresses(self.interfaces)
+        return network_interfaces.sources(self.interfaces)
 
 
 class _Member:
@@ -127,7 +125,9 @@ class Convener:
         self._surplus: list[_Member] = []
         self._failure = ""
         self._listener = Listener(
-            loop, group.key, group.tls, self._is_expected, self._welcome
+            loop,
+            connection.proving(group.key, group.tls, self._is_expected),
+            self._welcome,
         )
 
     def open(self) -> None:

@@ -53,7 +53,9 @@ class Links:
         self._tls = tls
         self._wanted = frozenset(wanted)
         self._made: dict[Link, Stream] = {}
-        self._listener = Listener(loop, key, tls, self._is_expected, self._welcome)
+        self._listener = Listener(
+            loop, connection.proving(key, tls, self._is_expected), self._welcome
+        )
 
     def start(
         self,

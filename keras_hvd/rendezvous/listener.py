@@ -14,14 +14,15 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import connection, event_loop
 from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import BeginTls, ProvenConnection, Stream
+from keras_hvd.rendezvous.connection import Stream
 from keras_hvd.rendezvous.event_loop import READ, EventLoop, Task
-from keras_hvd.rendezvous.proof import Hello
+
+_Proven = TypeVar("_Proven")
 
 MOST_UNPROVEN = 128
 
@@ -42,24 +43,21 @@ class _Stranger:
     arrived: float
 
 
-class Listener:
+class Listener(Generic[_Proven]):
     """Listens at some addresses of this host, until it is closed.
 
-    `is_expected` says which hellos to answer, and `welcome` gets who has proven itself.
+    `prove` has a connection prove itself, or raises OSError, and `welcome` gets who has
+    done so.
     """
 
     def __init__(
         self,
         loop: EventLoop,
-        key: bytes,
-        tls: BeginTls | None,
-        is_expected: Callable[[Hello], bool],
-        welcome: Callable[[ProvenConnection], Coroutine[Any, Any, None]],
+        prove: Callable[[Stream], Coroutine[Any, Any, _Proven]],
+        welcome: Callable[[_Proven], Coroutine[Any, Any, None]],
     ):
         self._loop = loop
-        self._key = key
-        self._tls = tls
-        self._is_expected = is_expected
+        self._prove = prove
         self._welcome = welcome
         # In the order of their arrival.
         self._unproven: collections.OrderedDict[Stream, _Stranger] = (
@@ -96,7 +94,7 @@ class Listener:
             else:
                 now = time.monotonic()
                 stream = Stream(accepted, now + connection.PROOF_SECONDS)
-                task = self._loop.start(self._prove(stream, host))
+                task = self._loop.start(self._admit(stream, host))
                 self._unproven[stream] = _Stranger(task, now)
 
     async def _survive(self, error: OSError) -> None:
@@ -127,12 +125,10 @@ class Listener:
         self._loop.cancel(stranger.task)
         stream.close()
 
-    async def _prove(self, stream: Stream, host: str) -> None:
+    async def _admit(self, stream: Stream, host: str) -> None:
         try:
             stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            proven = await connection.prove_as_server(
-                stream, self._key, self._tls, self._is_expected
-            )
+            proven = await self._prove(stream)
         except OSError as error:
             self._note(host, error)
             stream.close()

@@ -116,7 +116,12 @@ def invite(world: Any, interfaces: Sequence[str]) -> Arrangement:
             f"rank 0 listens at {len(addresses)} addresses, which are too many: name "
             "one network by KERAS_HVD_NETWORK_INTERFACES"
         )
-    return Arrangement(addresses, Secret(secret), listening, _send(world, message))
+    return Arrangement(
+        addresses,
+        Secret(secret),
+        listening,
+        lambda loop: contextlib.nullcontext(loop.start(_send(world, message))),
+    )
 
 
 async def _send(world: Any, message: bytes) -> None:

@@ -40,6 +40,17 @@ def addresses(names: Sequence[str]) -> list[str]:
     )
 
 
+def sources(names: Sequence[str]) -> list[str]:
+    """IP addresses of the interfaces that the user named; none: any.
+
+    Example:
+
+    >>> sources(["lo"])[0], sources([])
+    ('127.0.0.1', [])
+    """
+    return addresses(names) if names else []
+
+
 def reachable(names: Sequence[str]) -> list[str]:
     """The IP addresses at which other hosts may reach this one, the likeliest first.
 

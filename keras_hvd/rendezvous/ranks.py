@@ -10,7 +10,8 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Arrangement:
     # Rank 0's, if it listens already.
     listening: Sequence[socket.socket] = ()
     # Tells the other ranks of this, while rank 0 waits for them.
-    telling: Coroutine[Any, Any, None] | None = None
+    telling: Callable[[EventLoop], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,8 @@ def meet(
     )
     _allow_open_files(place.size)
     loop = EventLoop()
-    if arranged.telling is not None:
-        loop.start(arranged.telling)
-    return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
+    with arranged.telling(loop):
+        return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
 
 
 def _allow_open_files(more: int) -> None:

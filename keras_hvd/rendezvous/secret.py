@@ -18,7 +18,7 @@ FILE_VARIABLE = "KERAS_HVD_SECRET_FILE"
 _LEAST_BYTES = 16
 _MOST_BYTES = 4096
 
-_HOW = (
+HOW = (
     f"set {VARIABLE} to the same random text on all hosts, such as `openssl rand -hex "
     f"32` prints, or {FILE_VARIABLE} to a file with such a text, with mode 0600, in a "
     "folder that the hosts share"
@@ -44,7 +44,7 @@ class Secret:
         if len(content) < _LEAST_BYTES:
             raise RendezvousError(
                 f"{source} has {len(content)} bytes, and needs {_LEAST_BYTES} or more: "
-                f"{_HOW}"
+                f"{HOW}"
             )
         self._content = content
 
@@ -77,8 +77,19 @@ def read(variables: Mapping[str, str]) -> Secret:
     if text:
         return Secret(os.fsencode(text).strip(), VARIABLE)
     raise RendezvousError(
-        f"a job on several hosts needs a secret, so that nobody else joins it: {_HOW}"
+        f"a job on several hosts needs a secret, so that nobody else joins it: {HOW}"
     )
+
+
+def is_set(variables: Mapping[str, str]) -> bool:
+    """Whether the user has set a secret, also if `take` removed it.
+
+    Example:
+
+    >>> is_set({"KERAS_HVD_SECRET_FILE": "secret"})
+    True
+    """
+    return _taken is not None or _is_named(variables)
 
 
 def take(variables: MutableMapping[str, str]) -> Secret:
@@ -94,11 +105,14 @@ def take(variables: MutableMapping[str, str]) -> Secret:
     (Secret(...), {})
     """
     global _taken
-    is_set = variables.get(VARIABLE) or variables.get(FILE_VARIABLE)
-    if _taken is None or is_set:
+    if _taken is None or _is_named(variables):
         _taken = read(variables)
         variables.pop(VARIABLE, None)
     return _taken
+
+
+def _is_named(variables: Mapping[str, str]) -> bool:
+    return bool(variables.get(VARIABLE) or variables.get(FILE_VARIABLE))
 
 
 def _read_file(path: str) -> bytes:

@@ -45,6 +45,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.rendezvous.connection",
     "keras_hvd.rendezvous.links",
     "keras_hvd.rendezvous.mpi",
+    "keras_hvd.rendezvous.munge",
     "keras_hvd.rendezvous.nodes",
     "keras_hvd.rendezvous.ranks",
     "keras_hvd.strategy.keras_layers",

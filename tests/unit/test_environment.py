@@ -46,6 +46,15 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_NUM_TASKS": "2",
 }
+SRUN_ON_NODES = {
+    **SRUN,
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NODELIST": "rack[01-03,7],other",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)",
+}
 TORCHRUN = {
     "RANK": "1",
     "WORLD_SIZE": "2",
@@ -104,6 +113,21 @@ SALLOC_INTERACTIVE_STEP = {
             id="open-mpi-5",
         ),
         pytest.param(SRUN, World(1, 2, 1, 2, 0, 1, "slurm-1.0"), id="srun"),
+        pytest.param(
+            SRUN_ON_NODES,
+            World(*(3, 6, 1, 2, None, None, "slurm-1.0"), slurm_node="rack01"),
+            id="srun-on-several-nodes",
+        ),
+        pytest.param(
+            {**SRUN_ON_NODES, "SLURM_NODEID": "2", "SLURM_LOCALID": "0"},
+            World(*(3, 6, 0, 1, None, None, "slurm-1.0"), slurm_node="rack01"),
+            id="srun-on-the-smallest-node",
+        ),
+        pytest.param(
+            {**SRUN_ON_NODES, "KERAS_HVD_RENDEZVOUS": "node0:29400"},
+            World(*(3, 6, 1, 2, None, None, "slurm-1.0", "node0:29400")),
+            id="srun-with-a-place-to-meet",
+        ),
         pytest.param(
             {**SRUN, **HOROVODRUN},
             World(1, 2, 1, 2, 0, 1, "horovodrun-10.0.0.1-42001"),
@@ -233,7 +257,6 @@ def test_reads_this_process_environment_by_default(monkeypatch):
 @pytest.mark.parametrize(
     "variables",
     [
-        pytest.param({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, id="srun"),
         pytest.param({**HOROVODRUN, "HOROVOD_CROSS_SIZE": "2"}, id="horovodrun"),
         pytest.param({**HOROVODRUN, "HOROVOD_SIZE": "4"}, id="horovodrun-2"),
     ],
@@ -324,6 +347,46 @@ def test_names_a_missing_variable_of_srun(name):
     variables = {k: v for k, v in SRUN.items() if k != name}
     with pytest.raises(LaunchEnvironmentError, match=f"{name} is not set"):
         world(variables)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[3,5-7]", "node3"),
+        ("node[003-005],a", "node003"),
+        ("rack[1-2]n[04-09]x,b", "rack1n04x"),
+        ("n-a.site[9]", "n-a.site9"),
+    ],
+)
+def test_finds_the_first_node_of_a_step(nodes, first):
+    assert world({**SRUN_ON_NODES, "SLURM_STEP_NODELIST": nodes}).slurm_node == first
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("SLURM_STEP_NODELIST", "[", "is not a list of nodes"),
+        ("SLURM_STEP_NODELIST", "a[1", "is not a list of nodes"),
+        ("SLURM_STEP_NODELIST", "a[x-y]", "is not a list of nodes"),
+        ("SLURM_STEP_NODELIST", ",a", "is not a list of nodes"),
+        ("SLURM_STEP_NODELIST", "", "is empty"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1(x2", "is not a list such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2,,1", "is not a list such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "-2(x2),1(x2)", "is not a list such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "9" * 50, "is not a list such as"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3)", "6 tasks on 3 nodes, which contradicts"),
+        ("SLURM_STEP_TASKS_PER_NODE", "999999999(x999999999)", "contradicts"),
+        ("SLURM_NODEID", "4", "is not an integer from 0 to 3"),
+        ("SLURM_NODEID", "2", "SLURM_LOCALID='1' is not an integer from 0 to 0"),
+        ("SLURM_PROCID", "6", "is not an integer from 0 to 5"),
+        ("SLURM_PROCID", "0", "Rank 0 is on node 1 of its step"),
+    ],
+)
+def test_refuses_a_malformed_place_on_nodes(name, value, reason):
+    with pytest.raises(LaunchEnvironmentError, match=re.escape(reason)):
+        world({**SRUN_ON_NODES, name: value})
 
 
 def test_refuses_ranks_that_contradict_each_other():

@@ -1,0 +1,353 @@
+"""srun starts the ranks on several nodes of a real Slurm, with a real MUNGE."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import slurm
+from sklearn.datasets import load_digits
+
+RANKS = Path(__file__).parent / "ranks"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLACE = (sys.executable, RANKS / "place.py")
+QUIETLY = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[slurm.Cluster]:
+    if why := slurm.unavailable():
+        pytest.skip(f"there can be no Slurm: {why}")
+    with slurm.cluster(2, tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+def places(printed: str) -> list[tuple]:
+    """Where the ranks are, in their order: local and cross ranks, and the host."""
+    found = [json.loads(one) for one in re.findall(r"{.*?}", printed)]
+    found.sort(key=lambda place: place["rank"])
+    assert [one["rank"] for one in found] == [*range(found[0]["size"])]
+    assert not any(one["mpi4py"] for one in found)
+    return [(*one["local"], *one["cross"], one["host"]) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param(
+            ["-N", "2", "-n", "4", "--ntasks-per-node", "2"],
+            [(0, 2, 0, 2, "host0"), (1, 2, 0, 2, "host0")]
+            + [(0, 2, 1, 2, "host1"), (1, 2, 1, 2, "host1")],
+            id="even",
+        ),
+        pytest.param(
+            ["-N", "2", "-n", "3"],
+            [(0, 2, 0, 2, "host0"), (1, 2, 0, 1, "host0"), (0, 1, 1, 2, "host1")],
+            id="uneven",
+        ),
+        pytest.param(
+            ["-N", "2", "-n", "3", "-m", "cyclic"],
+            [(0, 2, 0, 2, "host0"), (0, 1, 1, 2, "host1"), (1, 2, 0, 1, "host0")],
+            id="cyclic",
+        ),
+        pytest.param(
+            ["-w", "host0", "-N", "1", "-n", "2"],
+            [(0, 2, 0, 1, "host0"), (1, 2, 0, 1, "host0")],
+            id="one-node",
+        ),
+    ],
+)
+def test_ranks_know_their_place_and_meet(cluster, options, expected):
+    ended = cluster.run("srun", *options, *PLACE)
+    assert ended.returncode == 0, ended.stderr
+    assert places(ended.stdout) == expected
+
+
+def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images, labels = load_digits(return_X_y=True)
+    # Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
+    large = np.kron(images.reshape(-1, 8, 8), np.full((3, 3), 255 / 16))
+    large = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    parts = {"x_train": large[:-400], "y_train": labels[:-400]}
+    parts.update({"x_test": large[-400:], "y_test": labels[-400:]})
+    np.savez(tmp_path / "digits.npz", **parts)
+    # In float32 the order of TensorFlow's own sums would show.
+    (tmp_path / "keras.json").write_text('{"floatx": "float64"}')
+
+    def train(*launcher: str) -> list[np.ndarray]:
+        script = [sys.executable, EXAMPLES / "mnist.py", "--data", "digits.npz"]
+        ended = subprocess.run(
+            cluster.command(*launcher, *script, "--epochs", "1"),
+            env={**cluster.environment(), **QUIETLY, "KERAS_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return keras.saving.load_model(tmp_path / "mnist.keras").get_weights()
+
+    on_one = train(sys.executable, "-m", "keras_hvd.launch", "-np", "4")
+    (tmp_path / "mnist.keras").unlink()
+    on_two = train("srun", "-N", "2", "-n", "4")
+    for weight, other in zip(on_one, on_two, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
+
+
+def test_two_steps_of_a_job_run_at_once(cluster, tmp_path):
+    step = f"srun --overlap -N 2 -n 2 {PLACE[0]} {PLACE[1]}"
+    both = f"{step} > {tmp_path}/0 & {step} > {tmp_path}/1 & wait -n && wait -n"
+    ended = cluster.run("salloc", "--quiet", "-N", "2", "-n", "4", "bash", "-c", both)
+    assert ended.returncode == 0, ended.stderr
+    for number in "01":
+        printed = (tmp_path / number).read_text()
+        assert places(printed) == [(0, 1, 0, 2, "host0"), (0, 1, 1, 2, "host1")]
+
+
+# --- the secret ----------------------------------------------------------------------
+
+# One after the other: what a credential is worth, for whom.
+CREDENTIALS = """
+import os, subprocess, time
+from keras_hvd.rendezvous import munge
+
+def say(credential):
+    try:
+        print(munge.decode(credential))
+    except munge.CredentialError as error:
+        print(error)
+
+own = munge.encode(b"once", os.geteuid())
+say(own)
+say(own)
+say(munge.encode(b"for another one", 65534))
+say(munge.encode(b"by another one", os.geteuid())[:-9] + b"x" * 8)
+say(b"no credential")
+late = subprocess.check_output(["munge", "--ttl=1", "--string=late"])
+# Its clock counts whole seconds.
+time.sleep(2.1)
+say(late.strip())
+"""
+
+
+def test_a_credential_serves_one_user_once_and_for_a_while(cluster):
+    ended = subprocess.run(
+        cluster.command(sys.executable, "-c", CREDENTIALS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stdout.splitlines() == [
+        "(b'once', 0)",
+        "Replayed credential",
+        "Unauthorized credential",
+        "Invalid credential",
+        "Invalid credential",
+        "Expired credential",
+    ], ended.stderr
+
+
+# Rank 0's node already has these at the step's ports when rank 0 comes.
+STRANGERS = """
+import os, secrets, signal, socket, struct, sys
+import keras_hvd
+from keras_hvd import environment
+from keras_hvd.rendezvous import munge, slurm
+
+def answer(what, question):
+    if what == "another user's":
+        return framed(munge.encode(b"{}", 0))
+    if what == "replayed":
+        return framed(munge.encode(b'{"step": "a", "nonce": "", "addresses": []}', 0))
+    if what == "no object":
+        return framed(munge.encode(b"[1]", 0))
+    if what == "garbage":
+        return framed(secrets.token_bytes(500))
+    if what == "endless":
+        return struct.pack("!I", 0xFFFFFFFF)
+    return b""
+
+def framed(credential):
+    return struct.pack("!I", len(credential)) + credential
+
+def serve(listening, what):
+    while True:
+        accepted, _ = listening.accept()
+        question = accepted.recv(1 << 10)
+        accepted.sendall(answer(what, question))
+        accepted.close()
+
+world = environment.world()
+if world.rank == 0:
+    listening = socket.create_server(("", slurm.Step(
+        world.job, world.slurm_node, 0, ()).places()[0].port))
+    ready, go = os.pipe()
+    if os.fork() == 0:
+        if sys.argv[1] == "another user's":
+            os.setuid(65534)
+        os.write(go, b"!")
+        serve(listening, sys.argv[1])
+    os.read(ready, 1)
+    listening.close()
+try:
+    keras_hvd.init()
+    print(f"rank {keras_hvd.rank()} of {keras_hvd.size()}", flush=True)
+    keras_hvd.barrier()
+finally:
+    if world.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    "what", ["another user's", "replayed", "no object", "garbage", "endless", "nothing"]
+)
+def test_a_stranger_at_the_first_port_is_passed_over(cluster, what):
+    ended = cluster.run(
+        *("srun", "-N", "2", "-n", "2", "setsid", "--wait"),
+        *(sys.executable, "-c", STRANGERS, what),
+        **QUIETLY,
+    )
+    assert sorted(ended.stdout.split("\n"))[1:] == ["rank 0 of 2", "rank 1 of 2"], (
+        ended.stderr
+    )
+
+
+# What a node without a munged has there.
+WITHOUT_MUNGE = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'umount /run/munge && exec "$@"',
+    "-",
+)
+
+
+def test_without_munge_the_error_says_what_to_set(cluster):
+    ended = cluster.run("srun", "-N", "2", "-n", "2", *WITHOUT_MUNGE, *PLACE)
+    assert ended.returncode != 0
+    assert "MUNGE, by which rank 0 hands the others a secret, cannot be" in ended.stderr
+    assert "start munged on this host" in ended.stderr
+    assert "KERAS_HVD_SECRET_FILE to a file" in ended.stderr
+
+
+def test_a_secret_of_the_user_s_serves_instead_of_munge(cluster, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("only these ranks know this text")
+    secret.chmod(0o600)
+    ended = cluster.run(
+        *("srun", "-N", "2", "-n", "2", *WITHOUT_MUNGE, *PLACE),
+        KERAS_HVD_SECRET_FILE=str(secret),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert places(ended.stdout) == [(0, 1, 0, 2, "host0"), (0, 1, 1, 2, "host1")]
+
+
+def test_a_place_of_the_user_s_serves_instead_of_the_first_node(cluster, tmp_path):
+    ended = cluster.run(
+        *("srun", "-N", "2", "-n", "2", *WITHOUT_MUNGE, *PLACE),
+        KERAS_HVD_SECRET="only these ranks know this text",
+        KERAS_HVD_RENDEZVOUS=f"{cluster.hosts[0].address}:29400",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert places(ended.stdout) == [(0, 1, 0, 2, "host0"), (0, 1, 1, 2, "host1")]
+
+
+# --- failures ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        ("raise", "has left"),
+        ("exit", "has left"),
+    ],
+)
+def test_all_are_gone_soon_after_a_rank(cluster, tmp_path, how, why):
+    words = (sys.executable, RANKS / "failing.py", how, tmp_path)
+    ended = cluster.run("srun", "-N", "2", "-n", "3", *words)
+    now = time.monotonic()
+    assert ended.returncode != 0
+    (failed, _) = json.loads((tmp_path / "failing.json").read_text())
+    raised = [json.loads(one.read_text()) for one in tmp_path.glob("raised-*.json")]
+    assert len(raised) == 2, ended.stderr
+    for when, text in raised:
+        assert when - failed < 2
+        assert re.search(f"rank 1 .*{why}", text)
+    assert now - failed < 5
+    assert re.search(f"rank 1 .*{why}", ended.stderr)
+
+
+# Steps without end.
+CUT_OFF = """
+import json, os, sys, time
+import keras_hvd
+from allreduce_loop import allreduce
+keras_hvd.init()
+allreduce("first", 1)
+path = os.path.join(sys.argv[1], str(keras_hvd.rank()))
+with open(path + ".pid", "w") as file:
+    print(os.getpid(), file=file)
+allreduce("second", 1)
+os.rename(path + ".pid", path)
+try:
+    while True:
+        # A step's computation.
+        time.sleep(float(sys.argv[2]))
+        allreduce("step", 1 << 18)
+except keras_hvd.KerasHvdError as error:
+    with open(path + ".error", "w") as file:
+        print(json.dumps([time.monotonic(), str(error)]), file=file)
+    raise
+"""
+
+
+@pytest.mark.parametrize(
+    "between", [pytest.param("0", id="in"), pytest.param("0.3", id="between")]
+)
+def test_all_are_gone_soon_after_a_node_is_cut_off(cluster, tmp_path, between):
+    words = [sys.executable, "-c", CUT_OFF, str(tmp_path), between]
+    command = ["srun", "-N", "2", "-n", "3", *words]
+    with cluster.start(*command, variables={"PYTHONPATH": str(RANKS)}) as job:
+        try:
+            pids = [_appears(tmp_path / str(rank)) for rank in range(3)]
+            cluster.hosts[1].unplug()
+            cut = time.monotonic()
+            errors = [_appears(tmp_path / f"{rank}.error") for rank in range(3)]
+            for pid in pids:
+                _await_end(int(pid))
+            assert time.monotonic() - cut < 10
+        finally:
+            cluster.hosts[1].plug_in()
+            job.terminate()
+            job.communicate(timeout=60)
+    for when, text in map(json.loads, errors):
+        assert when - cut < 8
+        assert re.search(r"rank \d \(pid \d+ on host[01]\) cannot be reached", text)
+
+
+def _appears(path: Path) -> str:
+    deadline = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if text := path.read_text():
+                return text
+        assert time.monotonic() < deadline, f"{path.name} does not appear"
+        time.sleep(0.02)
+
+
+def _await_end(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, f"process {pid} does not end"
+        time.sleep(0.02)
