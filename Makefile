@@ -47,7 +47,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 .PHONY: install demo wheel test test-quick lint format clean distclean FORCE
-.PHONY: system-packages native-tests one-process-tests launch-tests parallel-tests
+.PHONY: system-packages test-packages native-tests one-process-tests launch-tests parallel-tests
 .PHONY: hosts-tests core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
 
@@ -71,10 +71,6 @@ MISSING = $(strip \
 	$(call unless,$(wildcard /usr/src/googletest/googletest),googletest) \
 	$(call unless,$(shell command -v g++),g++) \
 	$(call unless,$(shell command -v mpirun),openmpi-bin) \
-	$(call unless,$(shell command -v slurmctld),slurmctld) \
-	$(call unless,$(shell command -v slurmd),slurmd) \
-	$(call unless,$(shell command -v srun),slurm-client) \
-	$(call unless,$(shell command -v munged),munge) \
 	$(call unless,$(wildcard /usr/sbin/tc /sbin/tc /usr/bin/tc),iproute2) \
 	$(foreach machine,$(OTHER_MACHINE), \
 		$(call unless,$(shell command -v $(machine)-linux-gnu-g++),g++-$(machine)-linux-gnu) \
@@ -90,6 +86,20 @@ else
 	@echo "Missing: $(MISSING). Install with: sudo apt-get install $(MISSING)" >&2
 	@exit 1
 endif
+endif
+
+# What some tests take, which say so and are skipped where it is missing.
+MISSING_FOR_TESTS = $(strip \
+	$(call unless,$(wildcard /usr/sbin/slurmctld),slurmctld) \
+	$(call unless,$(wildcard /usr/sbin/slurmd),slurmd) \
+	$(call unless,$(wildcard /usr/bin/srun),slurm-client) \
+	$(call unless,$(wildcard /usr/sbin/munged),munge))
+
+test-packages: | system-packages
+ifeq ($(shell id -u),0)
+	$(if $(MISSING_FOR_TESTS),apt-get update -qq)
+	$(if $(MISSING_FOR_TESTS),DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends $(MISSING_FOR_TESTS))
 endif
 
 $(BIN)/python: | system-packages
@@ -145,7 +155,7 @@ one-process-tests: install
 	exit $$((units | one_rank))
 
 # Those of how keras_hvd is installed and jobs are launched.
-launch-tests: install
+launch-tests: install test-packages
 	$(BIN)/python -m pytest -q tests/install tests/launch
 
 # The same tests in jobs of two and four ranks; which of them run where is said in
