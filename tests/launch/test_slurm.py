@@ -148,8 +148,8 @@ def test_a_credential_serves_one_user_once_and_for_a_while(cluster):
         "(b'once', 0)",
         "Replayed credential",
         "Unauthorized credential",
-        "Invalid credential",
-        "Invalid credential",
+        "Invalid credential format",
+        "Invalid credential format",
         "Expired credential",
     ], ended.stderr
 
