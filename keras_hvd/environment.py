@@ -346,7 +346,7 @@ def _meeting(
     cross_rank, cross_size = _cross(variables, total)
     return World(
         *(place, total, place_here, here, cross_rank, cross_size),
-        *(_short(job), rendezvous, key),
+        *(job_name(job), rendezvous, key),
     )
 
 
@@ -408,11 +408,17 @@ def _checked(
             f"{rank}={this} and {local_rank}={this_here} contradict each other: all "
             f"{total} ranks are on one host, so both must be the same."
         )
-    return World(this, total, this_here, here, 0, 1, _short(job))
+    return World(this, total, this_here, here, 0, 1, job_name(job))
 
 
-def _short(job: str) -> str:
-    """The job's name, or a digest of it if it is too long for the engine."""
+def job_name(job: str) -> str:
+    """The name, or a digest of it if it is too long for the engine.
+
+    Example:
+
+    >>> job_name("openmpi-1891500033"), len(job_name(100 * "long"))
+    ('openmpi-1891500033', 64)
+    """
     if len(job.encode()) <= _LONGEST_JOB_NAME:
         return job
     return hashlib.sha256(job.encode()).hexdigest()

@@ -7,6 +7,8 @@ import ctypes
 import dataclasses
 import functools
 import gc
+import hashlib
+import itertools
 import operator
 import os
 import threading
@@ -19,6 +21,7 @@ from keras_hvd.rendezvous import (
     address,
     mpi,
     network_interfaces,
+    part,
     ranks,
     secret,
     slurm,
@@ -37,6 +40,9 @@ from keras_hvd.runtime import (
 )
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
+# How many times this process has joined with a list.
+_numbers = itertools.count()
+
 # Held while a thread joins, so a second one finds the job joined.
 _joining = threading.RLock()
 
@@ -54,8 +60,10 @@ def init(
     pool, unless an allocator was already chosen.
 
     Args:
-        comm: None, an empty list, or all started processes in their order, as ranks
-            or an mpi4py communicator. For a part of them, use process sets.
+        comm: the processes of this job, as a list of the ranks that they were started
+            with, or as an mpi4py communicator; None or an empty list: all. The order is
+            that of their ranks in the job. All processes of a part give the same list.
+            Parts do not know of each other; process sets are parts of one job.
         process_sets: sets to add, as with `add_process_set`, the same on all ranks; or
             "dynamic", without effect: sets can always be added later.
 
@@ -66,7 +74,7 @@ def init(
         ForkedError: this process was forked from a rank.
         ValueError: an environment variable of keras_hvd or Horovod is malformed; two
             process sets have the same ranks; a second call has a new process set; or
-            `comm` is not all processes in their order.
+            `comm` repeats a rank, lacks this one, or has one that was not started.
 
     Example:
 
@@ -75,11 +83,11 @@ def init(
     >>> keras_hvd.rank(), keras_hvd.size()
     (0, 1)
     """
-    if comm is not None:
-        _check_is_world(comm, environment.world())
+    launched = environment.world()
+    members = _members(comm, launched)
     sets = check_for_init(process_sets)
     with _joining:
-        _join_once(sets)
+        _join_once(launched, members, sets)
 
 
 def _renew_lock() -> None:
@@ -91,7 +99,9 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _join_once(sets: list[ProcessSet]) -> None:
+def _join_once(
+    launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
+) -> None:
     if basics.is_initialized():
         missing = [each for each in sets if each.process_set_id is None]
         if missing:
@@ -103,7 +113,9 @@ def _join_once(sets: list[ProcessSet]) -> None:
     # What is malformed must not become known when the others rely on this rank.
     given = settings.read()
     timeline = settings.timeline()
-    world, meeting = _meet(environment.world())
+    world, meeting = _meet(launched, members)
+    if world.size < launched.size and members is not None:
+        given, timeline = _files_of_part(given, timeline, members[0])
     options = native.Options(
         struct_size=ctypes.sizeof(native.Options),
         rank=world.rank,
@@ -135,17 +147,26 @@ def _join_once(sets: list[ProcessSet]) -> None:
     if world.size > 1:
         _spare_what_is_imported()
     allocator.use(world.rank)
-    gpu_pinning.pin(world)
+    # By the launcher's local rank, which no other part of its job has.
+    gpu_pinning.pin(launched)
     _add(sets)
 
 
-def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
-    """Meets the other ranks, if they may be on other hosts.
+def _meet(
+    launched: environment.World, members: list[int] | None
+) -> tuple[environment.World, Meeting | None]:
+    """Meets the other members, if they may be on other hosts.
 
     Returns what is then known of this process' place, and the ranks and links, or None
     if all ranks are on this host in any case.
     """
+    everyone = [*range(launched.size)]
+    is_whole = members in (None, everyone)
+    world = launched if members is None or is_whole else _part(launched, members)
     if world.rendezvous is world.mpi is world.slurm_node is None:
+        if members is not None:
+            number, timeout = next(_numbers), settings.init_timeout()
+            part.agree(launched.job, launched.rank, members, number, timeout)
         return world, None
     basics.require_not_forked("init")
     place = ranks.Place(
@@ -160,17 +181,59 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: what is malformed must not become known when the others rely on this rank.
-    arranged = _arrangement(world, place.interfaces)
+    arranged = _arrangement(launched, members or everyone, place.interfaces)
     meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
-    world = dataclasses.replace(world, job=meeting.table.job)
+    table = meeting.table
+    world = dataclasses.replace(world, job=table.job)
+    if not is_whole:
+        local_rank, local_size = table.local(world.rank)
+        world = dataclasses.replace(world, local_rank=local_rank, local_size=local_size)
     if world.cross_rank is None:
-        cross_rank, cross_size = meeting.table.cross(world.rank)
+        cross_rank, cross_size = table.cross(world.rank)
         world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)
     return world, meeting
 
 
+def _part(launched: environment.World, members: list[int]) -> environment.World:
+    """This process' place in the job of these members, as far as it is known.
+
+    Raises KerasHvdError where they have no way to meet.
+    """
+    rank, size = members.index(launched.rank), len(members)
+    if launched.rendezvous is not None or launched.slurm_node is not None:
+        raise exceptions.KerasHvdError(
+            f"init: comm={members} is a part of {launched.size} processes that may be "
+            "on several hosts, and the members of a part find each other only under "
+            "mpirun: start the job with mpirun, or leave out comm and use process sets"
+        )
+    if launched.mpi is not None:
+        # The places on hosts follow when the members have met.
+        return dataclasses.replace(
+            launched,
+            rank=rank,
+            size=size,
+            local_rank=0,
+            local_size=1,
+            cross_rank=None,
+            cross_size=None,
+            job="",
+        )
+    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
+    return environment.World(
+        *(
+            rank,
+            size,
+            rank,
+            size,
+            0,
+            1,
+            environment.job_name(f"{launched.job}/{digest}"),
+        )
+    )
+
+
 def _arrangement(
-    world: environment.World, interfaces: Sequence[str]
+    world: environment.World, members: list[int], interfaces: Sequence[str]
 ) -> ranks.Arrangement:
     """Where the ranks meet: as the user has said, or as their launcher lets them."""
     if world.rendezvous is not None:
@@ -182,9 +245,9 @@ def _arrangement(
         return slurm.arrange(step, settings.init_timeout())
     communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
     mpi_finalization.avoid_after_failure(str(world.mpi))
-    if world.rank == 0:
-        return mpi.invite(communicator, interfaces)
-    return mpi.accept(communicator, settings.init_timeout())
+    if world.rank == members[0]:
+        return mpi.invite(communicator, members, interfaces)
+    return mpi.accept(communicator, members, settings.init_timeout())
 
 
 def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
@@ -240,28 +303,68 @@ def _give_nccl_the_network(meeting: Meeting, rank: int) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
-def _check_is_world(comm: Any, world: environment.World) -> None:
-    """Raises an error unless `comm` is all processes, in their order."""
+def _members(comm: Any, world: environment.World) -> list[int] | None:
+    """The processes of this job, by the ranks they were started with; None: all."""
+    if comm is None:
+        return None
     if hasattr(comm, "Get_rank"):
-        rank, size = comm.Get_rank(), comm.Get_size()
-        is_world = (rank, size) == (world.rank, world.size)
-        given = f"a communicator in which this is rank {rank} of {size}"
-    else:
-        try:
-            ranks = [operator.index(rank) for rank in comm]
-        except TypeError:
-            raise TypeError(
-                "init: comm must be a list of ranks, an mpi4py communicator or None, "
-                f"got {comm!r}"
-            ) from None
-        is_world = ranks in ([], [*range(world.size)])
-        given = f"the ranks {ranks}"
-    if not is_world:
+        return _members_of_communicator(comm, world)
+    try:
+        members = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise TypeError(
+            "init: comm must be a list of ranks, an mpi4py communicator or None, "
+            f"got {comm!r}"
+        ) from None
+    if not members:
+        return None
+    own = f"this process was started as rank {world.rank} of {world.size}"
+    strange = [rank for rank in members if not 0 <= rank < world.size]
+    if strange:
+        raise ValueError(f"init: comm={members} has rank {strange[0]}, but {own}")
+    repeated = [rank for rank in members if members.count(rank) > 1]
+    if repeated:
+        raise ValueError(f"init: comm={members} has rank {repeated[0]} twice")
+    if world.rank not in members:
         raise ValueError(
-            f"init: comm is {given}, but this process was started as rank {world.rank} "
-            f"of {world.size}. A job includes all processes: leave out comm, "
-            "and use process_sets for a part of them"
+            f"init: comm={members} lacks this process: {own}. Only the members of a "
+            "part call init with it"
         )
+    return members
+
+
+def _members_of_communicator(comm: Any, world: environment.World) -> list[int]:
+    from mpi4py import MPI
+
+    all_of_mpi = MPI.COMM_WORLD
+    if (all_of_mpi.rank, all_of_mpi.size) != (world.rank, world.size):
+        raise ValueError(
+            f"init: comm is a communicator of mpi4py, for which this process is rank "
+            f"{all_of_mpi.rank} of {all_of_mpi.size}, but it was started as rank "
+            f"{world.rank} of {world.size}: start the script with the mpirun of that "
+            "MPI, or give a list of ranks"
+        )
+    group = comm.Get_group()
+    members = MPI.Group.Translate_ranks(group, None, all_of_mpi.Get_group())
+    if MPI.UNDEFINED in members:
+        raise ValueError("init: comm has processes that are not in MPI's COMM_WORLD")
+    return [*members]
+
+
+def _files_of_part(
+    given: settings.Settings, timeline: settings.Timeline, first: int
+) -> tuple[settings.Settings, settings.Timeline]:
+    """Gives the files of this part names that no other part has."""
+
+    def of_part(path: str) -> str:
+        stem, extension = os.path.splitext(path)
+        return path and f"{stem}.rank-{first}{extension}"
+
+    log_path = os.fsencode(of_part(os.fsdecode(given.autotune_log)))
+    return (
+        dataclasses.replace(given, autotune_log=log_path),
+        dataclasses.replace(timeline, path=of_part(timeline.path)),
+    )
 
 
 # The functions below run once in a process, however often it joins.

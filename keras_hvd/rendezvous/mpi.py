@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import event_loop, network_interfaces
+from keras_hvd.rendezvous import event_loop, network_interfaces, part
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.listener import listen_at_free_ports
 from keras_hvd.rendezvous.ranks import Arrangement
 from keras_hvd.rendezvous.secret import Secret
 
 _TAG = 29400  # MPI promises tags up to 32767
-_MOST_BYTES = 1 << 14
+_MOST_BYTES = 1 << 18
 _SECRET_BYTES = 32
 # MPI has nothing to sleep on, so who waits looks ever more rarely.
 _FIRST_PAUSE_SECONDS = 0.0005
@@ -105,12 +105,18 @@ def _choose(family: str) -> None:
             ctypes.CDLL(os.path.join(sys.prefix, "lib", library))
 
 
-def invite(world: Any, interfaces: Sequence[str]) -> Arrangement:
-    """Rank 0 listens, and is to tell the others where. Raises RendezvousError."""
+def invite(
+    world: Any, members: Sequence[int], interfaces: Sequence[str]
+) -> Arrangement:
+    """The first of these ranks listens, and is to tell the others where.
+
+    Raises RendezvousError.
+    """
     listening = listen_at_free_ports(network_interfaces.reachable(interfaces))
     addresses = [Address(*one.getsockname()[:2]) for one in listening]
     secret = secrets.token_bytes(_SECRET_BYTES)
-    message = json.dumps({"addresses": addresses, "secret": secret.hex()}).encode()
+    told = {"addresses": addresses, "secret": secret.hex(), "members": [*members]}
+    message = json.dumps(told).encode()
     if len(message) > _MOST_BYTES:
         raise RendezvousError(
             f"rank 0 listens at {len(addresses)} addresses, which are too many: name "
@@ -120,36 +126,39 @@ def invite(world: Any, interfaces: Sequence[str]) -> Arrangement:
         addresses,
         Secret(secret),
         listening,
-        lambda loop: contextlib.nullcontext(loop.start(_send(world, message))),
+        lambda loop: contextlib.nullcontext(
+            loop.start(_send(world, members[1:], message))
+        ),
     )
 
 
-async def _send(world: Any, message: bytes) -> None:
-    requests = [
-        world.Isend(message, dest=rank, tag=_TAG) for rank in range(1, world.size)
-    ]
+async def _send(world: Any, others: Sequence[int], message: bytes) -> None:
+    requests = [world.Isend(message, dest=rank, tag=_TAG) for rank in others]
     _in_flight.append((message, requests))
     pauses = _pauses()
     while not all([one.Test() for one in requests]):
         await event_loop.pause(next(pauses))
 
 
-def accept(world: Any, timeout: float) -> Arrangement:
-    """Waits for what rank 0 sends. Raises RendezvousError."""
+def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
+    """Waits for what the first of these ranks sends. Raises RendezvousError."""
     message = bytearray(_MOST_BYTES)
-    request = world.Irecv(message, source=0, tag=_TAG)
+    request = world.Irecv(message, source=members[0], tag=_TAG)
     _in_flight.append((message, request))
     deadline = time.monotonic() + timeout
     pauses = _pauses()
     while not request.Test():
         if time.monotonic() > deadline:
             raise RendezvousError(
-                f"rank {world.rank} waited {timeout:g} s, and rank 0 did not come to "
-                "keras_hvd.init(): start all within the init timeout "
+                f"rank {world.rank} waited {timeout:g} s, and rank {members[0]} did "
+                "not come to keras_hvd.init(): start all within the init timeout "
                 "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at its own errors"
             )
         time.sleep(next(pauses))
     content = json.loads(message.rstrip(b"\0"))
+    difference = part.mismatch(world.rank, members, members[0], content["members"])
+    if difference:
+        raise RendezvousError(f"init: {difference}")
     addresses = [Address(host, port) for host, port in content["addresses"]]
     return Arrangement(addresses, Secret(bytes.fromhex(content["secret"])))
 

@@ -102,6 +102,21 @@ class RankTable:
             ),
         )
 
+    def local(self, rank: int) -> tuple[int, int]:
+        """This rank's number among those of its host, and theirs.
+
+        Example:
+
+        >>> info = RankInfo(0, 3, 0, 1, "a", "k", 0, "node0", 7, ())
+        >>> other = dataclasses.replace(info, rank=1, host_key="b")
+        >>> third = dataclasses.replace(info, rank=2)
+        >>> table = RankTable("job", "", (info, other, third))
+        >>> [table.local(rank) for rank in range(3)]
+        [(0, 2), (0, 1), (1, 2)]
+        """
+        hosts = self.hosts()
+        return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
     def cross(self, rank: int) -> tuple[int, int]:
         """This host's number among those that have the local rank, and theirs.
 

@@ -12,16 +12,11 @@ import mmap
 import os
 import secrets
 import socket
-import struct
-import time
 from collections.abc import Iterator, Sequence
 
-from keras_hvd.rendezvous import event_loop
+from keras_hvd.rendezvous import event_loop, unix_socket
 from keras_hvd.rendezvous.event_loop import READ, EventLoop
 from keras_hvd.rendezvous.rank_table import RankInfo
-
-_CREDENTIALS = struct.Struct("iII")  # a process, its user and group
-_PAUSE_SECONDS = 0.01
 
 
 class Offer:
@@ -53,22 +48,17 @@ class Offer:
             memory = os.memfd_create("keras_hvd", os.MFD_CLOEXEC)
             opened.callback(os.close, memory)
             os.write(memory, self.name.encode())
-            listening = opened.enter_context(_unix_socket())
-            listening.bind(_address(self.name))
-            listening.listen(socket.SOMAXCONN)
+            listening = opened.enter_context(unix_socket.listen(self.name))
             task = self._loop.start(_hand_over(listening, memory, deadline))
             opened.callback(self._loop.cancel, task)
             yield
 
 
 async def _hand_over(listening: socket.socket, memory: int, deadline: float) -> None:
-    while await event_loop.ready(listening, READ, deadline):
+    while (accepted := await unix_socket.accept(listening, deadline)) is not None:
         # Who asks may have gone.
-        with contextlib.suppress(OSError):
-            accepted, _ = listening.accept()
-            with accepted:
-                if _user(accepted) == os.geteuid():
-                    socket.send_fds(accepted, [b"!"], [memory])
+        with accepted, contextlib.suppress(OSError):
+            socket.send_fds(accepted, [b"!"], [memory])
 
 
 async def first_giver(
@@ -97,18 +87,7 @@ async def first_giver(
 
 async def _receive(name: str, deadline: float) -> None:
     """Gets the memory that is offered under this name. Raises OSError."""
-    with _unix_socket() as connected:
-        while True:
-            try:
-                connected.connect(_address(name))
-                break
-            except BlockingIOError:
-                # Too many ask at once.
-                if time.monotonic() > deadline:
-                    raise TimeoutError("it does not answer") from None
-                await event_loop.pause(_PAUSE_SECONDS)
-        if _user(connected) != os.geteuid():
-            raise PermissionError("it is a process of another user")
+    with await unix_socket.connect(name, deadline) as connected:
         if not await event_loop.ready(connected, READ, deadline):
             raise TimeoutError("it does not answer")
         _, descriptors, _, _ = socket.recv_fds(connected, 1, 1)
@@ -122,22 +101,3 @@ async def _receive(name: str, deadline: float) -> None:
         raise ConnectionError("it hands over too little memory") from None
     finally:
         os.close(descriptors[0])
-
-
-def _unix_socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.setblocking(False)
-    return made
-
-
-def _address(name: str) -> bytes:
-    """In the abstract namespace, which leaves no files."""
-    return b"\0" + name.encode()
-
-
-def _user(connected: socket.socket) -> int:
-    """The user of the process at the other end."""
-    credentials = connected.getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-    )
-    return _CREDENTIALS.unpack(credentials)[1]

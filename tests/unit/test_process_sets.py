@@ -56,9 +56,17 @@ def test_init_takes_all_ranks(comm):
     assert keras_hvd.size() == 1
 
 
-@pytest.mark.parametrize("comm", [[1], [0, 1], [0, 0]])
-def test_init_refuses_other_ranks_than_all(comm):
-    with pytest.raises(ValueError, match=r"comm is the ranks \[.*as rank 0 of 1\."):
+@pytest.mark.parametrize(
+    ("comm", "reason"),
+    [
+        ([1], r"has rank 1, but this process was started as rank 0 of 1"),
+        ([0, 1], r"has rank 1, but this process"),
+        ([-1], r"has rank -1, but this process"),
+        ([0, 0], r"has rank 0 twice"),
+    ],
+)
+def test_init_refuses_what_is_no_part(comm, reason):
+    with pytest.raises(ValueError, match=reason):
         keras_hvd.init(comm)
 
 
