@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import re
 import uuid
@@ -19,6 +20,7 @@ from typing import TypedDict
 
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.rendezvous import address
+from keras_hvd.rendezvous.slurm import Step
 
 # MPICH sets no id of the job. One of these processes serves the job's ranks on a host.
 _HYDRA_PARENTS = (
@@ -34,6 +36,12 @@ _HYDRA_PARENTS = (
 # the top of 32 bits downwards.
 _FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 
+# Slurm writes the nodes a01 to a03, a07 and b as a[01-03,07],b.
+_FIRST_NODE = re.compile(r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", re.A)
+_LONGEST_NODE = 253
+# And 2, 2, 2 and 1 tasks on four nodes as 2(x3),1.
+_TASKS = re.compile(r"(\d{1,10})(?:\(x(\d{1,10})\))?", re.A)
+
 # The engine's limit: the name is part of a socket's address.
 _LONGEST_JOB_NAME = 80
 
@@ -41,8 +49,6 @@ _LONGEST_JOB_NAME = 80
 _TOO_MANY_RANKS = 2**31
 
 _TOO_LARGE_PORT = 2**16
-
-_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 
 _LONGEST_HOST_KEY = 256
 
@@ -72,8 +78,8 @@ class World:
         host_key: What sets this process' host apart, if the user says so.
         mpi: "Open MPI" or "MPICH", if its mpirun placed the ranks on several hosts and
             they learn by MPI where to meet.
-        slurm_node: The first node of the step, if `srun` placed the ranks on several
-            and they meet there.
+        step: The step, if srun placed its ranks on several nodes and they meet at the
+            first of them.
     """
 
     rank: int
@@ -86,7 +92,7 @@ class World:
     rendezvous: str | None = None
     host_key: str | None = None
     mpi: str | None = None
-    slurm_node: str | None = None
+    step: Step | None = None
 
 
 class _Names(TypedDict):
@@ -120,7 +126,7 @@ def world(environment: Mapping[str, str] | None = None) -> World:
         ...     "PMIX_NAMESPACE": "1891500033"})  # doctest: +NORMALIZE_WHITESPACE
         World(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1,
             job='openmpi-1891500033', rendezvous=None, host_key=None, mpi=None,
-            slurm_node=None)
+            step=None)
     """
     variables = os.environ if environment is None else environment
     launched_by: tuple[tuple[str, Callable[[Mapping[str, str]], World]], ...] = (
@@ -226,65 +232,73 @@ def _from_horovodrun(variables: Mapping[str, str]) -> World:
 
 def _from_srun(variables: Mapping[str, str]) -> World:
     nodes = _integer(variables, "SLURM_STEP_NUM_NODES", 1)
-    step = f"{_text(variables, 'SLURM_JOB_ID')}.{_text(variables, 'SLURM_STEP_ID')}"
-    names: _Names = {
-        "rank": "SLURM_PROCID",
-        "size": "SLURM_STEP_NUM_TASKS",
-        "local_rank": "SLURM_LOCALID",
-        "local_size": "SLURM_STEP_NUM_TASKS",
-    }
-    job = f"slurm-{step}"
-    if nodes == 1:
-        return _checked(variables, **names, job=job)
-    names["local_size"] = _TASKS_PER_NODE
+    step = _text(variables, "SLURM_STEP_ID")
+    job = f"slurm-{_text(variables, 'SLURM_JOB_ID')}.{step}"
+    if nodes > 1:
+        return _from_srun_on_nodes(variables, nodes, job)
+    return _checked(
+        variables,
+        rank="SLURM_PROCID",
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+        local_size="SLURM_STEP_NUM_TASKS",
+        job=job,
+    )
+
+
+def _from_srun_on_nodes(variables: Mapping[str, str], nodes: int, job: str) -> World:
     node = _integer(variables, "SLURM_NODEID", 0, nodes)
-    here = {**variables, _TASKS_PER_NODE: str(_tasks_on_node(variables, node, nodes))}
     rendezvous = variables.get(_RENDEZVOUS) or None
-    world = _meeting(here, **names, job=job, rendezvous=rendezvous)
+    tasks = "SLURM_STEP_TASKS_PER_NODE"
+    world = _meeting(
+        {**variables, tasks: str(_tasks_on(variables, node, nodes))},
+        rank="SLURM_PROCID",
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+        local_size=tasks,
+        job=job,
+        rendezvous=rendezvous,
+    )
     if rendezvous:
         return world
-    first = _first_node(_text(variables, "SLURM_STEP_NODELIST"))
-    if world.rank == 0 and node > 0:
+    if world.rank == 0 and node != 0:
         raise LaunchEnvironmentError(
-            f"Rank 0 is on node {node} of its step, and the ranks meet on the first, "
-            f"{first}: have srun place it there (not -m arbitrary), or set "
+            f"SLURM_PROCID=0 and SLURM_NODEID={node} contradict each other: the ranks "
+            "meet at the first node, where rank 0 must be. Set "
             f"{_RENDEZVOUS} to HOST:PORT of rank 0's node, for all ranks."
         )
-    return dataclasses.replace(world, slurm_node=first)
+    step = Step(world.job, _first_node(variables), is_on_first_node=node == 0)
+    return dataclasses.replace(world, step=step)
 
 
-def _tasks_on_node(variables: Mapping[str, str], node: int, nodes: int) -> int:
-    """How many tasks srun has started on a node, of text such as 2(x3),1."""
-    text = _text(variables, _TASKS_PER_NODE)
-    seen = tasks = found = 0
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
-        if match is None:
-            raise LaunchEnvironmentError(
-                f"{_TASKS_PER_NODE}={text!r} is not a list such as 2(x3),1."
-            )
-        count, times = int(match[1]), int(match[2] or 1)
-        if seen <= node < seen + times:
-            found = count
-        seen += times
-        tasks += count * times
-    size = _integer(variables, "SLURM_STEP_NUM_TASKS", 1)
-    if (seen, tasks) != (nodes, size):
+def _tasks_on(variables: Mapping[str, str], node: int, nodes: int) -> int:
+    """The number of the step's tasks on a node."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    text = _text(variables, name)
+    parts = [_TASKS.fullmatch(part) for part in text.split(",")]
+    counts = [(int(one[1]), int(one[2] or 1)) for one in parts if one]
+    size = _integer(variables, "SLURM_STEP_NUM_TASKS", 1, _TOO_MANY_RANKS)
+    given = sum(times for _, times in counts), sum(n * times for n, times in counts)
+    if len(counts) != len(parts) or given != (nodes, size):
         raise LaunchEnvironmentError(
-            f"{_TASKS_PER_NODE}={text!r} is {tasks} tasks on {seen} nodes, which "
-            f"contradicts SLURM_STEP_NUM_TASKS={size} and SLURM_STEP_NUM_NODES={nodes}."
+            f"{name}={text!r} is not the numbers of {size} tasks "
+            f"(SLURM_STEP_NUM_TASKS) on {nodes} nodes (SLURM_STEP_NUM_NODES)."
         )
-    return found
+    ends = itertools.accumulate(times for _, times in counts)
+    return next(n for (n, _), end in zip(counts, ends, strict=True) if node < end)
 
 
-def _first_node(nodes: str) -> str:
-    """The first of nodes such as rack[01-03,7]n[1-2],other."""
-    first = re.match(r"(?:[^\[\],\s]|\[[0-9]+[-0-9,]*\])+(?=,|$)", nodes)
-    if first is None:
+def _first_node(variables: Mapping[str, str]) -> str:
+    """The name of the step's first node."""
+    text = _text(variables, "SLURM_STEP_NODELIST")
+    found = _FIRST_NODE.match(text)
+    name = re.sub(r"\[(\d+)[^]]*\]", r"\1", found[0]) if found else ""
+    if not name or len(name) > _LONGEST_NODE:
         raise LaunchEnvironmentError(
-            f"SLURM_STEP_NODELIST={nodes!r} is not a list of nodes such as node[1-4]."
+            f"SLURM_STEP_NODELIST={text[:_LONGEST_NODE]!r} does not begin with the "
+            "name of a node, or with names such as a[01-03,07]."
         )
-    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first[0])
+    return name
 
 
 def _from_torchrun(variables: Mapping[str, str]) -> World:

@@ -163,7 +163,7 @@ def _meet(
     everyone = [*range(launched.size)]
     is_whole = members in (None, everyone)
     world = launched if members is None or is_whole else _part(launched, members)
-    if world.rendezvous is world.mpi is world.slurm_node is None:
+    if world.rendezvous is None and world.mpi is None and world.step is None:
         if members is not None:
             number, timeout = next(_numbers), settings.init_timeout()
             part.agree(launched.job, launched.rank, members, number, timeout)
@@ -200,7 +200,7 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
     Raises KerasHvdError where they have no way to meet.
     """
     rank, size = members.index(launched.rank), len(members)
-    if launched.rendezvous is not None or launched.slurm_node is not None:
+    if launched.rendezvous is not None or launched.step is not None:
         raise exceptions.KerasHvdError(
             f"init: comm={members} is a part of {launched.size} processes that may be "
             "on several hosts, and the members of a part find each other only under "
@@ -240,9 +240,9 @@ def _arrangement(
         return ranks.Arrangement(
             [address.parse(world.rendezvous)], secret.take(os.environ)
         )
-    if world.slurm_node is not None:
-        step = slurm.Step(world.job, world.slurm_node, world.rank, interfaces)
-        return slurm.arrange(step, settings.init_timeout())
+    if world.step is not None:
+        timeout = settings.init_timeout()
+        return slurm.arrange(world.step, world.rank, interfaces, timeout)
     communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
     mpi_finalization.avoid_after_failure(str(world.mpi))
     if world.rank == members[0]:

@@ -283,7 +283,10 @@ async def _reach_one(
                 await _open(stream, source, address)
                 result = await speak(stream)
             except OSError as error:
-                if not isinstance(failure, UnprovenError):
+                # The one that says most.
+                if isinstance(error, RefusedError) or not isinstance(
+                    failure, UnprovenError
+                ):
                     failure = error
                 continue
             opened.pop_all()

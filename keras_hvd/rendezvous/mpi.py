@@ -126,9 +126,7 @@ def invite(
         addresses,
         Secret(secret),
         listening,
-        lambda loop: contextlib.nullcontext(
-            loop.start(_send(world, members[1:], message))
-        ),
+        lambda _: _send(world, members[1:], message),
     )
 
 

@@ -5,17 +5,20 @@ Slurm's nodes have MUNGE. Its library is opened when it is first needed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import socket
+from collections.abc import Iterator
 
 from keras_hvd.exceptions import RendezvousError
 
 _LIBRARY = "libmunge.so.2"
+
 # Of munge.h.
-_CIPHER_TYPE, _AES_128 = 0, 4
+_CIPHER_TYPE, _AES128 = 0, 4
 _UID_RESTRICTION = 9
-_SUCCESS = 0
-_NO_SERVER = 6  # EMUNGE_SOCKET
+_SUCCESS, _NO_SERVER = 0, 6
 
 
 class UnavailableError(RendezvousError):
@@ -32,23 +35,20 @@ def encode(content: bytes, uid: int) -> bytes:
     Raises UnavailableError.
     """
     library = _library()
-    context = library.munge_ctx_create()
     credential = ctypes.c_void_p()
     try:
-        # A site's own choice may be none, and the content a secret.
-        _check(library.munge_ctx_set(context, _CIPHER_TYPE, ctypes.c_int(_AES_128)))
-        _check(library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint(uid)))
-        _check(
-            library.munge_encode(
-                ctypes.byref(credential), context, content, len(content)
-            )
-        )
+        with _context() as context:
+            # Whatever the cluster's default is.
+            library.munge_ctx_set(context, _CIPHER_TYPE, ctypes.c_int(_AES128))
+            library.munge_ctx_set(context, _UID_RESTRICTION, ctypes.c_uint(uid))
+            output = ctypes.byref(credential)
+            code = library.munge_encode(output, context, content, len(content))
+            _check(code, context)
         return ctypes.string_at(credential)
     except CredentialError as error:
-        raise UnavailableError(f"MUNGE makes no credential: {error}") from None
+        raise _unavailable(str(error)) from None
     finally:
-        _free(credential)
-        library.munge_ctx_destroy(context)
+        library.free(credential)
 
 
 def decode(credential: bytes) -> tuple[bytes, int]:
@@ -56,26 +56,39 @@ def decode(credential: bytes) -> tuple[bytes, int]:
 
     Raises CredentialError, UnavailableError.
     """
+    library = _library()
     content, length, uid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint()
-    outputs = map(ctypes.byref, (content, length, uid))
+    outputs = [ctypes.byref(one) for one in (content, length, uid)]
     try:
-        # Up to its first 0, as the library does.
-        _check(
-            _library().munge_decode(ctypes.c_char_p(credential), None, *outputs, None)
-        )
+        with _context() as context:
+            code = library.munge_decode(credential, context, *outputs, None)
+            _check(code, context)
         return ctypes.string_at(content, length.value), uid.value
     finally:
         # An expired credential has content too.
-        _free(content)
+        library.free(content)
 
 
-def _check(code: int) -> None:
+@contextlib.contextmanager
+def _context() -> Iterator[int]:
+    context = _library().munge_ctx_create()
+    try:
+        yield context
+    finally:
+        _library().munge_ctx_destroy(context)
+
+
+def _check(code: int, context: int) -> None:
     if code == _SUCCESS:
         return
-    reason = _library().munge_strerror(code).decode()
+    reason = _library().munge_ctx_strerror(context) or _library().munge_strerror(code)
     if code == _NO_SERVER:
-        raise UnavailableError(f"{reason}: start munged on this host")
-    raise CredentialError(reason)
+        raise _unavailable(f"{reason.decode()}: start munged")
+    raise CredentialError(reason.decode())
+
+
+def _unavailable(reason: str) -> UnavailableError:
+    return UnavailableError(f"MUNGE cannot be used on {socket.gethostname()}: {reason}")
 
 
 @functools.cache
@@ -83,20 +96,18 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
-        raise UnavailableError(str(error)) from None
-    library.munge_ctx_create.restype = ctypes.c_void_p
-    library.munge_ctx_destroy.argtypes = [ctypes.c_void_p]
+        raise _unavailable(f"{error}: install MUNGE") from None
+    pointer, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    library.munge_ctx_create.restype = pointer
+    library.munge_ctx_destroy.argtypes = [pointer]
     # The third argument's type depends on the second.
-    library.munge_ctx_set.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.munge_encode.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
-    ]
-    library.munge_decode.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 5]
-    library.munge_strerror.restype = ctypes.c_char_p
+    library.munge_ctx_set.argtypes = [pointer, number]
+    library.munge_ctx_strerror.argtypes = [pointer]
+    library.munge_ctx_strerror.restype = text
+    library.munge_encode.argtypes = [pointer, pointer, text, number]
+    library.munge_decode.argtypes = [text, *[pointer] * 5]
+    library.munge_strerror.restype = text
+    # The C library's: the symbols that a library needs are found through it.
+    library.free.argtypes = [pointer]
+    library.free.restype = None
     return library
-
-
-def _free(memory: ctypes.c_void_p) -> None:
-    libc = ctypes.CDLL(None)
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.free(memory)

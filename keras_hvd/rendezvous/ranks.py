@@ -10,8 +10,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ class Arrangement:
     # Rank 0's, if it listens already.
     listening: Sequence[socket.socket] = ()
     # Tells the other ranks of this, while rank 0 waits for them.
-    telling: Callable[[EventLoop], AbstractContextManager[Any]] = nullcontext
+    telling: Callable[[EventLoop], Coroutine[Any, Any, None]] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,9 @@ def meet(
     )
     _allow_open_files(place.size)
     loop = EventLoop()
-    with arranged.telling(loop):
-        return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
+    if arranged.telling is not None:
+        loop.start(arranged.telling(loop))
+    return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
 
 
 def _allow_open_files(more: int) -> None:

@@ -1,10 +1,10 @@
 """How ranks that `srun` has started on several nodes learn where to meet.
 
-Rank 0 listens on the step's first node, at a port that follows from the names of the
+Rank 0 listens on the step's first node, at a port that follows from the numbers of the
 job and the step, or at one of the next. There it hands out a fresh secret, and where
 the ranks meet, as a credential of MUNGE: only processes of the same user can read it,
-and it holds what the asking rank has drawn, so an earlier one is of no use. Where the
-user has set a secret, the ranks meet at that port at once.
+and it holds a number that the asking rank has drawn, so an earlier one is of no use.
+Where the user has set a secret, the ranks meet at that port at once.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import socket
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
-from keras_hvd.rendezvous import connection, munge, network_interfaces
+from keras_hvd.rendezvous import connection, event_loop, munge, network_interfaces
 from keras_hvd.rendezvous import secret as secret_module
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import Stream, UnprovenError
@@ -49,70 +51,79 @@ _LENGTH = struct.Struct("!I")
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a Slurm job on several nodes, as one of its ranks knows it."""
+    """A step of a Slurm job on several nodes, as one of its ranks knows it.
+
+    Example:
+
+    >>> Step("slurm-12.0", "node1", is_on_first_node=True).ports()
+    range(25028, 25032)
+    """
 
     name: str
-    node: str  # the first one
-    rank: int
-    interfaces: Sequence[str]
+    first_node: str
+    is_on_first_node: bool
 
-    def places(self) -> list[Address]:
-        """Where rank 0 may listen.
-
-        Example:
-
-        >>> places = Step("slurm-12.0", "node1", rank=0, interfaces=()).places()
-        >>> [str(each) for each in places[:2]]
-        ['node1:25028', 'node1:25029']
-        """
+    def ports(self) -> range:
+        """The ports of the first node where rank 0 may listen, in the order to try."""
         choices = _LAST_PORT + 1 - _FIRST_PORT - _TRIED_PORTS
         first = _FIRST_PORT + zlib.crc32(self.name.encode()) % choices
-        return [Address(self.node, first + each) for each in range(_TRIED_PORTS)]
+        return range(first, first + _TRIED_PORTS)
+
+    def places(self, interfaces: Sequence[str]) -> list[Address]:
+        """Where to look for rank 0, in the order to try. Raises RendezvousError."""
+        hosts = [self.first_node]
+        if self.is_on_first_node:
+            # There its name may stand for a loopback address.
+            hosts = network_interfaces.reachable(interfaces)
+        return [Address(host, port) for port in self.ports() for host in hosts]
 
 
-def arrange(step: Step, timeout: float) -> Arrangement:
+def arrange(
+    step: Step, rank: int, interfaces: Sequence[str], timeout: float
+) -> Arrangement:
     """Where the ranks of a step meet. Raises RendezvousError.
 
     The others wait until rank 0 has told them, if the user has set no secret.
     """
     if secret_module.is_set(os.environ):
         given = secret_module.take(os.environ)
-        return Arrangement(step.places(), given, () if step.rank else _listen(step))
+        listening = _listen(step, interfaces) if rank == 0 else []
+        return Arrangement(step.places(interfaces), given, listening)
     try:
-        return _accept(step, timeout) if step.rank else _invite(step)
+        if rank == 0:
+            return _invite(step, interfaces)
+        return _accept(step, rank, interfaces, timeout)
     except munge.UnavailableError as error:
         raise RendezvousError(
-            "srun started the ranks of this job on several nodes, and MUNGE, by which "
-            f"rank 0 hands the others a secret, cannot be used ({error}). "
-            f"Without it, {secret_module.HOW}"
+            "srun started the ranks of this job on several nodes, and rank 0 hands the "
+            f"others a secret by MUNGE. {error}. Or else {secret_module.HOW}"
         ) from None
 
 
-def _invite(step: Step) -> Arrangement:
+def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:
     """Rank 0 listens, and is to tell the others where."""
     content = secrets.token_bytes(_SECRET_BYTES)
     with contextlib.ExitStack() as opened:
-        asked_at = [opened.enter_context(one) for one in _listen(step)]
+        asked_at = [opened.enter_context(one) for one in _listen(step, interfaces)]
         hosts = [one.getsockname()[0] for one in asked_at]
         meeting_at = [opened.enter_context(one) for one in listen_at_free_ports(hosts)]
         places = [Address(*one.getsockname()[:2]) for one in meeting_at]
-        told = {"addresses": places, "secret": content.hex()}
-        # Before others rely on it.
-        _credential(step, b"", told)
+        told = {"step": step.name, "addresses": places, "secret": content.hex()}
+        # Whether it can be done shows before others rely on it.
+        _credential(told, b"")
         opened.pop_all()
     return Arrangement(
         places,
         Secret(content),
         meeting_at,
-        lambda loop: _handing_out(loop, step, told, asked_at),
+        lambda loop: _hand_out(loop, step, told, asked_at),
     )
 
 
-def _listen(step: Step) -> list[socket.socket]:
+def _listen(step: Step, interfaces: Sequence[str]) -> list[socket.socket]:
     """Sockets at the first of the step's ports that is free on this host."""
-    hosts = network_interfaces.reachable(step.interfaces)
-    ports = [place.port for place in step.places()]
-    for port in ports:
+    hosts = network_interfaces.reachable(interfaces)
+    for port in step.ports():
         try:
             return listen([Address(host, port) for host in hosts])
         except OSError as error:
@@ -121,42 +132,46 @@ def _listen(step: Step) -> list[socket.socket]:
                     f"rank 0 cannot listen at {error.filename}: {error.strerror}"
                 ) from None
     raise RendezvousError(
-        f"rank 0 cannot listen at any port from {ports[0]} to {ports[-1]} of "
-        f"{step.node}, which follow from the step's name, since other programs do: "
-        "start the step again, or set KERAS_HVD_RENDEZVOUS to HOST:PORT of this node, "
-        "and KERAS_HVD_SECRET_FILE, for all ranks"
+        f"rank 0 cannot listen at any port from {step.ports()[0]} to "
+        f"{step.ports()[-1]} of {step.first_node}, since other programs do: start the "
+        "step again, or set KERAS_HVD_RENDEZVOUS to HOST:PORT of this node, and "
+        "KERAS_HVD_SECRET_FILE, for all ranks"
     )
 
 
-@contextlib.contextmanager
-def _handing_out(
-    loop: EventLoop, step: Step, told: dict, asked_at: Sequence[socket.socket]
-) -> Iterator[None]:
+async def _hand_out(
+    loop: EventLoop,
+    step: Step,
+    told: dict[str, Any],
+    listening: Sequence[socket.socket],
+) -> None:
+    """Answers the other ranks' questions, until the loop ends."""
+
     async def answer(stream: Stream) -> None:
         magic, nonce, name = _QUESTION.unpack(await stream.receive(_QUESTION.size))
         if magic != _MAGIC or name.rstrip(b"\0") != step.name.encode():
             raise UnprovenError("they do not belong here")
-        credential = _credential(step, nonce, told)
+        credential = _credential(told, nonce)
         await stream.send(_LENGTH.pack(len(credential)) + credential)
         stream.close()
 
-    listener = Listener(loop, answer, _is_served)
-    with contextlib.closing(listener):
-        for each in asked_at:
+    async def welcome(_: None) -> None:
+        """Nothing more follows."""
+
+    with contextlib.closing(Listener(loop, answer, welcome)) as listener:
+        for each in listening:
             listener.start(each)
-        yield
+        await event_loop.pause(math.inf)
 
 
-async def _is_served(_: None) -> None:
-    """Nothing more follows."""
+def _credential(told: dict[str, Any], nonce: bytes) -> bytes:
+    content = json.dumps({**told, "nonce": nonce.hex()})
+    return munge.encode(content.encode(), os.geteuid())
 
 
-def _credential(step: Step, nonce: bytes, told: dict) -> bytes:
-    content = {"step": step.name, "nonce": nonce.hex(), **told}
-    return munge.encode(json.dumps(content).encode(), os.geteuid())
-
-
-def _accept(step: Step, timeout: float) -> Arrangement:
+def _accept(
+    step: Step, rank: int, interfaces: Sequence[str], timeout: float
+) -> Arrangement:
     """Asks rank 0, when it is there."""
     # Without MUNGE there is nothing to wait for.
     munge.encode(b"", os.geteuid())
@@ -170,27 +185,23 @@ def _accept(step: Step, timeout: float) -> Arrangement:
                 raise UnprovenError("it does not speak as keras_hvd does")
             return _read(step, nonce, await stream.receive(length))
 
+    places = step.places(interfaces)
     reaching = connection.reach(
         ask,
-        _resolving(step.places()),
-        network_interfaces.sources(step.interfaces),
+        lambda: [one for place in places for one in addresses.resolve(place)],
+        network_interfaces.sources(interfaces),
         time.monotonic() + timeout,
     )
     try:
         return EventLoop().run(reaching)
     except OSError as error:
-        first, *_, last = step.places()
         raise RendezvousError(
-            f"rank {step.rank} could not reach rank 0 at {first} to {last.port} within "
-            f"{timeout:g} s: {error.strerror or error}. Look at rank 0's own error. "
-            "All nodes must know the first one's name, and its firewall must let these "
-            "ports pass; KERAS_HVD_RENDEZVOUS and KERAS_HVD_SECRET_FILE name another "
-            "place"
+            f"rank {rank} could not reach rank 0 at any port from {step.ports()[0]} to "
+            f"{step.ports()[-1]} of {step.first_node} within {timeout:g} s: "
+            f"{error.strerror or error}. Look at rank 0's own error; all nodes must "
+            "know that node's name, and its firewall pass these ports. Or set "
+            "KERAS_HVD_RENDEZVOUS to HOST:PORT of that node, and KERAS_HVD_SECRET_FILE"
         ) from None
-
-
-def _resolving(places: Sequence[Address]) -> Callable[[], list[Address]]:
-    return lambda: [one for place in places for one in addresses.resolve(place)]
 
 
 def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
@@ -201,12 +212,9 @@ def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
         raise UnprovenError(f"MUNGE refuses what it sent: {error}") from None
     if uid != os.geteuid():
         raise UnprovenError(f"it is a process of user {uid}")
-    try:
-        told = json.loads(content)
-        said = told["step"], told["nonce"]
-    except (ValueError, TypeError, KeyError):
-        raise UnprovenError("what it sent was not made for this") from None
-    if said != (step.name, nonce.hex()):
+    # From here on it is a process of this user.
+    told = json.loads(content)
+    if (told["step"], told["nonce"]) != (step.name, nonce.hex()):
         raise UnprovenError("it repeats what was sent before")
     places = [Address(host, port) for host, port in told["addresses"]]
     return Arrangement(places, Secret(bytes.fromhex(told["secret"])))

@@ -106,7 +106,7 @@ def test_ranks_know_their_place(launcher, size):
             "rendezvous": None,
             "host_key": None,
             "mpi": None,
-            "slurm_node": None,
+            "step": None,
         }
         for rank in range(size)
     ]

@@ -97,14 +97,14 @@ if own is not None:
         pytest.param(
             [[0, 1], None, None],
             {0},
-            "rank 0 waited 2 s, and of the ranks [0, 1] of its comm 1 did not come",
+            "rank 0 waited 10 s, and of the ranks [0, 1] of its comm 1 did not come",
             id="missing",
         ),
     ],
 )
 def test_what_is_no_division_is_an_error(khvdrun, lists, failing, reason):
     ended = khvdrun.run(
-        *("-np", 3, "--start-timeout", 2, "--term-after", 20),
+        *("-np", 3, "--start-timeout", 10, "--term-after", 30),
         *(sys.executable, "-c", JOIN, repr(lists)),
     )
     assert ended.returncode == 1
@@ -127,17 +127,17 @@ try:
     for step in range(100):
         keras_hvd.allreduce(np.ones(10), name="a")
     print(f"{started_as} is done")
-except keras_hvd.KerasHvdError as error:
+except Exception as error:
     print(f"{started_as} raised: {error}")
 """
     ended = khvdrun.run(
         *("-np", 4, "--no-prefix", "--term-after", 30, sys.executable, "-c", program)
     )
-    lines = sorted(ended.stdout.splitlines())
-    assert re.fullmatch(
-        r"0 raised: .*rank 1 \(pid \d+\) exited with code 3.*", lines[0]
-    )
-    assert lines[1:] == ["2 is done", "3 is done"]
+    assert re.search(
+        r"^0 raised: .*rank 1 \(pid \d+ on \S+\) exited with code 3", ended.stdout, re.M
+    ), ended.stdout
+    done = [line for line in ended.stdout.splitlines() if line.endswith("is done")]
+    assert sorted(done) == ["2 is done", "3 is done"]
     assert "khvdrun: rank 1 (process" in ended.stderr
 
 

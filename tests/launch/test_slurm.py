@@ -144,14 +144,10 @@ def test_a_credential_serves_one_user_once_and_for_a_while(cluster):
         text=True,
         timeout=60,
     )
-    assert ended.stdout.splitlines() == [
-        "(b'once', 0)",
-        "Replayed credential",
-        "Unauthorized credential",
-        "Invalid credential format",
-        "Invalid credential format",
-        "Expired credential",
-    ], ended.stderr
+    said = ended.stdout.splitlines()
+    assert said[0] == "(b'once', 0)", ended.stderr
+    reasons = ["Replayed", "Unauthorized", "Invalid", "Invalid", "Expired"]
+    assert [line.split(" credential")[0] for line in said[1:]] == reasons
 
 
 # Rank 0's node already has these at the step's ports when rank 0 comes.
@@ -159,7 +155,7 @@ STRANGERS = """
 import os, secrets, signal, socket, struct, sys
 import keras_hvd
 from keras_hvd import environment
-from keras_hvd.rendezvous import munge, slurm
+from keras_hvd.rendezvous import munge
 
 def answer(what, question):
     if what == "another user's":
@@ -186,8 +182,7 @@ def serve(listening, what):
 
 world = environment.world()
 if world.rank == 0:
-    listening = socket.create_server(("", slurm.Step(
-        world.job, world.slurm_node, 0, ()).places()[0].port))
+    listening = socket.create_server(("", world.step.ports()[0]))
     ready, go = os.pipe()
     if os.fork() == 0:
         if sys.argv[1] == "another user's":
@@ -235,8 +230,8 @@ WITHOUT_MUNGE = (
 def test_without_munge_the_error_says_what_to_set(cluster):
     ended = cluster.run("srun", "-N", "2", "-n", "2", *WITHOUT_MUNGE, *PLACE)
     assert ended.returncode != 0
-    assert "MUNGE, by which rank 0 hands the others a secret, cannot be" in ended.stderr
-    assert "start munged on this host" in ended.stderr
+    assert "rank 0 hands the others a secret by MUNGE" in ended.stderr
+    assert re.search("MUNGE cannot be used on host[01]: .*: start munged", ended.stderr)
     assert "KERAS_HVD_SECRET_FILE to a file" in ended.stderr
 
 

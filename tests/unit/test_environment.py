@@ -9,6 +9,7 @@ import re
 import pytest
 
 from keras_hvd.environment import LaunchEnvironmentError, World, world
+from keras_hvd.rendezvous.slurm import Step
 
 KHVDRUN = {
     "KERAS_HVD_RANK": "1",
@@ -46,14 +47,15 @@ SRUN = {
     "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_NUM_TASKS": "2",
 }
+# On nodes of 2, 2, 2 and 1 tasks, the third of which this is.
 SRUN_ON_NODES = {
     **SRUN,
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_NODELIST": "rack[01-03,7],other",
+    "SLURM_NODEID": "2",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NODELIST": "a[01-03,07]",
     "SLURM_STEP_NUM_NODES": "4",
-    "SLURM_STEP_NUM_TASKS": "6",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
 }
 TORCHRUN = {
     "RANK": "1",
@@ -115,18 +117,30 @@ SALLOC_INTERACTIVE_STEP = {
         pytest.param(SRUN, World(1, 2, 1, 2, 0, 1, "slurm-1.0"), id="srun"),
         pytest.param(
             SRUN_ON_NODES,
-            World(*(3, 6, 1, 2, None, None, "slurm-1.0"), slurm_node="rack01"),
+            World(
+                *(5, 7, 1, 2, None, None, "slurm-1.0"),
+                step=Step("slurm-1.0", "a01", is_on_first_node=False),
+            ),
             id="srun-on-several-nodes",
         ),
         pytest.param(
-            {**SRUN_ON_NODES, "SLURM_NODEID": "2", "SLURM_LOCALID": "0"},
-            World(*(3, 6, 0, 1, None, None, "slurm-1.0"), slurm_node="rack01"),
-            id="srun-on-the-smallest-node",
+            {**SRUN_ON_NODES, "KERAS_HVD_RENDEZVOUS": "b:29400"},
+            World(5, 7, 1, 2, None, None, "slurm-1.0", "b:29400"),
+            id="srun-with-a-place-to-meet",
         ),
         pytest.param(
-            {**SRUN_ON_NODES, "KERAS_HVD_RENDEZVOUS": "node0:29400"},
-            World(*(3, 6, 1, 2, None, None, "slurm-1.0", "node0:29400")),
-            id="srun-with-a-place-to-meet",
+            {**SRUN_ON_NODES, "KERAS_HVD_HOST_KEY": "left"},
+            World(
+                *(5, 7, 1, 2, None, None, "slurm-1.0"),
+                host_key="left",
+                step=Step("slurm-1.0", "a01", is_on_first_node=False),
+            ),
+            id="srun-with-a-host-key",
+        ),
+        pytest.param(
+            {**SRUN, "KERAS_HVD_RENDEZVOUS": "b:29400"},
+            World(1, 2, 1, 2, 0, 1, "slurm-1.0"),
+            id="srun-on-one-node-meets-nowhere",
         ),
         pytest.param(
             {**SRUN, **HOROVODRUN},
@@ -267,6 +281,81 @@ def test_refuses_more_than_one_host(variables):
 
 
 @pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("a,b", "a"),
+        ("gpu-1.cluster,b", "gpu-1.cluster"),
+        ("a[01-03,7],b", "a01"),
+        ("a[7,01-03],b", "a7"),
+        ("rack[0-1]node[10-12]", "rack0node10"),
+        ("[3-4]", "3"),
+        ("a[1]-ib[2-3]", "a1-ib2"),
+    ],
+)
+def test_ranks_of_a_step_meet_at_its_first_node(nodes, first):
+    variables = {**SRUN_ON_NODES, "SLURM_STEP_NODELIST": nodes}
+    assert world(variables).step.first_node == first
+
+
+@pytest.mark.parametrize(
+    ("node", "local_size"), [("0", 3), ("1", 1), ("2", 1), ("3", 2)]
+)
+def test_nodes_of_a_step_have_their_own_numbers_of_tasks(node, local_size):
+    variables = {
+        **SRUN_ON_NODES,
+        "SLURM_STEP_TASKS_PER_NODE": "3,1(x2),2",
+        "SLURM_NODEID": node,
+        "SLURM_LOCALID": "0",
+    }
+    found = world(variables)
+    assert found.local_size == local_size
+    assert found.step.is_on_first_node == (node == "0")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        *(
+            ({"SLURM_STEP_NODELIST": nodes}, "does not begin with the name of a node")
+            for nodes in (
+                *("a[", "a[1", "a]1", "a[]", "a[x]", "a[1-]", "a[1-2", "a b", "a[[1]]"),
+                *(",a", "[1-2]]", "a[1]*", "\u0663[1]", "a" * 254, "a[" + "1," * 60000),
+            )
+        ),
+        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is empty"),
+        *(
+            ({"SLURM_STEP_TASKS_PER_NODE": tasks}, "is not the numbers of 7 tasks")
+            for tasks in (
+                *(
+                    "x",
+                    "2(x",
+                    "2(x3)",
+                    "2(x3),1,",
+                    "2(x3),2",
+                    "2(x4)",
+                    "7",
+                    "-1,8",
+                    "2x3",
+                ),
+                *("1(x99999999999)", "9" * 60000, "2(x0),2(x3),1,0(x9999999999)"),
+            )
+        ),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,2,0,3"}, "PER_NODE='0' is not an integer"),
+        ({"SLURM_NODEID": "4"}, "SLURM_NODEID='4' is not an integer from 0 to 3"),
+        ({"SLURM_LOCALID": "2"}, "SLURM_LOCALID='2' is not an integer from 0 to 1"),
+        ({"SLURM_PROCID": "7"}, "SLURM_PROCID='7' is not an integer from 0 to 6"),
+        ({"SLURM_PROCID": "0"}, "SLURM_NODEID=2 contradict each other: .* rank 0 must"),
+        ({"SLURM_STEP_NUM_NODES": "many"}, "SLURM_STEP_NUM_NODES='many' is not an int"),
+        ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID is empty"),
+        ({"KERAS_HVD_RENDEZVOUS": "b"}, "KERAS_HVD_RENDEZVOUS: 'b' is not HOST:PORT"),
+    ],
+)
+def test_what_srun_cannot_have_said_is_named(change, expected):
+    with pytest.raises(LaunchEnvironmentError, match=expected):
+        world({**SRUN_ON_NODES, **change})
+
+
+@pytest.mark.parametrize(
     "change", [{"KERAS_HVD_CROSS_SIZE": "2"}, {"KERAS_HVD_LOCAL_SIZE": "2"}]
 )
 def test_ranks_of_several_hosts_need_a_place_to_meet(change):
@@ -347,46 +436,6 @@ def test_names_a_missing_variable_of_srun(name):
     variables = {k: v for k, v in SRUN.items() if k != name}
     with pytest.raises(LaunchEnvironmentError, match=f"{name} is not set"):
         world(variables)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node1", "node1"),
-        ("node1,node2", "node1"),
-        ("node[3,5-7]", "node3"),
-        ("node[003-005],a", "node003"),
-        ("rack[1-2]n[04-09]x,b", "rack1n04x"),
-        ("n-a.site[9]", "n-a.site9"),
-    ],
-)
-def test_finds_the_first_node_of_a_step(nodes, first):
-    assert world({**SRUN_ON_NODES, "SLURM_STEP_NODELIST": nodes}).slurm_node == first
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("SLURM_STEP_NODELIST", "[", "is not a list of nodes"),
-        ("SLURM_STEP_NODELIST", "a[1", "is not a list of nodes"),
-        ("SLURM_STEP_NODELIST", "a[x-y]", "is not a list of nodes"),
-        ("SLURM_STEP_NODELIST", ",a", "is not a list of nodes"),
-        ("SLURM_STEP_NODELIST", "", "is empty"),
-        ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1(x2", "is not a list such as"),
-        ("SLURM_STEP_TASKS_PER_NODE", "2,,1", "is not a list such as"),
-        ("SLURM_STEP_TASKS_PER_NODE", "-2(x2),1(x2)", "is not a list such as"),
-        ("SLURM_STEP_TASKS_PER_NODE", "9" * 50, "is not a list such as"),
-        ("SLURM_STEP_TASKS_PER_NODE", "2(x3)", "6 tasks on 3 nodes, which contradicts"),
-        ("SLURM_STEP_TASKS_PER_NODE", "999999999(x999999999)", "contradicts"),
-        ("SLURM_NODEID", "4", "is not an integer from 0 to 3"),
-        ("SLURM_NODEID", "2", "SLURM_LOCALID='1' is not an integer from 0 to 0"),
-        ("SLURM_PROCID", "6", "is not an integer from 0 to 5"),
-        ("SLURM_PROCID", "0", "Rank 0 is on node 1 of its step"),
-    ],
-)
-def test_refuses_a_malformed_place_on_nodes(name, value, reason):
-    with pytest.raises(LaunchEnvironmentError, match=re.escape(reason)):
-        world({**SRUN_ON_NODES, name: value})
 
 
 def test_refuses_ranks_that_contradict_each_other():
