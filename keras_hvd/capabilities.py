@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 from keras_hvd.gpu import gpu_libraries
 from keras_hvd.runtime import basics, native
 
@@ -22,18 +25,18 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether collectives can use MPI.
+    """Whether a job can use MPI here.
 
     Returns:
-        False: this version does not use MPI.
+        True if mpi4py is installed. Which MPI it uses, `khvdrun --check-build` says.
 
     Example:
 
     >>> import keras_hvd
-    >>> keras_hvd.mpi_built()
-    False
+    >>> type(keras_hvd.mpi_built())
+    <class 'bool'>
     """
-    return False
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
@@ -154,10 +157,10 @@ def nccl_built() -> int:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call the ranks' MPI.
+    """Whether several threads of this process may call MPI at once.
 
     Returns:
-        False: this version does not use MPI.
+        True if mpi4py has initialized MPI here, with that thread level.
 
     Raises:
         NotInitializedError: `init` was not called.
@@ -170,7 +173,10 @@ def mpi_threads_supported() -> bool:
     False
     """
     basics.require_initialized("mpi_threads_supported")
-    return False
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return False
+    return mpi.Query_thread() == mpi.THREAD_MULTIPLE
 
 
 def is_homogeneous() -> bool:

@@ -1,9 +1,11 @@
 """`khvdrun --check-build`: what is built, and what can be opened on this machine."""
 
+import ctypes
 import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from keras_hvd.runtime import installed, native, settings, tls
 from keras_hvd.version import __version__
 
 _ROOT = Path(__file__).parents[2]
+_MUNGE_SOCKET = "/run/munge/munge.socket.2"
+_LAUNCHERS_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_")
+_PATIENCE_SECONDS = 20
 
 
 def run() -> int:
@@ -35,7 +40,14 @@ def run() -> int:
     ]
     is_complete = all([_show(name, look) for name, look in needed])
     print("\noptional:")
-    optional = [("TLS", _tls), ("MPI", _mpi), ("CUDA", _cuda), ("NCCL", _nccl)]
+    optional: list[tuple[str, Callable[[], str]]] = [
+        ("TLS", _tls),
+        ("MPI", _mpi),
+        ("munge", _munge),
+        ("SLURM", _slurm),
+        ("CUDA", _cuda),
+        ("NCCL", _nccl),
+    ]
     for name, look in optional:
         _show(name, look)
     return 0 if is_complete else 1
@@ -102,7 +114,61 @@ def _tls() -> str:
 
 
 def _mpi() -> str:
-    return f"{installed.mpi_library()._name} opens; this version does not use it"
+    """Which MPI mpi4py uses. A process that initializes MPI may hang or be aborted."""
+    program = (
+        "from mpi4py import MPI; level = MPI.Query_thread(); "
+        "names = 'SINGLE FUNNELED SERIALIZED MULTIPLE'.split(); "
+        "print(next(n for n in names if getattr(MPI, 'THREAD_' + n) == level)); "
+        "print(' '.join(MPI.Get_library_version().split(chr(10))[0].split()))"
+    )
+    level, version = _output([sys.executable, "-c", program])[-2:]
+    version = version.rstrip("\0").split(",")[0].replace("Version: ", "")
+    return f"{version}, by mpi4py, with thread level {level}"
+
+
+def _munge() -> str:
+    ctypes.CDLL("libmunge.so.2")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(_MUNGE_SOCKET)
+        except OSError as error:
+            raise installed.Missing(
+                f"libmunge.so.2 opens, but munged does not answer at {_MUNGE_SOCKET}: "
+                f"{error.strerror}"
+            ) from None
+    return f"libmunge.so.2, and munged at {_MUNGE_SOCKET}"
+
+
+def _slurm() -> str:
+    path = shutil.which("srun")
+    if path is None:
+        raise installed.Missing("there is no srun in PATH")
+    return f"{_output([path, '--version'])[-1]} ({path})"
+
+
+def _output(command: list[str]) -> list[str]:
+    """The lines that a command prints. Raises Missing, with its last words."""
+    try:
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            # Not as a rank of a job that a launcher has started.
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(_LAUNCHERS_VARIABLES)
+            },
+            timeout=_PATIENCE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise installed.Missing(
+            f"{command[0]} did not end within {_PATIENCE_SECONDS} s"
+        ) from None
+    if ended.returncode != 0:
+        last_words = ended.stderr.strip().splitlines() or ["no reason given"]
+        raise installed.Missing(last_words[-1])
+    return ended.stdout.splitlines()
 
 
 def _cuda() -> str:

@@ -3,7 +3,6 @@
 It imports nothing, so packages that are broken or slow to load do no harm.
 """
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -65,18 +64,6 @@ def describe(module: str) -> str:
     """The same as `versions`, as text."""
     found = [f"{name} {version}" for name, version in versions(module).items()]
     return ", ".join(found) or "not from a package: its version is unknown"
-
-
-def mpi_library() -> ctypes.CDLL:
-    """Opens the system's MPI library, or raises `Missing`."""
-    # The names of Open MPI, and of MPICH and libraries with its ABI.
-    reasons = []
-    for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError as error:
-            reasons.append(str(error))
-    raise Missing("; ".join(reasons))
 
 
 def install_command() -> str:

@@ -1,11 +1,13 @@
 """What `khvdrun --check-build` answers, and how it answers when a part is missing."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 
 import keras_hvd
@@ -34,6 +36,8 @@ def test_finds_what_is_built(khvdrun):
         "shared memory",
         "TLS",
         "MPI",
+        "munge",
+        "SLURM",
         "CUDA",
         "NCCL",
     ]
@@ -56,6 +60,29 @@ def test_says_which_openssl_tls_takes(khvdrun):
     assert reason.startswith(
         "there is no /none/libssl.so.3. Install OpenSSL 1.1.1b or "
     )
+
+
+def test_says_which_mpi_mpi4py_uses(khvdrun):
+    mpi4py = pytest.importorskip("mpi4py.MPI")
+    # As a rank of a job, it would look for a server that is not there.
+    variables = {"PMI_FD": "99", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    answer, reason = answers(khvdrun.run("--check-build", env=variables).stdout)["MPI"]
+    name, major = mpi4py.get_vendor()[0], mpi4py.get_vendor()[1][0]
+    assert answer == "yes", reason
+    assert re.fullmatch(rf"{name} .*{major}\..*, with thread level MULTIPLE", reason)
+
+
+def test_says_why_there_is_no_slurm(khvdrun, tmp_path):
+    srun = tmp_path / "srun"
+    for script, expected in (
+        ("echo slurm 22.05.8", ("yes", f"slurm 22.05.8 ({srun})")),
+        ("echo no configuration >&2; exit 1", ("no", "no configuration")),
+    ):
+        srun.write_text(f"#!/bin/sh\n{script}\n")
+        srun.chmod(0o700)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        found = answers(khvdrun.run("--check-build", env={"PATH": path}).stdout)
+        assert found["SLURM"] == expected
 
 
 def test_says_what_is_missing(tmp_path):

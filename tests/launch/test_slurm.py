@@ -144,10 +144,12 @@ def test_a_credential_serves_one_user_once_and_for_a_while(cluster):
         text=True,
         timeout=60,
     )
-    said = ended.stdout.splitlines()
-    assert said[0] == "(b'once', 0)", ended.stderr
-    reasons = ["Replayed", "Unauthorized", "Invalid", "Invalid", "Expired"]
-    assert [line.split(" credential")[0] for line in said[1:]] == reasons
+    once, replayed, others, cut, none, late = ended.stdout.splitlines()
+    assert once == "(b'once', 0)", ended.stderr
+    assert replayed.startswith("Replayed credential")
+    assert others.startswith("Unauthorized credential")
+    assert not cut.startswith("(") and not none.startswith("(")
+    assert late.startswith("Expired credential")
 
 
 # Rank 0's node already has these at the step's ports when rank 0 comes.

@@ -1,6 +1,8 @@
 """What this version says that it is built with: the values, and Horovod's types."""
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 
@@ -10,12 +12,47 @@ import keras_hvd
 @pytest.mark.parametrize(
     "name",
     [
-        *("mpi_built", "mpi_enabled", "gloo_built", "gloo_enabled"),
+        *("mpi_enabled", "gloo_built", "gloo_enabled"),
         *("rocm_built", "ddl_built", "ccl_built"),
     ],
 )
 def test_answers_before_init_without_the_engine(name):
     assert getattr(keras_hvd, name)() is False
+
+
+def test_mpi_is_there_with_mpi4py(monkeypatch):
+    pytest.importorskip("mpi4py")
+    assert keras_hvd.mpi_built() is True
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "mpi4py")
+    assert keras_hvd.mpi_built() is False
+
+
+@pytest.mark.parametrize("level", ["multiple", "serialized"])
+def test_mpi_says_whether_threads_may_call_it(level):
+    pytest.importorskip("mpi4py")
+    program = f"""
+import mpi4py
+mpi4py.rc.thread_level = "{level}"
+import keras_hvd
+keras_hvd.init()
+assert keras_hvd.mpi_threads_supported() is False
+from mpi4py import MPI
+expected = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+assert keras_hvd.mpi_threads_supported() is expected is ("{level}" == "multiple")
+MPI.Finalize()
+assert keras_hvd.mpi_threads_supported() is False
+keras_hvd.shutdown()
+try:
+    keras_hvd.mpi_threads_supported()
+except keras_hvd.exceptions.ShutDownError:
+    print("refused")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert ended.stdout == "refused\n", ended.stderr
 
 
 def devices_of_the_driver() -> int:
