@@ -184,13 +184,19 @@ def _mpich(
     interfaces = _interfaces(given)
     if interfaces:
         words += ["-iface", network_interfaces.first(interfaces)]
-    if options.ssh_options:
-        # It has no option for this.
-        extra = shlex.join(options.ssh_options)
-        given = {**given, "HYDRA_LAUNCHER_EXTRA_ARGS": extra}
+    # There is no option for this. The last variable of all, which is never passed on
+    # with -genvlist (MPICH 5.0.2), is always this one.
+    extra = {"HYDRA_LAUNCHER_EXTRA_ARGS": shlex.join(options.ssh_options)}
+    several_lines = [name for name in names if "\n" in given[name]]
+    if several_lines:
+        raise UsageError(
+            f"MPICH passes on the first line only of {', '.join(several_lines)}: unset "
+            "it, or take Open MPI"
+        )
     words += ["-genvlist", ",".join(names), *options.mpi_args, *options.command]
     return HandOver(
-        launcher, tuple(words), given, names, re.compile(rb"\[(\d+)\]<rank>:")
+        *(launcher, tuple(words), {**given, **extra}, names),
+        re.compile(rb"\[(\d+)\]<rank>:"),
     )
 
 
