@@ -6,6 +6,7 @@ Hosts are network namespaces here, which mpirun reaches by an agent of the tests
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -333,6 +334,20 @@ def test_a_dry_run_on_this_host_starts_nothing(tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == f"3 times on this host: touch {path}\n"
     assert not path.exists()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+COMMANDS = re.findall(r"^    khvdrun -np .*", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_documentation(mpi, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=4\nb:2  # the rest\n")
+    ended = dry_run(mpi.environment["PATH"], *shlex.split(command)[1:])
+    assert ended.returncode == 0, ended.stderr
+    assert " a:4,b:2 -n 6 " in ended.stdout
+    assert " python train.py\n" in ended.stdout
 
 
 def test_lsfs_hosts_count_where_none_are_named(mpi):
