@@ -158,6 +158,9 @@ class HandedOver(Job):
         self._ranks = [Rank(0, process, [], self._own)]
         self._note(f"process {process} is {handed.launcher}: {handed.command[0]}")
 
+    def _what_failed(self, error: OSError) -> str:
+        return f"cannot execute {self._handed.command[0]!r}"
+
     def _on_end(self, ended: Rank, status: int) -> None:
         ended.status = status
         self._note(f"{self._handed.launcher} {report.describe(ended)}")
