@@ -149,6 +149,16 @@ def test_a_hostfile_names_them_too(run, two_hosts, tmp_path):
     assert sorted(ended.stdout.splitlines()) == PLACES
 
 
+def test_ssh_gets_its_port_and_key(run, tmp_path):
+    agent = tmp_path / "agent"
+    script = agent.read_text()
+    note = f'echo "$*" > {tmp_path}/words'
+    agent.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{note}\n"))
+    ended = run("--ssh-port", 22022, "--ssh-identity-file", "a-key", "true")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert " -p 22022 -i a-key " in f" {(tmp_path / 'words').read_text()} "
+
+
 SHOW = """
 import json, os
 print(json.dumps({name: os.environ.get(name) for name in %r}), flush=True)
