@@ -163,7 +163,14 @@ def run(
         raise TypeError(f"run: func must be a function to call, got {func!r}")
     command = [executable or sys.executable, "-c", _RANK]
     # Checked here, because the child process' error message would get lost.
-    ranks = command_line.read([*arguments, *command]).ranks
+    options = command_line.read([*arguments, *command])
+    if options.hosts:
+        names = ", ".join(host.name for host in options.hosts)
+        raise ValueError(
+            f"run: hosts {names}: run reaches no other host than this one. Start a "
+            "script there with khvdrun -H"
+        )
+    ranks = options.ranks
     with contextlib.ExitStack() as files:
         made = files.enter_context(_memory_file("call"))
         call.dump_call(made, func, args, kwargs or {})

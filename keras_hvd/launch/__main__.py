@@ -1,13 +1,16 @@
 """The entry point of `khvdrun` and of `python -m keras_hvd.launch`."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 
 from keras_hvd.exceptions import LibraryError, RendezvousError
-from keras_hvd.launch import command_line, guardian, share
-from keras_hvd.launch.job import CANNOT_START
+from keras_hvd.launch import command_line, guardian, other_launchers, share
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.handed_over import HandedOver
+from keras_hvd.launch.job import CANNOT_START, Job
 from keras_hvd.runtime import settings
 
 
@@ -27,13 +30,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ignored:
         print(f"khvdrun: warning: {ignored}", file=sys.stderr)
     try:
+        if options.hosts:
+            return _on_other_hosts(options)
+        if options.dry_run:
+            print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
+            return 0
         own = share.of_this_host(options)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return guardian.run(options, own)
+    return guardian.run(lambda held, mask: Job(options, own, held, mask))
+
+
+def _on_other_hosts(options: Options) -> int:
+    handed = other_launchers.hand_over(options, os.environ)
+    if options.dry_run:
+        print(handed.described(options.variables))
+        return 0
+    return guardian.run(lambda held, mask: HandedOver(options, handed, held, mask))
 
 
 def _open_standard_files() -> None:

@@ -3,8 +3,8 @@
 import argparse
 import functools
 import os
+import shlex
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from keras_hvd.launch import config_file, cores, horovod_options
+from keras_hvd.launch import config_file, cores, horovod_options, hosts
+from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.rendezvous import address
 from keras_hvd.rendezvous.nodes import Node
@@ -22,10 +23,13 @@ from keras_hvd.version import __version__
 # More ranks say little more about the machine and take long.
 _MOST_DIAGNOSED_RANKS = 8
 
+_LARGEST_PORT = 2**16 - 1
+
 _EXAMPLES = """\
 examples:
   khvdrun -np 4 python train.py --epochs 10
   khvdrun -np 2 --bind-to cores --output-filename logs python train.py
+  khvdrun -np 8 -H node0:4,node1:4 python train.py
   khvdrun --nnodes 2 --node-rank 0 --rendezvous node0:29400 -np 2 python train.py
   khvdrun --check-build
   khvdrun --diagnose -np 2
@@ -45,6 +49,10 @@ class Options:
     diagnose: bool = False
     ranks: int = 0  # on this host
     node: Node | None = None  # this host among several; None: the only one
+    hosts: tuple[HostSlots, ...] = ()  # where mpirun or srun is to start the ranks
+    mpi_args: tuple[str, ...] = ()  # more words for mpirun
+    ssh_options: tuple[str, ...] = ()  # for the ssh that mpirun starts
+    dry_run: bool = False  # show what would run
     command: tuple[str, ...] = ()
     executable: str = ""  # the file that the command names
     bind_to: str = "none"  # or "cores"
@@ -85,19 +93,24 @@ def read(arguments: Sequence[str]) -> Options:
         return Options(check_build=True)
     if given.diagnose:
         return _diagnosis(parser, given, command)
+    others = _hosts(parser, given, os.environ)
     if given.ranks is None:
         parser.error("how many processes? Say so with -np, as in: khvdrun -np 2 ...")
     if not command:
         parser.error("no command given, as in: khvdrun -np 2 python train.py")
-    _check_hosts(parser, given)
     if given.output_directory is not None:
         _check_output_directory(parser, given.output_directory)
     return Options(
         check_build=False,
         ranks=given.ranks,
         node=_node(parser, given),
+        hosts=others,
+        mpi_args=given.mpi_args,
+        ssh_options=_ssh_options(given),
+        dry_run=given.dry_run,
         command=tuple(command),
-        executable=_executable(parser, command[0]),
+        # Other hosts may have what this one lacks.
+        executable="" if others else _executable(parser, command[0]),
         bind_to=given.bind_to,
         output_directory=given.output_directory,
         prefix=given.prefix,
@@ -118,7 +131,7 @@ def _diagnosis(
         parser.error(f"--diagnose takes no command, and {command[0]!r} is one")
     if given.ranks is None:
         given.ranks = max(2, min(cores.available(), _MOST_DIAGNOSED_RANKS))
-    _check_hosts(parser, given)
+    _hosts(parser, given, {})
     return Options(
         check_build=False,
         diagnose=True,
@@ -235,14 +248,38 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add(
         *("-H", "--hosts", "--host"),
         dest="hosts",
-        metavar="HOST[:SLOTS]",
-        help="only this machine, for now",
+        metavar="HOST[:SLOTS],...",
+        help="start the ranks on these hosts by mpirun, or by srun inside a Slurm "
+        "allocation, so many at most on each (default: this host alone)",
     )
     add(
         *("-hostfile", "--hostfile"),
         metavar="FILE",
         type=Path,
-        help="only this machine, for now",
+        help="the same from a file, with lines such as: node0 slots=4",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="show what would run, and start nothing",
+    )
+    add(
+        "--mpi-args",
+        metavar="WORDS",
+        type=_words,
+        default=(),
+        help="more arguments for mpirun, as one word: --mpi-args='--mca a b'",
+    )
+    add(
+        *("-p", "--ssh-port"),
+        metavar="PORT",
+        type=_port,
+        help="of the other hosts, for mpirun",
+    )
+    add(
+        *("-i", "--ssh-identity-file"),
+        metavar="FILE",
+        help="with the private key that opens them, for mpirun",
     )
     add(
         "--start-timeout",
@@ -668,50 +705,80 @@ def _check_allocator(parser: _Parser, variables: Mapping[str, str]) -> None:
         parser.error(str(error))
 
 
-def _check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """Refuses other hosts, and more ranks than slots."""
-    slots = []
-    if given.hosts is not None:
-        slots += [_slots(parser, entry, "-H") for entry in given.hosts.split(",")]
-    if given.hostfile is not None:
-        slots += _hostfile_slots(parser, given.hostfile)
-    known = [each for each in slots if each is not None]
-    if not slots or len(known) < len(slots) or given.ranks <= sum(known):
-        return
-    parser.error(
-        f"-np {given.ranks} asks for more processes than the {sum(known)} slots given"
-    )
-
-
-def _hostfile_slots(parser: argparse.ArgumentParser, path: Path) -> list[int | None]:
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        parser.error(f"--hostfile: cannot read {str(path)!r}: {error}")
-    slots = []
-    for line in lines:
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        count = [word.partition("slots=")[2] for word in words[1:]]
-        entry = ":".join([words[0], *count])
-        slots.append(_slots(parser, entry, f"--hostfile {path}"))
-    if not slots:
-        parser.error(f"--hostfile: {str(path)!r} names no host")
-    return slots
-
-
-def _slots(parser: argparse.ArgumentParser, entry: str, option: str) -> int | None:
-    """The number of ranks that an entry allows on this host; None if it has none."""
-    host, colon, slots = entry.partition(":")
-    here = socket.gethostname()
-    if host not in ("localhost", "127.0.0.1", here, here.partition(".")[0]):
+def _hosts(
+    parser: _Parser, given: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[HostSlots, ...]:
+    """The hosts of a job that others than this one take part in; none: this one."""
+    if given.hosts is not None and given.hostfile is not None:
         parser.error(
-            f"{option} names {host!r}: khvdrun reaches no other host than this one "
-            f"(localhost or {here}). Start it on each of them, with --nnodes"
+            f"-H {given.hosts} and --hostfile {given.hostfile}: give one of them"
         )
-    if not colon:
-        return None
-    if not (slots.isascii() and slots.isdecimal()) or int(slots) < 1:
-        parser.error(f"{option}: {entry!r} does not give a number of slots, 1 or more")
-    return int(slots)
+    named: list[HostSlots] = []
+    if given.hosts is not None:
+        named = hosts.from_option(given.hosts)
+    elif given.hostfile is not None:
+        named = hosts.from_file(given.hostfile)
+    elif given.nnodes == 1:
+        named = hosts.from_lsf(environment)
+        if given.ranks is None and named:
+            given.ranks = sum(host.slots or 1 for host in named)
+    hosts.check_slots(named, given.ranks)
+    if hosts.are_here(named):
+        _check_alone(parser, given)
+        return ()
+    _check_handed_over(parser, given, named[0].name)
+    return tuple(named)
+
+
+def _check_alone(parser: _Parser, given: argparse.Namespace) -> None:
+    """Refuses, or explains, what is for mpirun, which does not start these ranks."""
+    if given.mpi_args:
+        parser.error(
+            "--mpi-args: no mpirun runs underneath: set variables for the ranks in "
+            "khvdrun's own environment, bind ranks with --bind-to cores, or start the "
+            "script with mpirun itself"
+        )
+    for option, value in (
+        ("--ssh-port", given.ssh_port),
+        ("--ssh-identity-file", given.ssh_identity_file),
+    ):
+        if value is not None:
+            ignored = given.without_effect or {}
+            given.without_effect = {**ignored, option: "no other host is reached"}
+
+
+def _check_handed_over(parser: _Parser, given: argparse.Namespace, host: str) -> None:
+    """Refuses what mpirun or srun cannot be told."""
+    for is_given, option, advice in (
+        (given.nnodes > 1, "--nnodes", "it is for a khvdrun on each host, without -H"),
+        (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
+        (
+            *(given.output_directory is not None, "--output-filename"),
+            "redirect khvdrun's own output, or start it on each host, with --nnodes",
+        ),
+    ):
+        if is_given:
+            parser.error(f"{option} does not go with other hosts ({host!r}): {advice}")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def _port(text: str) -> str:
+    if int(_count(text, least=1)) > _LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return text
+
+
+def _ssh_options(given: argparse.Namespace) -> tuple[str, ...]:
+    """What ssh is told."""
+    options: tuple[str, ...] = ()
+    if given.ssh_port is not None:
+        options += ("-p", given.ssh_port)
+    if given.ssh_identity_file is not None:
+        options += ("-i", given.ssh_identity_file)
+    return options

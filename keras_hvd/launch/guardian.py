@@ -8,15 +8,17 @@ one of them.
 
 import os
 import signal
+from collections.abc import Callable
 
 from keras_hvd.launch import processes
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import Job, handled
-from keras_hvd.rendezvous.nodes import Share
 
 
-def run(options: Options, share: Share) -> int:
-    """Runs this host's share of a job to its very end, and returns the exit code."""
+def run(make_job: Callable[[int, set[int]], Job]) -> int:
+    """Runs a job to its very end, and returns the exit code.
+
+    `make_job` gets the last two arguments of a `Job`.
+    """
     # Some parents leave it ignored, and then nobody can wait for a child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     awaited = handled()
@@ -28,7 +30,7 @@ def run(options: Options, share: Share) -> int:
         os.close(held)
         os.setpgid(0, 0)
         processes.adopt_orphans()
-        return Job(options, share, lifeline, mask).run()
+        return make_job(lifeline, mask).run()
     os.close(lifeline)
     status = _wait(job, awaited)
     code = os.waitstatus_to_exitcode(status)

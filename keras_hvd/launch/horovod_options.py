@@ -16,13 +16,7 @@ _NO_ELASTIC_JOBS = (
     "this version of keras_hvd has no elastic jobs: give the number of processes with "
     "-np"
 )
-_NO_SSH = "no other host is reached"
 _NOTHING_KEPT = "nothing is kept from one start to the next"
-_NO_MPIRUN = (
-    "no mpirun runs underneath: set variables for the ranks in khvdrun's own "
-    "environment, bind ranks with --bind-to cores, or start the script with mpirun "
-    "itself"
-)
 
 # options, number of values, reason
 _WITHOUT_EFFECT = (
@@ -35,8 +29,6 @@ _WITHOUT_EFFECT = (
     (("--disable-cache",), 0, _NOTHING_KEPT),
     (("--gloo", "--mpi"), 0, WITHOUT_EFFECT["CONTROLLER"]),
     (("--tcp",), 0, WITHOUT_EFFECT["MPI_THREADS_DISABLE"]),
-    (("-p", "--ssh-port"), 1, _NO_SSH),
-    (("-i", "--ssh-identity-file"), 1, _NO_SSH),
     (
         (
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
@@ -68,7 +60,6 @@ _REFUSED = (
     (("--host-discovery-script", "--reset-limit"), 1, _NO_ELASTIC_JOBS),
     (("--elastic-timeout",), 1, _NO_ELASTIC_JOBS),
     (("--blacklist-cooldown-range",), 2, _NO_ELASTIC_JOBS),
-    (("--mpi-args",), 1, _NO_MPIRUN),
     (("--binding-args",), 1, "bind ranks with --bind-to cores"),
     (("--jsrun",), 0, "khvdrun starts the ranks itself: leave it out"),
 )

@@ -13,7 +13,7 @@ import re
 import select
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 # A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096
@@ -322,6 +322,19 @@ class Tail:
         return [state.decode(errors="replace") for state in states]
 
 
+class Lines(Protocol):
+    """What formats a stream for a screen: see `WholeLines`."""
+
+    @property
+    def is_holding(self) -> bool: ...
+
+    def feed(self, data: bytes) -> None: ...
+
+    def show_held(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class Stream:
     """One rank's standard output or error.
 
@@ -333,7 +346,7 @@ class Stream:
     def __init__(
         self,
         descriptor: int,
-        lines: WholeLines | LiveLines,
+        lines: Lines,
         screen: Screen,
         file: Path | None,
         tail: Tail | None,

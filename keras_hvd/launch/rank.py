@@ -9,6 +9,7 @@ import struct
 import subprocess
 import termios
 import tty
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from keras_hvd.launch.output import (
     WholeLines,
 )
 
-_TAIL_LINES = 20
+TAIL_LINES = 20
+"""How much of a rank's stderr a report has."""
 
 
 @dataclass
@@ -60,38 +62,22 @@ def start(
     Rank 0 gets the launcher's standard input and live output. Raises OSError if the
     command cannot be executed.
     """
-    launcher = os.getpid()
-
-    def prepare() -> None:
-        processes.die_with_parent(launcher)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
-
     is_live = number == 0
     prefix = _prefix(number, options)
     ends = [_connection(screen, is_live, prefix) for screen in (stdout, stderr)]
     try:
-        child = subprocess.Popen(
-            options.command,
-            executable=options.executable,
-            stdin=_stdin(number),
-            stdout=ends[0][1],
-            stderr=ends[1][1],
-            env=environment,
-            start_new_session=True,
-            preexec_fn=prepare,
+        process = spawn(
+            *(options.command, options.executable, environment, cores),
+            (stdin(number), ends[0][1], ends[1][1]),
         )
     finally:
         for _, write_end in ends:
             os.close(write_end)
-    # The launcher reaps all of its children itself.
-    child.returncode = 0
-    tail = Tail(_TAIL_LINES)
+    tail = Tail(TAIL_LINES)
     streams = [
         Stream(
             read_end,
-            _lines(screen, prefix, is_live, options.live_output),
+            lines(number, options, screen),
             screen,
             _file(options.output_directory, number, name),
             tail if name == "stderr" else None,
@@ -100,7 +86,42 @@ def start(
             ends, (stdout, stderr), ("stdout", "stderr"), strict=True
         )
     ]
-    return Rank(number, child.pid, streams, tail)
+    return Rank(number, process, streams, tail)
+
+
+def spawn(
+    command: Sequence[str],
+    executable: str,
+    environment: Mapping[str, str],
+    cores: set[int] | None,
+    descriptors: tuple[int, int, int],
+) -> int:
+    """Starts a process in its own session that ends with this one; returns its id.
+
+    `descriptors` become its stdin, stdout and stderr. Raises OSError if the command
+    cannot be executed.
+    """
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        processes.die_with_parent(launcher)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
+    child = subprocess.Popen(
+        command,
+        executable=executable,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=prepare,
+        stdin=descriptors[0],
+        stdout=descriptors[1],
+        stderr=descriptors[2],
+    )
+    # The launcher reaps all of its children itself.
+    child.returncode = 0
+    return child.pid
 
 
 def fit_terminals(rank: Rank, options: Options) -> None:
@@ -121,12 +142,12 @@ def _prefix(number: int, options: Options) -> Prefix:
     return Prefix(number if options.prefix else None, options.timestamps)
 
 
-def _lines(
-    screen: Screen, prefix: Prefix, is_live: bool, follows_returns: bool
-) -> LiveLines | WholeLines:
-    if not is_live:
+def lines(number: int, options: Options, screen: Screen) -> LiveLines | WholeLines:
+    """What formats the output of rank `number`."""
+    prefix = _prefix(number, options)
+    if number != 0:
         return WholeLines(screen, prefix)
-    keeps_returns = screen.is_terminal or follows_returns
+    keeps_returns = screen.is_terminal or options.live_output
     return LiveLines(screen, prefix, None if keeps_returns else Settled())
 
 
@@ -143,7 +164,8 @@ def _connection(screen: Screen, is_live: bool, prefix: Prefix) -> tuple[int, int
     return master, slave
 
 
-def _stdin(number: int) -> int:
+def stdin(number: int) -> int:
+    """What rank `number` reads."""
     # A rank is not in the terminal's session and cannot read from it.
     if number == 0 and not os.isatty(0):
         return 0

@@ -30,10 +30,23 @@ def addresses(names: Sequence[str]) -> list[str]:
     Traceback (most recent call last):
     keras_hvd.exceptions.RendezvousError: this host has no network interface 'no0', ...
     """
+    return _addresses(first(names))
+
+
+def first(names: Sequence[str]) -> str:
+    """The first of these interfaces that this host has.
+
+    Raises RendezvousError if none is here.
+
+    Example:
+
+    >>> first(["no0", "lo"])
+    'lo'
+    """
     here = [name for _, name in socket.if_nameindex()]
     for name in names:
         if name in here:
-            return _addresses(name)
+            return name
     raise RendezvousError(
         f"this host has no network interface {' or '.join(map(repr, names))}, as "
         f"KERAS_HVD_NETWORK_INTERFACES asks for: it has {', '.join(here)}"

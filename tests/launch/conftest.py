@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import network
 import pytest
 
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
@@ -124,7 +125,7 @@ class Launcher:
 
     mark: str
 
-    def start(self, *arguments: object, **popen) -> Job:
+    def start(self, *arguments: object, on: network.Host | None = None, **popen) -> Job:
         environment = {**os.environ, **popen.pop("env", {}), _MARK: self.mark}
         popen = {
             "stdin": subprocess.DEVNULL,
@@ -134,6 +135,8 @@ class Launcher:
             **popen,
         }
         command = [*KHVDRUN, *map(str, arguments)]
+        if on is not None:
+            command = on.command(command)
         return Job(command, env=environment, **popen)
 
     def run(

@@ -50,16 +50,6 @@ SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:294
         ),
         pytest.param(["-np", "2", "/"], "'/' is a directory", id="directory"),
         pytest.param(
-            ["-np", "2", "-H", "node1:2", "true"],
-            "-H names 'node1': khvdrun reaches no other host than this one",
-            id="other-host",
-        ),
-        pytest.param(
-            ["-np", "2", "-H", "localhost:1,node2:1", "true"],
-            "-H names 'node2'",
-            id="second-host",
-        ),
-        pytest.param(
             ["-np", "2", "-H", "localhost:1", "true"],
             "-np 2 asks for more processes than the 1 slots",
             id="too-few-slots",
@@ -78,9 +68,6 @@ SECOND_OF_TWO = ["--nnodes", "2", "--node-rank", "1", "--rendezvous", "node0:294
             ["--diagnose", "-np", "2", "true"],
             "--diagnose takes no command, and 'true' is one",
             id="command-to-diagnose",
-        ),
-        pytest.param(
-            ["--diagnose", "-H", "node1"], "-H names 'node1'", id="other-host-diagnosed"
         ),
         pytest.param(
             ["--nnodes", "2", "-np", "1", "true"],

@@ -193,7 +193,7 @@ def test_says_which_rank_was_killed():
         ({"np": 2, "num_proc": 2}, "num_proc and np mean the same"),
         (
             {"hosts": "node1:2"},
-            "names 'node1': khvdrun reaches no other host than this one",
+            "hosts node1: run reaches no other host than this one",
         ),
         ({"np": 2, "hosts": "localhost:1"}, "more processes than the 1 slots"),
         ({"min_np": 1}, "no elastic jobs"),

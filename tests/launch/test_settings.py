@@ -124,7 +124,7 @@ def test_an_option_comes_before_the_environment(khvdrun):
         ["--gloo"],
         ["--mpi"],
         ["--tcp"],
-        ["-p", "22"],
+        ["--ssh-port", "22"],
         ["--ssh-identity-file", "key"],
         ["--disable-cache"],
         ["--num-nccl-streams", "2"],
@@ -168,7 +168,7 @@ def test_an_option_that_asks_for_something_else_is_refused(arguments, advice):
 
 def test_a_hostfile_has_slots_in_either_form(tmp_path):
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("localhost:1\nlocalhost slots=1\n")
+    hostfile.write_text("localhost:1\n127.0.0.1 slots=1\n")
     assert command_line.read(["-np", "2", "-hostfile", str(hostfile), "true"])
     with pytest.raises(UsageError, match="more processes than the 2 slots"):
         command_line.read(["-np", "3", "-hostfile", str(hostfile), "true"])

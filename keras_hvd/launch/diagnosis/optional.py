@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
+from keras_hvd.launch import other_launchers
 from keras_hvd.launch.diagnosis.findings import Finding, warning
 from keras_hvd.runtime import installed
 
@@ -17,7 +18,7 @@ def mpi() -> Finding:
     """Looks for mpirun and mpi4py, and checks that they belong to the same MPI."""
     name = "MPI"
     path = shutil.which("mpirun") or shutil.which("mpiexec")
-    launcher = f"{path}: {_launcher_version(path)}" if path else "no mpirun"
+    launcher = f"{path}: {other_launchers.version(path)}" if path else "no mpirun"
     library, error = _mpi4py_library()
     if library is None and error is None:
         return Finding(name, f"{launcher}; no mpi4py (neither is needed)")
@@ -63,38 +64,6 @@ def nccl() -> Finding:
         "without it tensors on GPUs go through host memory, which is slow: "
         "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13",
     )
-
-
-def _launcher_version(path: str) -> str:
-    """Name and version of an `mpirun`."""
-    ended = subprocess.run(
-        [path, "--version"],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        timeout=_PATIENCE_SECONDS,
-    )
-    return describe_launcher(ended.stdout or ended.stderr)
-
-
-def describe_launcher(text: str) -> str:
-    r"""Name and version of an MPI from its launcher's `--version`, else its first line.
-
-    Example:
-
-    >>> describe_launcher("mpirun (Open MPI) 4.1.4\n\nReport bugs to ...")
-    'Open MPI 4.1.4'
-    >>> describe_launcher("HYDRA build details:\n    Version:      4.3.2\n")
-    'MPICH 4.3.2'
-    """
-    open_mpi = re.search(r"Open MPI\)? v?(\d[\w.]*)", text)
-    if open_mpi:
-        return f"Open MPI {open_mpi[1]}"
-    hydra = re.search(r"HYDRA.*?Version:\s+(\d[\w.]*)", text, re.DOTALL)
-    if hydra:
-        return f"MPICH {hydra[1]}"
-    return next(iter(text.strip().splitlines()), "says nothing")
 
 
 def _mpi4py_library() -> tuple[str | None, str | None]:

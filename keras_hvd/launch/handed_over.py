@@ -1,0 +1,245 @@
+"""A job that mpirun or srun starts: runs it, sorts its output, says how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from keras_hvd.launch import rank, report
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.job import CANNOT_START, Job
+from keras_hvd.launch.other_launchers import HandOver
+from keras_hvd.launch.output import (
+    Lines,
+    Prefix,
+    Screen,
+    Stream,
+    Tail,
+    WholeLines,
+    is_of_tensorflows_start,
+)
+from keras_hvd.launch.rank import Rank
+from keras_hvd.rendezvous.nodes import Share
+
+# What may become a tag when more of it has come.
+_BEGUN_TAG = re.compile(rb"(?:\[[\d,]*|\[[\d,]+\](?:<[a-z]*>?)?|(?m:^) *\d*)\Z")
+
+# The words of Open MPI, and of MPICH after MPI_Abort and of srun.
+_NAMES_THE_FIRST = re.compile(
+    r"process rank (\d+) with PID"
+    r"|Process name: \[\S*[,@]\S*?,(\d+)\]"
+    r"|Abort\(\d+\) on node \d+ \(rank (\d+) in "
+    r"|srun: error: \S+: task (\d+): "
+)
+
+_MPICHS_FIRST = re.compile(r"=   PID (\d+) RUNNING AT (\S+)")
+
+# What ranks say of each other.
+_KILLED = re.compile(r"rank (\d+) \(pid \d+ on [^)]+\) was killed by (SIG[A-Z]+)")
+_PEER = re.compile(r"rank (\d+) \(pid (\d+) on [^)]+\)")
+
+
+class TaggedLines:
+    """Formats what all ranks have written to one stream of their launcher's.
+
+    A tag says whose the following is, until the next tag or the line's end. The rest is
+    the launcher's own.
+
+    Args:
+        tag: as in `HandOver`.
+        tails: each rank's last lines; None for those of stdout, which nobody needs.
+        own: the launcher's.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        screen: Screen,
+        tag: re.Pattern[bytes],
+        tails: dict[int, Tail] | None,
+        own: Tail,
+    ):
+        self._options = options
+        self._screen = screen
+        self._tag = tag
+        self._tails = tails
+        self._own = own
+        self._lines: dict[int | None, Lines] = {}
+        self._speaker: int | None = None
+        self._held = b""
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the beginning of a line is not shown yet."""
+        return bool(self._held) or any(one.is_holding for one in self._lines.values())
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        *lines, self._held = (self._held + data).splitlines(keepends=True) + [b""]
+        if lines and not lines[-1].endswith(b"\n"):
+            self._held = lines.pop()
+        for line in lines:
+            self._pass_on(line)
+
+    def show_held(self) -> None:
+        """Shows the beginning of a line whose rest has not arrived."""
+        begun = _BEGUN_TAG.search(self._held)
+        end = begun.start() if begun else len(self._held)
+        now, self._held = self._held[:end], self._held[end:]
+        self._pass_on(now)
+        for one in self._lines.values():
+            one.show_held()
+
+    def finish(self) -> None:
+        """Shows what is left at the end of the stream."""
+        self._pass_on(self._held)
+        self._held = b""
+        for one in self._lines.values():
+            one.finish()
+
+    def _pass_on(self, text: bytes) -> None:
+        at = 0
+        for tag in self._tag.finditer(text):
+            self._feed(text[at : tag.start()])
+            self._speaker = int(tag[1])
+            at = tag.end()
+        self._feed(text[at:])
+        if text.endswith(b"\n"):
+            self._speaker = None
+
+    def _feed(self, text: bytes) -> None:
+        if not text:
+            return
+        number = self._speaker
+        if number not in self._lines:
+            self._lines[number] = self._new_lines(number)
+        self._lines[number].feed(text)
+        if number is None:
+            self._own.feed(text)
+        elif self._tails is not None:
+            self._tails.setdefault(number, Tail(rank.TAIL_LINES)).feed(text)
+
+    def _new_lines(self, number: int | None) -> Lines:
+        if number is None:
+            return WholeLines(self._screen, Prefix(None, self._options.timestamps))
+        return rank.lines(number, self._options, self._screen)
+
+
+class HandedOver(Job):
+    """A job whose ranks another launcher starts: it is this job's only process."""
+
+    def __init__(
+        self, options: Options, handed: HandOver, guardian: int, signal_mask: set[int]
+    ):
+        super().__init__(options, Share(0, options.ranks, ""), guardian, signal_mask)
+        self._handed = handed
+        self._tails: dict[int, Tail] = {}
+        self._own = Tail(rank.TAIL_LINES)
+
+    def _start(self) -> None:
+        handed = self._handed
+        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        try:
+            process = rank.spawn(
+                *(handed.command, handed.command[0], handed.environment, None),
+                (rank.stdin(0), ends[0][1], ends[1][1]),
+            )
+        finally:
+            for _, write_end in ends:
+                os.close(write_end)
+        for (read_end, _), screen, tails in zip(
+            ends, (self._stdout, self._stderr), (None, self._tails), strict=True
+        ):
+            lines = TaggedLines(self._options, screen, handed.tag, tails, self._own)
+            self._streams.append(Stream(read_end, lines, screen, None, None))
+        self._ranks = [Rank(0, process, [], self._own)]
+        self._note(f"process {process} is {handed.launcher}: {handed.command[0]}")
+
+    def _what_failed(self, error: OSError) -> str:
+        return f"cannot execute {self._handed.command[0]!r}"
+
+    def _on_end(self, ended: Rank, status: int) -> None:
+        ended.status = status
+        self._note(f"{self._handed.launcher} {report.describe(ended)}")
+
+    def _conclude(self) -> int:
+        if not self._could_start:
+            return CANNOT_START
+        (launcher,) = self._ranks
+        code = report.exit_code(launcher)
+        if code == 0:
+            return 0
+        by = self._interrupted_by
+        if by is not None:
+            self._say(f"the job was ended by {by.name}")
+            return 128 + by
+        tails = {number: tail.lines() for number, tail in self._tails.items()}
+        first = first_failure(tails, self._own.lines())
+        for line in self._report(first, tails):
+            self._say(line)
+        return 128 + first.signal if first.signal else code
+
+    def _report(
+        self, first: Failure, tails: Mapping[int, Sequence[str]]
+    ) -> Iterator[str]:
+        ended = f"{self._handed.launcher} {report.describe(self._ranks[0])}"
+        if first.rank is None:
+            who = first.process or "it is not known which rank"
+            yield f"{who} failed first; {ended}"
+            return
+        last_words = [
+            line
+            for line in tails.get(first.rank, [])
+            if not is_of_tensorflows_start(line)
+        ]
+        if last_words:
+            yield f"rank {first.rank}'s stderr ended with:"
+            yield from (f"    {line}" for line in last_words)
+        else:
+            yield f"rank {first.rank} wrote nothing to stderr"
+        how = f": it was killed by {first.signal.name}" if first.signal else ""
+        yield f"rank {first.rank} failed first{how}; {ended}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failed first: a rank, else a process, else it is not known."""
+
+    rank: int | None
+    process: str = ""
+    signal: signal.Signals | None = None
+
+
+def first_failure(tails: Mapping[int, Sequence[str]], own: Sequence[str]) -> Failure:
+    """What failed first, as far as the last lines of ranks and of their launcher say.
+
+    Ranks know who left them alone; their launcher may see another one's end first. But
+    MPICH's may kill some before the others know why.
+
+    Example:
+
+    >>> first_failure({0: ["RankFailedError: rank 1 (pid 7 on a) has left"]}, [])
+    Failure(rank=1, process='', signal=None)
+    >>> first_failure({}, ["process rank 2 with PID 7 on node a exited on signal 9"])
+    Failure(rank=2, process='', signal=None)
+    >>> first_failure({}, ["=   PID 7 RUNNING AT a"])
+    Failure(rank=None, process='process 7 on a', signal=None)
+    """
+    texts = {number: "\n".join(lines) for number, lines in tails.items()}
+    all_texts = "\n".join([*own, *texts.values()])
+    if killed := _KILLED.search(all_texts):
+        return Failure(int(killed[1]), signal=signal.Signals[killed[2]])
+    if ended := _MPICHS_FIRST.search(all_texts):
+        ranks = {process: int(number) for number, process in _PEER.findall(all_texts)}
+        if ended[1] not in ranks:
+            return Failure(None, f"process {ended[1]} on {ended[2]}")
+        return Failure(ranks[ended[1]])
+    for number, text in texts.items():
+        left = _PEER.search(text)
+        if left and int(left[1]) != number and report.blames_a_peer(text.splitlines()):
+            return Failure(int(left[1]))
+    named = _NAMES_THE_FIRST.search(all_texts)
+    return Failure(int(next(filter(None, named.groups()))) if named else None)

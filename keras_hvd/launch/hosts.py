@@ -1,0 +1,141 @@
+"""Reads which hosts a job runs on, and how many ranks each may get: its slots."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_hvd.launch.usage import UsageError
+
+_LSF_HOSTS = "LSB_MCPU_HOSTS"
+
+# Shells, ssh and mpirun read nothing else into such a name.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """A host, and how many ranks it may get; None if that is not said."""
+
+    name: str
+    slots: int | None
+
+
+def from_option(text: str) -> list[HostSlots]:
+    """The hosts that -H names. Raises UsageError.
+
+    Example:
+
+    >>> from_option("a:4,b")
+    [HostSlots(name='a', slots=4), HostSlots(name='b', slots=None)]
+    """
+    return _distinct((_host(entry, "-H") for entry in text.split(",")), "-H")
+
+
+def from_file(path: Path) -> list[HostSlots]:
+    """The hosts of a file with lines such as `a slots=4`, `a:4` or `a`.
+
+    Raises UsageError.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--hostfile: cannot read {str(path)!r}: {error}") from None
+    option = f"--hostfile {path}"
+    found = _distinct(
+        (
+            _host(_entry(line, f"{option}, line {number}"), f"{option}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.partition("#")[0].strip()
+        ),
+        option,
+    )
+    if not found:
+        raise UsageError(f"--hostfile: {str(path)!r} names no host")
+    return found
+
+
+def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
+    """The hosts that LSF has given to the job that this process is in, if it is in one.
+
+    Raises UsageError.
+
+    Example:
+
+    >>> from_lsf({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b 2"})
+    [HostSlots(name='a', slots=4), HostSlots(name='b', slots=2)]
+    >>> from_lsf({})
+    []
+    """
+    words = environment.get(_LSF_HOSTS, "").split()
+    if "LSB_JOBID" not in environment or not words:
+        return []
+    if len(words) % 2:
+        raise UsageError(
+            f"{_LSF_HOSTS}={environment[_LSF_HOSTS]!r} is not hosts, each with a number"
+        )
+    pairs = zip(words[::2], words[1::2])
+    return _distinct(
+        (_host(f"{name}:{slots}", _LSF_HOSTS) for name, slots in pairs), _LSF_HOSTS
+    )
+
+
+def are_here(hosts: Iterable[HostSlots]) -> bool:
+    """Whether all of these are this host.
+
+    Example:
+
+    >>> are_here([HostSlots("localhost", 4)]), are_here([HostSlots("elsewhere", 4)])
+    (True, False)
+    """
+    here = socket.gethostname()
+    own = {"localhost", "127.0.0.1", here, here.partition(".")[0]}
+    return all(host.name in own for host in hosts)
+
+
+def check_slots(hosts: Sequence[HostSlots], ranks: int) -> None:
+    """Raises UsageError if these have fewer slots than there are ranks.
+
+    Without a number, this host has as many as are wanted, and another one has one.
+    """
+    if are_here(hosts) and any(host.slots is None for host in hosts):
+        return
+    slots = sum(1 if host.slots is None else host.slots for host in hosts)
+    if hosts and ranks > slots:
+        raise UsageError(
+            f"-np {ranks} asks for more processes than the {slots} slots given"
+        )
+
+
+def _entry(line: str, where: str) -> str:
+    """A line of a hostfile as -H has it."""
+    name, *words = line.partition("#")[0].split()
+    for word in words:
+        if not word.startswith("slots="):
+            raise UsageError(f"{where}: {word!r} is not slots=N")
+    return ":".join([name, *(word.removeprefix("slots=") for word in words)])
+
+
+def _host(entry: str, where: str) -> HostSlots:
+    name, colon, slots = entry.partition(":")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where}: {name!r} in {entry!r} is not the name of a host")
+    if not colon:
+        return HostSlots(name, None)
+    if not (slots.isascii() and slots.isdecimal()) or int(slots) < 1:
+        raise UsageError(
+            f"{where}: {entry!r} does not give a number of slots, 1 or more"
+        )
+    return HostSlots(name, int(slots))
+
+
+def _distinct(hosts: Iterable[HostSlots], where: str) -> list[HostSlots]:
+    found: dict[str, HostSlots] = {}
+    for host in hosts:
+        if host.name in found:
+            raise UsageError(f"{where} names {host.name!r} twice: add up its slots")
+        found[host.name] = host
+    return [*found.values()]

