@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from keras_hvd.rendezvous import event_loop, proof
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.event_loop import READ, WRITE
-from keras_hvd.rendezvous.messages import HEADER_BYTES, Opener, Sealer
+from keras_hvd.rendezvous.messages import HEADER_BYTES, Opener, Sealer, pack
 from keras_hvd.rendezvous.proof import Handshake, Hello, Purpose, Role
 
 _Result = TypeVar("_Result")
@@ -138,7 +138,11 @@ class ProvenConnection:
 
     async def send(self, message: dict[str, Any]) -> None:
         """Sends a message. Raises OSError."""
-        await self.stream.send(self._sealer.seal(message))
+        await self.send_packed(pack(message))
+
+    async def send_packed(self, content: bytes) -> None:
+        """Sends what `messages.pack` has returned. Raises OSError."""
+        await self.stream.send(self._sealer.seal(content))
 
     async def receive(self, limit: int) -> dict[str, Any]:
         """Receives a message of at most so many bytes. Raises OSError, MessageError."""

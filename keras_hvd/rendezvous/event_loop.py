@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import collections
+import heapq
+import itertools
 import math
 import selectors
 import socket
@@ -105,6 +107,12 @@ class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._waits: dict[Task, _Wait] = {}
+        # Of these. A rank of a large job has thousands of waits, and is woken for each:
+        # a wake must not look at all of them.
+        self._conditions: dict[Task, Callable[[], bool]] = {}
+        # A heap; those of waits that have ended stay in it until they are the next.
+        self._deadlines: list[tuple[float, int, Task, _Wait]] = []
+        self._order = itertools.count()
         self._by_event: dict[tuple[int, int], Task] = {}
         self._ready: collections.deque[tuple[Task, bool | None]] = collections.deque()
 
@@ -140,8 +148,8 @@ class EventLoop:
             task, value = self._ready.popleft()
             if not task.is_done:
                 self._resume(task, value)
-        for task, wait in [*self._waits.items()]:
-            if wait.condition is not None and wait.condition():
+        for task, condition in [*self._conditions.items()]:
+            if condition():
                 self._wake(task, True)
 
     def _resume(self, task: Task, value: bool | None) -> None:
@@ -152,12 +160,17 @@ class EventLoop:
             task.result = end.value
             return
         self._waits[task] = wait
+        if wait.condition is not None:
+            self._conditions[task] = wait.condition
+        if wait.deadline != math.inf:
+            entry = wait.deadline, next(self._order), task, wait
+            heapq.heappush(self._deadlines, entry)
         if wait.event:
             self._by_event[wait.descriptor, wait.event] = task
             self._watch(wait.descriptor)
 
     def _select(self) -> None:
-        deadline = min((wait.deadline for wait in self._waits.values()), default=0)
+        deadline = self._next_deadline()
         patience = None if deadline == math.inf else deadline - time.monotonic()
         for key, events in self._selector.select(patience):
             for event in (READ, WRITE):
@@ -165,9 +178,16 @@ class EventLoop:
                 if events & event and task is not None:
                     self._wake(task, True)
         now = time.monotonic()
-        late = [task for task, wait in self._waits.items() if wait.deadline <= now]
-        for task in late:
-            self._wake(task, False)
+        while self._next_deadline() <= now:
+            self._wake(self._deadlines[0][2], False)
+
+    def _next_deadline(self) -> float:
+        while self._deadlines:
+            deadline, _, task, wait = self._deadlines[0]
+            if self._waits.get(task) is wait:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return math.inf
 
     def _wake(self, task: Task, value: bool) -> None:
         self._forget(task)
@@ -175,6 +195,7 @@ class EventLoop:
 
     def _forget(self, task: Task) -> None:
         wait = self._waits.pop(task, None)
+        self._conditions.pop(task, None)
         if wait is not None and wait.event:
             del self._by_event[wait.descriptor, wait.event]
             self._watch(wait.descriptor)

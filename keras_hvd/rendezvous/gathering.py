@@ -25,7 +25,7 @@ from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import BeginTls, Call, ProvenConnection
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.listener import Listener, listen
-from keras_hvd.rendezvous.messages import MessageError
+from keras_hvd.rendezvous.messages import MessageError, pack
 from keras_hvd.rendezvous.proof import Hello, Purpose
 from keras_hvd.version import __version__
 
@@ -146,10 +146,12 @@ class Convener:
 
     async def answer(self, *answers: dict[str, Any]) -> None:
         """Sends each of the others its answer, or all of them the same."""
+        # Once: of thousands of ranks, a table is as long as they are many.
+        packed = [pack(each) for each in answers]
         for number, member in self._members.items():
             # Who is gone is noticed where it is waited for.
             with contextlib.suppress(OSError):
-                await member.proven.send(answers[(number - 1) % len(answers)])
+                await member.proven.send_packed(packed[(number - 1) % len(packed)])
 
     async def heard(self) -> list[dict[str, Any]]:
         """Waits until each of the others has said one thing more, in their order."""

@@ -22,13 +22,24 @@ class MessageError(Exception):
     """A message of a proven process is too long, changed or malformed."""
 
 
+def pack(message: dict[str, Any]) -> bytes:
+    """A message's content, which can be sealed for many.
+
+    Example:
+
+    >>> pack({"rank": 1})
+    b'{"rank":1}'
+    """
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
 class Sealer:
     """Makes messages of one direction of a connection.
 
     Example:
 
     >>> sealer, opener = Sealer(b"key"), Opener(b"key")
-    >>> sealed = sealer.seal({"rank": 1})
+    >>> sealed = sealer.seal(pack({"rank": 1}))
     >>> opener.length(sealed[:HEADER_BYTES], limit=100)
     10
     >>> opener.open(sealed[:HEADER_BYTES], sealed[HEADER_BYTES:])
@@ -39,9 +50,8 @@ class Sealer:
         self._key = key
         self._number = 0
 
-    def seal(self, message: dict[str, Any]) -> bytes:
-        """A message as it travels."""
-        content = json.dumps(message, separators=(",", ":")).encode()
+    def seal(self, content: bytes) -> bytes:
+        """A packed message as it travels."""
         seal = _seal(self._key, self._number, content)
         self._number += 1
         return _HEADER.pack(len(content), seal) + content
@@ -52,7 +62,7 @@ class Opener:
 
     Example:
 
-    >>> sealed = Sealer(b"key").seal({"rank": 1})
+    >>> sealed = Sealer(b"key").seal(pack({"rank": 1}))
     >>> Opener(b"key").length(sealed[:HEADER_BYTES], limit=9)
     Traceback (most recent call last):
     keras_hvd.rendezvous.messages.MessageError: it has 10 bytes, and at most 9 are ...

@@ -737,6 +737,51 @@ TEST_P(HostsTest, CollectivesOfAnySetsFollowEachOther) {
   }
 }
 
+// ---- What travels
+
+// Rank 0's bytes to one other host, in an allreduce over so many of one rank.
+int64_t SentByAllreduce(int hosts, int64_t bytes) {
+  std::vector<int> ranks(hosts);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  HostsJob job(ranks, {4 << 20});
+  Check(&job,
+        GroupRequest(Kind::kAllreduce, {{DataType::kFloat32, bytes / 4}}, hosts, 1));
+  return job.Sent(0, 1);
+}
+
+TEST(HostsTrafficTest, SmallTensorsTravelWholeWhereThatIsHardlyMore) {
+  EXPECT_EQ(SentByAllreduce(2, 128 << 10), 128 << 10);
+  EXPECT_EQ(SentByAllreduce(4, 16 << 10), 16 << 10);
+  EXPECT_EQ(SentByAllreduce(8, 4 << 10), 4 << 10);
+}
+
+TEST(HostsTrafficTest, OthersTravelInPartsWhichReturnReduced) {
+  EXPECT_EQ(SentByAllreduce(2, 256 << 10), 256 << 10);
+  EXPECT_EQ(SentByAllreduce(4, 64 << 10), 2 * (16 << 10));
+  EXPECT_EQ(SentByAllreduce(8, 16 << 10), 2 * (2 << 10));
+}
+
+// Nobody reads. Two windows leave a host before it needs an answer.
+TEST(HostsTrafficTest, WhatComesToOneHostAtOnceIsBounded) {
+  std::vector<int> ranks(8);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  HostsJob job(ranks, {4 << 20});
+  const Request request =
+      GroupRequest(Kind::kAllreduce, {{DataType::kFloat32, 1 << 20}}, 8, 1);
+  job.RunThreads({0, 1}, [&](int rank) {
+    if (rank == 0) {
+      ASSERT_TRUE(job.backend(0).Begin(ranks, 1));
+      Carry(request, 0, &job.backend(0), /*succeeds=*/false);
+      return;
+    }
+    // More than rank 0 needs to fill the sockets.
+    for (int i = 0; i < 2000; ++i) sched_yield();
+    job.job(1).Fail(Code::kInternal, "nobody takes part");
+  });
+  EXPECT_LE(7 * job.Sent(0, 1), 2 * (384 << 10));
+  EXPECT_GT(job.Sent(0, 1), 0);
+}
+
 // ---- Process sets of all kinds
 
 TEST(HostsSetsTest, SetsOfAllKinds) {

@@ -78,6 +78,9 @@ class HostsJob {
         }
       }
     }
+    for (const DataLinks& of_rank : links) {
+      links_.emplace_back(of_rank.begin(), of_rank.end());
+    }
     for (int rank = 0; rank < size_; ++rank) {
       jobs_.push_back(std::make_shared<SharedJobState>(job_segment_, rank));
       waiters_.push_back(std::make_unique<JobWaiter>(jobs_.back()));
@@ -91,6 +94,8 @@ class HostsJob {
   const Topology& topology() const { return topology_; }
   JobState& job(int rank) { return *jobs_[rank]; }
   CollectiveBackend& backend(int rank) { return *backends_[rank]; }
+  // What a rank has sent to another one so far.
+  int64_t Sent(int rank, int peer) const { return links_[rank][peer].lock()->sent(); }
   // Ends a rank as its process's death would: its connections close.
   void Kill(int rank) { backends_[rank].reset(); }
 
@@ -144,6 +149,7 @@ class HostsJob {
   std::vector<std::shared_ptr<SharedJobState>> jobs_;
   std::vector<std::unique_ptr<JobWaiter>> waiters_;
   std::vector<std::unique_ptr<HostsBackend>> backends_;
+  std::vector<std::vector<std::weak_ptr<DataLink>>> links_;  // which the backends own
   uint64_t sequence_ = 0;
 };
 

@@ -29,8 +29,15 @@ constexpr int64_t kPieceBytes = 128 << 10;
 // A medium tensor is cut into several windows, so that its steps overlap: parts of this
 // size cost little by themselves.
 constexpr int64_t kMostPartBytes = 128 << 10;
-// Between hosts a second wait costs more than it does in shared memory.
+// What all others send to a lane at once has to wait in the switch, which drops what it
+// cannot hold. The sender notices only after a timeout. Smaller parts than this would
+// cost too much by themselves.
+constexpr int64_t kMostIncomingBytes = 384 << 10;
+constexpr int64_t kLeastPartBytes = 16 << 10;
+// Between hosts a second wait costs more than it does in shared memory, and more than
+// the time for so many bytes, in multiples of what is small there.
 constexpr int64_t kSmallBetweenHosts = 8;
+constexpr int64_t kMoreForSmall = 2;
 
 class HostsReducer {
  public:
@@ -47,7 +54,7 @@ class HostsReducer {
         window_bytes_(
             small_ ? line_.bytes()
                    : std::min({options.window_bytes, MostWindowBytes(),
-                               hosts_.lanes() * hosts_.hosts() * kMostPartBytes})),
+                               hosts_.lanes() * hosts_.hosts() * MostPartBytes()})),
         windows_(line_.bytes() == 0 ? 0 : (line_.bytes() - 1) / window_bytes_ + 1) {
     const Window first = WindowAt(0);
     const int64_t slice = first.Slice(hosts_.lanes());
@@ -87,11 +94,21 @@ class HostsReducer {
     return local_.window_bytes() / 2 / kCacheLine * kCacheLine;
   }
 
-  // What every host sends to every other, instead of two exchanges of parts.
+  int64_t MostPartBytes() const {
+    const int64_t of_one = kMostIncomingBytes / std::max(1, hosts_.hosts() - 1);
+    return std::clamp(of_one / kCacheLine * kCacheLine, kLeastPartBytes,
+                      kMostPartBytes);
+  }
+
+  // What every host sends to every other, instead of two exchanges of parts. Of two
+  // hosts, each sends as much either way; of more, (hosts - 2) / hosts of it in vain to
+  // each other one.
   int64_t MostSmallBytes(int64_t small_bytes) const {
-    const int64_t others = std::max(1, hosts_.hosts() - 1);
-    const int64_t wanted = std::min(small_bytes, others * MostWindowBytes());
-    return std::min(kSmallBetweenHosts * wanted / others, MostWindowBytes());
+    const int64_t hosts = hosts_.hosts();
+    const int64_t most = std::min(small_bytes, MostWindowBytes());
+    if (hosts <= 2) return std::min(kSmallBetweenHosts * most, MostWindowBytes());
+    return std::min(kMoreForSmall * most * hosts / ((hosts - 1) * (hosts - 2)),
+                    MostWindowBytes());
   }
 
   bool is_lane() const { return lane_ < hosts_.lanes(); }

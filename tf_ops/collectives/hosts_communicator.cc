@@ -16,6 +16,10 @@ constexpr std::chrono::seconds kPatience(1);
 
 constexpr int64_t kLine = 64;
 
+// Where so many bytes come while a waiter spins, the next soon follow: sleeping until
+// each is there would take longer than the bytes themselves.
+constexpr int64_t kWorthSpinning = 32 << 10;
+
 }  // namespace
 
 HostsCommunicator::HostsCommunicator(const Topology& topology,
@@ -156,16 +160,28 @@ void HostsCommunicator::Abandon() {
 }
 
 // A rank that waits for one of its host may have in its hands what that one waits for.
+// While bytes flow the waiter begins anew, and so spins.
 bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
-  const auto ready_in_the_end = [&] {
+  int64_t before = 0;
+  const auto flows_or_ready = [&] {
     if (ready()) return true;
     Progress();
     CheckPeers();
-    return ready();
+    return Moved() - before >= kWorthSpinning || ready();
   };
-  if (waiter_->Wait(ready_in_the_end, awaited)) return true;
-  Abandon();
-  return false;
+  while (!ready()) {
+    before = Moved();
+    if (waiter_->Wait(flows_or_ready, awaited)) continue;
+    Abandon();
+    return false;
+  }
+  return true;
+}
+
+int64_t HostsCommunicator::Moved() const {
+  int64_t moved = 0;
+  for (int member : remote_) moved += LinkOf(member).sent() + LinkOf(member).received();
+  return moved;
 }
 
 char* HostsCommunicator::Scratch(int64_t bytes) {

@@ -88,6 +88,7 @@ class HostsCommunicator : private Waiter {
   void Divide(const std::vector<int>& members);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
   bool AwaitLink(int member, const std::function<bool()>& ready);
+  int64_t Moved() const;
   void CheckPeers();
   void ReportClosed(int member);
   std::string WhyClosed(int rank) const;

@@ -429,7 +429,9 @@ def error_after(job, told: bytes | dict) -> str:
         rank.sendall(shared.proof(Role.CLIENT))
         assert shared.is_proof(receive(rank, proof.PROOF_BYTES), Role.SERVER)
         sealer = messages.Sealer(shared.session(Role.CLIENT).sends)
-        rank.sendall(told if isinstance(told, bytes) else sealer.seal(told))
+        rank.sendall(
+            told if isinstance(told, bytes) else sealer.seal(messages.pack(told))
+        )
         receive(rank, 1 << 16)
         (error,) = job.errors().values()
     return error

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from keras_hvd.rendezvous import messages, proof
-from keras_hvd.rendezvous.messages import HEADER_BYTES, MessageError, Opener, Sealer
+from keras_hvd.rendezvous.messages import (
+    HEADER_BYTES,
+    MessageError,
+    Opener,
+    Sealer,
+    pack,
+)
 from keras_hvd.rendezvous.proof import Handshake, Purpose, Role
 from keras_hvd.rendezvous.secret import Secret
 
@@ -104,14 +110,14 @@ def opened(opener: Opener, sealed: bytes) -> dict:
 def test_messages_arrive_in_their_order():
     keys = handshake().session(Role.CLIENT), handshake().session(Role.SERVER)
     sealer, opener = Sealer(keys[0].sends), Opener(keys[1].receives)
-    assert [opened(opener, sealer.seal({"n": n})) for n in range(3)] == [
+    assert [opened(opener, sealer.seal(pack({"n": n}))) for n in range(3)] == [
         {"n": n} for n in range(3)
     ]
 
 
 def test_messages_left_out_repeated_or_swapped_are_noticed():
     sealer = Sealer(b"key")
-    first, second = sealer.seal({}), sealer.seal({})
+    first, second = sealer.seal(pack({})), sealer.seal(pack({}))
     with pytest.raises(MessageError, match="changed"):
         opened(Opener(b"key"), second)
     opener = Opener(b"key")
@@ -123,12 +129,12 @@ def test_messages_left_out_repeated_or_swapped_are_noticed():
 def test_a_message_does_not_come_back():
     keys = handshake().session(Role.CLIENT)
     with pytest.raises(MessageError, match="changed"):
-        opened(Opener(keys.receives), Sealer(keys.sends).seal({}))
+        opened(Opener(keys.receives), Sealer(keys.sends).seal(pack({})))
 
 
 def test_keys_of_messages_are_of_one_connection():
     other = dataclasses.replace(SERVER, nonce=bytes(32))
-    sealed = Sealer(handshake(server=other).session(Role.CLIENT).sends).seal({})
+    sealed = Sealer(handshake(server=other).session(Role.CLIENT).sends).seal(pack({}))
     with pytest.raises(MessageError, match="changed"):
         opened(Opener(handshake().session(Role.SERVER).receives), sealed)
 

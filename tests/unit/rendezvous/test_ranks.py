@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from keras_hvd.rendezvous import address, rank_table, ranks
+from keras_hvd.rendezvous import address, gathering, rank_table, ranks
 from keras_hvd.rendezvous.connection import Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.links import Link
@@ -92,6 +92,17 @@ def test_all_know_where_all_are(new_job):
     assert {one.host_name for one in table.ranks} == {socket.gethostname()}
     assert [table.cross(rank) for rank in range(3)] == [(0, 2), (0, 1), (1, 2)]
     assert table.job.startswith("rendezvous-")
+
+
+def test_the_table_is_written_once_for_all(new_job, monkeypatch):
+    written = []
+    pack = gathering.pack
+    monkeypatch.setattr(gathering, "pack", lambda m: written.append(m) or pack(m))
+    job = new_job(5)
+    for rank in range(5):
+        job.start(rank, "one host")
+    job.end()
+    assert [len(each["ranks"]) for each in written if "ranks" in each] == [5]
 
 
 def test_a_small_limit_of_open_files_is_raised(new_job):

@@ -1,0 +1,78 @@
+// What waits between hosts do beside waiting.
+#include "tf_ops/collectives/hosts_communicator.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <vector>
+
+#include "tf_ops/transport/shared_job_state.h"
+
+namespace keras_hvd {
+namespace {
+
+constexpr int64_t kPiece = 32 << 10;
+constexpr int kPieces = 50;
+
+// Gives up after a few looks, as a spin does. At every other one a piece arrives.
+class ImpatientWaiter final : public Waiter {
+ public:
+  explicit ImpatientWaiter(DataLink* peer) : peer_(*peer) {}
+
+  bool Wait(const std::function<bool()>& ready, int) override {
+    for (int looks = 0; looks < 8; ++looks) {
+      if (ready()) return true;
+      if (looks % 2 == 1 && arrived_++ < pieces_) peer_.Send(piece_.data(), kPiece);
+      peer_.Progress();
+    }
+    return ready();
+  }
+  bool Pause(int64_t) override { return true; }
+
+  void set_pieces(int pieces) { pieces_ = pieces; }
+
+ private:
+  DataLink& peer_;
+  const std::vector<char> piece_ = std::vector<char>(kPiece);
+  int pieces_ = kPieces;
+  int arrived_ = 0;
+};
+
+class HostsCommunicatorTest : public testing::Test {
+ protected:
+  HostsCommunicatorTest() {
+    int sockets[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+    const auto link = std::make_shared<DataLink>(sockets[0]);
+    peer_ = std::make_unique<DataLink>(sockets[1]);
+    waiter_ = std::make_unique<ImpatientWaiter>(peer_.get());
+    std::shared_ptr<Segment> job_segment, segment;
+    EXPECT_TRUE(Segment::CreateLocal(2, 0, &job_segment).ok());
+    EXPECT_TRUE(Segment::CreateLocal(1, 8 << 10, &segment).ok());
+    hosts_ = std::make_unique<HostsCommunicator>(
+        Topology(0, {0, 1}), segment, std::make_shared<SharedJobState>(job_segment, 0),
+        DataLinks{nullptr, link}, waiter_.get());
+    EXPECT_TRUE(hosts_->Begin({0, 1}, 1));
+  }
+
+  std::unique_ptr<DataLink> peer_;
+  std::unique_ptr<ImpatientWaiter> waiter_;
+  std::unique_ptr<HostsCommunicator> hosts_;
+};
+
+TEST_F(HostsCommunicatorTest, AWaitBeginsAnewWhileBytesFlow) {
+  std::vector<char> received(kPieces * kPiece);
+  hosts_->Receive(1, received.data(), received.size());
+  EXPECT_TRUE(hosts_->AwaitReceived());
+}
+
+TEST_F(HostsCommunicatorTest, AWaitEndsOnceNoneCome) {
+  std::vector<char> received(kPieces * kPiece);
+  hosts_->Receive(1, received.data(), received.size());
+  waiter_->set_pieces(kPieces / 2);
+  EXPECT_FALSE(hosts_->AwaitReceived());
+}
+
+}  // namespace
+}  // namespace keras_hvd
