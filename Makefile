@@ -40,7 +40,7 @@ BAZEL_TEST = bazel test $(OTHER_MACHINE:%=--config=%) \
 	--repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 
 # What each Python process needs to import Keras is a third less: see there.
-export PYTHONPATH := $(CURDIR)/tests/imports
+export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
 
 COMMA := ,
 SHELL := /bin/bash
