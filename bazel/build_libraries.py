@@ -79,14 +79,20 @@ def _note(
         library.name: hashlib.sha256(library.read_bytes()).hexdigest()
         for library in installed
     }
+    of_minors = noted.get("ops", {}) | {minor: ops}
     info = {
         "version": version,
-        "ops": noted.get("ops", {}) | {minor: ops},
+        # Whoever needs a TensorFlow is told to install the last.
+        "ops": {each: of_minors[each] for each in sorted(of_minors, key=_numbers)},
         "sha256": noted.get("sha256", {}) | hashes,
     }
     incoming = path.with_name(f".{path.name}.{os.getpid()}")
     incoming.write_text(json.dumps(info, indent=2) + "\n")
     incoming.replace(path)
+
+
+def _numbers(minor: str) -> list[int]:
+    return [int(part) for part in minor.split(".")]
 
 
 def _tensorflow() -> dict[str, str | bool]:

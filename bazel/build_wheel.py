@@ -3,13 +3,16 @@
     python bazel/build_wheel.py FOLDER ARCHITECTURE VERSION...
 
 ARCHITECTURE is that of this machine, as `uname -m` gives it, or aarch64. Each VERSION
-is one of TensorFlow, like 2.21.0. Nothing of it is installed: its headers and libraries
-are taken out of its own wheel, and kept in ~/.cache/keras_hvd (or $XDG_CACHE_HOME). The
-same commit gives the same bytes.
+is one of TensorFlow, like 2.21.0. The one that this Python has installed is taken as
+it is. Nothing of the others is installed: their headers and libraries are taken out of
+their own wheels, and kept in ~/.cache/keras_hvd (or $XDG_CACHE_HOME). The same commit
+gives the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -39,7 +42,16 @@ def _cache() -> pathlib.Path:
     return pathlib.Path(home) / "keras_hvd" / "tensorflow"
 
 
-def _tensorflow(version: str, architecture: str) -> pathlib.Path:
+def _tensorflow(version: str, architecture: str) -> str:
+    """$KERAS_HVD_TENSORFLOW for a version; empty for the one that is installed."""
+    if architecture == os.uname().machine:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            if importlib.metadata.version(DISTRIBUTIONS[architecture]) == version:
+                return ""
+    return str(_downloaded(version, architecture))
+
+
+def _downloaded(version: str, architecture: str) -> pathlib.Path:
     """The folder with the headers and libraries of a version, downloaded once."""
     folder = _cache() / f"{version}-{architecture}"
     if folder.exists():
@@ -75,14 +87,15 @@ def build(folder: pathlib.Path, architecture: str, versions: list[str]) -> pathl
     configs = ["portable"]
     if architecture != os.uname().machine:
         configs.append(architecture)
-    places = [_tensorflow(version, architecture) for version in versions]
+    # The newest first: that is most often the installed one, whose ops are compiled.
+    places = [_tensorflow(version, architecture) for version in reversed(versions)]
     with tempfile.TemporaryDirectory(prefix="keras_hvd-wheel-") as scratch:
         native = pathlib.Path(scratch, "native")
         for place in places:
             script = CHECKOUT / "bazel" / "build_libraries.py"
             _run(
                 [sys.executable, "-I", script, native, *configs],
-                KERAS_HVD_TENSORFLOW=str(place),
+                KERAS_HVD_TENSORFLOW=place,
             )
         _pip(
             *("wheel", "--no-deps", "--wheel-dir", scratch, str(CHECKOUT)),

@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -56,6 +57,28 @@ def run(command: str, folder: pathlib.Path, **variables) -> str:
     return done.stdout
 
 
+LOADING = """
+import keras, sys
+for path in sys.stdin:
+    model = keras.models.load_model(path.strip())
+    print('keras_hvd' in sys.modules, model.optimizer.name, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def loads_without_keras_hvd() -> Iterator[Callable[[pathlib.Path], bool]]:
+    """One process that loads what any number of trainings have saved."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:
+
+        def loads(folder: pathlib.Path) -> bool:
+            print(folder / "digits.keras", file=process.stdin, flush=True)
+            return process.stdout.readline() == "False adam\n"
+
+        yield loads
+        process.communicate()
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "train.py").write_text(script(kept=" +"))
@@ -92,19 +115,19 @@ def test_make_test():
     "command",
     ["khvdrun -np 2 python train.py", "mpirun -np 2 python train.py"],
 )
-def test_training_on_two_processes(command, folder):
+def test_training_on_two_processes(command, folder, loads_without_keras_hvd):
     printed = run(command, folder)
     assert len(re.findall(r"Epoch 10/10", printed)) == 1
     assert printed.count("29/29") >= 10
     assert loads_without_keras_hvd(folder)
 
 
-def test_training_on_one_process(folder):
+def test_training_on_one_process(folder, loads_without_keras_hvd):
     assert "57/57" in run("python train.py", folder)
     assert loads_without_keras_hvd(folder)
 
 
-def test_script_before(folder):
+def test_script_before(folder, loads_without_keras_hvd):
     (folder / "train.py").write_text(script(kept=" -"))
     assert "57/57" in run("python train.py", folder)
     assert loads_without_keras_hvd(folder)
@@ -114,12 +137,3 @@ def test_links():
     for target in re.findall(r"\]\(([^)]+)\)", README):
         if not target.startswith("https:"):
             assert (CHECKOUT / target).exists(), target
-
-
-def loads_without_keras_hvd(folder) -> bool:
-    code = (
-        "import keras, sys\n"
-        "model = keras.models.load_model('digits.keras')\n"
-        "print('keras_hvd' in sys.modules, model.optimizer.name)"
-    )
-    return "False adam" in run(f'python -c "{code}"', folder)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 RANK = Path(__file__).parent / "ranks" / "idle.py"
 
 # What is measured is the time in which nothing happens.
 SECONDS = 3
+
+# The ranks of each host.
+JOBS = [[1], [2], [4], [2, 2]]
 
 
 def start(khvdrun, hosts: list[int], *command: object) -> list[subprocess.Popen]:
@@ -70,61 +71,76 @@ def await_rest(engines: list[Path]) -> None:
     raise AssertionError("the engine's threads do not come to rest")
 
 
-def used_in_a_window(processes: list[Path]) -> list[dict[Path, int]]:
+Window = dict[Path, dict[Path, int]]
+
+
+def used_in_a_window(processes: list[Path]) -> Window:
     """The nanoseconds of CPU time that each thread of each process takes."""
     before = [of_each_thread(process, nanoseconds) for process in processes]
     time.sleep(SECONDS)
     after = [of_each_thread(process, nanoseconds) for process in processes]
-    return [
-        {thread: used - old.get(thread, 0) for thread, used in new.items()}
-        for old, new in zip(before, after, strict=True)
+    return {
+        process: {thread: used - old.get(thread, 0) for thread, used in new.items()}
+        for process, old, new in zip(processes, before, after, strict=True)
+    }
+
+
+def sleeps(job: list[Path], window: Window) -> bool:
+    return all(sum(window[process].values()) <= 20_000_000 for process in job)
+
+
+def waiting_ranks(khvdruns: list[subprocess.Popen], hosts: list[int]) -> list[Path]:
+    """The processes of a job's ranks, which all have nothing more to do."""
+    said = [
+        job.stdout.readline().split()
+        for job, ranks in zip(khvdruns, hosts, strict=True)
+        for _ in range(ranks)
     ]
+    assert sorted(words[:2] for words in said) == [
+        [f"[{rank}]", "idle"] for rank in range(sum(hosts))
+    ]
+    return [Path("/proc", words[-1]) for words in said]
 
 
-def most_of_a_process(window: list[dict[Path, int]]) -> int:
-    return max(sum(used.values()) for used in window)
+def engine_threads(process: Path) -> list[Path]:
+    names = of_each_thread(process, name)
+    own = [each for each in names if names[each].startswith("keras_hvd")]
+    assert own, names
+    return own
 
 
-@pytest.mark.parametrize("hosts", [[1], [2], [4], [2, 2]])
-def test_a_job_that_waits_sleeps(khvdrun, tmp_path, hosts):
-    pipes = [tmp_path / str(rank) for rank in range(sum(hosts))]
-    for pipe in pipes:
-        os.mkfifo(pipe)
+# All of them at once: most of the time nothing happens.
+def test_jobs_that_wait_sleep(khvdrun, tmp_path):
     with contextlib.ExitStack() as started:
-        jobs = [
-            started.enter_context(job)
-            for job in start(khvdrun, hosts, sys.executable, RANK, tmp_path)
-        ]
-        said = [
-            job.stdout.readline().split()
-            for job, ranks in zip(jobs, hosts, strict=True)
-            for _ in range(ranks)
-        ]
-        assert sorted(words[:2] for words in said) == [
-            [f"[{rank}]", "idle"] for rank in range(sum(hosts))
-        ]
-        processes = [Path("/proc", words[-1]) for words in said]
-        engines = []
-        for process in processes:
-            names = of_each_thread(process, name)
-            own = [each for each in names if names[each].startswith("keras_hvd")]
-            assert own, names
-            engines += own
+        khvdruns, pipes = [], []
+        for number, hosts in enumerate(JOBS):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            pipes += [folder / str(rank) for rank in range(sum(hosts))]
+            for pipe in pipes[-sum(hosts) :]:
+                os.mkfifo(pipe)
+            of_job = start(khvdrun, hosts, sys.executable, RANK, folder)
+            khvdruns.append([started.enter_context(each) for each in of_job])
+        jobs = [waiting_ranks(*each) for each in zip(khvdruns, JOBS, strict=True)]
+        processes = [process for job in jobs for process in job]
+        engines = [each for process in processes for each in engine_threads(process)]
         await_rest(engines)
 
         awake = [times_awake(thread) for thread in engines]
         windows = [used_in_a_window(processes)]
         assert awake == [times_awake(thread) for thread in engines]
-        used = {each: of for process in windows[0] for each, of in process.items()}
+        used = {each: of for own in windows[0].values() for each, of in own.items()}
         assert all(used[thread] < 1_000_000 for thread in engines), used
         # Python and TensorFlow have threads that work now and then; a job that does not
         # sleep would be there in every window.
-        while most_of_a_process(windows[-1]) > 20_000_000 and len(windows) < 5:
+        restless = [job for job in jobs if not sleeps(job, windows[0])]
+        while restless and len(windows) < 5:
             windows.append(used_in_a_window(processes))
-        assert most_of_a_process(windows[-1]) <= 20_000_000, windows
+            restless = [job for job in restless if not sleeps(job, windows[-1])]
+        assert not restless, windows
 
         for pipe in pipes:
             pipe.write_bytes(b"")
-        for job in jobs:
+        for job in sum(khvdruns, []):
             job.communicate(timeout=60)
-    assert all(job.returncode == 0 for job in jobs)
+            assert job.returncode == 0

@@ -98,6 +98,8 @@ def test_it_has_one_engine_and_ops_for_each_tensorflow(native):
     assert names == {"build_info.json", "source", ENGINE, *ops}
     for minor, each in built.items():
         assert each["tensorflow"].startswith(f"{minor}.")
+    # The last is the one that is to be installed where there is none.
+    assert [*built] == sorted(built, key=lambda minor: int(minor.split(".")[1]))
 
 
 def test_it_has_the_hash_of_each_library(native):
@@ -126,6 +128,24 @@ def test_it_has_what_ops_are_built_from_and_no_tests(native):
         str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()
     }
     assert found == wanted | {".bazelignore", "keras_hvd/version.py"}
+
+
+def test_it_has_the_modules_of_the_checkout(wheel):
+    """What the tests of the checkout show of them holds for the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = {
+            name: archive.read(name)
+            for name in archive.namelist()
+            if name.endswith(".py") and "/_native/" not in name
+        }
+    listed = subprocess.run(
+        ["git", "ls-files", "keras_hvd/*.py"],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert found == {name: (CHECKOUT / name).read_bytes() for name in listed}
 
 
 def test_everybody_may_read_it(wheel):

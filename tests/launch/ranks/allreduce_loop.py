@@ -19,13 +19,22 @@ from keras_hvd import exceptions
 from keras_hvd.runtime import native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
+# Of khvd_reduce_op.
+SUM, MAX = 1, 3
 
 
 def allreduce(name: str, elements: int) -> None:
     """Sums a tensor of ones over all ranks and checks the result."""
-    shape = (ctypes.c_int64 * 1)(elements)
     values = (ctypes.c_int32 * elements)()
     ctypes.memset(values, 1, ctypes.sizeof(values))
+    reduce_in_place(name, values, SUM)
+    expected = 0x01010101 * keras_hvd.size()
+    assert values[0] == values[elements - 1] == expected
+
+
+def reduce_in_place(name: str, values: ctypes.Array, reduce_op: int) -> None:
+    """Reduces an array of int32 over all ranks."""
+    shape = (ctypes.c_int64 * 1)(len(values))
     address = ctypes.addressof(values)
     tensor = native.Tensor(dtype=2, rank=1, shape=shape, input=address, output=address)
     request = native.Request(
@@ -33,15 +42,13 @@ def allreduce(name: str, elements: int) -> None:
         kind=0,
         name=name.encode(),
         submitter=1,
-        reduce_op=1,
+        reduce_op=reduce_op,
         count=1,
         tensors=ctypes.pointer(tensor),
     )
     code = native.engine().khvd_run(ctypes.byref(request))
     if code != 0:
         raise exceptions.from_code(code, native.engine().khvd_last_error().decode())
-    expected = 0x01010101 * keras_hvd.size()
-    assert values[0] == values[elements - 1] == expected
 
 
 def fork() -> None:

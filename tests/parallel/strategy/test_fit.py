@@ -169,8 +169,9 @@ class Case:
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
     data: Callable[..., dict[str, Any]] = unweighted
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
-    samples: int = 200
-    batch: int = 48
+    # Odd, as the rest is: two ranks never have as many rows of a batch.
+    samples: int = 199
+    batch: int = 47
     epochs: int = 1
     policy: str = "float32"
     tolerance: float = 1e-5
@@ -179,7 +180,7 @@ class Case:
 CASES = {
     "arrays": Case(
         samples=1000,
-        batch=64,
+        batch=63,
         epochs=2,
         data=arrays,
         compiled={"weighted_metrics": ["sparse_categorical_crossentropy"]},
@@ -198,10 +199,9 @@ CASES = {
         {"digit": ["accuracy"], "even": [keras.metrics.AUC(50, from_logits=True)]},
         {"run_eagerly": True, "loss_weights": {"digit": 1.0, "even": 0.5}},
         data=pairs,
-        samples=97,
     ),
     # The last batch has one row.
-    "fewer_rows_than_ranks": Case(synchronized, samples=97),
+    "fewer_rows_than_ranks": Case(synchronized, samples=95),
     "masked": Case(with_mask, data=of_each_line),
     "weighted_mean": Case(
         loss=crossentropy(reduction="mean_with_sample_weight"), data=arrays
