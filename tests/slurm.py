@@ -104,8 +104,11 @@ def cluster(nodes: int, folder: Path) -> Iterator[Cluster]:
             stack.callback(daemon.terminate)
         made = Cluster(hosts, folder)
         _await_nodes(made)
-        yield made
-        made.run("scancel", "--quiet", "--user", "root")
+        try:
+            yield made
+        finally:
+            # Its steps would outlive the daemons.
+            made.run("scancel", "--quiet", "--user", "root")
 
 
 def _configure(hosts: Sequence[network.Host], folder: Path) -> None:
