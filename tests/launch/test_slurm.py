@@ -70,6 +70,25 @@ def test_ranks_know_their_place_and_meet(cluster, options, expected):
     assert places(ended.stdout) == expected
 
 
+def test_tls_encrypts_here_too(cluster):
+    ended = cluster.run("srun", "-N", "2", "-n", "2", *PLACE, KERAS_HVD_TLS="1")
+    assert ended.returncode == 0, ended.stderr
+    assert places(ended.stdout) == [(0, 1, 0, 2, "host0"), (0, 1, 1, 2, "host1")]
+
+
+def test_khvdrun_hands_over_to_srun_within_an_allocation(cluster):
+    khvdrun = (sys.executable, "-m", "keras_hvd.launch")
+    ended = cluster.run(
+        *("salloc", "--quiet", "-N", "2", "-n", "4"),
+        *(*khvdrun, "-np", "4", "-H", "host0:2,host1:2", *PLACE),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert places(ended.stdout) == [
+        *((0, 2, 0, 2, "host0"), (1, 2, 0, 2, "host0")),
+        *((0, 2, 1, 2, "host1"), (1, 2, 1, 2, "host1")),
+    ]
+
+
 def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     images, labels = load_digits(return_X_y=True)
