@@ -163,9 +163,18 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
     CheckPeers();
     return ready();
   };
-  if (waiter_->Wait(ready_in_the_end, awaited)) return true;
-  Abandon();
-  return false;
+  const bool ok = IsPolled() ? waiter_->Poll(ready_in_the_end, awaited)
+                             : waiter_->Wait(ready_in_the_end, awaited);
+  if (!ok) Abandon();
+  return ok;
+}
+
+// Whether something is on its way that wakes nobody when it comes.
+bool HostsCommunicator::IsPolled() const {
+  return std::any_of(remote_.begin(), remote_.end(), [this](int member) {
+    const DataLink& link = LinkOf(member);
+    return !link.wakes() && (link.sends() || link.receives());
+  });
 }
 
 char* HostsCommunicator::Scratch(int64_t bytes) {
