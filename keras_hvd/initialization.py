@@ -24,6 +24,7 @@ from keras_hvd.runtime import (
     installed,
     log,
     mpi_finalization,
+    mpi_functions,
     native,
     settings,
     tls,
@@ -112,6 +113,8 @@ def _join_once(sets: list[ProcessSet]) -> None:
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
     if meeting is not None:
         _add_meeting(options, meeting)
+        if meeting.table.mpi and len(set(meeting.table.hosts())) > 1:
+            _add_mpi(options, str(world.mpi))
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
@@ -150,10 +153,11 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
+        mpi=_wants_mpi(world),
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: what is malformed must not become known when the others rely on this rank.
-    arranged = _arrangement(world, place.interfaces)
+    arranged = _arrangement(world, place)
     meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
     world = dataclasses.replace(world, job=meeting.table.job)
     if world.cross_rank is None:
@@ -162,18 +166,37 @@ def _meet(world: environment.World) -> tuple[environment.World, Meeting | None]:
     return world, meeting
 
 
-def _arrangement(
-    world: environment.World, interfaces: Sequence[str]
-) -> ranks.Arrangement:
+def _wants_mpi(world: environment.World) -> bool:
+    """Whether MPI is to carry tensors between hosts: where it has started the ranks."""
+    asked = settings.cpu_operations()
+    if asked == "mpi" and settings.tls():
+        raise ValueError(
+            "KERAS_HVD_TLS=1 encrypts what passes between hosts, and "
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors, which nothing "
+            "encrypts: leave out one of them"
+        )
+    started = world.mpi is not None and world.rendezvous is None
+    if asked == "mpi" and not started:
+        raise ValueError(
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors between hosts, and "
+            "these ranks do not meet by MPI: start them with mpirun, without "
+            "KERAS_HVD_RENDEZVOUS, or leave it out"
+        )
+    return started and asked != "tcp" and not settings.tls()
+
+
+def _arrangement(world: environment.World, place: ranks.Place) -> ranks.Arrangement:
     """Where the ranks meet: as the user has said, or as they agree by MPI."""
     if world.rendezvous is not None:
         return ranks.Arrangement(
             [address.parse(world.rendezvous)], secret.take(os.environ)
         )
     communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
+    if place.mpi:
+        mpi.require_threads()
     mpi_finalization.avoid_after_failure(str(world.mpi))
     if world.rank == 0:
-        return mpi.invite(communicator, interfaces)
+        return mpi.invite(communicator, place.interfaces)
     return mpi.accept(communicator, settings.init_timeout())
 
 
@@ -204,6 +227,13 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
             for link, stream in links
         )
     )
+
+
+def _add_mpi(options: native.Options, family: str) -> None:
+    """Has MPI carry tensors between hosts."""
+    world = mpi.communicator(family, options.rank, options.size)
+    communicator = mpi.duplicate(world, settings.init_timeout())
+    options.mpi = ctypes.pointer(mpi_functions.take(communicator))
 
 
 def _explain_missing_memory(meeting: Meeting) -> None:

