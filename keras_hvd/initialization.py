@@ -34,6 +34,7 @@ from keras_hvd.runtime import (
     installed,
     log,
     mpi_finalization,
+    mpi_functions,
     native,
     settings,
     tls,
@@ -131,6 +132,8 @@ def _join_once(
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
     if meeting is not None:
         _add_meeting(options, meeting)
+        if meeting.table.mpi and len(set(meeting.table.hosts())) > 1:
+            _add_mpi(options, str(world.mpi))
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
@@ -178,10 +181,11 @@ def _meet(
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
+        mpi=_wants_mpi(world, is_whole),
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: what is malformed must not become known when the others rely on this rank.
-    arranged = _arrangement(launched, members or everyone, place.interfaces)
+    arranged = _arrangement(launched, members or everyone, place)
     meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
     table = meeting.table
     world = dataclasses.replace(world, job=table.job)
@@ -220,20 +224,33 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
         )
     digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
     return environment.World(
-        *(
-            rank,
-            size,
-            rank,
-            size,
-            0,
-            1,
-            environment.job_name(f"{launched.job}/{digest}"),
-        )
+        *(rank, size, rank, size, 0, 1),
+        environment.job_name(f"{launched.job}/{digest}"),
     )
 
 
+def _wants_mpi(world: environment.World, is_whole: bool) -> bool:
+    """Whether MPI is to carry tensors between hosts."""
+    if settings.cpu_operations() != "mpi":
+        return False
+    if settings.tls():
+        raise ValueError(
+            "KERAS_HVD_TLS=1 encrypts what passes between hosts, and "
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors, which nothing "
+            "encrypts: leave out one of them"
+        )
+    if world.mpi is None or not is_whole:
+        raise ValueError(
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors between hosts, which "
+            "takes ranks that mpirun has started and that meet by MPI, all of them: "
+            "leave it out, or start them with mpirun, without KERAS_HVD_RENDEZVOUS and "
+            "without a comm"
+        )
+    return True
+
+
 def _arrangement(
-    world: environment.World, members: list[int], interfaces: Sequence[str]
+    world: environment.World, members: list[int], place: ranks.Place
 ) -> ranks.Arrangement:
     """Where the ranks meet: as the user has said, or as their launcher lets them."""
     if world.rendezvous is not None:
@@ -242,11 +259,13 @@ def _arrangement(
         )
     if world.step is not None:
         timeout = settings.init_timeout()
-        return slurm.arrange(world.step, world.rank, interfaces, timeout)
+        return slurm.arrange(world.step, world.rank, place.interfaces, timeout)
     communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
+    if place.mpi:
+        mpi.require_threads()
     mpi_finalization.avoid_after_failure(str(world.mpi))
     if world.rank == members[0]:
-        return mpi.invite(communicator, members, interfaces)
+        return mpi.invite(communicator, members, place.interfaces)
     return mpi.accept(communicator, members, settings.init_timeout())
 
 
@@ -277,6 +296,13 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
             for link, stream in links
         )
     )
+
+
+def _add_mpi(options: native.Options, family: str) -> None:
+    """Has MPI carry tensors between hosts."""
+    world = mpi.communicator(family, options.rank, options.size)
+    communicator = mpi.duplicate(world, settings.init_timeout())
+    options.mpi = ctypes.pointer(mpi_functions.take(communicator))
 
 
 def _explain_missing_memory(meeting: Meeting) -> None:

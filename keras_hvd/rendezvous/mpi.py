@@ -74,6 +74,56 @@ def communicator(family: str, rank: int, size: int) -> Any:
     return world
 
 
+def require_threads() -> None:
+    """Raises RendezvousError unless the engine's threads may call MPI."""
+    from mpi4py import MPI
+
+    names = {
+        MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+    }
+    level = names.get(MPI.Query_thread())
+    if level is not None:
+        raise RendezvousError(
+            f"MPI was initialized with {level}, and keras_hvd, whose tensors MPI "
+            "carries between hosts, calls it from several threads: set "
+            'mpi4py.rc.thread_level = "multiple" (or "serialized", if the script calls '
+            "MPI at no time between keras_hvd.init() and shutdown()) before the "
+            "script imports mpi4py.MPI, or have TCP carry tensors (without "
+            "KERAS_HVD_CPU_OPERATIONS=mpi)"
+        )
+
+
+def duplicate(world: Any, timeout: float) -> Any:
+    """A communicator for the engine alone. All ranks call this.
+
+    Raises RendezvousError if others do not.
+    """
+    communicator, request = world.Idup()
+    _in_flight.append((communicator, request))
+    _wait(
+        request,
+        timeout,
+        f"rank {world.rank} waited {timeout:g} s for the others to make a communicator "
+        "for tensors, after all had met: look at their own errors, and let no thread "
+        "of the script use MPI.COMM_WORLD for collectives during keras_hvd.init()",
+    )
+    # So that the engine hears of them.
+    from mpi4py import MPI
+
+    communicator.Set_errhandler(MPI.ERRORS_RETURN)
+    return communicator
+
+
+def _wait(request: Any, timeout: float, problem: str) -> None:
+    deadline = time.monotonic() + timeout
+    pauses = _pauses()
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise RendezvousError(problem)
+        time.sleep(next(pauses))
+
+
 def _mpi4py(family: str) -> Any:
     """The module MPI, for this family."""
     import mpi4py
@@ -143,16 +193,13 @@ def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
     message = bytearray(_MOST_BYTES)
     request = world.Irecv(message, source=members[0], tag=_TAG)
     _in_flight.append((message, request))
-    deadline = time.monotonic() + timeout
-    pauses = _pauses()
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise RendezvousError(
-                f"rank {world.rank} waited {timeout:g} s, and rank {members[0]} did "
-                "not come to keras_hvd.init(): start all within the init timeout "
-                "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at its own errors"
-            )
-        time.sleep(next(pauses))
+    _wait(
+        request,
+        timeout,
+        f"rank {world.rank} waited {timeout:g} s, and rank {members[0]} did "
+        "not come to keras_hvd.init(): start all within the init timeout "
+        "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at its own errors",
+    )
     content = json.loads(message.rstrip(b"\0"))
     difference = part.mismatch(world.rank, members, members[0], content["members"])
     if difference:

@@ -55,6 +55,7 @@ class RankTable:
     meeting: str
     ranks: tuple[RankInfo, ...]
     data_connections: int = 1  # for tensors, between two ranks of different hosts
+    mpi: bool = False  # whether MPI carries tensors, in place of these connections
 
     def hosts(self) -> list[int]:
         """Each rank's host, in the order of their lowest ranks.
@@ -195,6 +196,26 @@ def check_rank(info: RankInfo, number: int, size: int) -> None:
         )
 
 
+def check_carrier(table: RankTable, own: RankInfo, mpi: bool) -> None:
+    """Raises TableError unless this rank's tensors travel as rank 0's.
+
+    Example:
+
+    >>> info = RankInfo(0, 2, 0, 1, "a", "k", 0, "node0", 7, ())
+    >>> check_carrier(RankTable("job", "", (info,), mpi=True), info, mpi=False)
+    Traceback (most recent call last):
+    keras_hvd.rendezvous.rank_table.TableError: rank 0 (process 7 on node0) wants ...
+    """
+    if mpi == table.mpi:
+        return
+    names = {True: "MPI", False: "TCP"}
+    raise TableError(
+        f"{own} wants {names[mpi]} to carry tensors between hosts, and rank 0 wants "
+        f"{names[table.mpi]}: give all ranks the same KERAS_HVD_CPU_OPERATIONS and "
+        "KERAS_HVD_TLS"
+    )
+
+
 def _check_addresses(ranks: Sequence[RankInfo]) -> None:
     """Raises TableError if a rank listens where other machines cannot reach it."""
     if len({one.kernel for one in ranks}) == 1:
@@ -223,6 +244,7 @@ def encode(table: RankTable) -> dict[str, Any]:
         "meeting": table.meeting,
         "ranks": [encode_rank(one) for one in table.ranks],
         "data_connections": table.data_connections,
+        "mpi": table.mpi,
     }
 
 
@@ -243,6 +265,7 @@ def decode(message: dict[str, Any], size: int) -> RankTable:
         _text(message, "meeting"),
         tuple(decode_rank(one) for one in ranks),
         _number(message, "data_connections", 1, MOST_DATA_CONNECTIONS + 1),
+        _truth(message, "mpi"),
     )
     check(table)
     return table
@@ -315,6 +338,13 @@ def _number(
     # bool is a kind of int.
     if type(value) is not int or not least <= value < below:
         raise TableError(f"{name!r} is not a number in {least}..{below - 1}")
+    return value
+
+
+def _truth(message: dict[str, Any], name: str) -> bool:
+    value = message.get(name)
+    if type(value) is not bool:
+        raise TableError(f"{name!r} is not true or false")
     return value
 
 

@@ -59,6 +59,7 @@ class Place:
     host_key: str | None = None
     interfaces: tuple[str, ...] = ()
     data_connections: int = 1  # rank 0's counts
+    mpi: bool = False  # whether MPI is to carry tensors; the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class _Rank:
                 answer = await attendee.tell(rank_table.encode_rank(own))
                 try:
                     table = rank_table.decode(answer, self._place.size)
+                    rank_table.check_carrier(table, own, self._place.mpi)
                     answer = await attendee.say(await self._giver(table))
                     givers = answer.get("givers")
                     table = table.divided(rank_table.decode_givers(givers, table))
@@ -219,7 +221,10 @@ class _Rank:
         ranks = [own, *map(rank_table.decode_rank, told)]
         job = self._place.job or f"rendezvous-{uuid.uuid4().hex}"
         meeting = secrets.token_hex(16)
-        table = RankTable(job, meeting, tuple(ranks), self._place.data_connections)
+        table = RankTable(
+            *(job, meeting, tuple(ranks)),
+            *(self._place.data_connections, self._place.mpi),
+        )
         rank_table.check(table)
         return table
 
@@ -260,8 +265,11 @@ class _Rank:
 
 
 def _connections(link: Link, table: RankTable) -> Iterator[Link]:
-    count = table.data_connections if link.purpose == Purpose.DATA else 1
-    return (dataclasses.replace(link, number=number) for number in range(count))
+    is_for_tensors = link.purpose == Purpose.DATA
+    if is_for_tensors and table.mpi:
+        return
+    count = table.data_connections if is_for_tensors else 1
+    yield from (dataclasses.replace(link, number=number) for number in range(count))
 
 
 @contextlib.contextmanager

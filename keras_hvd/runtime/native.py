@@ -62,6 +62,22 @@ class Link(_Structure):
     ]
 
 
+class Mpi(_Structure):
+    """khvd_mpi: the functions and handles of the MPI that carries tensors."""
+
+    _fields_ = [
+        ("isend", ctypes.c_void_p),
+        ("issend", ctypes.c_void_p),
+        ("irecv", ctypes.c_void_p),
+        ("test", ctypes.c_void_p),
+        ("error_string", ctypes.c_void_p),
+        ("communicator", ctypes.c_ssize_t),
+        ("byte", ctypes.c_ssize_t),
+        ("handles_are_ints", ctypes.c_int32),
+        ("status_bytes", ctypes.c_int32),
+    ]
+
+
 class Options(_Structure):
     """khvd_options: this process' place in the job, and the engine's settings."""
 
@@ -99,6 +115,7 @@ class Options(_Structure):
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
         ("host_timeout", ctypes.c_int32),
+        ("mpi", ctypes.POINTER(Mpi)),
     ]
 
 
@@ -150,6 +167,8 @@ class Counters(_Structure):
         ("bytes", ctypes.c_int64),
         ("sleeps", ctypes.c_int64),
         ("lost_wakes", ctypes.c_int64),
+        ("tcp_bytes", ctypes.c_int64),
+        ("mpi_bytes", ctypes.c_int64),
     ]
 
 

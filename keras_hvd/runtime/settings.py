@@ -53,7 +53,6 @@ WITHOUT_EFFECT = {
     "CCL_BGT_AFFINITY": _NO_CCL,
     "CCL_CACHE": _NO_CCL,
     "CONTROLLER": _OWN_ENGINE,
-    "CPU_OPERATIONS": _OWN_ENGINE,
     "CYCLE_TIME": _NO_CYCLES,
     "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",
     "DYNAMIC_PROCESS_SETS": _ALWAYS_DYNAMIC,
@@ -236,6 +235,30 @@ def data_connections(environment: Mapping[str, str] | None = None) -> int:
     variables = os.environ if environment is None else environment
     found = _find_ours(variables, "DATA_CONNECTIONS")
     return _count(found, 1, MOST_DATA_CONNECTIONS) or 1
+
+
+def cpu_operations(environment: Mapping[str, str] | None = None) -> str:
+    """Reads what carries tensors in host memory between hosts: "mpi", "tcp", or "".
+
+    Horovod calls TCP "gloo".
+
+    Example:
+
+    >>> cpu_operations({}), cpu_operations({"HOROVOD_CPU_OPERATIONS": "gloo"})
+    ('', 'tcp')
+    """
+    variables = os.environ if environment is None else environment
+    found = _find(variables, "CPU_OPERATIONS")
+    if found is None:
+        return ""
+    carriers = {"mpi": "mpi", "tcp": "tcp", "gloo": "tcp"}
+
+    def parse(text: str) -> str:
+        if text.lower() not in carriers:
+            raise ValueError
+        return carriers[text.lower()]
+
+    return found.parse(parse, "mpi, tcp or gloo")
 
 
 def tls(environment: Mapping[str, str] | None = None) -> bool:

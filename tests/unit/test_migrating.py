@@ -83,6 +83,14 @@ DISABLE_NVTX_RANGES ELASTIC_TIMEOUT
 """
 
 
+READERS = (
+    settings.read,
+    settings.timeline,
+    settings.network_interfaces,
+    settings.cpu_operations,
+)
+
+
 class Public(dict):
     """Names of the package, where Python looks up those in defaults."""
 
@@ -218,10 +226,7 @@ def test_variables(row, prefix):
         assert name in explained
         return
     assert explained == ""
-    changes = any(
-        read({name: value}) != read({})
-        for read in (settings.read, settings.timeline, settings.network_interfaces)
-    )
+    changes = any(read({name: value}) != read({}) for read in READERS)
     assert changes or is_named(name)
 
 

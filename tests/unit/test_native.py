@@ -24,6 +24,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 ENGINE = native._FOLDER / "libkeras_hvd.so"
 HEADER = CHECKOUT / "tf_ops" / "engine" / "c_api.h"
 STRUCTURES = {
+    "khvd_mpi": native.Mpi,
     "khvd_options": native.Options,
     "khvd_tensor": native.Tensor,
     "khvd_request": native.Request,

@@ -222,6 +222,15 @@ def test_how_long_processes_wait_for_each_other(text, seconds):
     assert settings.init_timeout(variables) == seconds
 
 
+def test_what_carries_tensors_between_hosts():
+    assert settings.cpu_operations({}) == ""
+    for name in ("KERAS_HVD_CPU_OPERATIONS", "HOROVOD_CPU_OPERATIONS"):
+        for text, carrier in {"mpi": "mpi", "MPI": "mpi", "gloo": "tcp"}.items():
+            assert settings.cpu_operations({name: text}) == carrier
+        with pytest.raises(ValueError, match=f"{name} must be mpi, tcp or gloo"):
+            settings.cpu_operations({name: "ccl"})
+
+
 def test_a_malformed_time_is_an_error_also_where_the_stall_check_is_disabled():
     with pytest.raises(ValueError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be"):
         settings.read(

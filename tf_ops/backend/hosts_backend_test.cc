@@ -262,9 +262,10 @@ struct Layout {
   std::vector<int> hosts;
   int socket_bytes = 0;
   int connections = 1;
+  Carrier carrier = Carrier::kSockets;
 
   HostsOptions Options(int64_t exchange_bytes) const {
-    return {exchange_bytes, socket_bytes, connections};
+    return {exchange_bytes, socket_bytes, connections, carrier};
   }
 };
 
@@ -284,6 +285,12 @@ const Layout kLayouts[] = {
     {"SlowTwoOfTwo", {0, 0, 1, 1}, 1},
     {"ThreeConnections", {0, 1, 1, 2}, 0, 3},
     {"SlowTwoConnections", {0, 0, 1, 1}, 1, 2},
+    {"MpiTwoOfOne", {0, 1}, 0, 1, Carrier::kMpiWithPointers},
+    {"MpiTwoMixed", {0, 1, 1, 0}, 0, 1, Carrier::kMpiWithInts},
+    {"MpiTwoUneven", {0, 1, 0, 0}, 0, 1, Carrier::kMpiWithPointers},
+    {"MpiThreeUneven", {0, 1, 2, 0, 2, 2}, 0, 1, Carrier::kMpiWithInts},
+    {"MpiFourOfTwo", {0, 1, 2, 3, 3, 2, 1, 0}, 0, 1, Carrier::kMpiWithPointers},
+    {"MpiFourUneven", {0, 1, 1, 2, 3, 1, 3}, 0, 1, Carrier::kMpiWithPointers},
 };
 
 class HostsTest : public testing::TestWithParam<Layout> {

@@ -1,5 +1,5 @@
 // For tests of backends across hosts: ranks as threads, with a segment for each host
-// and pairs of sockets between every two ranks of different hosts.
+// and pairs of sockets, or an MPI, between every two ranks of different hosts.
 #ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
 #define KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
 
@@ -18,7 +18,10 @@
 
 #include "tf_ops/backend/hosts_backend.h"
 #include "tf_ops/collectives/testing.h"
+#include "tf_ops/transport/mpi_data_link.h"
+#include "tf_ops/transport/mpi_testing.h"
 #include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/socket_data_link.h"
 
 namespace keras_hvd {
 
@@ -42,6 +45,9 @@ class JobWaiter final : public Waiter {
     }
     return true;
   }
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return Wait(ready, awaited);
+  }
   bool Pause(int64_t) override {
     sched_yield();
     return !job_->Failed();
@@ -51,10 +57,13 @@ class JobWaiter final : public Waiter {
   const std::shared_ptr<JobState> job_;
 };
 
+enum class Carrier { kSockets, kMpiWithInts, kMpiWithPointers };
+
 struct HostsOptions {
   int64_t exchange_bytes = kTinyExchange;
   int socket_bytes = 0;  // of each socket's buffers; 0: the system's choice
   int connections = 1;   // of each link
+  Carrier carrier = Carrier::kSockets;
 };
 
 // The ranks of a job; `hosts` says on which host each rank is.
@@ -71,8 +80,9 @@ class HostsJob {
     }
     std::vector<DataLinks> links(size_, DataLinks(size_));
     for (int a = 0; a < size_; ++a) {
+      if (options.carrier != Carrier::kSockets) ConnectByMpi(options, a, &links[a]);
       for (int b = a + 1; b < size_; ++b) {
-        if (hosts[a] == hosts[b]) continue;
+        if (hosts[a] == hosts[b] || options.carrier != Carrier::kSockets) continue;
         for (int number = 0; number < options.connections; ++number) {
           Connect(options, &links[a][b], &links[b][a]);
         }
@@ -124,6 +134,16 @@ class HostsJob {
   }
 
  private:
+  void ConnectByMpi(const HostsOptions& options, int rank, DataLinks* links) {
+    const auto mpi = std::make_shared<Mpi>(options.carrier == Carrier::kMpiWithInts
+                                               ? mpi_.OptionsOf<int>(rank)
+                                               : mpi_.OptionsOf<void*>(rank));
+    for (int peer = 0; peer < size_; ++peer) {
+      if (topology_.host_of(peer) == topology_.host_of(rank)) continue;
+      (*links)[peer] = std::make_shared<MpiDataLink>(mpi, peer);
+    }
+  }
+
   static void Connect(const HostsOptions& options, std::shared_ptr<DataLink>* a,
                       std::shared_ptr<DataLink>* b) {
     int sockets[2];
@@ -139,12 +159,15 @@ class HostsJob {
   }
 
   static void Add(int socket, std::shared_ptr<DataLink>* link) {
-    if (*link != nullptr) return (*link)->Add(socket);
-    *link = std::make_shared<DataLink>(socket);
+    if (*link != nullptr) {
+      return std::static_pointer_cast<SocketDataLink>(*link)->Add(socket);
+    }
+    *link = std::make_shared<SocketDataLink>(socket);
   }
 
   const int size_;
   const Topology topology_;
+  MpiStandIn mpi_;
   std::shared_ptr<Segment> job_segment_;
   std::vector<std::shared_ptr<SharedJobState>> jobs_;
   std::vector<std::unique_ptr<JobWaiter>> waiters_;

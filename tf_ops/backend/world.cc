@@ -15,6 +15,7 @@ World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
             return std::make_unique<SharedMemoryBackend>(segment, rank, waiter,
                                                          store_choice);
           },
+          nullptr,
           nullptr};
 }
 

@@ -9,6 +9,7 @@
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/transport/channel.h"
+#include "tf_ops/transport/data_link.h"
 #include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/link_watch.h"
 #include "tf_ops/transport/segment.h"
@@ -27,6 +28,8 @@ struct World {
       make_backend;
   // Null if all ranks share memory.
   std::shared_ptr<LinkWatch> link_watch;
+  // Null as well.
+  std::shared_ptr<CarriedBytes> carried;
 };
 
 // The world of ranks that share a segment.

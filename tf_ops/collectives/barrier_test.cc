@@ -31,6 +31,9 @@ class FailingWaiter : public Waiter {
     awaited_ = awaited;
     return false;
   }
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return Wait(ready, awaited);
+  }
   bool Pause(int64_t) override { return false; }
   int awaited_ = -1;
 };

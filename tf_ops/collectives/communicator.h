@@ -24,6 +24,9 @@ class Waiter {
   // Returns true as soon as `ready()` is true, or false when the job has failed or
   // stops. `awaited` is the rank being waited for.
   virtual bool Wait(const std::function<bool()>& ready, int awaited) = 0;
+  // The same where nothing rings when `ready()` becomes true: it is asked all the time,
+  // but ever less often.
+  virtual bool Poll(const std::function<bool()>& ready, int awaited) = 0;
   // Passes a moment while waiting for something that rings for nobody. `times` counts
   // the moments passed so far. Returns false when the job has failed or stops.
   virtual bool Pause(int64_t times) = 0;

@@ -62,6 +62,7 @@ class Broadcaster {
           portions.ForEach(
               local.index(), begin, end,
               [&](size_t, int64_t offset, int64_t position, int64_t bytes) {
+                if (offset == 0) BeginPass(portions.of(local.index()).front().bytes);
                 char* const output =
                     static_cast<char*>(options_.output) + Start(local.index()) + offset;
                 ok = Pass(output, bytes);
@@ -71,17 +72,26 @@ class Broadcaster {
         });
   }
 
+  void BeginPass(int64_t bytes) {
+    hosts_.BeginReceive(Before(), bytes);
+    if (!is_last()) hosts_.BeginSend(OfLane(1), bytes);
+  }
+
   // Gets a stretch and gives it to the next host.
   bool Pass(char* output, int64_t bytes) {
-    const bool from_root = direct_ || step_ == 1;
-    hosts_.Receive(from_root ? options_.root : OfLane(hosts_.hosts() - 1), output,
-                   bytes);
+    hosts_.Receive(Before(), output, bytes);
     if (!hosts_.AwaitReceived()) return false;
-    const bool is_last = direct_ || step_ == hosts_.hosts() - 1;
-    if (!is_last) hosts_.Send(OfLane(1), output, bytes);
+    if (!is_last()) hosts_.Send(OfLane(1), output, bytes);
     hosts_.Progress();
     return true;
   }
+
+  // The member that this rank gets its lane's portion from.
+  int Before() const {
+    const bool from_root = direct_ || step_ == 1;
+    return from_root ? options_.root : OfLane(hosts_.hosts() - 1);
+  }
+  bool is_last() const { return direct_ || step_ == hosts_.hosts() - 1; }
 
   // The member of this rank's lane on the host that comes `steps` after this one.
   int OfLane(int steps) const {

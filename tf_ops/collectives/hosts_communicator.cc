@@ -169,9 +169,10 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
     CheckPeers();
     return Moved() - before >= kWorthSpinning || ready();
   };
+  const auto wait = IsPolled() ? &Waiter::Poll : &Waiter::Wait;
   while (!ready()) {
     before = Moved();
-    if (waiter_->Wait(flows_or_ready, awaited)) continue;
+    if ((waiter_->*wait)(flows_or_ready, awaited)) continue;
     Abandon();
     return false;
   }
@@ -182,6 +183,14 @@ int64_t HostsCommunicator::Moved() const {
   int64_t moved = 0;
   for (int member : remote_) moved += LinkOf(member).sent() + LinkOf(member).received();
   return moved;
+}
+
+// Whether something is on its way that wakes nobody when it comes.
+bool HostsCommunicator::IsPolled() const {
+  return std::any_of(remote_.begin(), remote_.end(), [this](int member) {
+    const DataLink& link = LinkOf(member);
+    return !link.wakes() && (link.sends() || link.receives());
+  });
 }
 
 char* HostsCommunicator::Scratch(int64_t bytes) {

@@ -63,6 +63,8 @@ class HostsCommunicator : private Waiter {
 
   // ---- Transfers to and from members on other hosts; see DataLink
 
+  void BeginSend(int member, int64_t bytes) { LinkOf(member).BeginSend(bytes); }
+  void BeginReceive(int member, int64_t bytes) { LinkOf(member).BeginReceive(bytes); }
   int64_t Send(int member, const void* data, int64_t bytes);
   int64_t Receive(int member, void* data, int64_t bytes);
   // Moves what can be moved by now. All waits do so too, those of `local` as well.
@@ -83,12 +85,16 @@ class HostsCommunicator : private Waiter {
 
  private:
   bool Wait(const std::function<bool()>& ready, int awaited) override;
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return waiter_->Poll(ready, awaited);
+  }
   bool Pause(int64_t times) override { return waiter_->Pause(times); }
 
   void Divide(const std::vector<int>& members);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
   bool AwaitLink(int member, const std::function<bool()>& ready);
   int64_t Moved() const;
+  bool IsPolled() const;
   void CheckPeers();
   void ReportClosed(int member);
   std::string WhyClosed(int rank) const;

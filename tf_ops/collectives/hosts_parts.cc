@@ -86,7 +86,9 @@ bool ReceiveForHost(const Parts& parts, const std::vector<const void*>& own,
         [&](size_t number, int64_t offset, char* place, int64_t bytes) {
           CopyOrdinary(place, At(own[number], offset), bytes);
         },
-        [&](size_t number, int64_t, char* place, int64_t bytes) {
+        [&](size_t number, int64_t offset, char* place, int64_t bytes) {
+          const Parts::Part& part = relayed.of(local.index())[number];
+          if (offset == 0) hosts->BeginReceive(relay.sender(number), part.bytes);
           hosts->Receive(relay.sender(number), place, bytes);
         });
     if (!hosts->AwaitReceived()) return false;
@@ -119,11 +121,13 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
                        kLargestElement * kLargestElement;
   char* const scratch = hosts->Scratch(others * most);
   std::vector<const void*> inputs(hosts->count());
-  const auto receive = [&](int64_t bytes) {
+  const Line& line = parts.of(hosts->index());
+  const auto receive = [&](size_t number, int64_t offset, int64_t bytes) {
     char* to = scratch;
     for (int host = 0; host < hosts->hosts(); ++host) {
       if (host == hosts->host()) continue;
       for (int member : hosts->members_of(host)) {
+        if (offset == 0) hosts->BeginReceive(member, line[number].bytes);
         hosts->Receive(member, to, bytes);
         inputs[member] = to;
         to += most;
@@ -139,7 +143,7 @@ bool Scatter(const Parts& parts, const std::vector<const void*>& tensors,
       [&](size_t number, int64_t offset, int64_t bytes, const void* const* stretches) {
         for (int64_t done = 0; ok && done < bytes; done += most) {
           const int64_t stretch = std::min(most, bytes - done);
-          ok = receive(stretch);
+          ok = receive(number, offset + done, stretch);
           if (!ok) return;
           for (size_t place = 0; place < here.size(); ++place) {
             inputs[here[place]] = At(stretches[place], done);

@@ -27,6 +27,9 @@ class YieldingWaiter : public Waiter {
     while (!ready()) sched_yield();
     return true;
   }
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return Wait(ready, awaited);
+  }
   bool Pause(int64_t) override {
     sched_yield();
     return true;

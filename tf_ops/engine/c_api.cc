@@ -27,6 +27,7 @@ using keras_hvd::Code;
 using keras_hvd::Engine;
 using keras_hvd::JobMember;
 using keras_hvd::Link;
+using keras_hvd::LinkPurpose;
 using keras_hvd::LogLevel;
 using keras_hvd::Operation;
 using keras_hvd::Status;
@@ -269,6 +270,7 @@ Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* membe
     member->names.push_back({options.pids[rank], options.host_names[rank]});
   }
   for (const Link& needed : keras_hvd::LinksNeeded(member->topology)) {
+    if (options.mpi != nullptr && needed.purpose == LinkPurpose::kData) continue;
     const size_t before = member->links.size();
     for (int32_t number = 0; number < options.link_count; ++number) {
       const khvd_link& link = options.links[number];
@@ -283,6 +285,18 @@ Status TakeLinks(const khvd_options& options, keras_hvd::JobMemberOptions* membe
     }
   }
   return Status::Ok();
+}
+
+keras_hvd::MpiOptions MpiOptionsOf(const khvd_mpi& mpi) {
+  return {mpi.isend,
+          mpi.issend,
+          mpi.irecv,
+          mpi.test,
+          mpi.error_string,
+          mpi.communicator,
+          mpi.byte,
+          mpi.handles_are_ints != 0,
+          static_cast<size_t>(mpi.status_bytes)};
 }
 
 // `*taken`: somebody closes the links.
@@ -302,6 +316,7 @@ Status Init(const khvd_options& options, bool* taken) {
       options.exchange_bytes > 0 ? options.exchange_bytes : kDefaultExchangeBytes;
   member.rendezvous.timeout_seconds =
       options.init_timeout > 0 ? options.init_timeout : kDefaultTimeoutSeconds;
+  if (options.mpi != nullptr) member.mpi = MpiOptionsOf(*options.mpi);
   if (options.host_timeout > 0) {
     member.host_timeout = std::chrono::seconds(options.host_timeout);
   }
@@ -580,6 +595,12 @@ int khvd_get_counters(khvd_counters* counters) {
   counters->bytes = engine.bytes;
   counters->sleeps = engine.sleeps;
   counters->lost_wakes = engine.lost_wakes;
+  counters->tcp_bytes = counters->mpi_bytes = 0;
+  const std::shared_ptr<keras_hvd::CarriedBytes> carried = member->carried();
+  if (carried != nullptr) {
+    counters->tcp_bytes = carried->tcp;
+    counters->mpi_bytes = carried->mpi;
+  }
   return KHVD_OK;
 }
 

@@ -115,6 +115,20 @@ typedef struct {
   khvd_tls* tls;    // over it, with the handshake complete; NULL: in the clear
 } khvd_link;
 
+// The MPI that carries tensors between hosts: functions of MPI's names, and handles as
+// its C interface has them.
+typedef struct {
+  void* isend;
+  void* issend;
+  void* irecv;
+  void* test;
+  void* error_string;
+  intptr_t communicator;     // of all ranks, in their order; nobody else may use it
+  intptr_t byte;             // the type MPI_BYTE
+  int32_t handles_are_ints;  // 1: integers of 32 bits; 0: pointers
+  int32_t status_bytes;      // of an MPI_Status
+} khvd_mpi;
+
 typedef struct {
   size_t struct_size;
   int32_t rank, size;
@@ -155,6 +169,9 @@ typedef struct {
   const khvd_link* links;
   int32_t link_count;
   int32_t host_timeout;  // seconds until a host that does not answer is gone; 0: 5
+  // NULL: tensors travel over the links for them. Otherwise there are no such links.
+  // Any thread calls these functions, one at a time, until khvd_shutdown.
+  const khvd_mpi* mpi;
 } khvd_options;
 
 // One tensor of a request: contiguous, row-major, in host memory or on a GPU.
@@ -344,6 +361,8 @@ typedef struct {
   int64_t bytes;       // bytes of their inputs
   int64_t sleeps;      // times the engine went to sleep
   int64_t lost_wakes;  // sleeps ended only by a timeout although work was due
+  int64_t tcp_bytes;   // of tensors, sent to other hosts over links
+  int64_t mpi_bytes;   // and by MPI
 } khvd_counters;
 KHVD_EXPORT int khvd_get_counters(khvd_counters* counters);
 

@@ -25,6 +25,10 @@ constexpr int kYields = 100;
 constexpr std::chrono::microseconds kLongestYields(1000);
 // How often it checks for what comes without a ring, after as many yields.
 constexpr std::chrono::microseconds kPause(50);
+// How long a rank sleeps that waits for something that rings for nobody: this part of
+// the time that it has waited, up to this.
+constexpr int kNapPart = 16;
+constexpr std::chrono::microseconds kLongestNap(1000);
 // How long a rank that shuts down waits for the peers of a running batch.
 constexpr std::chrono::seconds kShutdownPatience(5);
 
@@ -155,6 +159,14 @@ void EngineLoop::LeaveDriving() {
 // ---- Waiting inside of a collective
 
 bool EngineLoop::Wait(const Ready& ready, int awaited) {
+  return Await(ready, awaited, true);
+}
+
+bool EngineLoop::Poll(const Ready& ready, int awaited) {
+  return Await(ready, awaited, false);
+}
+
+bool EngineLoop::Await(const Ready& ready, int awaited, bool is_rung) {
   const std::chrono::microseconds spin(work_.execution().tuning().spin_microseconds);
   if (SpinUntil(ready, spin)) return true;
   const Clock::time_point since = Clock::now();
@@ -175,8 +187,28 @@ bool EngineLoop::Wait(const Ready& ready, int awaited) {
     }
     if (Clock::now() >= stop_at) return false;
     work_.stall_watch().CheckPeer(awaited, since);
-    SleepInCollective(ready, stopping);
+    if (is_rung) {
+      SleepInCollective(ready, stopping);
+    } else {
+      NapInCollective(ready, since);
+    }
   }
+}
+
+// For what rings for nobody. It yields for a moment, and then sleeps for a part of the
+// time that the wait has taken already.
+void EngineLoop::NapInCollective(const Ready& ready, Clock::time_point since) {
+  const Clock::time_point now = Clock::now();
+  if (now - since < kLongestYields) {
+    sched_yield();
+    return;
+  }
+  Announce();
+  if (!work_.PollHosts() && !ready() && !work_.HasNews()) {
+    counters_.sleeps += 1;
+    bell_.Sleep(now + std::min<Clock::duration>((now - since) / kNapPart, kLongestNap));
+  }
+  Cancel();
 }
 
 // No other thread may continue the collective. `stopping` is the stop request as the

@@ -63,8 +63,11 @@ class EngineLoop : private Waiter {
 
   // Inside a collective.
   bool Wait(const Ready& ready, int awaited) override;
+  bool Poll(const Ready& ready, int awaited) override;
   bool Pause(int64_t times) override;
+  bool Await(const Ready& ready, int awaited, bool is_rung);
   void SleepInCollective(const Ready& ready, bool stopping);
+  void NapInCollective(const Ready& ready, Clock::time_point since);
   // Outside a collective.
   bool SpinForNews();
   void Rest(std::unique_lock<std::mutex>* driving);

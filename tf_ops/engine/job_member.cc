@@ -64,8 +64,9 @@ Status JobMember::Start() {
   if (topology.hosts() == 1) {
     world_ = SharedMemoryWorld(segment, topology.rank());
   } else {
+    const auto mpi = options_.mpi ? std::make_shared<Mpi>(*options_.mpi) : nullptr;
     world_ = HostsWorld(topology, segment, options_.names, options_.links,
-                        options_.host_timeout);
+                        options_.host_timeout, mpi);
     if (!world_->link_watch->status().ok()) return world_->link_watch->status();
   }
   EnterWorld(&segment->block(topology.local_index(topology.rank())), connections);

@@ -23,8 +23,9 @@ struct JobMemberOptions {
   std::vector<RankName> names;
   std::vector<Link> links;
   std::chrono::seconds host_timeout = kHostTimeout;
-  RendezvousOptions rendezvous;  // Enter fills in all but the limits
-  EngineOptions engine;          // Enter fills in `local_rank`, and `cores` if it is 0
+  std::optional<MpiOptions> mpi;  // carries tensors, instead of links
+  RendezvousOptions rendezvous;   // Enter fills in all but the limits
+  EngineOptions engine;           // Enter fills in `local_rank`, and `cores` if it is 0
   int local_rank = 0, local_size = 1;
   int cross_rank = 0, cross_size = 1;
 };
@@ -40,6 +41,7 @@ class JobMember {
 
   const JobMemberOptions& options() const { return options_; }
   Engine& engine() { return *engine_; }
+  std::shared_ptr<CarriedBytes> carried() const { return world_->carried; }
   Status failure() const { return world_->job->Failure(); }
 
  private:

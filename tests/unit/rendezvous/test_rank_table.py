@@ -64,6 +64,7 @@ def test_refuses_addresses_that_are_none(value):
         ({"meeting": None}, "'meeting' is not a text"),
         ({"data_connections": 0}, "'data_connections' is not a number in 1..16"),
         ({"data_connections": 17}, "'data_connections' is not a number in 1..16"),
+        ({"mpi": 1}, "'mpi' is not true or false"),
     ],
 )
 def test_names_what_is_wrong_with_a_table(change, expected):

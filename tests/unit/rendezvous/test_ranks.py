@@ -366,6 +366,29 @@ def test_rank_0_says_how_many_connections_carry_tensors(new_job):
         stream.close()
 
 
+def test_where_mpi_carries_tensors_no_connections_do(new_job):
+    job = new_job(2)
+    for rank in range(2):
+        job.start(rank, key=str(rank), mpi=True)
+    for meeting in job.end():
+        assert meeting.table.mpi
+        assert {link.purpose for link in meeting.links} == {Purpose.CONTROL}
+        for stream in meeting.links.values():
+            stream.close()
+
+
+def test_ranks_that_differ_in_what_carries_tensors_are_told(new_job):
+    job = new_job(2)
+    for rank, mpi in enumerate((True, False)):
+        job.start(rank, key=str(rank), mpi=mpi)
+    (error,) = set(job.errors().values())
+    assert re.search(
+        r"rank 1 .* wants TCP to carry tensors .*, and rank 0 wants MPI: give all "
+        "ranks the same KERAS_HVD_CPU_OPERATIONS",
+        error,
+    )
+
+
 def test_a_link_that_only_one_side_wants_is_an_error_on_all(new_job):
     job = new_job(2, timeout=0.5)
     job.start(0, wanted_links=lambda rank, hosts: [])

@@ -1,5 +1,5 @@
 // Posted transfers over connections: order, pieces, back-pressure, and how links end.
-#include "tf_ops/transport/data_link.h"
+#include "tf_ops/transport/socket_data_link.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace keras_hvd {
 namespace {
 
 struct Ends {
-  std::unique_ptr<DataLink> a, b;
+  std::unique_ptr<SocketDataLink> a, b;
 };
 
 struct Way {
@@ -31,7 +31,7 @@ struct Way {
 };
 
 // A link of one connection or several, in the clear or over TLS.
-class DataLinkTest : public testing::TestWithParam<Way> {
+class SocketDataLinkTest : public testing::TestWithParam<Way> {
  protected:
   using Sockets = std::pair<int, int>;
 
@@ -57,13 +57,13 @@ class DataLinkTest : public testing::TestWithParam<Way> {
   }
 
   static void Add(int socket, std::unique_ptr<TlsSession> tls,
-                  std::unique_ptr<DataLink>* link) {
+                  std::unique_ptr<SocketDataLink>* link) {
     if (*link != nullptr) return (*link)->Add(socket, std::move(tls));
-    *link = std::make_unique<DataLink>(socket, std::move(tls));
+    *link = std::make_unique<SocketDataLink>(socket, std::move(tls));
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(, DataLinkTest,
+INSTANTIATE_TEST_SUITE_P(, SocketDataLinkTest,
                          testing::Values(Way{false, 1}, Way{false, 3}, Way{true, 1},
                                          Way{true, 3}),
                          [](const auto& info) {
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(, DataLinkTest,
                                   std::to_string(info.param.connections);
                          });
 
-DataLinkTest::Sockets DataLinkTest::UnixSockets(int buffer_bytes) {
+SocketDataLinkTest::Sockets SocketDataLinkTest::UnixSockets(int buffer_bytes) {
   int sockets[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
   for (int socket : sockets) {
@@ -82,7 +82,7 @@ DataLinkTest::Sockets DataLinkTest::UnixSockets(int buffer_bytes) {
   return {sockets[0], sockets[1]};
 }
 
-DataLinkTest::Sockets DataLinkTest::TcpSockets() {
+SocketDataLinkTest::Sockets SocketDataLinkTest::TcpSockets() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -99,7 +99,7 @@ DataLinkTest::Sockets DataLinkTest::TcpSockets() {
   return {a, b};
 }
 
-bool IsIdle(const DataLink& link) { return !link.sends() && !link.receives(); }
+bool IsIdle(const SocketDataLink& link) { return !link.sends() && !link.receives(); }
 
 // Moves until nothing more moves.
 void Settle(const Ends& ends) {
@@ -117,7 +117,7 @@ std::vector<char> Numbered(size_t bytes, int seed) {
   return data;
 }
 
-TEST_P(DataLinkTest, MovesBytesBothWays) {
+TEST_P(SocketDataLinkTest, MovesBytesBothWays) {
   for (const Ends& ends : {UnixPair(), TcpPair()}) {
     const std::vector<char> from_a = Numbered(1000, 1), from_b = Numbered(5000000, 2);
     std::vector<char> to_b(from_a.size()), to_a(from_b.size());
@@ -133,7 +133,7 @@ TEST_P(DataLinkTest, MovesBytesBothWays) {
   }
 }
 
-TEST_P(DataLinkTest, NeverWaits) {
+TEST_P(SocketDataLinkTest, NeverWaits) {
   const Ends ends = TcpPair();
   EXPECT_FALSE(ends.a->Progress());
   char byte;
@@ -147,9 +147,9 @@ TEST_P(DataLinkTest, NeverWaits) {
   EXPECT_TRUE(ends.b->sends());
 }
 
-TEST_P(DataLinkTest, SendsSmallPiecesAtOnce) {
+TEST_P(SocketDataLinkTest, SendsSmallPiecesAtOnce) {
   const auto [a, b] = TcpSockets();
-  const DataLink one(a), other(b);
+  const SocketDataLink one(a), other(b);
   int on = 0;
   socklen_t length = sizeof(on);
   getsockopt(a, IPPROTO_TCP, TCP_NODELAY, &on, &length);
@@ -157,7 +157,7 @@ TEST_P(DataLinkTest, SendsSmallPiecesAtOnce) {
 }
 
 // The two ends need not cut the stream alike.
-TEST_P(DataLinkTest, PiecesOfAnySizesArriveInOrder) {
+TEST_P(SocketDataLinkTest, PiecesOfAnySizesArriveInOrder) {
   std::mt19937 random(3);
   for (int buffer : {0, 2048}) {
     const Ends ends = UnixPair(buffer);
@@ -193,7 +193,7 @@ TEST_P(DataLinkTest, PiecesOfAnySizesArriveInOrder) {
 }
 
 // More pieces than one call can take, none next to another.
-TEST_P(DataLinkTest, ManyScatteredPieces) {
+TEST_P(SocketDataLinkTest, ManyScatteredPieces) {
   const Ends ends = UnixPair();
   const std::vector<char> sent = Numbered(20000, 5);
   std::vector<char> received(sent.size());
@@ -208,7 +208,7 @@ TEST_P(DataLinkTest, ManyScatteredPieces) {
   }
 }
 
-TEST_P(DataLinkTest, ReadsOnlyWhatWasPosted) {
+TEST_P(SocketDataLinkTest, ReadsOnlyWhatWasPosted) {
   const Ends ends = UnixPair();
   const std::string sent = "one two";
   std::string first(3, ' '), second(4, ' ');
@@ -222,7 +222,7 @@ TEST_P(DataLinkTest, ReadsOnlyWhatWasPosted) {
   EXPECT_EQ(second, " two");
 }
 
-TEST_P(DataLinkTest, ASenderWithoutAReceiverIsHeldUp) {
+TEST_P(SocketDataLinkTest, ASenderWithoutAReceiverIsHeldUp) {
   const Ends ends = UnixPair(4096);
   const std::vector<char> sent(1 << 20);
   ends.a->Send(sent.data(), sent.size());
@@ -230,7 +230,7 @@ TEST_P(DataLinkTest, ASenderWithoutAReceiverIsHeldUp) {
   EXPECT_LT(ends.a->sent(), 1 << 18);
 }
 
-TEST_P(DataLinkTest, WhatComesForNoMemoryIsDropped) {
+TEST_P(SocketDataLinkTest, WhatComesForNoMemoryIsDropped) {
   const Ends ends = UnixPair();
   const std::vector<char> unwanted = Numbered(100000, 6);
   const std::string wanted = "wanted";
@@ -246,7 +246,7 @@ TEST_P(DataLinkTest, WhatComesForNoMemoryIsDropped) {
   EXPECT_EQ(after, wanted);
 }
 
-TEST_P(DataLinkTest, NothingIsCompleteAtOnce) {
+TEST_P(SocketDataLinkTest, NothingIsCompleteAtOnce) {
   const Ends ends = UnixPair();
   EXPECT_EQ(ends.a->Send(nullptr, 0), 0);
   EXPECT_EQ(ends.a->Receive(nullptr, 0), 0);
@@ -254,7 +254,7 @@ TEST_P(DataLinkTest, NothingIsCompleteAtOnce) {
   EXPECT_FALSE(ends.a->Progress());
 }
 
-TEST_P(DataLinkTest, AnEndMattersToThoseWhoWaitAlone) {
+TEST_P(SocketDataLinkTest, AnEndMattersToThoseWhoWaitAlone) {
   Ends ends = UnixPair();
   const std::string last = "bye";
   std::string received(3, ' ');
@@ -273,7 +273,7 @@ TEST_P(DataLinkTest, AnEndMattersToThoseWhoWaitAlone) {
   EXPECT_FALSE(ends.b->Progress());
 }
 
-TEST_P(DataLinkTest, ASenderHearsOfTheEnd) {
+TEST_P(SocketDataLinkTest, ASenderHearsOfTheEnd) {
   Ends ends = UnixPair();
   ends.b.reset();
   ends.a->Send("x", 1);
@@ -281,7 +281,7 @@ TEST_P(DataLinkTest, ASenderHearsOfTheEnd) {
   EXPECT_EQ(ends.a->why_closed(), "Broken pipe");
 }
 
-TEST_P(DataLinkTest, AbandonedTransfersTouchNothing) {
+TEST_P(SocketDataLinkTest, AbandonedTransfersTouchNothing) {
   const Ends ends = UnixPair();
   const std::string sent = "late";
   std::string received(4, ' ');

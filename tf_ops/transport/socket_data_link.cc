@@ -1,5 +1,5 @@
-// See data_link.h.
-#include "tf_ops/transport/data_link.h"
+// See socket_data_link.h.
+#include "tf_ops/transport/socket_data_link.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,32 +17,32 @@ constexpr int64_t kStripeBytes = 64 << 10;
 
 }  // namespace
 
-DataLink::DataLink(int socket, std::unique_ptr<TlsSession> tls,
-                   std::chrono::seconds limit)
-    : limit_(limit) {
+SocketDataLink::SocketDataLink(int socket, std::unique_ptr<TlsSession> tls,
+                               std::chrono::seconds limit)
+    : DataLink(limit) {
   Add(socket, std::move(tls));
 }
 
-void DataLink::Add(int socket, std::unique_ptr<TlsSession> tls) {
-  carriers_.push_back(std::make_unique<Carrier>(socket, std::move(tls), limit_));
+void SocketDataLink::Add(int socket, std::unique_ptr<TlsSession> tls) {
+  carriers_.push_back(std::make_unique<Carrier>(socket, std::move(tls), limit()));
 }
 
-int64_t DataLink::Send(const void* data, int64_t bytes) {
+int64_t SocketDataLink::Send(const void* data, int64_t bytes) {
   return Post(&Carrier::sending, &sent_, static_cast<char*>(const_cast<void*>(data)),
               bytes);
 }
 
-int64_t DataLink::Receive(void* data, int64_t bytes) {
+int64_t SocketDataLink::Receive(void* data, int64_t bytes) {
   return Post(&Carrier::receiving, &received_, static_cast<char*>(data), bytes);
 }
 
-bool DataLink::Progress() {
+bool SocketDataLink::Move() {
   const bool sent = MoveAll(&Carrier::sending, &Connection::Send, &sent_);
   const bool received = MoveAll(&Carrier::receiving, &Connection::Receive, &received_);
   return sent || received;
 }
 
-void DataLink::CheckPeer(Clock::time_point now) {
+void SocketDataLink::CheckPeer(Clock::time_point now) {
   for (const auto& carrier : carriers_) {
     if (closed()) return;
     if (!carrier->sending.waits() && !carrier->receiving.waits()) continue;
@@ -54,7 +54,7 @@ void DataLink::CheckPeer(Clock::time_point now) {
   }
 }
 
-void DataLink::Abandon() {
+void SocketDataLink::Abandon() {
   for (const auto& carrier : carriers_) {
     carrier->sending.pieces.clear();
     carrier->receiving.pieces.clear();
@@ -62,7 +62,7 @@ void DataLink::Abandon() {
   if (!closed()) why_closed_ = "it was abandoned";
 }
 
-int64_t DataLink::Post(Part part, Progressed* all, char* data, int64_t bytes) {
+int64_t SocketDataLink::Post(Part part, Progressed* all, char* data, int64_t bytes) {
   const int64_t carriers = static_cast<int64_t>(carriers_.size());
   while (bytes > 0) {
     const int64_t stripe = all->posted / kStripeBytes;
@@ -76,7 +76,7 @@ int64_t DataLink::Post(Part part, Progressed* all, char* data, int64_t bytes) {
   return all->posted;
 }
 
-bool DataLink::MoveAll(Part part, Call call, Progressed* all) {
+bool SocketDataLink::MoveAll(Part part, Call call, Progressed* all) {
   if (!all->waits()) return false;
   const int64_t carriers = static_cast<int64_t>(carriers_.size());
   bool moved = false;
@@ -85,7 +85,7 @@ bool DataLink::MoveAll(Part part, Call call, Progressed* all) {
   for (int64_t number = 0; number < carriers; ++number) {
     Carrier* const carrier = carriers_[number].get();
     Transfers* const transfers = &(carrier->*part);
-    moved = Move(carrier, transfers, call) || moved;
+    moved = MoveOn(carrier, transfers, call) || moved;
     if (!transfers->waits()) continue;
     const int64_t stripe = transfers->moved / kStripeBytes * carriers + number;
     end = std::min(end, stripe * kStripeBytes + transfers->moved % kStripeBytes);
@@ -94,7 +94,7 @@ bool DataLink::MoveAll(Part part, Call call, Progressed* all) {
   return moved;
 }
 
-bool DataLink::Move(Carrier* carrier, Transfers* transfers, Call call) {
+bool SocketDataLink::MoveOn(Carrier* carrier, Transfers* transfers, Call call) {
   bool moved = false;
   char dropped[kDropBytes];
   while (transfers->waits() && !closed()) {
@@ -118,7 +118,7 @@ bool DataLink::Move(Carrier* carrier, Transfers* transfers, Call call) {
   return moved;
 }
 
-void DataLink::Transfers::Post(char* data, int64_t bytes) {
+void SocketDataLink::Transfers::Post(char* data, int64_t bytes) {
   posted += bytes;
   const bool continues =
       data != nullptr && !pieces.empty() && pieces.back().iov_base != nullptr &&
@@ -130,7 +130,7 @@ void DataLink::Transfers::Post(char* data, int64_t bytes) {
   }
 }
 
-void DataLink::Transfers::Advance(int64_t bytes) {
+void SocketDataLink::Transfers::Advance(int64_t bytes) {
   moved += bytes;
   while (bytes > 0) {
     iovec& piece = pieces.front();
