@@ -10,10 +10,11 @@ from keras_hvd.runtime import basics, native
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI coordinates the ranks.
+    """Whether MPI carries tensors between the hosts of this job.
 
     Returns:
-        False: keras_hvd coordinates the ranks itself, even if MPI started them.
+        True where `KERAS_HVD_CPU_OPERATIONS=mpi` asks for it, under `mpirun` on several
+        hosts. keras_hvd coordinates the ranks itself in any case.
 
     Example:
 
@@ -21,7 +22,7 @@ def mpi_enabled() -> bool:
     >>> keras_hvd.mpi_enabled()
     False
     """
-    return False
+    return basics.uses_mpi()
 
 
 def mpi_built() -> bool:

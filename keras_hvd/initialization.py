@@ -130,14 +130,16 @@ def _join_once(
     )
     options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
     options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
+    uses_mpi = False
     if meeting is not None:
         _add_meeting(options, meeting)
-        if meeting.table.mpi and len(set(meeting.table.hosts())) > 1:
+        uses_mpi = meeting.table.mpi and len(set(meeting.table.hosts())) > 1
+        if uses_mpi:
             _add_mpi(options, str(world.mpi))
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
-    basics.note_job(world.job)
+    basics.note_job(world.job, uses_mpi)
     # At once: the other ranks continue, and earlier submissions are not recorded.
     if timeline.path:
         _start_timeline(timeline)

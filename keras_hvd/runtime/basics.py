@@ -11,6 +11,7 @@ from keras_hvd.runtime import native
 
 _jobs_joined = 0
 _job = ""
+_uses_mpi = False
 
 
 def shutdown() -> None:
@@ -236,11 +237,17 @@ def job() -> str:
     return _job
 
 
-def note_job(launched: str) -> None:
+def note_job(launched: str, uses_mpi: bool) -> None:
     """Records that this process has joined another job; `launched` is its name."""
-    global _jobs_joined, _job
+    global _jobs_joined, _job, _uses_mpi
     _jobs_joined += 1
     _job = f"{launched}, {_jobs_joined}"
+    _uses_mpi = uses_mpi
+
+
+def uses_mpi() -> bool:
+    """Whether MPI carries tensors between the hosts of this process' job."""
+    return _uses_mpi and is_initialized()
 
 
 def _place(function: str) -> int:

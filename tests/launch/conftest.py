@@ -9,13 +9,16 @@ import statistics
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import network
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 
 # Every process of a test carries this variable, whoever its parent is by then.
@@ -214,3 +217,58 @@ def is_mapped(path: str) -> bool:
             if path in maps.read_text():
                 return True
     return False
+
+
+@pytest.fixture
+def digits_like_mnist(tmp_path) -> Path:
+    """Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
+
+    Keras' settings beside them have it compute in float64: in float32 the order of
+    TensorFlow's own sums would show.
+    """
+    images, labels = load_digits(return_X_y=True)
+    large = np.kron(images.reshape(-1, 8, 8), np.full((3, 3), 255 / 16))
+    large = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype("uint8")
+    parts = {"x_train": large[:-400], "y_train": labels[:-400]}
+    parts.update({"x_test": large[-400:], "y_test": labels[-400:]})
+    np.savez(tmp_path / "digits.npz", **parts)
+    (tmp_path / "keras.json").write_text('{"floatx": "float64"}')
+    return tmp_path / "digits.npz"
+
+
+@pytest.fixture
+def train_mnist(
+    digits_like_mnist, tmp_path, monkeypatch
+) -> Callable[..., list[np.ndarray]]:
+    """Trains the MNIST example for an epoch; returns its weights.
+
+    It is given what makes a launcher's command of the script's, and variables.
+    """
+    # Where it leaves its model, on all hosts.
+    monkeypatch.chdir(tmp_path)
+    script = [sys.executable, EXAMPLES / "mnist.py", "--data", digits_like_mnist]
+    words = [*map(str, script), "--epochs", "1"]
+
+    def train(
+        launch: Callable[[Sequence[str]], Sequence[str]],
+        variables: Mapping[str, str] | None = None,
+    ) -> list[np.ndarray]:
+        import keras
+
+        (tmp_path / "mnist.keras").unlink(missing_ok=True)
+        ended = subprocess.run(
+            launch(words),
+            env={
+                **os.environ,
+                **(variables or {}),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "KERAS_HOME": str(tmp_path),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return keras.saving.load_model(tmp_path / "mnist.keras").get_weights()
+
+    return train

@@ -59,19 +59,11 @@ def test_all_are_tried():
     assert untried == TRIED_ELSEWHERE
 
 
-def test_mnist_comes_to_the_same_weights_on_two_hosts(example, tmp_path):
-    images, labels = load_digits(return_X_y=True)
-    # Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
-    large = np.kron(images.reshape(-1, 8, 8), np.full((3, 3), 255 / 16))
-    large = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    parts = {"x_train": large[:-400], "y_train": labels[:-400]}
-    parts.update({"x_test": large[-400:], "y_test": labels[-400:]})
-    np.savez(tmp_path / "digits.npz", **parts)
-    # In float32 the order of TensorFlow's own sums would show.
-    (tmp_path / "keras.json").write_text('{"floatx": "float64"}')
-
+def test_mnist_comes_to_the_same_weights_on_two_hosts(
+    example, digits_like_mnist, tmp_path
+):
     def train(**where) -> list[np.ndarray]:
-        printed = example("mnist", "--data", "digits.npz", "--epochs", 2, **where)
+        printed = example("mnist", "--data", digits_like_mnist, "--epochs", 2, **where)
         (accuracy,) = percentages(printed.split("Test")[1])
         assert accuracy > 70
         assert len((tmp_path / "mnist.csv").read_text().splitlines()) == 1 + 2

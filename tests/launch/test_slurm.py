@@ -9,14 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import slurm
-from sklearn.datasets import load_digits
 
 RANKS = Path(__file__).parent / "ranks"
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PLACE = (sys.executable, RANKS / "place.py")
 QUIETLY = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -89,33 +86,13 @@ def test_khvdrun_hands_over_to_srun_within_an_allocation(cluster):
     ]
 
 
-def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    images, labels = load_digits(return_X_y=True)
-    # Other digits, in MNIST's form: 28 pixels a side, and from 0 to 255.
-    large = np.kron(images.reshape(-1, 8, 8), np.full((3, 3), 255 / 16))
-    large = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype("uint8")
-    parts = {"x_train": large[:-400], "y_train": labels[:-400]}
-    parts.update({"x_test": large[-400:], "y_test": labels[-400:]})
-    np.savez(tmp_path / "digits.npz", **parts)
-    # In float32 the order of TensorFlow's own sums would show.
-    (tmp_path / "keras.json").write_text('{"floatx": "float64"}')
-
-    def train(*launcher: str) -> list[np.ndarray]:
-        script = [sys.executable, EXAMPLES / "mnist.py", "--data", "digits.npz"]
-        ended = subprocess.run(
-            cluster.command(*launcher, *script, "--epochs", "1"),
-            env={**cluster.environment(), **QUIETLY, "KERAS_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return keras.saving.load_model(tmp_path / "mnist.keras").get_weights()
-
-    on_one = train(sys.executable, "-m", "keras_hvd.launch", "-np", "4")
-    (tmp_path / "mnist.keras").unlink()
-    on_two = train("srun", "-N", "2", "-n", "4")
+def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, train_mnist):
+    khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "4")
+    on_one = train_mnist(lambda words: [*khvdrun, *words])
+    on_two = train_mnist(
+        lambda words: cluster.command("srun", "-N", "2", "-n", "4", *words),
+        cluster.environment(),
+    )
     for weight, other in zip(on_one, on_two, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 

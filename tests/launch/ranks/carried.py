@@ -45,7 +45,6 @@ for rows in (SIZE, 1000 * SIZE, 100_003 * SIZE):
 
 counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
 native.engine().khvd_get_counters(ctypes.byref(counters))
-print(
-    json.dumps({"rank": RANK, "tcp": counters.tcp_bytes, "mpi": counters.mpi_bytes}),
-    flush=True,
-)
+carried = {"tcp": counters.tcp_bytes, "mpi": counters.mpi_bytes}
+enabled = keras_hvd.mpi_enabled()
+print(json.dumps({"rank": RANK, "enabled": enabled, **carried}), flush=True)
