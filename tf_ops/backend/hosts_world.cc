@@ -12,20 +12,21 @@ namespace keras_hvd {
 namespace {
 
 void AddConnection(const Link& link, std::chrono::seconds host_timeout,
-                   CarriedBytes* carried, std::shared_ptr<SocketDataLink>* all) {
+                   const std::shared_ptr<CarriedBytes>& carried,
+                   std::shared_ptr<SocketDataLink>* all) {
   std::unique_ptr<TlsSession> tls(link.tls);
   if (*all != nullptr) return (*all)->Add(link.socket, std::move(tls));
   *all = std::make_shared<SocketDataLink>(link.socket, std::move(tls), host_timeout);
-  (*all)->set_carried(&carried->tcp);
+  (*all)->set_carried({carried, &carried->tcp});
 }
 
 DataLinks LinksOver(std::shared_ptr<Mpi> mpi, const Topology& topology,
-                    CarriedBytes* carried) {
+                    const std::shared_ptr<CarriedBytes>& carried) {
   DataLinks links(topology.size());
   for (int peer = 0; peer < topology.size(); ++peer) {
     if (topology.is_local(peer)) continue;
     links[peer] = std::make_shared<MpiDataLink>(mpi, peer);
-    links[peer]->set_carried(&carried->mpi);
+    links[peer]->set_carried({carried, &carried->mpi});
   }
   return links;
 }
@@ -43,16 +44,15 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
     const bool is_quiet = link.purpose == LinkPurpose::kFailure;
     (is_quiet ? quiet_sockets : sockets).push_back(link.socket);
     if (link.purpose == LinkPurpose::kData) {
-      AddConnection(link, host_timeout, carried.get(), &connected[link.peer]);
+      AddConnection(link, host_timeout, carried, &connected[link.peer]);
       continue;
     }
     (is_quiet ? failure : control)
         .push_back(std::make_unique<ControlLink>(
             link.socket, link.peer, std::unique_ptr<TlsSession>(link.tls)));
   }
-  const DataLinks data = mpi == nullptr
-                             ? DataLinks(connected.begin(), connected.end())
-                             : LinksOver(std::move(mpi), topology, carried.get());
+  const DataLinks data = mpi == nullptr ? DataLinks(connected.begin(), connected.end())
+                                        : LinksOver(std::move(mpi), topology, carried);
   const auto job = std::make_shared<HostsJobState>(segment, topology, std::move(names),
                                                    std::move(control),
                                                    std::move(failure), host_timeout);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/socket_data_link.h"
 
 namespace keras_hvd {
 namespace {
@@ -28,6 +29,9 @@ class ImpatientWaiter final : public Waiter {
     }
     return ready();
   }
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return Wait(ready, awaited);
+  }
   bool Pause(int64_t) override { return true; }
 
   void set_pieces(int pieces) { pieces_ = pieces; }
@@ -44,8 +48,8 @@ class HostsCommunicatorTest : public testing::Test {
   HostsCommunicatorTest() {
     int sockets[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
-    const auto link = std::make_shared<DataLink>(sockets[0]);
-    peer_ = std::make_unique<DataLink>(sockets[1]);
+    const auto link = std::make_shared<SocketDataLink>(sockets[0]);
+    peer_ = std::make_unique<SocketDataLink>(sockets[1]);
     waiter_ = std::make_unique<ImpatientWaiter>(peer_.get());
     std::shared_ptr<Segment> job_segment, segment;
     EXPECT_TRUE(Segment::CreateLocal(2, 0, &job_segment).ok());

@@ -72,7 +72,9 @@ class DataLink {
   virtual void Abandon() = 0;
 
   // Where to count what is sent from now on.
-  void set_carried(std::atomic<int64_t>* carried) { carried_ = carried; }
+  void set_carried(std::shared_ptr<std::atomic<int64_t>> carried) {
+    carried_ = std::move(carried);
+  }
 
  protected:
   // What was posted, and how much of it has been moved.
@@ -93,7 +95,7 @@ class DataLink {
 
  private:
   const std::chrono::seconds limit_;
-  std::atomic<int64_t>* carried_ = nullptr;
+  std::shared_ptr<std::atomic<int64_t>> carried_;
 };
 
 // By rank; null for those that need none.
