@@ -620,6 +620,7 @@ inline World SocketWorld(const SocketEnds& ends, int rank) {
           [ends, rank](Waiter* waiter, StoreChoice*) {
             return std::make_unique<SocketBackend>(rank, ends.tensors, waiter);
           },
+          nullptr,
           nullptr};
 }
 
