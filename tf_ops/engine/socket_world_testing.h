@@ -615,7 +615,8 @@ class SocketBackend final : public CollectiveBackend {
 inline World SocketWorld(const SocketEnds& ends, int rank) {
   auto job = std::make_shared<SocketJob>(rank, ends.messages);
   // All are led by the coordinator itself.
-  return {Topology::OneHost(rank, job->size()), job,
+  return {Topology::OneHost(rank, job->size()),
+          job,
           std::make_shared<SocketChannels>(job),
           [ends, rank](Waiter* waiter, StoreChoice*) {
             return std::make_unique<SocketBackend>(rank, ends.tensors, waiter);
