@@ -148,7 +148,7 @@ native-tests: install
 
 # Those of one process, the examples in the docstrings among them, and the parallel ones on
 # one rank: two processes, which run at once.
-one-process-tests: install
+one-process-tests: install test-packages
 	@one_rank=0; units=0; \
 	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel \
 		> $(VENV)/one_rank.log 2>&1 & \
