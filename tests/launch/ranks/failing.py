@@ -20,8 +20,11 @@ FAILING = 1
 
 def note(what: str, text: str = "") -> None:
     """Writes a file of that name."""
-    content = json.dumps([time.monotonic(), text])
-    (Path(sys.argv[2]) / f"{what}.json").write_text(content)
+    path = Path(sys.argv[2]) / f"{what}.json"
+    # mpirun may end this process at any time: there is all of it, or none.
+    begun = path.with_suffix(".begun")
+    begun.write_text(json.dumps([time.monotonic(), text]))
+    begun.rename(path)
 
 
 def fail(how: str) -> None:
