@@ -212,9 +212,13 @@ def _read(step: Step, nonce: bytes, credential: bytes) -> Arrangement:
         raise UnprovenError(f"MUNGE refuses what it sent: {error}") from None
     if uid != os.geteuid():
         raise UnprovenError(f"it is a process of user {uid}")
-    # From here on it is a process of this user.
-    told = json.loads(content)
-    if (told["step"], told["nonce"]) != (step.name, nonce.hex()):
+    # Somebody else may repeat what this user has made for something else.
+    try:
+        told = json.loads(content)
+        said = told["step"], told["nonce"]
+    except (ValueError, TypeError, KeyError):
+        raise UnprovenError("what it sent was not made for this") from None
+    if said != (step.name, nonce.hex()):
         raise UnprovenError("it repeats what was sent before")
     places = [Address(host, port) for host, port in told["addresses"]]
     return Arrangement(places, Secret(bytes.fromhex(told["secret"])))

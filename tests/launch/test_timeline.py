@@ -142,7 +142,9 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
     elsewhere = [e for e in events if e["pid"] == 2 and e["name"] == "ALLREDUCE"]
     (row,) = {names[event["tid"]] for event in elsewhere}
     assert row.startswith("rank 1 (pid ")
-    later = [e["ts"] - decided[e["args"]["tensors"]] for e in elsewhere]
+    # The first may have been decided before the timeline began.
+    known = [e for e in elsewhere if e["args"]["tensors"] in decided]
+    later = [e["ts"] - decided[e["args"]["tensors"]] for e in known]
     assert len(later) > 40
     assert 1500 < statistics.median(later) < 3000, later
     summary = subprocess.run(
