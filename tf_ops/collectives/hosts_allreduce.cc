@@ -26,11 +26,12 @@ namespace {
 
 // The network gets something to do after each piece of this size.
 constexpr int64_t kPieceBytes = 128 << 10;
-// A medium tensor is cut into several windows, so that its steps overlap: parts of this
-// size cost little by themselves.
-constexpr int64_t kMostPartBytes = 128 << 10;
-// What all others send to a lane at once has to wait in the switch, which drops what it
-// cannot hold. The sender notices only after a timeout. Smaller parts than this would
+// A tensor is cut into several windows, so that its steps overlap. Parts of this size
+// are still in the cache when they are reduced, and long enough that two hosts, each of
+// which sends before it receives, seldom wait for each other.
+constexpr int64_t kMostPartBytes = 512 << 10;
+// What several others send to a lane at once has to wait in the switch, which drops what
+// it cannot hold. The sender notices only after a timeout. Smaller parts than this would
 // cost too much by themselves.
 constexpr int64_t kMostIncomingBytes = 384 << 10;
 constexpr int64_t kLeastPartBytes = 16 << 10;
@@ -95,9 +96,10 @@ class HostsReducer {
   }
 
   int64_t MostPartBytes() const {
-    const int64_t of_one = kMostIncomingBytes / std::max(1, hosts_.hosts() - 1);
-    return std::clamp(of_one / kCacheLine * kCacheLine, kLeastPartBytes,
-                      kMostPartBytes);
+    const int64_t others = hosts_.hosts() - 1;
+    if (others <= 1) return kMostPartBytes;
+    const int64_t of_one = kMostIncomingBytes / others / kCacheLine * kCacheLine;
+    return std::max(of_one, kLeastPartBytes);
   }
 
   // What every host sends to every other, instead of two exchanges of parts. Of two

@@ -8,8 +8,10 @@
 namespace keras_hvd {
 namespace {
 
-// How many pieces one call moves.
+// How many pieces, and how many bytes, one call moves. While a long call is under
+// way, the kernel puts aside what comes for the socket, and handles it afterwards.
 constexpr int kMostPieces = 64;
+constexpr size_t kMostBytes = 128 << 10;
 // How many unwanted bytes one call drops.
 constexpr size_t kDropBytes = 16 << 10;
 // How many bytes a connection carries before it is the next one's turn.
@@ -100,11 +102,13 @@ bool SocketDataLink::MoveOn(Carrier* carrier, Transfers* transfers, Call call) {
   while (transfers->waits() && !closed()) {
     iovec pieces[kMostPieces];
     int count = 0;
+    size_t left = kMostBytes;
     for (const iovec& piece : transfers->pieces) {
-      if (count == kMostPieces) break;
-      pieces[count] = piece;
+      if (count == kMostPieces || left == 0) break;
       const bool drops = piece.iov_base == nullptr;
-      if (drops) pieces[count] = {dropped, std::min(piece.iov_len, kDropBytes)};
+      pieces[count] = drops ? iovec{dropped, std::min({piece.iov_len, kDropBytes, left})}
+                            : iovec{piece.iov_base, std::min(piece.iov_len, left)};
+      left -= pieces[count].iov_len;
       ++count;
       if (drops) break;
     }
