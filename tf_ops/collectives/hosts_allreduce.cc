@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/allreduce_line.h"
@@ -30,11 +31,10 @@ constexpr int64_t kPieceBytes = 128 << 10;
 // are still in the cache when they are reduced, and long enough that two hosts, each of
 // which sends before it receives, seldom wait for each other.
 constexpr int64_t kMostPartBytes = 512 << 10;
-// What several others send to a lane at once has to wait in the switch, which drops what
-// it cannot hold. The sender notices only after a timeout. Smaller parts than this would
-// cost too much by themselves.
+// What several others send to a lane at once has to wait in the switch, which drops
+// what it cannot hold. The sender notices only after a timeout. So hosts send in turns:
+// in the n-th of a window, each to the n-th after it, and this much in turns under way.
 constexpr int64_t kMostIncomingBytes = 384 << 10;
-constexpr int64_t kLeastPartBytes = 16 << 10;
 // Between hosts a second wait costs more than it does in shared memory, and more than
 // the time for so many bytes, in multiples of what is small there.
 constexpr int64_t kSmallBetweenHosts = 8;
@@ -63,6 +63,9 @@ class HostsReducer {
     part_bytes_ = small_ ? slice : Window{0, slice}.Slice(hosts_.hosts());
     scratch_ = hosts_.Scratch(kSumsInFlight * slice_bytes_ +
                               kInFlight * hosts_.hosts() * part_bytes_);
+    turns_at_once_ = hosts_.hosts() <= 2
+                         ? std::numeric_limits<int64_t>::max()
+                         : kMostIncomingBytes / std::max(part_bytes_, kCacheLine);
     inputs_.resize(std::max(local_.count(), hosts_.hosts()));
     ends_.fill(std::vector<Ends>(hosts_.hosts()));
   }
@@ -88,6 +91,11 @@ class HostsReducer {
   struct Ends {
     int64_t sums = 0, sent = 0, results = 0;
   };
+  // Where a turn's bytes come from, and how far that link has then come.
+  struct Turn {
+    int from;
+    int64_t end;
+  };
   Ends& EndsOf(int64_t number, int host) { return ends_[number % kInFlight][host]; }
 
   // Half of an exchange memory's half holds what is copied in, half the results.
@@ -95,11 +103,9 @@ class HostsReducer {
     return local_.window_bytes() / 2 / kCacheLine * kCacheLine;
   }
 
+  // While one turn's bytes come, the next one's are on their way.
   int64_t MostPartBytes() const {
-    const int64_t others = hosts_.hosts() - 1;
-    if (others <= 1) return kMostPartBytes;
-    const int64_t of_one = kMostIncomingBytes / others / kCacheLine * kCacheLine;
-    return std::max(of_one, kLeastPartBytes);
+    return hosts_.hosts() <= 2 ? kMostPartBytes : kMostIncomingBytes / 2;
   }
 
   // What every host sends to every other, instead of two exchanges of parts. Of two
@@ -285,9 +291,10 @@ class HostsReducer {
       line_.ForEach(part.begin, part.end,
                     [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
                         int64_t bytes) {
-                      hosts_.Send(PeerOn(host), SumOf(number, tensor, offset, position),
-                                  bytes);
+                      SendInTurn(host, SumOf(number, tensor, offset, position), bytes);
                     });
+      const int from = hosts_.host_after(hosts_.hosts() - step);
+      EndTurn(from, EndsOf(number, from).sums);
       hosts_.Progress();
     }
   }
@@ -307,24 +314,39 @@ class HostsReducer {
   }
 
   void ExchangeResults(int64_t number) {
+    const auto for_each = [&](int host, const auto& visit) {
+      const Window part = PartAt(number, host);
+      line_.ForEach(part.begin, part.end,
+                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                        int64_t bytes) {
+                      visit(ResultOf(number, tensor, offset, position), bytes);
+                    });
+    };
     for (int step = 1; step < hosts_.hosts(); ++step) {
       const int host = hosts_.host_after(step);
-      const auto for_each = [&](const Window& part, const auto& visit) {
-        line_.ForEach(part.begin, part.end,
-                      [&](const AllreduceTensor& tensor, int64_t offset,
-                          int64_t position, int64_t bytes) {
-                        visit(ResultOf(number, tensor, offset, position), bytes);
-                      });
-      };
-      for_each(PartAt(number, hosts_.host()), [&](char* result, int64_t bytes) {
-        EndsOf(number, host).sent = hosts_.Send(PeerOn(host), result, bytes);
-      });
-      for_each(PartAt(number, host), [&](char* result, int64_t bytes) {
+      for_each(host, [&](char* result, int64_t bytes) {
         EndsOf(number, host).results = hosts_.Receive(PeerOn(host), result, bytes);
       });
     }
+    for (int step = 1; step < hosts_.hosts(); ++step) {
+      const int host = hosts_.host_after(step);
+      for_each(hosts_.host(), [&](char* result, int64_t bytes) {
+        EndsOf(number, host).sent = SendInTurn(host, result, bytes);
+      });
+      const int from = hosts_.host_after(hosts_.hosts() - step);
+      EndTurn(from, EndsOf(number, from).results);
+    }
     hosts_.Progress();
   }
+
+  // A turn has begun when an earlier one has brought what it brings.
+  int64_t SendInTurn(int host, const void* data, int64_t bytes) {
+    const int64_t awaited = static_cast<int64_t>(turns_.size()) - turns_at_once_;
+    if (awaited < 0) return hosts_.Send(PeerOn(host), data, bytes);
+    const Turn& turn = turns_[awaited];
+    return hosts_.SendAfter(PeerOn(turn.from), turn.end, PeerOn(host), data, bytes);
+  }
+  void EndTurn(int from, int64_t end) { turns_.push_back({from, end}); }
 
   // ---- All
 
@@ -361,6 +383,8 @@ class HostsReducer {
   int64_t round_ = 0;
   std::vector<const void*> inputs_;
   std::array<std::vector<Ends>, kInFlight> ends_;  // by host
+  std::vector<Turn> turns_;
+  int64_t turns_at_once_ = 0;
 };
 
 // For what cannot be reduced in stages: all members' elements travel to one of them.

@@ -76,13 +76,30 @@ int64_t HostsCommunicator::Receive(int member, void* data, int64_t bytes) {
   return LinkOf(member).Receive(data, bytes);
 }
 
+int64_t HostsCommunicator::SendAfter(int awaited, int64_t end, int member,
+                                     const void* data, int64_t bytes) {
+  if (held_.empty() && received(awaited) >= end) return Send(member, data, bytes);
+  held_.push_back({awaited, end, member, data, bytes});
+  int64_t sent = LinkOf(member).to_send();
+  for (const Held& held : held_) {
+    if (held.member == member) sent += held.bytes;
+  }
+  return sent;
+}
+
 void HostsCommunicator::Progress() {
   for (int member : remote_) LinkOf(member).Progress();
+  while (!held_.empty() && received(held_.front().awaited) >= held_.front().end) {
+    const Held next = held_.front();
+    held_.pop_front();
+    Send(next.member, next.data, next.bytes);
+    LinkOf(next.member).Progress();
+  }
 }
 
 bool HostsCommunicator::AwaitSent() {
   for (int member : remote_) {
-    const auto ready = [&link = LinkOf(member)] { return !link.sends(); };
+    const auto ready = [&] { return held_.empty() && !LinkOf(member).sends(); };
     if (!AwaitLink(member, ready)) return false;
   }
   return true;
@@ -156,6 +173,7 @@ std::string HostsCommunicator::WhyClosed(int rank) const {
 }
 
 void HostsCommunicator::Abandon() {
+  held_.clear();
   for (int member : remote_) LinkOf(member).Abandon();
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -67,6 +68,10 @@ class HostsCommunicator : private Waiter {
   void BeginReceive(int member, int64_t bytes) { LinkOf(member).BeginReceive(bytes); }
   int64_t Send(int member, const void* data, int64_t bytes);
   int64_t Receive(int member, void* data, int64_t bytes);
+  // As Send, but not before `received(awaited)` has come to `end`. What is sent so
+  // keeps its order.
+  int64_t SendAfter(int awaited, int64_t end, int member, const void* data,
+                    int64_t bytes);
   // Moves what can be moved by now. All waits do so too, those of `local` as well.
   void Progress();
   // Wait for all that has been posted, or for what goes to and comes from one member up
@@ -89,6 +94,15 @@ class HostsCommunicator : private Waiter {
     return waiter_->Poll(ready, awaited);
   }
   bool Pause(int64_t times) override { return waiter_->Pause(times); }
+
+  // A send that waits for its turn.
+  struct Held {
+    int awaited;
+    int64_t end;
+    int member;
+    const void* data;
+    int64_t bytes;
+  };
 
   void Divide(const std::vector<int>& members);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
@@ -116,6 +130,7 @@ class HostsCommunicator : private Waiter {
   std::vector<int> remote_;       // the members on other hosts
   std::vector<int> local_ranks_;  // those of the members on this host
   int lanes_ = 0;
+  std::deque<Held> held_;
 };
 
 }  // namespace keras_hvd

@@ -78,5 +78,39 @@ TEST_F(HostsCommunicatorTest, AWaitEndsOnceNoneCome) {
   EXPECT_FALSE(hosts_->AwaitReceived());
 }
 
+TEST_F(HostsCommunicatorTest, ASendWaitsForWhatItIsToFollow) {
+  const std::vector<char> first(kPiece, 1), second(kPiece, 2);
+  std::vector<char> come(2 * kPiece), sent(2 * kPiece);
+  const int64_t half = hosts_->Receive(1, come.data(), kPiece);
+  const int64_t whole = hosts_->Receive(1, come.data() + kPiece, kPiece);
+  EXPECT_EQ(hosts_->SendAfter(1, half, 1, first.data(), kPiece), kPiece);
+  EXPECT_EQ(hosts_->SendAfter(1, whole, 1, second.data(), kPiece), 2 * kPiece);
+  peer_->Receive(sent.data(), 2 * kPiece);
+  const auto exchange = [&] {
+    for (int times = 0; times < 4; ++times) {
+      hosts_->Progress();
+      peer_->Progress();
+    }
+    return peer_->received();
+  };
+  EXPECT_EQ(exchange(), 0);
+  peer_->Send(first.data(), kPiece);
+  EXPECT_EQ(exchange(), kPiece);
+  peer_->Send(first.data(), kPiece);
+  EXPECT_EQ(exchange(), 2 * kPiece);
+  EXPECT_EQ(sent[0], 1);
+  EXPECT_EQ(sent[kPiece], 2);
+  EXPECT_TRUE(hosts_->AwaitSent());
+}
+
+TEST_F(HostsCommunicatorTest, WhatWaitsForItsTurnIsNotSentYet) {
+  std::vector<char> come(kPiece), sent(kPiece);
+  const int64_t end = hosts_->Receive(1, come.data(), kPiece);
+  hosts_->SendAfter(1, end, 1, sent.data(), kPiece);
+  peer_->Receive(sent.data(), kPiece);
+  EXPECT_TRUE(hosts_->AwaitSent());  // by then the other end's piece has come
+  EXPECT_EQ(hosts_->received(1), end);
+}
+
 }  // namespace
 }  // namespace keras_hvd
