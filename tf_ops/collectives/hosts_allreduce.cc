@@ -33,8 +33,10 @@ constexpr int64_t kPieceBytes = 128 << 10;
 constexpr int64_t kMostPartBytes = 512 << 10;
 // What several others send to a lane at once has to wait in the switch, which drops
 // what it cannot hold. The sender notices only after a timeout. So hosts send in turns:
-// in the n-th of a window, each to the n-th after it, and this much in turns under way.
+// in the n-th of a window, each to the n-th after it. So much is under way to each;
+// many short turns keep hosts in step, and a few long ones do not.
 constexpr int64_t kMostIncomingBytes = 384 << 10;
+constexpr int64_t kMostTurnBytes = kMostIncomingBytes / 8;
 // Between hosts a second wait costs more than it does in shared memory, and more than
 // the time for so many bytes, in multiples of what is small there.
 constexpr int64_t kSmallBetweenHosts = 8;
@@ -103,9 +105,8 @@ class HostsReducer {
     return local_.window_bytes() / 2 / kCacheLine * kCacheLine;
   }
 
-  // While one turn's bytes come, the next one's are on their way.
   int64_t MostPartBytes() const {
-    return hosts_.hosts() <= 2 ? kMostPartBytes : kMostIncomingBytes / 2;
+    return hosts_.hosts() <= 2 ? kMostPartBytes : kMostTurnBytes;
   }
 
   // What every host sends to every other, instead of two exchanges of parts. Of two
