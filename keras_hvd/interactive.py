@@ -382,10 +382,10 @@ def _results(
 
 def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
     """The ranks that ended: first the one that did so first, as far as is known."""
-    absent = [rank for rank in missing if rank not in exchange.hosts]
     named = [f"rank {rank} on {exchange.hosts[rank]}" for rank in exchange.lost]
-    if absent:
-        named.append(f"{_named(absent)}, not heard of,")
+    others = [rank for rank in missing if rank not in exchange.lost]
+    if others:
+        named.append(f"{_named(others)}, without a word,")
     return ", then ".join(named)
 
 

@@ -159,12 +159,13 @@ class Exchange:
             if objection:
                 await proven.send({_REFUSED: objection})
                 return
-            self.hosts[rank] = _field(told, _HOST, str)
-            await self._serve(proven, rank)
+            host = _field(told, _HOST, str)
         except (OSError, MessageError):
-            # A rank that has not come may come by another connection.
-            if rank in self.hosts:
-                self._lose(rank)
+            # It may come by another connection.
+            return
+        else:
+            self.hosts[rank] = host
+            await self._serve(proven, rank)
         finally:
             proven.stream.close()
 
@@ -182,18 +183,21 @@ class Exchange:
 
     async def _serve(self, proven: ProvenConnection, rank: int) -> None:
         proven.stream.deadline = math.inf
-        await _send(proven, self._call, {})
-        told = await proven.receive(_MOST_MESSAGE_BYTES)
-        self.raised_at[rank] = time.monotonic() - _field(told, _AGE, float)
-        await _receive(proven, told, self._outcomes[rank])
-        await proven.send({})
+        try:
+            await _send(proven, self._call, {})
+            told = await proven.receive(_MOST_MESSAGE_BYTES)
+            self.raised_at[rank] = time.monotonic() - _field(told, _AGE, float)
+            await _receive(proven, told, self._outcomes[rank])
+        except (OSError, MessageError):
+            self.lost.append(rank)
+            self._has_failed = True
+            # A part of an outcome is none.
+            self._outcomes[rank].truncate(0)
+            return
         self._has_failed |= told.get(_FAILED) is True
-
-    def _lose(self, rank: int) -> None:
-        self.lost.append(rank)
-        self._has_failed = True
-        # A part of an outcome is none.
-        self._outcomes[rank].truncate(0)
+        # What has arrived counts, whatever becomes of the rank.
+        with contextlib.suppress(OSError):
+            await proven.send({})
 
 
 class Caller:

@@ -307,6 +307,15 @@ def test_lsfs_hosts_count_where_none_are_named(mpi):
     assert "LSB_" not in ended.stdout
 
 
+def test_lsfs_file_serves_where_its_list_is_missing(mpi, tmp_path):
+    hostfile = tmp_path / "lsfs"
+    hostfile.write_text("a\nb\na\n")
+    lsf = {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": str(hostfile)}
+    ended = dry_run(mpi.environment["PATH"], "train", **lsf)
+    assert ended.returncode == 0, ended.stderr
+    assert " a:2,b:1 -n 3 " in ended.stdout
+
+
 def test_without_mpirun_and_srun_the_error_says_what_to_install(tmp_path):
     ended = dry_run(str(tmp_path), "-H", "a:2,b:1", "train")
     assert ended.returncode == 2
@@ -390,4 +399,22 @@ def test_lsfs_hosts_are_checked(monkeypatch):
     monkeypatch.setenv("LSB_JOBID", "7")
     monkeypatch.setenv("LSB_MCPU_HOSTS", "a 2 b")
     with pytest.raises(UsageError, match="LSB_MCPU_HOSTS='a 2 b' is not hosts, each"):
+        read(["-np", "3", "train"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "hosts: cannot read it: .*No such file"),
+        ("a\nb;c\n", "hosts: 'b;c' in 'b;c:1' is not the name of a host"),
+        ("a\na\n", "-np 3 asks for more processes than the 2 slots given"),
+    ],
+)
+def test_lsfs_file_is_checked(monkeypatch, tmp_path, text, message):
+    hostfile = tmp_path / "hosts"
+    if text is not None:
+        hostfile.write_text(text)
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_DJOB_HOSTFILE", str(hostfile))
+    with pytest.raises(UsageError, match=message):
         read(["-np", "3", "train"])

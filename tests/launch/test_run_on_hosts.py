@@ -219,7 +219,7 @@ def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tm
     (found,) = outcomes(out)
     assert found["error"][0] == "RankFailedError"
     assert re.match(
-        "ranks 0, 1, 2, not heard of, ended before the function .*; khvdrun ended with",
+        "ranks 0, 1, 2, without a word, ended before the function .*; khvdrun ended",
         found["error"][1],
     )
     assert "No route to host" in err

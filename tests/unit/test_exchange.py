@@ -228,11 +228,18 @@ def test_a_rank_that_ends_without_an_outcome_is_known_at_once():
 
 
 def test_each_rank_comes_once():
-    with serving() as (made, _):
+    async def come_and_go():
+        proven = await connect(made, 1)
+        await proven.stream.send(b"too little")
+        proven.stream.close()
+
+    with serving() as (made, outcomes):
         take_part(made, 1, b"of rank 1")
+        EventLoop().run(come_and_go())
         with pytest.raises(RendezvousError, match="rank 1 has come from .* already"):
             caller(made, 1).ask(file())
     assert made.lost == []
+    assert outcomes[1].read() == b"of rank 1"
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (2, 3)])
