@@ -200,6 +200,14 @@ for step in range(20):
 """
 
 
+BOTH = """
+import os, sys
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+print(f"out {rank}\\n[{rank}] no tag")
+print(f"err {rank}", file=sys.stderr)
+"""
+
+
 def test_lines_stay_whole_though_ranks_write_at_the_same_time(run):
     ended = run(sys.executable, "-c", PIECES)
     assert ended.returncode == 0, ended.stderr
@@ -207,6 +215,27 @@ def test_lines_stay_whole_though_ranks_write_at_the_same_time(run):
         own = [f"[{rank}] rank {rank} step {step}" for step in range(20)]
         shown = [one for one in ended.stdout.splitlines() if one.startswith(f"[{rank}")]
         assert shown == own
+
+
+def test_each_ranks_output_is_kept_in_files(run, tmp_path):
+    logs = tmp_path / "a" / "logs"
+    ended = run("--output-filename", logs, sys.executable, "-c", BOTH)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(3):
+        assert f"[{rank}] out {rank}\n" in ended.stdout
+        out, err = (logs / f"rank.{rank}" / name for name in ("stdout", "stderr"))
+        assert out.read_text() == f"out {rank}\n[{rank}] no tag\n"
+        assert err.read_text() == f"err {rank}\n"
+
+
+def test_a_file_that_cannot_be_made_is_named(run, tmp_path):
+    (tmp_path / "rank.1").write_text("in the way")
+    ended = run("--output-filename", tmp_path, "sleep", 1000)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        f"khvdrun: error: --output-filename: cannot write '{tmp_path}/rank.1': "
+        "File exists"
+    )
 
 
 def dry_run(path: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
@@ -364,7 +393,6 @@ def test_variables_of_several_lines_are_not_cut_off(tmp_path):
         (["-H", "a:3", "--ssh-port", "65536"], "'65536' is not a port"),
         (["-H", "a:3", "--mpi-args=-x 'A"], '"-x \'A": No closing quotation'),
         (["-H", "a:3", "--nnodes", "2"], "--nnodes does not go with other hosts ('a')"),
-        (["-H", "a:3", "--output-filename", "d"], "--output-filename does not go with"),
         (["-H", "a:3", "--diagnose"], "--diagnose does not go with other hosts"),
     ],
 )

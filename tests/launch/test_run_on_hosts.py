@@ -256,7 +256,6 @@ def test_an_interrupt_ends_all_ranks(two_hosts, start, khvdrun, tmp_path):
         ({"hosts": "a:2,b;c:1"}, "'b;c' in 'b;c:1' is not the name of a host"),
         ({"hosts": "a:1,b:1"}, "-np 3 asks for more processes than the 2 slots"),
         ({"hosts": "a:3", "hostfile": "f"}, "give one of them"),
-        ({"hosts": "a:3", "output_filename": "d"}, "--output-filename does not go"),
         ({"hosts": "a:3", "ssh_port": 65536}, "'65536' is not a port"),
         (
             {"network_interface": "a", "network_interfaces": "b"},
