@@ -320,8 +320,6 @@ async def _receive(
         raise MessageError("its size is negative")
     while left > 0:
         content = await proven.receive_packed(min(left, _CHUNK_BYTES))
-        if not content:
-            raise MessageError("it is empty")
         left -= file.write(content)
     file.seek(0)
 

@@ -177,7 +177,6 @@ FIRST = {"host": "elsewhere", "size": 2}
         pytest.param([{"age": None, "bytes": 9}], id="no-age"),
         pytest.param([{"age": 0.0, "bytes": 2**70}, b"a part"], id="no-end"),
         pytest.param([{"age": 0.0, "bytes": 9}, b"more than that"], id="more"),
-        pytest.param([{"age": 0.0, "bytes": 9}, b""], id="empty"),
         pytest.param([{"age": 0.0, "bytes": 2 << 20}, bytes(2 << 20)], id="at-once"),
     ],
 )
@@ -293,6 +292,19 @@ def test_nothing_goes_in_the_clear_if_either_end_wants_tls(wanted):
         own = caller(made, 1, KERAS_HVD_TLS=wanted)
         own.ask(file())
         assert (own._proven.stream.tls is not None) == (wanted == "1")
+
+
+def test_a_rank_without_tls_is_not_sent_the_call_in_the_clear():
+    async def go_on():
+        proven = await connect(made)
+        await proven.send(FIRST)
+        with pytest.raises(OSError, match="closed|reset"):
+            await proven.receive(1000)
+        proven.stream.close()
+
+    with serving(KERAS_HVD_TLS="1") as (made, _):
+        EventLoop().run(go_on())
+    assert made.hosts == {}
 
 
 def test_a_failure_that_does_not_end_the_job_is_reported(monkeypatch):
