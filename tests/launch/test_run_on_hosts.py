@@ -80,7 +80,7 @@ def look_for_the_secret():
         except OSError:
             pass
     lines = b"".join(seen)
-    return len(secret), b"mpirun" in lines, secret in lines
+    return len(secret), note.encode()[:-5] in lines, secret in lines
 
 def loop():
     keras_hvd.init()
