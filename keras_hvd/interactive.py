@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
+import functools
 import os
 import pathlib
 import pickle
@@ -12,10 +14,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO, TypeVar
 
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
-from keras_hvd.launch import call, command_line, report
+from keras_hvd.launch import call, command_line, other_launchers, report
+from keras_hvd.launch.exchange import Exchange
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
@@ -26,20 +29,31 @@ _RANK = (
     _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
 )
 
+_ON_SEVERAL_HOSTS = (
+    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_caller())"
+)
+
+_Value = TypeVar("_Value")
+
 # Time for ranks to end by themselves after an interrupt.
 _PATIENCE_SECONDS = 5
 
 
 class RankTraceback(Exception):
-    """The rank and the traceback of the error that `run` raises, as its cause."""
+    """The rank and the traceback of the error that `run` raises, as its cause.
 
-    def __init__(self, rank: int, text: str):
-        super().__init__(rank, text)
+    `host` is that of the rank, in a job on several hosts.
+    """
+
+    def __init__(self, rank: int, text: str, host: str = ""):
+        super().__init__(rank, text, host)
         self.rank = rank
         self.text = text
+        self.host = host
 
     def __str__(self) -> str:
-        return f"on rank {self.rank}:\n{self.text}"
+        where = f" on {self.host}" if self.host else ""
+        return f"on rank {self.rank}{where}:\n{self.text}"
 
 
 def run(
@@ -89,20 +103,22 @@ def run(
         slots: for elastic jobs.
         reset_limit: for elastic jobs.
         cooldown_range: for elastic jobs.
-        hosts: as `khvdrun --hosts`; only this machine.
-        hostfile: as `khvdrun --hostfile`; only this machine.
+        hosts: as `khvdrun --hosts`, such as "node0:4,node1:4". All hosts need the same
+            Python, with keras_hvd, at the same place.
+        hostfile: as `khvdrun --hostfile`.
         host_discovery_script: for elastic jobs.
         start_timeout: seconds that the ranks wait for each other in `init`.
-        ssh_port: without effect on one machine.
-        ssh_identity_file: without effect on one machine.
+        ssh_port: as `khvdrun --ssh-port`; without effect on one host.
+        ssh_identity_file: as `khvdrun --ssh-identity-file`; without effect on one host.
         disable_cache: without effect; nothing is kept between jobs.
         output_filename: folder that also keeps every rank's output.
         verbose: whether to report each start and end.
         use_gloo: without effect; there is one engine.
         use_mpi: without effect; there is one engine.
-        mpi_args: refused, because `mpirun` is not used.
-        network_interface: without effect on one machine.
-        network_interfaces: without effect on one machine.
+        mpi_args: as `khvdrun --mpi-args`; refused on one host.
+        network_interface: as `khvdrun --network-interfaces`; without effect on one
+            host.
+        network_interfaces: the same.
         executable: the Python of the ranks; by default this process' Python.
         np: the same as `num_proc`.
         min_np: the same as `min_num_proc`.
@@ -154,7 +170,10 @@ def run(
             "--gloo": bool(use_gloo),
             "--mpi": bool(use_mpi),
             "--mpi-args": mpi_args,
-            "--network-interface": network_interface,
+            "--network-interface": _one_of(
+                *("network_interface", network_interface),
+                *("network_interfaces", network_interfaces),
+            ),
             "--prefix-output-with-timestamp": bool(prefix_output_with_timestamp),
             "--allocator": allocator,
         }
@@ -165,32 +184,48 @@ def run(
     # Checked here, because the child process' error message would get lost.
     options = command_line.read([*arguments, *command])
     if options.hosts:
-        names = ", ".join(host.name for host in options.hosts)
-        raise ValueError(
-            f"run: hosts {names}: run reaches no other host than this one. Start a "
-            "script there with khvdrun -H"
-        )
+        other_launchers.hand_over(options, os.environ)
     ranks = options.ranks
     with contextlib.ExitStack() as files:
-        made = files.enter_context(_memory_file("call"))
+        made = files.enter_context(call.memory_file("call"))
         call.dump_call(made, func, args, kwargs or {})
         outcomes = [
-            files.enter_context(_memory_file(f"outcome-{rank}"))
+            files.enter_context(call.memory_file(f"outcome-{rank}"))
             for rank in range(ranks)
         ]
+        if options.hosts:
+            command[-1] = _ON_SEVERAL_HOSTS
+            variables = {**os.environ, **options.variables}
+            exchange = Exchange(made, outcomes, variables)
+            return _run_on_several_hosts([*arguments, *command], exchange, outcomes)
         paths = [_path(made), *map(_path, outcomes)]
         code = _khvdrun([*arguments, *command, *paths])
         loaded = [_load(file, rank, code) for rank, file in enumerate(outcomes)]
         return _results(loaded, code)
 
 
+def _run_on_several_hosts(
+    arguments: Sequence[str], exchange: Exchange, outcomes: Sequence[BinaryIO]
+) -> list[Any]:
+    with exchange:
+        code = _khvdrun(arguments, exchange)
+    loaded = []
+    for rank, file in enumerate(outcomes):
+        outcome = _load(file, rank, code)
+        if outcome is not None:
+            # By one clock: each host has its own.
+            outcome = dataclasses.replace(outcome, when=exchange.raised_at[rank])
+        loaded.append(outcome)
+    return _results(loaded, code, exchange)
+
+
 def _one_of(
     name: str,
-    value: int | None,
+    value: _Value | None,
     old_name: str,
-    old_value: int | None,
-    default: int | None = None,
-) -> int | None:
+    old_value: _Value | None,
+    default: _Value | None = None,
+) -> _Value | None:
     if value is not None and old_value is not None:
         raise ValueError(f"{name} and {old_name} mean the same: give one of them")
     given = old_value if value is None else value
@@ -212,17 +247,16 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return made
 
 
-def _memory_file(name: str) -> BinaryIO:
-    return open(os.memfd_create(f"keras_hvd.run-{name}"), "w+b")
-
-
 def _path(file: BinaryIO) -> str:
     """The path of this process' memory file for other processes of the same user."""
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
-def _khvdrun(arguments: Sequence[str]) -> int:
-    """Runs `khvdrun`, shows its output as this process', and returns the exit code."""
+def _khvdrun(arguments: Sequence[str], exchange: Exchange | None = None) -> int:
+    """Runs `khvdrun`, shows its output as this process', and returns the exit code.
+
+    `exchange` is that with the ranks of several hosts.
+    """
     program = f"{_KHVDRUN}sys.exit(run(sys.argv[1:]))"
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
@@ -236,11 +270,14 @@ def _khvdrun(arguments: Sequence[str]) -> int:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
+        env=None if exchange is None else {**os.environ, **exchange.variables},
         stdout=stdout,
         stderr=stderr,
         # An interrupt from the terminal reaches it only through this process.
         start_new_session=True,
     )
+    if exchange is not None:
+        exchange.on_late = functools.partial(_stop, process)
     try:
         _relay([(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
         return process.wait()
@@ -284,6 +321,11 @@ def _end(process: subprocess.Popen) -> None:
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+    _stop(process)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """Ends `khvdrun`, which can still write."""
     # khvdrun inherits signals that this process ignores, as in a shell's background.
     is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
@@ -312,8 +354,13 @@ def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
         raise KerasHvdError(text) from error
 
 
-def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
+def _results(
+    outcomes: Sequence[call.Outcome | None],
+    code: int,
+    exchange: Exchange | None = None,
+) -> list[Any]:
     """What the ranks returned; raises unless all have returned."""
+    hosts = exchange.hosts if exchange is not None else {}
     failed = [
         (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)
         for rank, each in enumerate(outcomes)
@@ -321,16 +368,30 @@ def _results(outcomes: Sequence[call.Outcome | None], code: int) -> list[Any]:
     ]
     if failed:
         _, _, first, outcome = min(failed)
-        raise outcome.exception() from RankTraceback(first, outcome.traceback)
+        cause = RankTraceback(first, outcome.traceback, hosts.get(first, ""))
+        raise outcome.exception() from cause
     missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if missing:
-        names = ", ".join(map(str, missing))
-        who = f"rank {names}" if len(missing) == 1 else f"ranks {names}"
+        who = _named(missing) if exchange is None else _who_ended(missing, exchange)
         raise RankFailedError(
             f"{who} ended before the function had returned; khvdrun {_ended(code)}; "
             "its last lines say why"
         )
     return [outcome.value for outcome in outcomes if outcome is not None]
+
+
+def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
+    """The ranks that ended: first the one that did so first, as far as is known."""
+    named = [f"rank {rank} on {exchange.hosts[rank]}" for rank in exchange.lost]
+    others = [rank for rank in missing if rank not in exchange.lost]
+    if others:
+        named.append(f"{_named(others)}, without a word,")
+    return ", then ".join(named)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
 def _ended(code: int) -> str:

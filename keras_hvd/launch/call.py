@@ -1,12 +1,14 @@
 """A function call that travels to the ranks of `keras_hvd.run`, and its outcomes.
 
-Everything is in memory files of the process that called `run`; the ranks open them
-through /proc. Nothing is written to disk, and nothing is left when that process dies.
+Everything is in memory files of the process that called `run`. Ranks on its own host
+open them through /proc, and those of a job on several hosts have copies (`exchange`).
+Nothing is written to disk, and nothing is left when that process dies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import sys
 import time
@@ -17,7 +19,10 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
-from keras_hvd import environment
+from keras_hvd import allocator, environment
+from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.launch import cores
+from keras_hvd.launch.exchange import Caller
 
 # A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
@@ -51,6 +56,11 @@ class Outcome:
         return RuntimeError(self.description)
 
 
+def memory_file(name: str) -> BinaryIO:
+    """A file of this process in memory."""
+    return open(os.memfd_create(f"keras_hvd.run-{name}"), "w+b")
+
+
 def dump_call(
     file: BinaryIO,
     function: Callable[..., Any],
@@ -82,11 +92,41 @@ def serve(call: str, *outcomes: str) -> int:
     # The function must not parse these as its own options.
     sys.argv[1:] = []
     try:
-        made = _make(call)
+        with open(call, "rb") as file:
+            made = _make(file)
     except KeyboardInterrupt:
         return _INTERRUPTED
     with open(outcomes[environment.world().rank], "wb") as file:
         made = _dump_outcome(made, file)
+    return _exit_code(made)
+
+
+def serve_caller() -> int:
+    """Makes the call that this rank gets over the network, and returns the exit code.
+
+    mpirun or srun has started it, so it sets the variables that khvdrun would set.
+    """
+    try:
+        place = environment.world()
+        given = {**cores.thread_variables(place.local_size), **os.environ}
+        os.environ.update({**given, **allocator.variables(given)})
+        caller = Caller(os.environ, place)
+        with memory_file("call") as file:
+            caller.ask(file)
+            made = _make(file)
+        with memory_file("outcome") as file:
+            made = _dump_outcome(made, file)
+            age = time.monotonic() - made.when
+            caller.tell(file, made.error is not None, age)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except (KerasHvdError, ValueError) as error:
+        print(f"keras_hvd.run: {error}", file=sys.stderr, flush=True)
+        return 1
+    return _exit_code(made)
+
+
+def _exit_code(made: Outcome) -> int:
     if made.error is None:
         return 0
     # From these lines khvdrun tells the first failure from ranks that lost a peer.
@@ -94,11 +134,10 @@ def serve(call: str, *outcomes: str) -> int:
     return 1
 
 
-def _make(call: str) -> Outcome:
+def _make(call: BinaryIO) -> Outcome:
     try:
-        with open(call, "rb") as file:
-            sys.path[:] = pickle.load(file)
-            function, args, kwargs = pickle.load(file)
+        sys.path[:] = pickle.load(call)
+        function, args, kwargs = pickle.load(call)
         return Outcome(value=function(*args, **kwargs))
     except SystemExit as error:
         # It would silently end the process that called `run`.
@@ -133,4 +172,5 @@ def _dump_outcome(outcome: Outcome, file: BinaryIO) -> Outcome:
         file.truncate()
         outcome = _failure(error, TypeError(f"the result cannot be pickled: {error}"))
         cloudpickle.dump(outcome, file)
+    file.flush()
     return outcome

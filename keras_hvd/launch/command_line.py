@@ -752,10 +752,6 @@ def _check_handed_over(parser: _Parser, given: argparse.Namespace, host: str) ->
     for is_given, option, advice in (
         (given.nnodes > 1, "--nnodes", "it is for a khvdrun on each host, without -H"),
         (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
-        (
-            *(given.output_directory is not None, "--output-filename"),
-            "redirect khvdrun's own output, or start it on each host, with --nnodes",
-        ),
     ):
         if is_given:
             parser.error(f"{option} does not go with other hosts ({host!r}): {advice}")

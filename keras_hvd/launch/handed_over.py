@@ -13,6 +13,7 @@ from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import CANNOT_START, Job
 from keras_hvd.launch.other_launchers import HandOver
 from keras_hvd.launch.output import (
+    Copy,
     Lines,
     Prefix,
     Screen,
@@ -52,6 +53,7 @@ class TaggedLines:
         tag: as in `HandOver`.
         tails: each rank's last lines; None for those of stdout, which nobody needs.
         own: the launcher's.
+        copies: files that keep what each rank has written, if they shall.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class TaggedLines:
         tag: re.Pattern[bytes],
         tails: dict[int, Tail] | None,
         own: Tail,
+        copies: Mapping[int, Copy],
     ):
         self._options = options
         self._screen = screen
         self._tag = tag
         self._tails = tails
         self._own = own
+        self._copies = copies
         self._lines: dict[int | None, Lines] = {}
         self._speaker: int | None = None
         self._held = b""
@@ -99,6 +103,8 @@ class TaggedLines:
         self._held = b""
         for one in self._lines.values():
             one.finish()
+        for copy in self._copies.values():
+            copy.close()
 
     def _pass_on(self, text: bytes) -> None:
         at = 0
@@ -119,7 +125,10 @@ class TaggedLines:
         self._lines[number].feed(text)
         if number is None:
             self._own.feed(text)
-        elif self._tails is not None:
+            return
+        if number in self._copies:
+            self._copies[number].feed(text)
+        if self._tails is not None:
             self._tails.setdefault(number, Tail(rank.TAIL_LINES)).feed(text)
 
     def _new_lines(self, number: int | None) -> Lines:
@@ -150,16 +159,32 @@ class HandedOver(Job):
         finally:
             for _, write_end in ends:
                 os.close(write_end)
-        for (read_end, _), screen, tails in zip(
-            ends, (self._stdout, self._stderr), (None, self._tails), strict=True
+        for (read_end, _), name, screen, tails in zip(
+            ends,
+            ("stdout", "stderr"),
+            (self._stdout, self._stderr),
+            (None, self._tails),
+            strict=True,
         ):
-            lines = TaggedLines(self._options, screen, handed.tag, tails, self._own)
+            copies = self._copies(name, screen)
+            lines = TaggedLines(
+                self._options, screen, handed.tag, tails, self._own, copies
+            )
             self._streams.append(Stream(read_end, lines, screen, None, None))
         self._ranks = [Rank(0, process, [], self._own)]
         self._note(f"process {process} is {handed.launcher}: {handed.command[0]}")
 
-    def _what_failed(self, error: OSError) -> str:
-        return f"cannot execute {self._handed.command[0]!r}"
+    @property
+    def _program(self) -> str:
+        return self._handed.command[0]
+
+    def _copies(self, name: str, screen: Screen) -> dict[int, Copy]:
+        options = self._options
+        files = {
+            number: rank.file(options.output_directory, number, name)
+            for number in range(options.ranks)
+        }
+        return {number: Copy(path, screen) for number, path in files.items() if path}
 
     def _on_end(self, ended: Rank, status: int) -> None:
         ended.status = status

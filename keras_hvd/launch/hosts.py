@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,9 @@ from pathlib import Path
 
 from keras_hvd.launch.usage import UsageError
 
+# Either says it.
 _LSF_HOSTS = "LSB_MCPU_HOSTS"
+_LSF_HOSTFILE = "LSB_DJOB_HOSTFILE"
 
 # Shells, ssh and mpirun read nothing else into such a name.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -70,9 +73,11 @@ def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
     >>> from_lsf({})
     []
     """
-    words = environment.get(_LSF_HOSTS, "").split()
-    if "LSB_JOBID" not in environment or not words:
+    if "LSB_JOBID" not in environment:
         return []
+    words = environment.get(_LSF_HOSTS, "").split()
+    if not words:
+        return _from_lsfs_file(environment.get(_LSF_HOSTFILE, ""))
     if len(words) % 2:
         raise UsageError(
             f"{_LSF_HOSTS}={environment[_LSF_HOSTS]!r} is not hosts, each with a number"
@@ -81,6 +86,18 @@ def from_lsf(environment: Mapping[str, str]) -> list[HostSlots]:
     return _distinct(
         (_host(f"{name}:{slots}", _LSF_HOSTS) for name, slots in pairs), _LSF_HOSTS
     )
+
+
+def _from_lsfs_file(path: str) -> list[HostSlots]:
+    """The hosts of a file that names each once for each of its slots."""
+    if not path:
+        return []
+    option = f"{_LSF_HOSTFILE}={path}"
+    try:
+        slots = collections.Counter(Path(path).read_text().split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option}: cannot read it: {error}") from None
+    return [_host(f"{name}:{count}", option) for name, count in slots.items()]
 
 
 def are_here(hosts: Iterable[HostSlots]) -> bool:

@@ -121,11 +121,15 @@ class Job:
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
 
+    @property
+    def _program(self) -> str:
+        return self._options.command[0]
+
     def _what_failed(self, error: OSError) -> str:
         logs = self._options.output_directory
         if logs is not None and str(error.filename).startswith(str(logs)):
             return f"--output-filename: cannot write {str(error.filename)!r}"
-        return f"cannot execute {self._options.command[0]!r}"
+        return f"cannot execute {self._program!r}"
 
     def _serve(self) -> None:
         """Serves until no child is left, and nothing is left to read or to write."""

@@ -7,13 +7,14 @@ appears only in its last state.
 """
 
 import collections
+import contextlib
 import datetime
 import os
 import re
 import select
 import time
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 # A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096
@@ -335,6 +336,35 @@ class Lines(Protocol):
     def finish(self) -> None: ...
 
 
+class Copy:
+    """A file that keeps a rank's output unchanged, as long as it can grow.
+
+    `screen` shows why it cannot.
+    """
+
+    def __init__(self, path: Path, screen: Screen):
+        self._file = path.open("wb")
+        self._screen = screen
+        self._is_cut_off = False
+
+    def feed(self, data: bytes) -> None:
+        """Keeps the next bytes."""
+        if self._is_cut_off:
+            return
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            self._is_cut_off = True
+            message = f"khvdrun: {self._file.name} is cut off here: {error.strerror}\n"
+            self._screen.write_lines(message.encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
 class Stream:
     """One rank's standard output or error.
 
@@ -357,7 +387,7 @@ class Stream:
         self.show_at: float | None = None
         """When to call `show_held` unless more arrives first (`time.monotonic`)."""
         self._lines = lines
-        self._file = None if file is None else file.open("wb")
+        self._copy = None if file is None else Copy(file, screen)
         self._tail = tail
 
     def pump(self) -> bool:
@@ -371,8 +401,8 @@ class Stream:
             data = b""
         if not data:
             return False
-        if self._file is not None:
-            self._keep(self._file, data)
+        if self._copy is not None:
+            self._copy.feed(data)
         if self._tail is not None:
             self._tail.feed(data)
         self._lines.feed(data)
@@ -391,17 +421,8 @@ class Stream:
         """Ends the last line and closes the files."""
         self._lines.finish()
         os.close(self.descriptor)
-        if self._file is not None:
-            self._file.close()
-
-    def _keep(self, file: BinaryIO, data: bytes) -> None:
-        try:
-            file.write(data)
-            file.flush()
-        except OSError as error:
-            self._file = None
-            message = f"khvdrun: {file.name} is cut off here: {error.strerror}\n"
-            self.screen.write_lines(message.encode())
+        if self._copy is not None:
+            self._copy.close()
 
 
 def last_state(line: bytes) -> bytes:

@@ -79,7 +79,7 @@ def start(
             read_end,
             lines(number, options, screen),
             screen,
-            _file(options.output_directory, number, name),
+            file(options.output_directory, number, name),
             tail if name == "stderr" else None,
         )
         for (read_end, _), screen, name in zip(
@@ -172,7 +172,8 @@ def stdin(number: int) -> int:
     return subprocess.DEVNULL
 
 
-def _file(directory: Path | None, number: int, name: str) -> Path | None:
+def file(directory: Path | None, number: int, name: str) -> Path | None:
+    """Where a rank's output is kept; None for nowhere."""
     if directory is None:
         return None
     path = directory / f"rank.{number}" / name

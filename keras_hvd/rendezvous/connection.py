@@ -141,14 +141,23 @@ class ProvenConnection:
         await self.send_packed(pack(message))
 
     async def send_packed(self, content: bytes) -> None:
-        """Sends what `messages.pack` has returned. Raises OSError."""
+        """Sends what `messages.pack` has returned, or any bytes. Raises OSError."""
         await self.stream.send(self._sealer.seal(content))
 
     async def receive(self, limit: int) -> dict[str, Any]:
         """Receives a message of at most so many bytes. Raises OSError, MessageError."""
+        return self._opener.open(*await self._receive(limit))
+
+    async def receive_packed(self, limit: int) -> bytes:
+        """Receives bytes, at most so many. Raises OSError, MessageError."""
+        header, content = await self._receive(limit)
+        self._opener.check(header, content)
+        return content
+
+    async def _receive(self, limit: int) -> tuple[bytes, bytes]:
         header = await self.stream.receive(HEADER_BYTES)
         content = await self.stream.receive(self._opener.length(header, limit))
-        return self._opener.open(header, content)
+        return header, content
 
 
 @dataclass(frozen=True)

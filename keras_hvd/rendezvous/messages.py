@@ -1,4 +1,4 @@
-"""Messages after the proof: JSON objects with a length and an HMAC in front.
+"""Messages after the proof, with a length and an HMAC in front: most are JSON objects.
 
 Each message of a direction has a number, which the HMAC covers, so a message that was
 changed, left out, repeated or swapped with another one is noticed.
@@ -82,12 +82,16 @@ class Opener:
             raise MessageError(f"it has {length} bytes, and at most {limit} are taken")
         return length
 
-    def open(self, header: bytes, content: bytes) -> dict[str, Any]:
-        """The message of a header and what followed it."""
+    def check(self, header: bytes, content: bytes) -> None:
+        """Raises MessageError unless this is what was sealed."""
         _, seal = _HEADER.unpack(header)
         if not hmac.compare_digest(seal, _seal(self._key, self._number, content)):
             raise MessageError("it was changed on its way")
         self._number += 1
+
+    def open(self, header: bytes, content: bytes) -> dict[str, Any]:
+        """The message of a header and what followed it."""
+        self.check(header, content)
         try:
             message = json.loads(content)
         except (ValueError, RecursionError):

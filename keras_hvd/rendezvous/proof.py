@@ -47,6 +47,7 @@ class Purpose(enum.IntEnum):
     FAILURE = 2
     RANKS = 3  # the ranks of a job meet
     NODES = 4  # the khvdruns of a job meet
+    CALL = 5  # a rank speaks with the process that called `run`
 
 
 class Role(enum.IntEnum):

@@ -190,6 +190,15 @@ def khvdrun() -> Iterator[Launcher]:
     assert [name for name in new if not is_mapped(f"/dev/shm/{name}")] == []
 
 
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[list[network.Host]]:
+    """Two hosts for all tests of a module."""
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    with network.connected(2) as hosts:
+        yield hosts
+
+
 @pytest.fixture
 def rendezvous() -> str:
     with socket.create_server(("127.0.0.1", 0)) as found:

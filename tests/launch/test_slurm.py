@@ -86,6 +86,30 @@ def test_khvdrun_hands_over_to_srun_within_an_allocation(cluster):
     ]
 
 
+CALL = """
+import os, socket
+import keras_hvd
+
+def place(greeting):
+    keras_hvd.init()
+    told = [name for name in os.environ if name.startswith("KERAS_HVD_CALLER")]
+    return greeting, keras_hvd.rank(), keras_hvd.size(), socket.gethostname(), told
+
+print(keras_hvd.run(place, ("it",), np=3, hosts="host0:2,host1:1"))
+"""
+
+
+def test_run_hands_over_to_srun_within_an_allocation(cluster, tmp_path):
+    script = tmp_path / "call.py"
+    script.write_text(CALL)
+    words = ("salloc", "--quiet", "-N", "2", "-n", "4", sys.executable, script)
+    ended = cluster.run(*words, **QUIETLY)
+    assert ended.returncode == 0, ended.stderr
+    hosts = ["host0", "host0", "host1"]
+    expected = [("it", rank, 3, host, []) for rank, host in enumerate(hosts)]
+    assert ended.stdout == f"{expected}\n"
+
+
 def test_mnist_comes_to_the_same_weights_as_on_one_host(cluster, train_mnist):
     khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "4")
     on_one = train_mnist(lambda words: [*khvdrun, *words])

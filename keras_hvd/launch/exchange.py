@@ -1,0 +1,331 @@
+"""How a call gets from `keras_hvd.run` to ranks on other hosts, and outcomes back.
+
+Each rank connects to the process that called `run`. Both prove that they know a secret
+before anything else is read. The connection stays until the rank has handed over its
+outcome: if it ends before, so has the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Any, BinaryIO, TypeVar
+
+from keras_hvd.environment import World
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import address, connection, event_loop, network_interfaces
+from keras_hvd.rendezvous import secret as secret_of_job
+from keras_hvd.rendezvous.address import Address
+from keras_hvd.rendezvous.connection import BeginTls, Call, ProvenConnection
+from keras_hvd.rendezvous.event_loop import READ, EventLoop
+from keras_hvd.rendezvous.listener import Listener, listen_at_free_ports
+from keras_hvd.rendezvous.messages import MessageError
+from keras_hvd.rendezvous.proof import Hello, Purpose
+from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.runtime import settings, tls
+from keras_hvd.version import __version__
+
+_Value = TypeVar("_Value")
+
+# How ranks find the process that called `run`.
+_ADDRESSES = "KERAS_HVD_CALLER"
+_SECRET = "KERAS_HVD_CALLER_SECRET"
+
+_CALLER = 0  # its number in hellos
+_MOST_MESSAGE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 20
+_FIRST_MESSAGE_SECONDS = 60.0
+# After a failure, for the other ranks to end, and to say why.
+_LATE_SECONDS = 5.0
+
+# A host that has vanished is noticed after a minute; and no firewall forgets a
+# connection that waits for a long function.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+# The keys of messages.
+_HOST = "host"
+_SIZE = "size"
+_BYTES = "bytes"
+_AGE = "age"
+_FAILED = "failed"
+_REFUSED = "refused"
+
+
+class Exchange:
+    """Gives ranks the call and takes their outcomes, in a thread, within a context.
+
+    Args:
+        call: what they get.
+        outcomes: a file for what each rank hands over.
+        variables: those that the ranks will have, without `variables` of this.
+
+    Raises:
+        RendezvousError: this host has no such network, or a secret cannot be read.
+        LibraryError: there is no TLS here, although it is wanted.
+        ValueError: a variable is malformed.
+
+    Example:
+
+    >>> import tempfile
+    >>> from keras_hvd import environment
+    >>> call, outcome, got = (tempfile.TemporaryFile() for _ in range(3))
+    >>> call.write(b"the call"), call.flush()
+    (8, None)
+    >>> here = {"KERAS_HVD_NETWORK_INTERFACES": "lo"}
+    >>> with Exchange(call, [outcome], here) as exchange:
+    ...     caller = Caller({**here, **exchange.variables}, environment.world({}))
+    ...     caller.ask(got)
+    ...     caller.tell(got, has_failed=False, age=0.0)
+    >>> outcome.read()
+    b'the call'
+    """
+
+    def __init__(
+        self, call: BinaryIO, outcomes: Sequence[BinaryIO], variables: Mapping[str, str]
+    ):
+        self._call = call
+        self._outcomes = outcomes
+        drawn = secrets.token_hex(32)
+        self._key = _key(variables, drawn)
+        self._tls = tls.chosen(variables)
+        names = settings.network_interfaces(variables)
+        self._sockets = listen_at_free_ports(network_interfaces.reachable(names))
+        places = [str(Address(*one.getsockname()[:2])) for one in self._sockets]
+        self.variables = {_ADDRESSES: ",".join(places), _SECRET: drawn}
+        """What the ranks need among theirs."""
+        self.hosts: dict[int, str] = {}
+        """Of the ranks that have come."""
+        self.raised_at: dict[int, float] = {}
+        """When ranks with an outcome raised an error, by this host's clock."""
+        self.lost: list[int] = []
+        """Ranks that came and ended without an outcome, in this order."""
+        self.on_late: Callable[[], object] = lambda: None
+        """Called if the job has not ended soon after a rank failed."""
+        self._has_failed = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._end, self._ended = socket.socketpair()
+
+    def __enter__(self) -> Exchange:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self._end.close()
+        self._thread.join()
+        self._ended.close()
+        if kind is None and self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        loop = EventLoop()
+        prove = connection.proving(self._key, self._tls, _is_expected)
+        with contextlib.closing(Listener(loop, prove, self._welcome)) as listener:
+            for one in self._sockets:
+                listener.start(one)
+            loop.start(self._await_end())
+            try:
+                loop.run(event_loop.ready(self._ended, READ, math.inf))
+            except Exception as error:
+                self._failure = error
+
+    async def _await_end(self) -> None:
+        # mpirun may wait for a host that it cannot reach.
+        await event_loop.until(lambda: self._has_failed, math.inf)
+        await event_loop.pause(_LATE_SECONDS)
+        self.on_late()
+
+    async def _welcome(self, proven: ProvenConnection) -> None:
+        rank = proven.peer
+        try:
+            if _difference(proven, self._tls):
+                # The rank sees it as well, and says so.
+                return
+            _keep_alive(proven)
+            proven.stream.deadline = time.monotonic() + _FIRST_MESSAGE_SECONDS
+            told = await proven.receive(_MOST_MESSAGE_BYTES)
+            objection = self._objection(rank, told)
+            if objection:
+                await proven.send({_REFUSED: objection})
+                return
+            host = _field(told, _HOST, str)
+        except (OSError, MessageError):
+            # It may come by another connection.
+            return
+        else:
+            self.hosts[rank] = host
+            await self._serve(proven, rank)
+        finally:
+            proven.stream.close()
+
+    def _objection(self, rank: int, told: dict[str, Any]) -> str:
+        """Why this is no rank of the job; "" if it is."""
+        count = len(self._outcomes)
+        if told.get(_SIZE) != count or rank >= count:
+            return (
+                f"it is of a job of {told.get(_SIZE)}, and keras_hvd.run started "
+                f"{count} ranks: the program that started it must tell it its place"
+            )
+        if rank in self.hosts:
+            return f"rank {rank} has come from {self.hosts[rank]} already"
+        return ""
+
+    async def _serve(self, proven: ProvenConnection, rank: int) -> None:
+        proven.stream.deadline = math.inf
+        try:
+            await _send(proven, self._call, {})
+            told = await proven.receive(_MOST_MESSAGE_BYTES)
+            self.raised_at[rank] = time.monotonic() - _field(told, _AGE, float)
+            await _receive(proven, told, self._outcomes[rank])
+        except (OSError, MessageError):
+            self.lost.append(rank)
+            self._has_failed = True
+            # A part of an outcome is none.
+            self._outcomes[rank].truncate(0)
+            return
+        self._has_failed |= told.get(_FAILED) is True
+        # What has arrived counts, whatever becomes of the rank.
+        with contextlib.suppress(OSError):
+            await proven.send({})
+
+
+class Caller:
+    """The process that called `run`, as a rank knows it.
+
+    Takes what it needs to find it out of `variables`, so programs that the rank starts
+    do not inherit it.
+    """
+
+    def __init__(self, variables: MutableMapping[str, str], place: World):
+        places, drawn = (variables.pop(name) for name in (_ADDRESSES, _SECRET))
+        self._addresses = [address.parse(one) for one in places.split(",")]
+        self._place = place
+        self._timeout = settings.init_timeout(variables)
+        self._call = Call(
+            *(_key(variables, drawn), Purpose.CALL, place.rank, _CALLER),
+            network_interfaces.sources(settings.network_interfaces(variables)),
+            tls.chosen(variables),
+        )
+        self._proven: ProvenConnection
+
+    def ask(self, call: BinaryIO) -> None:
+        """Writes the call to a file. Raises RendezvousError."""
+        self._speak(self._ask(call))
+
+    def tell(self, outcome: BinaryIO, has_failed: bool, age: float) -> None:
+        """Hands over the outcome, which was made so many seconds ago.
+
+        Raises RendezvousError.
+        """
+        self._speak(self._tell(outcome, {_FAILED: has_failed, _AGE: age}))
+
+    def _speak(self, words: Coroutine[Any, Any, None]) -> None:
+        try:
+            EventLoop().run(words)
+        except (OSError, MessageError) as error:
+            raise RendezvousError(
+                f"{self._own} cannot speak with the process that called keras_hvd.run, "
+                f"at {' or '.join(map(str, self._addresses))}: "
+                f"{getattr(error, 'strerror', None) or error}. Hosts must reach each "
+                "other's ports; network_interface chooses among networks"
+            ) from None
+
+    @property
+    def _own(self) -> str:
+        return f"rank {self._place.rank} on {socket.gethostname()}"
+
+    async def _ask(self, call: BinaryIO) -> None:
+        deadline = time.monotonic() + self._timeout
+        proven = await connection.connect(self._call, lambda: self._addresses, deadline)
+        self._proven = proven
+        difference = _difference(proven, self._call.tls)
+        if difference:
+            raise RendezvousError(
+                f"{self._own} and the process that called keras_hvd.run have "
+                f"{difference}"
+            )
+        _keep_alive(proven)
+        # Whoever called may be stopped for a while.
+        proven.stream.deadline = math.inf
+        await proven.send({_HOST: socket.gethostname(), _SIZE: self._place.size})
+        told = await proven.receive(_MOST_MESSAGE_BYTES)
+        if _REFUSED in told:
+            raise RendezvousError(f"{self._own} is refused: {told[_REFUSED]}")
+        await _receive(proven, told, call)
+
+    async def _tell(self, outcome: BinaryIO, told: dict[str, Any]) -> None:
+        await _send(self._proven, outcome, told)
+        # If this process ended before all has arrived, it would seem to have failed.
+        await self._proven.receive(_MOST_MESSAGE_BYTES)
+
+
+def _key(variables: Mapping[str, str], drawn: str) -> bytes:
+    """The key of the proofs: from the user's own file if there is one."""
+    path = variables.get(secret_of_job.FILE_VARIABLE)
+    known = Secret(drawn.encode())
+    if path:
+        known = secret_of_job.read({secret_of_job.FILE_VARIABLE: path})
+    return known.key(f"keras_hvd.run {drawn}")
+
+
+def _is_expected(theirs: Hello) -> bool:
+    is_here = theirs.receiver == _CALLER and theirs.sender >= 0
+    return is_here and theirs.purpose == Purpose.CALL
+
+
+def _difference(proven: ProvenConnection, tls: BeginTls | None) -> str:
+    """What this process and another one cannot go on with; "" if they can."""
+    if proven.version != __version__:
+        return (
+            f"keras_hvd {__version__} and {proven.version}: install the same version "
+            "on all hosts"
+        )
+    if proven.tls != (tls is not None):
+        return "TLS here or there alone: KERAS_HVD_TLS=1 is for all or none"
+    return ""
+
+
+def _keep_alive(proven: ProvenConnection) -> None:
+    for option in _KEEPALIVE:
+        proven.stream.socket.setsockopt(*option)
+
+
+async def _send(
+    proven: ProvenConnection, file: BinaryIO, message: dict[str, Any]
+) -> None:
+    """Sends a message, with how much the file has, and that."""
+    size = os.fstat(file.fileno()).st_size
+    await proven.send({**message, _BYTES: size})
+    for at in range(0, size, _CHUNK_BYTES):
+        await proven.send_packed(os.pread(file.fileno(), _CHUNK_BYTES, at))
+
+
+async def _receive(
+    proven: ProvenConnection, message: dict[str, Any], file: BinaryIO
+) -> None:
+    """Writes what comes after a message to the file, which then is at its beginning."""
+    left = _field(message, _BYTES, int)
+    if left < 0:
+        raise MessageError("its size is negative")
+    while left > 0:
+        content = await proven.receive_packed(min(left, _CHUNK_BYTES))
+        left -= file.write(content)
+    file.seek(0)
+
+
+def _field(message: dict[str, Any], name: str, kind: type[_Value]) -> _Value:
+    value = message.get(name)
+    if type(value) is not kind:
+        raise MessageError(f"it has no {name}")
+    return value
