@@ -69,8 +69,7 @@ def _drawn(rows: list[dict[str, str]], columns: dict[str, str]) -> str:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     drawn = io.StringIO()
-    # Without a date, the same table gives the same file.
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    figure.savefig(drawn, format="svg")
     return drawn.getvalue()
 
 
