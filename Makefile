@@ -49,7 +49,7 @@ SHELL := /bin/bash
 # Tests measure time, and ranks use the cores that there are.
 .NOTPARALLEL:
 
-.PHONY: install demo wheel test test-quick lint format clean distclean FORCE
+.PHONY: install demo wheel docs test test-quick lint format clean distclean FORCE
 .PHONY: system-packages test-packages native-tests one-process-tests launch-tests parallel-tests
 .PHONY: hosts-tests core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
@@ -93,6 +93,7 @@ endif
 
 # What some tests take, which say so and are skipped where it is missing.
 MISSING_FOR_TESTS = $(strip \
+	$(call unless,$(wildcard /usr/bin/chromium),chromium) \
 	$(call unless,$(wildcard /usr/sbin/slurmctld),slurmctld) \
 	$(call unless,$(wildcard /usr/sbin/slurmd),slurmd) \
 	$(call unless,$(wildcard /usr/bin/srun),slurm-client) \
@@ -132,6 +133,10 @@ WHEEL_TENSORFLOWS ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0
 DIST ?= dist
 wheel: | $(BIN)/python
 	$(BIN)/python bazel/build_wheel.py $(DIST) $(ARCHITECTURE) $(WHEEL_TENSORFLOWS)
+
+# The pages of docs/ as a site, in .venv/site. It takes the sources of keras_hvd alone.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file docs/site/mkdocs.yml
 
 # --- tests --------------------------------------------------------------------------
 

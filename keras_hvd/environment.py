@@ -428,6 +428,9 @@ def _checked(
 def job_name(job: str) -> str:
     """The name, or a digest of it if it is too long for the engine.
 
+    Args:
+        job: a name of any length.
+
     Example:
 
     >>> job_name("openmpi-1891500033"), len(job_name(100 * "long"))

@@ -54,6 +54,10 @@ _BY_CODE = {
 def from_code(code: int, message: str) -> KerasHvdError:
     """The exception for a result code of the engine, other than 0.
 
+    Args:
+        code: the result code.
+        message: the text of the exception.
+
     Example:
 
     >>> from_code(3, "rank 2 was killed by signal 9")

@@ -85,11 +85,10 @@ class Tuner(_OnRanks, tuner.Tuner):
 
     Args:
         *args: of TFX's `Tuner`.
-        num_ranks: number of ranks that train each trial, also as a `RuntimeParameter`.
-            None: as in `custom_config`.
-        time_limit: seconds after which a running search is ended, and the execution
-            fails; also as a `RuntimeParameter`. None: no limit.
-        **kwargs: of TFX's `Tuner`, except `tune_args`.
+        **kwargs: of TFX's `Tuner`, except `tune_args`. Also `num_ranks`, the number of
+            ranks that train each trial (None: as in `custom_config`), and `time_limit`,
+            the seconds after which a running search is ended, and the execution fails
+            (None: no limit); both also as a `RuntimeParameter`.
 
     Raises:
         ValueError: a number is invalid, or `tune_args` are given; or what TFX's `Tuner`

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+import sys
 import sysconfig
 import venv
+from collections.abc import Callable
 
 import pytest
 
@@ -42,6 +44,37 @@ class Environment:
 @pytest.fixture(scope="session")
 def checkout() -> pathlib.Path:
     return pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., str]:
+    return run_command
+
+
+def run_command(command: str, folder: pathlib.Path, exit_code: int = 0, **variables):
+    """Runs a command as in an activated environment; returns what it printed."""
+    scripts = pathlib.Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Open MPI asks root whether it is sure.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **variables,
+    }
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == exit_code, f"{command}\n{done.stdout}"
+    return done.stdout
 
 
 @pytest.fixture(scope="session")

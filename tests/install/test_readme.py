@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import subprocess
@@ -29,32 +28,6 @@ def script(kept: str) -> str:
     (diff,) = blocks("diff")
     lines = [line or " " for line in diff.splitlines()]
     return "\n".join(line[1:] for line in lines if line[0] in kept) + "\n"
-
-
-def run(command: str, folder: pathlib.Path, **variables) -> str:
-    """Runs a command as in an activated environment; returns what it printed."""
-    scripts = pathlib.Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{scripts}:{os.environ['PATH']}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        # Open MPI asks root whether it is sure.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        **variables,
-    }
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}"
-    return done.stdout
 
 
 LOADING = """
@@ -97,14 +70,14 @@ def test_every_command_is_tested_below():
     ]
 
 
-def test_make_demo():
+def test_make_demo(run):
     printed = run("make demo", CHECKOUT)
     (accuracy,) = re.findall(r"[Tt]est accuracy\D*([\d.]+)", printed)
     percent = float(accuracy) if float(accuracy) > 1 else 100 * float(accuracy)
     assert percent >= 96
 
 
-def test_make_test():
+def test_make_test(run):
     """This is it; once more would never end. Its steps are what make would run."""
     printed = run("make --dry-run test", CHECKOUT, MAKEFLAGS="")
     for step in ("ruff check", "bazel test", "tests/unit", "tests/parallel"):
@@ -115,19 +88,19 @@ def test_make_test():
     "command",
     ["khvdrun -np 2 python train.py", "mpirun -np 2 python train.py"],
 )
-def test_training_on_two_processes(command, folder, loads_without_keras_hvd):
+def test_training_on_two_processes(run, command, folder, loads_without_keras_hvd):
     printed = run(command, folder)
     assert len(re.findall(r"Epoch 10/10", printed)) == 1
     assert printed.count("29/29") >= 10
     assert loads_without_keras_hvd(folder)
 
 
-def test_training_on_one_process(folder, loads_without_keras_hvd):
+def test_training_on_one_process(run, folder, loads_without_keras_hvd):
     assert "57/57" in run("python train.py", folder)
     assert loads_without_keras_hvd(folder)
 
 
-def test_script_before(folder, loads_without_keras_hvd):
+def test_script_before(run, folder, loads_without_keras_hvd):
     (folder / "train.py").write_text(script(kept=" -"))
     assert "57/57" in run("python train.py", folder)
     assert loads_without_keras_hvd(folder)
