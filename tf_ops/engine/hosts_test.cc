@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <memory>
 #include <random>
@@ -211,6 +212,34 @@ TEST_P(HostsTest, NothingIsDecidedWithoutTheCoordinator) {
     EXPECT_TRUE(Contains(end.message, "rank 0 (pid")) << end.message;
   });
   job.LeaveAll();
+}
+
+// One of them has heard of it, and has left with that error, when the others come.
+TEST_P(HostsTest, WhoComesLateHearsWhoLeftFirst) {
+  for (int leaver = 1; leaver < size(); ++leaver) {
+    for (int early = 0; early < leaver; ++early) {
+      HostsJob job(GetParam());
+      std::promise<void> left;
+      const std::shared_future<void> early_left = left.get_future().share();
+      job.ForEach([&](Rank& self, int rank) {
+        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+        if (rank == leaver) return self.Leave();
+        if (rank != early) early_left.wait();
+        const Status end = self.Run(Meet("without one"));
+        if (rank == early) {
+          self.Leave();
+          left.set_value();
+        }
+        EXPECT_EQ(end.code, Code::kRankFailed);
+        const std::string why = end.message.substr(end.message.find(": "));
+        const std::string who = "rank " + std::to_string(leaver) + " (pid " +
+                                std::to_string(getpid()) + " on host" +
+                                std::to_string(GetParam().hosts[leaver]) + ")";
+        EXPECT_EQ(why.find(who + " has left the job"), why.find("rank ")) << why;
+      });
+      job.LeaveAll();
+    }
+  }
 }
 
 // Rank 0 has its own result, and leaves, before the decision has come to all.
