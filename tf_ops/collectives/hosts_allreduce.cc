@@ -30,9 +30,9 @@ constexpr int64_t kPieceBytes = 128 << 10;
 // are still in the cache when they are reduced, and long enough that two hosts, each of
 // which sends before it receives, seldom wait for each other.
 constexpr int64_t kMostPartBytes = 512 << 10;
-// What several others send to a lane at once has to wait in the switch, which drops what
-// it cannot hold. The sender notices only after a timeout. Smaller parts than this would
-// cost too much by themselves.
+// What several others send to a lane at once has to wait in the switch, which drops
+// what it cannot hold. The sender notices only after a timeout. Smaller parts than this
+// would cost too much by themselves.
 constexpr int64_t kMostIncomingBytes = 384 << 10;
 constexpr int64_t kLeastPartBytes = 16 << 10;
 // Between hosts a second wait costs more than it does in shared memory, and more than
