@@ -189,11 +189,11 @@ def _meet(
     # Last: what is malformed must not become known when the others rely on this rank.
     arranged = _arrangement(launched, members or everyone, place)
     meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
-    table = meeting.table
-    world = dataclasses.replace(world, job=table.job)
-    if not is_whole:
-        local_rank, local_size = table.local(world.rank)
-        world = dataclasses.replace(world, local_rank=local_rank, local_size=local_size)
+    table = meeting.table if is_whole else meeting.table.of_part()
+    own = table.ranks[world.rank]
+    world = dataclasses.replace(
+        world, job=table.job, local_rank=own.local_rank, local_size=own.local_size
+    )
     if world.cross_rank is None:
         cross_rank, cross_size = table.cross(world.rank)
         world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)

@@ -130,6 +130,8 @@ def _configure(hosts: Sequence[network.Host], folder: Path) -> None:
         "SlurmdParameters=config_overrides",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
+        # How often it places the parts of heterogeneous jobs: else twice a minute.
+        "SchedulerParameters=bf_interval=1",
         "PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4",
     ]
     lines += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,20 +104,26 @@ class RankTable:
             ),
         )
 
-    def local(self, rank: int) -> tuple[int, int]:
-        """This rank's number among those of its host, and theirs.
+    def of_part(self) -> RankTable:
+        """The table of a part of the started ranks, with their places within it.
 
         Example:
 
         >>> info = RankInfo(0, 3, 0, 1, "a", "k", 0, "node0", 7, ())
         >>> other = dataclasses.replace(info, rank=1, host_key="b")
         >>> third = dataclasses.replace(info, rank=2)
-        >>> table = RankTable("job", "", (info, other, third))
-        >>> [table.local(rank) for rank in range(3)]
+        >>> part = RankTable("job", "", (info, other, third)).of_part()
+        >>> [(one.local_rank, one.local_size) for one in part.ranks]
         [(0, 2), (0, 1), (1, 2)]
         """
-        hosts = self.hosts()
-        return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+        hosts, met = self.hosts(), Counter[int]()
+        sizes, ranks = Counter(hosts), []
+        for host, one in zip(hosts, self.ranks, strict=True):
+            ranks.append(
+                dataclasses.replace(one, local_rank=met[host], local_size=sizes[host])
+            )
+            met[host] += 1
+        return dataclasses.replace(self, ranks=tuple(ranks))
 
     def cross(self, rank: int) -> tuple[int, int]:
         """This host's number among those that have the local rank, and theirs.

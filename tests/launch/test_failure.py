@@ -86,11 +86,8 @@ def check_survivors(ended: Outcome, culprit: int, since: float, how: str) -> Non
     others = ended.processes.keys() - {culprit}
     assert ended.survivors.keys() == others, ended.stderr
     named = f"rank {culprit} (pid {ended.processes[culprit]} on "
-    blaming = [rank for rank, note in ended.survivors.items() if named in note["text"]]
-    # A rank that leaves is missed one tensor at a time: who misses it and then leaves
-    # may be all that others hear of. A death is one failure for all.
-    assert blaming if how == _LEFT else len(blaming) == len(others)
     for rank, note in ended.survivors.items():
+        assert named in note["text"]
         assert note["type"] in ("RankFailedError", "AbortedError")
         assert f"failed on rank {rank}: " in note["text"]
         assert how in note["text"]

@@ -53,7 +53,12 @@ Execution::Execution(const EngineOptions& options, const World& world,
       counters_(*counters),
       runner_(options, world, std::move(gpu), waiter, timeline, store_choice),
       decisions_(world.channels->FromLeader()),
-      decoder_(job_->size()) {}
+      decoder_(job_->size()) {
+  const Topology& topology = world.topology;
+  for (int host = topology.host(); host >= 0; host = topology.parent_of(host)) {
+    errors_above_[topology.leader_of(host)];
+  }
+}
 
 // ---- Decisions
 
@@ -83,6 +88,9 @@ void Execution::CarryOutNext() {
 }
 
 void Execution::CarryOut(const FailMessage& fail) {
+  for (auto& [leader, error] : errors_above_) {
+    if (Contains(fail.ranks, leader)) error = fail.text;
+  }
   if (!Contains(fail.ranks, rank_)) return;
   std::unique_ptr<Operation> operation = requests_.Take(fail.tensor);
   if (operation == nullptr) return;

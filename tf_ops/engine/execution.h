@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,6 +73,9 @@ class Execution {
   int64_t window_bytes() const { return runner_.window_bytes(); }
   // Whether some process set does not contain this rank, which may lead others.
   bool some_go_without() const { return some_go_without_; }
+  // The last error that was decided for the leader of this host, or for one above; ""
+  // if there was none.
+  const std::string& ErrorOf(int leader) const { return errors_above_.at(leader); }
 
  private:
   void CarryOut(const RunMessage& run);
@@ -102,6 +106,7 @@ class Execution {
   uint64_t sequence_ = 0;
   std::string running_;
   bool some_go_without_ = false;
+  std::map<int, std::string> errors_above_;  // by leader
 };
 
 }  // namespace keras_hvd

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <memory>
 #include <random>
@@ -213,6 +214,34 @@ TEST_P(HostsTest, NothingIsDecidedWithoutTheCoordinator) {
   job.LeaveAll();
 }
 
+// One of them has heard of it, and has left with that error, when the others come.
+TEST_P(HostsTest, WhoComesLateHearsWhoLeftFirst) {
+  for (const int leaver : std::set<int>{1, size() - 1}) {
+    for (int early = 0; early < leaver; ++early) {
+      HostsJob job(GetParam());
+      std::promise<void> left;
+      const std::shared_future<void> early_left = left.get_future().share();
+      job.ForEach([&](Rank& self, int rank) {
+        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+        if (rank == leaver) return self.Leave();
+        if (rank != early) early_left.wait();
+        const Status end = self.Run(Meet("without one"));
+        if (rank == early) {
+          self.Leave();
+          left.set_value();
+        }
+        EXPECT_EQ(end.code, Code::kRankFailed);
+        const std::string why = end.message.substr(end.message.find(": "));
+        const std::string who = "rank " + std::to_string(leaver) + " (pid " +
+                                std::to_string(getpid()) + " on host" +
+                                std::to_string(GetParam().hosts[leaver]) + ")";
+        EXPECT_EQ(why.find(who + " has left the job"), why.find("rank ")) << why;
+      });
+      job.LeaveAll();
+    }
+  }
+}
+
 // Rank 0 has its own result, and leaves, before the decision has come to all.
 TEST_P(HostsTest, WhatWasDecidedBeforeTheCoordinatorLeftIsCarriedOut) {
   for (int repeat = 0; repeat < 30; ++repeat) {
@@ -316,43 +345,63 @@ INSTANTIATE_TEST_SUITE_P(Layouts, HostsTest,
                                          Layout{{0, 1, 1, 0}, 2, true},
                                          Layout{{0, 1, 2}, 1, true}));
 
-// Each is alone on its host.
-void KillEachOnce(const Layout& layout) {
-  for (int victim = 0; victim < layout.size(); ++victim) {
-    CapturedErrors errors;
+// The ranks of a job as processes, each alone on its host.
+class Processes {
+ public:
+  // They run `body(rank's engine, rank, link)` once all are there.
+  template <typename Body>
+  Processes(const Layout& layout, const EngineOptions& options, const Body& body) {
     LinkMesh mesh(layout);
     std::vector<RankName> names;
     for (int rank = 0; rank < layout.size(); ++rank) {
       names.push_back({4242, "host" + std::to_string(rank)});
     }
-    std::vector<std::unique_ptr<Child>> children;
     for (int rank = 0; rank < layout.size(); ++rank) {
-      children.push_back(std::make_unique<Child>([&, rank](const Child::Link& link) {
+      children_.push_back(std::make_unique<Child>([&, rank](const Child::Link& link) {
         const std::vector<Link> own = mesh.TakeAlone(rank);
         std::shared_ptr<Segment> segment;
         EXPECT_TRUE(Segment::CreateLocal(1, kTinyExchange, &segment).ok());
-        Rank self({}, HostsWorld(layout.Of(rank), segment, names, own));
+        Rank self(options, HostsWorld(layout.Of(rank), segment, names, own));
         EXPECT_EQ(self.Run(Meet("all are there")).message, "");
         link.Tell("there");
-        if (rank == victim) link.Await();
-        const Status end = self.Run(Meet("without one"));
-        const size_t why = end.message.find(": ");
-        link.Tell(end.message.substr(why == std::string::npos ? 0 : why));
+        body(&self, rank, link);
         self.Leave();
         return 0;
       }));
     }
     mesh.Close();
-    for (const auto& child : children) EXPECT_EQ(child->Line(), "there");
-    children[victim]->Kill(SIGKILL);
+    for (const auto& child : children_) EXPECT_EQ(child->Line(), "there");
+  }
+
+  Child& operator[](int rank) { return *children_[rank]; }
+
+ private:
+  std::vector<std::unique_ptr<Child>> children_;
+};
+
+// Asks for what then fails, and says why it has.
+std::string WhyFailed(Rank* self) {
+  const Status end = self->Run(Meet("without one"));
+  const size_t why = end.message.find(": ");
+  return end.message.substr(why == std::string::npos ? 0 : why);
+}
+
+void KillEachOnce(const Layout& layout) {
+  for (int victim = 0; victim < layout.size(); ++victim) {
+    CapturedErrors errors;
+    Processes ranks(layout, {}, [&](Rank* self, int rank, const Child::Link& link) {
+      if (rank == victim) link.Await();
+      link.Tell(WhyFailed(self));
+    });
+    ranks[victim].Kill(SIGKILL);
     const std::string who = "rank " + std::to_string(victim) + " (pid 4242 on host" +
                             std::to_string(victim) + ")";
     for (int rank = 0; rank < layout.size(); ++rank) {
       if (rank == victim) continue;
-      const std::string error = children[rank]->Line();
+      const std::string error = ranks[rank].Line();
       EXPECT_TRUE(Contains(error, ": " + who + " has gone without a word")) << error;
     }
-    for (const auto& child : children) child->Reap();
+    for (int rank = 0; rank < layout.size(); ++rank) ranks[rank].Reap();
     // Those whom the dead one kept together report together.
     EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
     EXPECT_EQ(Count(errors.text(), "did not answer"), 1u) << errors.text();
@@ -366,6 +415,29 @@ TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInARow) {
 
 TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsOverTls) {
   KillEachOnce({{0, 1, 2}, 1, /*tls=*/true});
+}
+
+// Rank 0 ends the job, and its process ends as soon as its own request has.
+TEST(HostsDeathTest, WhoseFailureIsKnownIsNotAFailureOfItsOwn) {
+  CapturedErrors errors;
+  EngineOptions options;
+  options.stall_abort_seconds = 2;
+  const auto body = [](Rank* self, int rank, const Child::Link& link) {
+    if (rank == 0) {
+      Ask ask = Meet("without one");
+      ask.on_end = [] { _exit(0); };
+      self->AwaitEnd(self->Submit(std::move(ask)));
+    }
+    if (rank == 2) link.Await();
+    link.Tell(WhyFailed(self));
+  };
+  Processes ranks({{0, 1, 2}, 1}, options, body);
+  ranks[0].Reap();
+  ranks[2].Go();
+  for (const int rank : {1, 2}) {
+    const std::string error = ranks[rank].Line();
+    EXPECT_TRUE(Contains(error, "which not every rank has reached")) << error;
+  }
 }
 
 TEST(HostsDeathTest, AKilledLeaderEndsTheOtherHostsInATree) {

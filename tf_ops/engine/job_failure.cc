@@ -26,7 +26,10 @@ Status ReasonOfEnd(const JobState& job) {
 
 void ReportFailureOnce(JobState* job) {
   // A crashing rank may not live to finish the report.
-  if (job->has_departed() || !job->ClaimFailureReport()) return;
+  if (job->has_departed()) return;
+  // Other hosts hear of it first: who gets the error here may end the process at once.
+  job->Poll();
+  if (!job->ClaimFailureReport()) return;
   Log(job->rank(), LogLevel::kError,
       job->Failure().message + "\nWhat each rank did last:" + ReportOperations(job));
 }
