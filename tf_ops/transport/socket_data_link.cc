@@ -106,8 +106,9 @@ bool SocketDataLink::MoveOn(Carrier* carrier, Transfers* transfers, Call call) {
     for (const iovec& piece : transfers->pieces) {
       if (count == kMostPieces || left == 0) break;
       const bool drops = piece.iov_base == nullptr;
-      pieces[count] = drops ? iovec{dropped, std::min({piece.iov_len, kDropBytes, left})}
-                            : iovec{piece.iov_base, std::min(piece.iov_len, left)};
+      pieces[count] = drops
+                          ? iovec{dropped, std::min({piece.iov_len, kDropBytes, left})}
+                          : iovec{piece.iov_base, std::min(piece.iov_len, left)};
       left -= pieces[count].iov_len;
       ++count;
       if (drops) break;
