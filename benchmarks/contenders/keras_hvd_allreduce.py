@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 
 import c_api
@@ -18,6 +19,8 @@ def main() -> None:
     parser = rank.parser()
     parser.add_argument("--timed-calls", required=True, help="timed_calls.c, compiled")
     options = parser.parse_args()
+    # Before keras_hvd and MPI look at their cores; khvdrun has bound its ranks itself.
+    rank.bind(options.cores, int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
     keras_hvd.init()
     session = rank.Session(
         options.socket,

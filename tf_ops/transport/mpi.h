@@ -36,8 +36,10 @@ struct MpiMessage {
 // One rank's. Only one thread may use it at a time. All calls return at once.
 class Mpi {
  public:
-  // The most bytes of one message.
-  static constexpr int64_t kMessageBytes = 128 << 10;
+  // The most bytes of one message: as many as an allreduce sends at once. For each the
+  // two ends have to agree, which takes a round trip, and Open MPI moves only what
+  // exceeds 192 KiB straight to its place.
+  static constexpr int64_t kMessageBytes = 512 << 10;
 
   explicit Mpi(const MpiOptions& options);
 
