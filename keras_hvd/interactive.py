@@ -19,6 +19,7 @@ from typing import IO, Any, BinaryIO, TextIO, TypeVar
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
 from keras_hvd.launch import call, command_line, other_launchers, report
 from keras_hvd.launch.exchange import Exchange
+from keras_hvd.rendezvous import open_files
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
@@ -186,6 +187,8 @@ def run(
     if options.hosts:
         other_launchers.hand_over(options, os.environ)
     ranks = options.ranks
+    # A file for each rank's outcome, and a connection if it is on another host.
+    open_files.allow(2 * ranks)
     with contextlib.ExitStack() as files:
         made = files.enter_context(call.memory_file("call"))
         call.dump_call(made, func, args, kwargs or {})
@@ -278,6 +281,8 @@ def _khvdrun(arguments: Sequence[str], exchange: Exchange | None = None) -> int:
     )
     if exchange is not None:
         exchange.on_late = functools.partial(_stop, process)
+        if exchange.is_late:
+            _stop(process)
     try:
         _relay([(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
         return process.wait()
@@ -373,19 +378,24 @@ def _results(
     missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
     if missing:
         who = _named(missing) if exchange is None else _who_ended(missing, exchange)
-        raise RankFailedError(
-            f"{who} ended before the function had returned; khvdrun {_ended(code)}; "
-            "its last lines say why"
-        )
+        how = f"khvdrun {_ended(code)}; its last lines say why"
+        if exchange is not None and exchange.is_late:
+            how = "the other ranks had not ended 5 s later, and were ended"
+        raise RankFailedError(f"{who} ended before the function had returned; {how}")
     return [outcome.value for outcome in outcomes if outcome is not None]
 
 
 def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
     """The ranks that ended: first the one that did so first, as far as is known."""
-    named = [f"rank {rank} on {exchange.hosts[rank]}" for rank in exchange.lost]
-    others = [rank for rank in missing if rank not in exchange.lost]
-    if others:
-        named.append(f"{_named(others)}, without a word,")
+    came = [*exchange.lost, *(exchange.hosts.keys() & set(missing))]
+    named = [
+        f"rank {rank} on {exchange.hosts[rank]}"
+        + (f" ({exchange.lost[rank]})" if exchange.lost.get(rank) else "")
+        for rank in dict.fromkeys(came)
+    ]
+    silent = [rank for rank in missing if rank not in exchange.hosts]
+    if silent:
+        named.append(f"{_named(silent)}, without a word,")
     return ", then ".join(named)
 
 

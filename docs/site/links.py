@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             linked = (_target(path, link[1]) for link in LINK.finditer(text))
             waiting += [each for each in linked if not each.startswith("docs/")]
         elif (CHECKOUT / path).is_dir():
-            waiting += _tracked_in(path)
+            waiting += _files_in(path)
     return files
 
 
@@ -116,16 +116,16 @@ def _as_page(path: str) -> str:
         return head + file.read_text()
     title = f"{head}# {path}\n\n"
     if file.is_dir():
-        names = (posixpath.relpath(each, path) for each in _tracked_in(path))
+        names = (posixpath.relpath(each, path) for each in _files_in(path))
         base = posixpath.basename(path)
         return title + "\n".join(f"- [{name}]({base}/{name})" for name in names)
     language = LANGUAGES.get(file.suffix, "text")
     return f"{title}````{language}\n{file.read_text()}\n````\n"
 
 
-def _tracked_in(path: str) -> list[str]:
+def _files_in(path: str) -> list[str]:
     return sorted(
         each.relative_to(CHECKOUT).as_posix()
         for each in (CHECKOUT / path).iterdir()
-        if each.is_file()
+        if each.is_file() and not each.name.startswith(".")
     )

@@ -117,13 +117,15 @@ def serve_caller() -> int:
         with memory_file("outcome") as file:
             made = _dump_outcome(made, file)
             age = time.monotonic() - made.when
+            # If nobody takes it, its error is seen at least here.
+            code = _exit_code(made)
             caller.tell(file, made.error is not None, age)
+            return code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except (KerasHvdError, ValueError) as error:
         print(f"keras_hvd.run: {error}", file=sys.stderr, flush=True)
         return 1
-    return _exit_code(made)
 
 
 def _exit_code(made: Outcome) -> int:

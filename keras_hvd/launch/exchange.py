@@ -44,8 +44,8 @@ _FIRST_MESSAGE_SECONDS = 60.0
 # After a failure, for the other ranks to end, and to say why.
 _LATE_SECONDS = 5.0
 
-# A host that has vanished is noticed after a minute; and no firewall forgets a
-# connection that waits for a long function.
+# A host that vanishes during the function is noticed after a minute; and no firewall
+# forgets a connection that waits for a long one.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -108,10 +108,15 @@ class Exchange:
         """Of the ranks that have come."""
         self.raised_at: dict[int, float] = {}
         """When ranks with an outcome raised an error, by this host's clock."""
-        self.lost: list[int] = []
-        """Ranks that came and ended without an outcome, in this order."""
+        self.lost: dict[int, str] = {}
+        """Ranks that came and ended without an outcome, in this order.
+
+        With the reason, if it is not that the rank's process ended.
+        """
         self.on_late: Callable[[], object] = lambda: None
         """Called if the job has not ended soon after a rank failed."""
+        self.is_late = False
+        """Whether it was called."""
         self._has_failed = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -129,21 +134,27 @@ class Exchange:
             raise self._failure
 
     def _run(self) -> None:
-        loop = EventLoop()
-        prove = connection.proving(self._key, self._tls, _is_expected)
-        with contextlib.closing(Listener(loop, prove, self._welcome)) as listener:
-            for one in self._sockets:
-                listener.start(one)
-            loop.start(self._await_end())
-            try:
+        try:
+            loop = EventLoop()
+            prove = connection.proving(self._key, self._tls, _is_expected)
+            with contextlib.closing(Listener(loop, prove, self._welcome)) as listener:
+                for one in self._sockets:
+                    listener.start(one)
+                loop.start(self._await_end())
                 loop.run(event_loop.ready(self._ended, READ, math.inf))
-            except Exception as error:
-                self._failure = error
+        except Exception as error:
+            self._failure = error
+            # No rank can hand over its outcome any more.
+            self._end_job()
 
     async def _await_end(self) -> None:
         # mpirun may wait for a host that it cannot reach.
         await event_loop.until(lambda: self._has_failed, math.inf)
         await event_loop.pause(_LATE_SECONDS)
+        self._end_job()
+
+    def _end_job(self) -> None:
+        self.is_late = True
         self.on_late()
 
     async def _welcome(self, proven: ProvenConnection) -> None:
@@ -188,11 +199,13 @@ class Exchange:
             told = await proven.receive(_MOST_MESSAGE_BYTES)
             self.raised_at[rank] = time.monotonic() - _field(told, _AGE, float)
             await _receive(proven, told, self._outcomes[rank])
-        except (OSError, MessageError):
-            self.lost.append(rank)
+        except (OSError, MessageError) as error:
+            is_end = isinstance(error, ConnectionError)
+            self.lost[rank] = "" if is_end else str(error)
             self._has_failed = True
             # A part of an outcome is none.
-            self._outcomes[rank].truncate(0)
+            with contextlib.suppress(OSError):
+                self._outcomes[rank].truncate(0)
             return
         self._has_failed |= told.get(_FAILED) is True
         # What has arrived counts, whatever becomes of the rank.
@@ -249,6 +262,8 @@ class Caller:
         deadline = time.monotonic() + self._timeout
         proven = await connection.connect(self._call, lambda: self._addresses, deadline)
         self._proven = proven
+        # In a child's hands it would outlive this process.
+        os.register_at_fork(after_in_child=proven.stream.socket.close)
         difference = _difference(proven, self._call.tls)
         if difference:
             raise RendezvousError(

@@ -23,6 +23,7 @@ from keras_hvd.launch.output import (
     is_of_tensorflows_start,
 )
 from keras_hvd.launch.rank import Rank
+from keras_hvd.rendezvous import open_files
 from keras_hvd.rendezvous.nodes import Share
 
 # What may become a tag when more of it has come.
@@ -150,6 +151,8 @@ class HandedOver(Job):
 
     def _start(self) -> None:
         handed = self._handed
+        # Two for each rank's output.
+        open_files.allow(2 * self._options.ranks)
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
         try:
             process = rank.spawn(

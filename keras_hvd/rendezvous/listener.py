@@ -185,7 +185,7 @@ def listen_at_free_ports(hosts: Sequence[str]) -> list[socket.socket]:
         return listen([Address(host, 0) for host in hosts])
     except OSError as error:
         raise RendezvousError(
-            f"this rank cannot listen at {error.filename}: {error.strerror}"
+            f"this process cannot listen at {error.filename}: {error.strerror}"
         ) from None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import resource
 import secrets
 import socket
 import time
@@ -14,7 +12,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_hvd.rendezvous import event_loop, gathering, rank_table, shared_memory
+from keras_hvd.rendezvous import (
+    event_loop,
+    gathering,
+    open_files,
+    rank_table,
+    shared_memory,
+)
 from keras_hvd.rendezvous.address import Address
 from keras_hvd.rendezvous.connection import BeginTls, Stream
 from keras_hvd.rendezvous.event_loop import EventLoop
@@ -28,8 +32,6 @@ from keras_hvd.rendezvous.secret import Secret
 # The part of the timeout by which connecting ends sooner than waiting: who connects
 # knows why it fails.
 _SOONER = 0.1
-# What the script may open, besides a rank's connections.
-_OTHER_FILES = 256
 
 
 @dataclass(frozen=True)
@@ -98,21 +100,11 @@ def meet(
         tls=tls,
         listening=arranged.listening,
     )
-    _allow_open_files(place.size)
+    open_files.allow(place.size)
     loop = EventLoop()
     if arranged.telling is not None:
         loop.start(arranged.telling(loop))
     return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
-
-
-def _allow_open_files(more: int) -> None:
-    """Raises this process' own limit for that many more files, as far as it may."""
-    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class _Rank:
@@ -247,7 +239,7 @@ class _Rank:
             for link in self._wanted_links(place.rank, table.hosts())
             for connection in _connections(link, table)
         ]
-        _allow_open_files(len(wanted))
+        open_files.allow(len(wanted))
         key = self._secret.key(f"{table.job}/{table.meeting}")
         links = Links(self._loop, place.rank, table, key, wanted, self._group.tls)
         with contextlib.closing(links):

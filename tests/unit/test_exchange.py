@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import struct
+import threading
 import time
 
 import pytest
@@ -83,7 +84,7 @@ def test_each_rank_gets_the_call_and_hands_over_its_outcome():
     assert [one.read() for one in outcomes] == [b"", large]
     assert made.hosts == dict.fromkeys((0, 1), socket.gethostname())
     assert before - 0.5 <= made.raised_at[1] <= made.raised_at[0] <= after - 0.5
-    assert made.lost == []
+    assert made.lost == {}
 
 
 def test_the_variables_are_not_left_to_programs_of_the_rank():
@@ -127,7 +128,7 @@ def test_who_speaks_otherwise_gets_no_answer(monkeypatch, content):
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         take_part(made, 0, b"of rank 0")
-    assert list(made.hosts) == [0] and made.lost == []
+    assert list(made.hosts) == [0] and made.lost == {}
     assert outcomes[0].read() == b"of rank 0"
 
 
@@ -198,7 +199,7 @@ def test_an_outcome_that_is_none_is_a_lost_rank(sent):
         EventLoop().run(break_the_rules())
         take_part(made, 0, b"of rank 0")
         await_lost(made)
-    assert made.lost == [1]
+    assert list(made.lost) == [1]
     assert outcomes[1].seek(0, os.SEEK_END) == 0
     assert outcomes[0].read() == b"of rank 0"
 
@@ -223,7 +224,61 @@ def test_a_rank_that_ends_without_an_outcome_is_known_at_once():
             deadline = time.monotonic() + LATEST
             while rank not in made.lost and time.monotonic() < deadline:
                 os.sched_yield()
-    assert made.lost == [1, 0]
+    assert list(made.lost.items()) == [(1, ""), (0, "")]
+
+
+def test_a_child_of_a_rank_does_not_keep_its_connection():
+    with serving() as (made, _):
+        rank = caller(made, 1)
+        rank.ask(file())
+        ready, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            os.read(ready, 1)
+            os._exit(0)
+        rank._proven.stream.close()
+        deadline = time.monotonic() + LATEST
+        while 1 not in made.lost and time.monotonic() < deadline:
+            os.sched_yield()
+        os.close(go)
+        os.waitpid(child, 0)
+        os.close(ready)
+        assert made.lost == {1: ""}
+
+
+def test_what_was_changed_on_its_way_is_said():
+    async def change():
+        proven = await connect(made)
+        await proven.send(FIRST)
+        await proven.receive(1000)
+        received = 0
+        while received < len(CALL):
+            received += len(await proven.receive_packed(1 << 20))
+        await proven.stream.send(bytes(100))
+        with contextlib.suppress(ConnectionError):
+            await proven.stream.receive(1)
+        proven.stream.close()
+
+    with serving() as (made, _):
+        EventLoop().run(change())
+        await_lost(made)
+    assert made.lost == {1: "it was changed on its way"}
+
+
+def test_if_outcomes_can_no_longer_be_taken_the_job_is_ended(monkeypatch):
+    ended = threading.Event()
+
+    def fail(*_):
+        raise RendezvousError("no descriptor is left")
+
+    monkeypatch.setattr(Exchange, "_await_end", fail)
+    outcomes = [file(), file()]
+    with pytest.raises(RendezvousError, match="no descriptor is left"):
+        made = Exchange(file(CALL), outcomes, HERE)
+        made.on_late = ended.set
+        with made:
+            assert ended.wait(LATEST)
 
 
 def test_each_rank_comes_once():
@@ -237,7 +292,7 @@ def test_each_rank_comes_once():
         EventLoop().run(come_and_go())
         with pytest.raises(RendezvousError, match="rank 1 has come from .* already"):
             caller(made, 1).ask(file())
-    assert made.lost == []
+    assert made.lost == {}
     assert outcomes[1].read() == b"of rank 1"
 
 

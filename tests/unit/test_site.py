@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -46,16 +45,15 @@ def site(tmp_path_factory) -> Path:
     """The site, as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
     command = "-m mkdocs build --quiet --config-file docs/site/mkdocs.yml --site-dir"
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, *command.split(), folder],
         cwd=CHECKOUT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
+        timeout=240,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - began < 60
     return folder
 
 
@@ -162,10 +160,13 @@ def ids(page: Path) -> set[str]:
 
 def test_figures_of_the_results_are_in_the_tables():
     results = (CHECKOUT / "docs" / "results.md").read_text()
-    tables = (CHECKOUT / "docs" / "performance.md").read_text()
-    figures = re.findall(r"[\d.]+ (?:us|ms)\b", results.partition("| median")[2])
-    assert len(figures) > 10
-    assert [each for each in figures if each not in tables and each != "0.2 ms"] == []
+    lines = (CHECKOUT / "docs" / "performance.md").read_text().splitlines()
+    tables = "\n".join(line for line in lines if line.startswith("|"))
+    known = set(re.findall(r"[\d.]+ (?:us|ms)\b", tables))
+    rows = "\n".join(re.findall(r"^\|.*", results, re.M))
+    figures = re.findall(r"[\d.]+ (?:us|ms)\b", rows)
+    assert len(figures) > 8
+    assert set(figures) - known == set()
 
 
 # --- in a browser -------------------------------------------------------------------

@@ -1,0 +1,30 @@
+"""How many files this process may have open: each connection to another rank is one."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+# What the script may open besides.
+_OTHERS = 256
+
+
+def allow(more: int) -> None:
+    """Raises this process' own limit for that many more files, as far as it may.
+
+    Args:
+        more: files, beside those that are open.
+
+    Example:
+
+    >>> allow(100)
+    >>> soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    >>> soft == resource.RLIM_INFINITY or soft > 100
+    True
+    """
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + more + _OTHERS
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
