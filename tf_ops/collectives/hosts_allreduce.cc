@@ -67,7 +67,8 @@ class HostsReducer {
                               kInFlight * hosts_.hosts() * part_bytes_);
     turns_at_once_ = hosts_.hosts() <= 2
                          ? std::numeric_limits<int64_t>::max()
-                         : kMostIncomingBytes / std::max(part_bytes_, kCacheLine);
+                         : std::max<int64_t>(1, kMostIncomingBytes /
+                                                    std::max(part_bytes_, kCacheLine));
     inputs_.resize(std::max(local_.count(), hosts_.hosts()));
     ends_.fill(std::vector<Ends>(hosts_.hosts()));
   }

@@ -39,6 +39,7 @@ bool HostsCommunicator::Begin(const std::vector<int>& members, uint64_t sequence
 
 void HostsCommunicator::Divide(const std::vector<int>& members) {
   members_ = members;
+  held_bytes_.assign(count(), 0);
   std::vector<std::vector<int>> by_number(topology_.hosts());
   for (int member = 0; member < count(); ++member) {
     by_number[topology_.host_of(members[member])].push_back(member);
@@ -80,20 +81,24 @@ int64_t HostsCommunicator::SendAfter(int awaited, int64_t end, int member,
                                      const void* data, int64_t bytes) {
   if (held_.empty() && received(awaited) >= end) return Send(member, data, bytes);
   held_.push_back({awaited, end, member, data, bytes});
-  int64_t sent = LinkOf(member).to_send();
-  for (const Held& held : held_) {
-    if (held.member == member) sent += held.bytes;
-  }
-  return sent;
+  held_bytes_[member] += bytes;
+  return LinkOf(member).to_send() + held_bytes_[member];
 }
 
 void HostsCommunicator::Progress() {
   for (int member : remote_) LinkOf(member).Progress();
-  while (!held_.empty() && received(held_.front().awaited) >= held_.front().end) {
-    const Held next = held_.front();
-    held_.pop_front();
-    Send(next.member, next.data, next.bytes);
-    LinkOf(next.member).Progress();
+  const auto may_go = [this] {
+    return !held_.empty() && received(held_.front().awaited) >= held_.front().end;
+  };
+  while (may_go()) {
+    const int member = held_.front().member;
+    // All pieces of a turn, before any is sent.
+    for (; may_go() && held_.front().member == member; held_.pop_front()) {
+      const Held& next = held_.front();
+      Send(member, next.data, next.bytes);
+      held_bytes_[member] -= next.bytes;
+    }
+    LinkOf(member).Progress();
   }
 }
 

@@ -131,6 +131,7 @@ class HostsCommunicator : private Waiter {
   std::vector<int> local_ranks_;  // those of the members on this host
   int lanes_ = 0;
   std::deque<Held> held_;
+  std::vector<int64_t> held_bytes_;  // by member
 };
 
 }  // namespace keras_hvd

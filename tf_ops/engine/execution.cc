@@ -145,6 +145,10 @@ void Execution::CarryOut(const RunMessage& run) {
   }
   const std::vector<int>& members =
       requests_.process_sets().MembersOf(run.tensors.front().process_set);
+  // Whoever goes on after an error does not leave because of it.
+  for (auto& [leader, error] : errors_above_) {
+    if (std::binary_search(members.begin(), members.end(), leader)) error.clear();
+  }
   if (!std::binary_search(members.begin(), members.end(), rank_)) return;
   Batch batch;
   if (!TakeBatch(run.tensors, &batch)) return EndBatch(std::move(batch), false);

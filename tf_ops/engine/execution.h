@@ -73,9 +73,12 @@ class Execution {
   int64_t window_bytes() const { return runner_.window_bytes(); }
   // Whether some process set does not contain this rank, which may lead others.
   bool some_go_without() const { return some_go_without_; }
-  // The last error that was decided for the leader of this host, or for one above; ""
-  // if there was none.
-  const std::string& ErrorOf(int leader) const { return errors_above_.at(leader); }
+  // The error that was decided last for the leader of this host, or for one above; ""
+  // if there was none, or it has taken part in a batch since.
+  std::string ErrorOf(int leader) const {
+    const auto found = errors_above_.find(leader);
+    return found == errors_above_.end() ? "" : found->second;
+  }
 
  private:
   void CarryOut(const RunMessage& run);

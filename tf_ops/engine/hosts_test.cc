@@ -242,6 +242,21 @@ TEST_P(HostsTest, WhoComesLateHearsWhoLeftFirst) {
   }
 }
 
+TEST_P(HostsTest, AnErrorThatWasHandledIsNotWhyALeaderLeaves) {
+  HostsJob job(GetParam());
+  job.ForEach([&](Rank& self, int rank) {
+    const std::vector<float> given(rank == size() - 1 ? 2 : 1);
+    EXPECT_EQ(self.Run(Sum("one differs", given)).code, Code::kMismatch);
+    EXPECT_EQ(self.Run(Meet("all have gone on")).message, "");
+    if (rank == 0) return self.Leave();
+    const Status end = self.Run(Meet("without one"));
+    EXPECT_EQ(end.code, Code::kRankFailed);
+    EXPECT_TRUE(Contains(end.message, "rank 0 ")) << end.message;
+    EXPECT_FALSE(Contains(end.message, "After this error")) << end.message;
+  });
+  job.LeaveAll();
+}
+
 // Rank 0 has its own result, and leaves, before the decision has come to all.
 TEST_P(HostsTest, WhatWasDecidedBeforeTheCoordinatorLeftIsCarriedOut) {
   for (int repeat = 0; repeat < 30; ++repeat) {

@@ -140,7 +140,7 @@ void Work::CheckDepartedAbove() {
   if (departed < 0 || execution_.HasNews()) return;
   if (!requests_.any_pending() || job_->Failed()) return;
   // It may have left because of the error that this rank would have heard.
-  const std::string& error = execution_.ErrorOf(departed);
+  const std::string error = execution_.ErrorOf(departed);
   if (!error.empty()) {
     job_->Fail(Code::kRankFailed, error + ". After this error " +
                                       job_->Describe(departed) + " has left the job");

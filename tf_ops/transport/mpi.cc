@@ -10,6 +10,8 @@ namespace {
 // The communicator is this job's alone, and messages between two ranks keep their
 // order.
 constexpr int kTag = 0;
+// As many as two busy peers have on their way; what many peers need at times goes back.
+constexpr size_t kMostFree = 32;
 // More than any MPI's MPI_MAX_ERROR_STRING.
 constexpr size_t kMostErrorText = 4096;
 
@@ -60,7 +62,7 @@ std::string Mpi::Test(MpiMessage* message) {
 }
 
 void Mpi::Recycle(std::unique_ptr<MpiMessage> message) {
-  free_.push_back(std::move(message));
+  if (free_.size() < kMostFree) free_.push_back(std::move(message));
 }
 
 void Mpi::Keep(std::unique_ptr<MpiMessage> message) {
