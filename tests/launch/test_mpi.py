@@ -292,6 +292,26 @@ def test_mpi_carries_tensors_of_each_of_several_jobs(mpi, two_hosts, tmp_path):
         assert one["found"] == [[0, 4 << 20]] * 3
 
 
+def test_the_command_of_the_documentation(two_hosts, tmp_path):
+    debians_open_mpi(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "mpi.md"
+    (command,) = re.findall(r"^    (mpirun .*)", page.read_text(), re.MULTILINE)
+    first, second = (host.address for host in two_hosts)
+    command = command.replace("a:2,b:2", f"{first}:2,{second}:2")
+    (tmp_path / "train.py").symlink_to(RANKS / "place.py")
+    (tmp_path / "mpirun").symlink_to(shutil.which("mpirun.openmpi"))
+    settings = {
+        "plm_rsh_agent": network.agent(two_hosts, tmp_path / "agent"),
+        "oob_tcp_if_include": "cable",
+        "btl_tcp_if_include": "cable",
+    }
+    variables = [f"OMPI_MCA_{name}={value}" for name, value in settings.items()]
+    variables += [f"PATH={tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"]
+    words = ["env", "-C", str(tmp_path), *variables, "sh", "-c", command]
+    found = places(run(two_hosts[0].command(words), tmp_path))
+    assert [one["local"] for one in found] == [[0, 2], [1, 2], [0, 2], [1, 2]]
+
+
 # Ranks that are in one part after the other, as a list and as a communicator.
 IN_PARTS = """
 import json, sys

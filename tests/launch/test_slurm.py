@@ -73,6 +73,19 @@ def test_ranks_know_their_place_and_meet(cluster, options, expected):
     assert places(ended.stdout) == expected
 
 
+def test_the_commands_of_the_documentation(cluster, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "slurm.md"
+    commands = re.findall(r"^    (.*\bsrun .*)", page.read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    (tmp_path / "train.py").symlink_to(RANKS / "place.py")
+    here = f"cd {tmp_path} && PATH={Path(sys.executable).parent}:$PATH"
+    on_host = [[(n, 4, host, 2, f"host{host}") for n in range(4)] for host in (0, 1)]
+    for command in commands:
+        ended = cluster.run("sh", "-c", f"{here} && {command}")
+        assert ended.returncode == 0, ended.stderr
+        assert places(ended.stdout) == [*on_host[0], *on_host[1]]
+
+
 def test_rank_0_on_another_node_than_the_first_is_an_error(cluster, tmp_path):
     (tmp_path / "hosts").write_text("host1\nhost0\n")
     ended = cluster.run(
