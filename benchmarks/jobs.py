@@ -13,7 +13,7 @@ from pathlib import Path
 import environments
 from measurement import CONTENDERS, Job, cores_of_ranks
 
-from keras_hvd.launch import cores
+from keras_hvd.runtime import cores
 
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 # Slot sizes and kinds of stores, as contenders/probe_allreduce.py knows them.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_hvd.launch import cores
+from keras_hvd.runtime import cores
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 # A job that does not answer for so long is given up.

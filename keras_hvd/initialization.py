@@ -31,6 +31,7 @@ from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
 from keras_hvd.runtime import (
     basics,
+    cores,
     installed,
     log,
     mpi_finalization,
@@ -152,6 +153,8 @@ def _join_once(
     if world.size > 1:
         _spare_what_is_imported()
     allocator.use(world.rank)
+    if os.environ.get(cores.SHARED) == "1":
+        cores.share(launched.local_size)
     # By the launcher's local rank, which no other part of its job has.
     gpu_pinning.pin(launched)
     _add(sets)

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from keras_hvd.data.even import even
 from keras_hvd.data.shard import POLICIES, check_dataset, place_in, shard
-from keras_hvd.launch import cores
 from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics
+from keras_hvd.runtime import basics, cores
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 MODES = ("drop", "repeat", "off")

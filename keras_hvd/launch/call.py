@@ -21,8 +21,8 @@ import cloudpickle
 
 from keras_hvd import allocator, environment
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.launch import cores
 from keras_hvd.launch.exchange import Caller
+from keras_hvd.runtime import cores
 
 # A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
@@ -108,8 +108,8 @@ def serve_caller() -> int:
     """
     try:
         place = environment.world()
-        given = {**cores.thread_variables(place.local_size), **os.environ}
-        os.environ.update({**given, **allocator.variables(given)})
+        cores.share(place.local_size)
+        os.environ.update(allocator.variables(os.environ))
         caller = Caller(os.environ, place)
         with memory_file("call") as file:
             caller.ask(file)

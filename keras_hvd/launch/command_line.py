@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from keras_hvd.launch import config_file, cores, horovod_options, hosts
+from keras_hvd.launch import config_file, horovod_options, hosts
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.rendezvous import address
 from keras_hvd.rendezvous.nodes import Node
-from keras_hvd.runtime import settings
+from keras_hvd.runtime import cores, settings
 from keras_hvd.version import __version__
 
 # More ranks say little more about the machine and take long.

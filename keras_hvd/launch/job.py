@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 
 from keras_hvd import allocator
-from keras_hvd.launch import cores, processes, rank, report
+from keras_hvd.launch import processes, rank, report
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import Screen, Stream
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.share import environment_of
 from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.runtime import cores
 
 FORWARDED = (
     signal.SIGINT,

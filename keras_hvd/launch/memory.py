@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from keras_hvd.launch import cores
+from keras_hvd.runtime import cores
 
 _FIRST_PROCESS_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.rendezvous import network_interfaces, secret
-from keras_hvd.runtime import settings
+from keras_hvd.runtime import cores, settings
 
 # A launcher that is slower than this to say its version hangs.
 _PATIENCE_SECONDS = 20
@@ -129,7 +129,8 @@ def describe(text: str) -> str:
 
 def _given(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of the launcher."""
-    given = {"PYTHONUNBUFFERED": "1", **environment, **options.variables}
+    own = {"PYTHONUNBUFFERED": "1", cores.SHARED: "1"}
+    given = {**own, **environment, **options.variables}
     if not given.get("KERAS_HVD_RENDEZVOUS"):
         # They draw one of their own.
         given.pop(secret.VARIABLE, None)

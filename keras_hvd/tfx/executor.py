@@ -25,8 +25,8 @@ from tfx.types import artifact_utils, standard_component_specs
 from tfx.utils import json_utils, path_utils
 
 from keras_hvd import interactive
-from keras_hvd.launch import cores
 from keras_hvd.mixin import Mixin
+from keras_hvd.runtime import cores
 from keras_hvd.tfx import rank
 from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 

@@ -60,9 +60,11 @@ def run(start):
 
 
 SUM = """
-import json, socket
+import json, os, socket
 import keras_hvd, numpy
 keras_hvd.init()
+share = max(1, len(os.sched_getaffinity(0)) // keras_hvd.local_size())
+assert os.environ["TF_NUM_INTRAOP_THREADS"] == str(share)
 values = numpy.random.default_rng(7).integers(0, 1 << 40, (3, 1000))
 total = keras_hvd.allreduce(values[keras_hvd.rank()], op=keras_hvd.Sum)
 numpy.testing.assert_array_equal(total, values.sum(axis=0))
@@ -256,7 +258,8 @@ def test_a_dry_run_shows_the_command_and_the_variables(mpi):
         mpi.environment["PATH"], *own, *command, SETTING="a 'value'", TERM="vt100"
     )
     assert ended.returncode == 0, ended.stderr
-    names = "KERAS_HVD_NETWORK_INTERFACES LC_ALL PATH PYTHONUNBUFFERED SETTING"
+    names = "KERAS_HVD_NETWORK_INTERFACES KERAS_HVD_SHARE_CORES LC_ALL PATH"
+    names += " PYTHONUNBUFFERED SETTING"
     by_name = " ".join(f"-x {name}" for name in names.split())
     ranks = f"{' '.join(AS_ROOT)} --tag-output --host a:2,b:1 -n 3".strip()
     mapped = "--map-by slot --bind-to core"
@@ -292,7 +295,8 @@ def test_a_dry_run_inside_an_allocation_shows_srun():
     assert ended.stdout == (
         f"{found} --label --export=ALL --kill-on-bad-exit=1 --nodelist=a,a,b "
         "--distribution=arbitrary --ntasks=3 --cpu-bind=none train\n"
-        "variables that the ranks get: HOME LC_ALL PATH PYTHONUNBUFFERED SLURM_JOB_ID\n"
+        "variables that the ranks get: HOME KERAS_HVD_SHARE_CORES LC_ALL PATH "
+        "PYTHONUNBUFFERED SLURM_JOB_ID\n"
     )
 
 

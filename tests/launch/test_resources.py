@@ -1,11 +1,12 @@
 """What ranks get: their place in the job, threads, cores."""
 
 import os
+import subprocess
 import sys
 
 import pytest
 
-from keras_hvd.launch import cores
+from keras_hvd.runtime import cores
 
 SHOW = (
     sys.executable,
@@ -27,6 +28,37 @@ def test_tells_each_rank_its_place(khvdrun):
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     values = shown(khvdrun, 3, *(f"KERAS_HVD_{name}" for name in names))
     assert values == [[str(r), "3", str(r), "3", "0", "1"] for r in range(3)]
+
+
+# How many threads, of no name of their own, TensorFlow's first step leaves.
+LATE = """
+import os, pathlib, sys
+import tensorflow as tf
+from keras_hvd.runtime import cores
+cores.available = lambda: int(sys.argv[1])
+cores.share(2)
+tf.linalg.matmul(tf.ones([999, 999]), tf.ones([999, 999]))
+own = pathlib.Path("/proc/self")
+names = [each.read_text() for each in own.glob("task/*/comm")]
+print(names.count((own / "comm").read_text()))
+"""
+
+
+def test_tensorflow_takes_a_share_that_is_set_after_its_import():
+    counts = [
+        int(subprocess.check_output([sys.executable, "-c", LATE, str(shared)]))
+        for shared in (2, 80)
+    ]
+    # Of one and of forty.
+    assert 30 < counts[1] - counts[0] < 50
+
+
+def test_a_share_leaves_what_was_chosen(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores.share(1)
+    assert os.environ["TF_NUM_INTRAOP_THREADS"] == "3"
+    assert os.environ["OMP_NUM_THREADS"] == str(cores.available())
 
 
 def test_gives_each_job_an_id_of_its_own(khvdrun):

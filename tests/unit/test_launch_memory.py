@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from keras_hvd.launch import cores, memory
+from keras_hvd.launch import memory
+from keras_hvd.runtime import cores
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from keras_hvd.launch import cores
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.launch.diagnosis.findings import Finding, warning
+from keras_hvd.runtime import cores
 
 _NODES = Path("/sys/devices/system/node")
 _TIMES = Path("/proc/stat")

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_hvd import allocator
-from keras_hvd.launch import cores, processes
+from keras_hvd.launch import processes
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import machine, network, probes
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
 from keras_hvd.launch.diagnosis.limits import amount, free_memory
 from keras_hvd.rendezvous.nodes import Node
+from keras_hvd.runtime import cores
 
 _ROOT = Path(__file__).parents[3]
 _LAUNCHER = "import sys; from keras_hvd.launch.__main__ import main; sys.exit(main())"

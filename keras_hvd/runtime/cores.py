@@ -9,6 +9,9 @@ from pathlib import Path
 # every rank had a pool as large as the machine, all ranks would be slower.
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
+SHARED = "KERAS_HVD_SHARE_CORES"
+"""Set for ranks that have to do so themselves."""
+
 _CORES = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_TABLE = Path("/proc/self/cgroup")
@@ -29,6 +32,16 @@ def thread_variables(ranks: int) -> dict[str, str]:
     """Environment variables that give each of `ranks` ranks its share of the cores."""
     share = str(max(1, available() // ranks))
     return dict.fromkeys(_THREAD_VARIABLES, share)
+
+
+def share(ranks: int) -> None:
+    """Gives this process, one of `ranks` on its host, its share, unless it has chosen.
+
+    For a rank that mpirun or srun has placed: `khvdrun` knows no other host's cores.
+    TensorFlow reads the variables when it makes its threads.
+    """
+    for name, value in thread_variables(ranks).items():
+        os.environ.setdefault(name, value)
 
 
 def shares(ranks: int) -> list[set[int]]:
