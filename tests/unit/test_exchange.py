@@ -74,6 +74,17 @@ async def connect(made: Exchange, rank: int = 1) -> ProvenConnection:
     return await connection.connect(call, lambda: [place(made)], deadline)
 
 
+async def take_the_call(made: Exchange) -> ProvenConnection:
+    """Connects as rank 1, which has yet to hand over an outcome."""
+    proven = await connect(made)
+    await proven.send(FIRST)
+    await proven.receive(1000)
+    received = 0
+    while received < len(CALL):
+        received += len(await proven.receive_packed(1 << 20))
+    return proven
+
+
 def test_each_rank_gets_the_call_and_hands_over_its_outcome():
     large = os.urandom((5 << 20) + 1)
     with serving() as (made, outcomes):
@@ -183,12 +194,7 @@ FIRST = {"host": "elsewhere", "size": 2}
 )
 def test_an_outcome_that_is_none_is_a_lost_rank(sent):
     async def break_the_rules():
-        proven = await connect(made)
-        await proven.send(FIRST)
-        await proven.receive(1000)
-        received = 0
-        while received < len(CALL):
-            received += len(await proven.receive_packed(1 << 20))
+        proven = await take_the_call(made)
         with contextlib.suppress(ConnectionError):
             for one in sent:
                 speak = proven.send if isinstance(one, dict) else proven.send_packed
@@ -249,12 +255,7 @@ def test_a_child_of_a_rank_does_not_keep_its_connection():
 
 def test_what_was_changed_on_its_way_is_said():
     async def change():
-        proven = await connect(made)
-        await proven.send(FIRST)
-        await proven.receive(1000)
-        received = 0
-        while received < len(CALL):
-            received += len(await proven.receive_packed(1 << 20))
+        proven = await take_the_call(made)
         await proven.stream.send(bytes(100))
         with contextlib.suppress(ConnectionError):
             await proven.stream.receive(1)
