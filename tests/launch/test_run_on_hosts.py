@@ -228,7 +228,8 @@ def test_a_host_that_cannot_be_reached_is_an_error(any_mpi, two_hosts, start, tm
         "ranks 0, 1, 2, without a word, ended before the function .*; khvdrun ended",
         found["error"][1],
     )
-    assert "No route to host" in err
+    # MPICH's mpirun does not always pass on what its agent has written.
+    assert re.search("No route to host|Launch proxy failed", err)
 
 
 def test_a_host_that_is_cut_off_ends_the_call(start, khvdrun, tmp_path):
