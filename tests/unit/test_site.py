@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def site(tmp_path_factory) -> Path:
     """The site, as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
     command = "-m mkdocs build --quiet --config-file docs/site/mkdocs.yml --site-dir"
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, *command.split(), folder],
         cwd=CHECKOUT,
@@ -54,6 +56,9 @@ def site(tmp_path_factory) -> Path:
         timeout=240,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of a core that it has for itself.
+    assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 60
     return folder
 
 
