@@ -1,0 +1,99 @@
+"""What a job did, as a report shows it: read from a recording or from a timeline."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class Intervals:
+    """What happened in consecutive stretches of a job, each of whole steps.
+
+    A step ends where the first tensor of the next one is submitted. All arrays have one
+    entry, or row, for each stretch; times are in seconds.
+    """
+
+    begin: np.ndarray
+    """When it began, from the beginning of what was recorded."""
+    end: np.ndarray
+    steps: np.ndarray
+    """How many steps it has."""
+    bytes: np.ndarray
+    """Bytes of the tensors that rank 0 reduced, gathered and so on."""
+    moving: np.ndarray
+    """Time in which rank 0 copied, reduced or exchanged bytes."""
+    waiting: np.ndarray
+    """Time in which rank 0 did not, though a tensor of its own was waiting."""
+    exposed_moving: np.ndarray
+    """The part of `moving` after rank 0's last tensor of the step was submitted: no
+    computation runs beside it."""
+    exposed_waiting: np.ndarray
+    """The same of `waiting`."""
+    waits: np.ndarray
+    """[stretches, ranks]: time in which the rank had submitted a tensor that another
+    rank had not."""
+    waited_for: np.ndarray
+    """[stretches, ranks]: time in which all ranks but that one had submitted a tensor."""
+    samples: np.ndarray
+    """Samples of all ranks; NaN where unknown."""
+    loss: np.ndarray
+    """Rank 0's loss, its mean over the stretch; NaN where unknown."""
+
+
+@dataclasses.dataclass
+class Tensor:
+    """What a tensor, or a group of tensors in one call, took; totals, in seconds."""
+
+    name: str
+    times: int
+    bytes: int
+    negotiating: float
+    """From its first submission to its last."""
+    queued: float
+    """From there until rank 0 began it."""
+    running: float
+    """From there until its result was ready on rank 0."""
+
+
+@dataclasses.dataclass
+class Event:
+    """A warning, a stall, or an end."""
+
+    time: float
+    """Seconds from the beginning of what was recorded."""
+    kind: str
+    """"warning", "stall", "error" or "end"."""
+    text: str
+
+
+@dataclasses.dataclass
+class Member:
+    """A rank, and where it ran."""
+
+    rank: int
+    host: str
+    cores: int | None = None
+    gpu: str | None = None
+    process: int | None = None
+
+
+@dataclasses.dataclass
+class JobRecord:
+    """What a job did. What is not known is None, NaN or empty."""
+
+    size: int
+    begin: float
+    """Seconds since the epoch at time 0."""
+    seconds: float
+    """How long was recorded."""
+    intervals: Intervals
+    tensors: list[Tensor]
+    events: list[Event]
+    members: list[Member]
+    settings: dict[str, str]
+    """Versions and settings, by the names that the page shows."""
+    command: str
+    ended: str
+    """How it ended, as a clause after "The job"; "was still running" if unknown."""
+    left_out: int = 0
+    """Requests that were not recorded."""
