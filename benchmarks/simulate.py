@@ -4,6 +4,7 @@ Simulates the coordination of steps of 161 gradients, from 2 to 16,384 ranks, 8 
 host: the engine's own state machines do their work for real on a virtual network
 (tf_ops/simulation). Prints where the time goes. `--compare` runs real jobs of up to 8
 ranks as well, which have two virtual hosts on this machine, and simulates the same.
+Where there is `perf`, it compares the CPU time of each part of the work too.
 Prints tables, and draws a plot.
 """
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import environments
@@ -30,6 +34,22 @@ RANKS = [2, 8, 16, 64, 256, 1024, 4096, 16384]
 REQUESTS = 161
 # Ranks on each host, of the jobs that are also run.
 REAL = [[2], [4], [1, 1], [2, 2], [4, 4]]
+# Functions of the engine, and which part of the simulated work they are.
+PARTS_OF_FUNCTIONS = {
+    "SubmissionEncoder::Encode": "ranks encode",
+    "SubmissionReader::HandleSubmission": "leaders read ranks",
+    "SubmissionReader::HandleMessages": "leaders read leaders",
+    "SubmissionMerger::Next": "leaders pass up",
+    "MergedEncoder::Encode": "leaders pass up",
+    "Coordinator::Next": "coordinator decides",
+    "DecisionEncoder::Encode": "coordinator decides",
+    "LeaderService::Note": "leaders pass down",
+    "DecisionDecoder::Decode": "ranks decode",
+    "Requests::Take": "ranks decode",
+    "UnpackResults": "ranks decode",
+}
+PROFILED_STEPS = 3000
+SAMPLES_PER_SECOND = 4000
 
 
 Points = dict[str, list[tuple[int, float]]]  # label: ranks and seconds
@@ -105,7 +125,7 @@ def micro(seconds: float) -> str:
 def compare(program: Path, steps: int) -> Points:
     """Prints a table of real jobs and the same ones simulated, and returns both."""
     hop = loopback_seconds() * 1e6
-    rows = []
+    rows, work_rows = [], []
     points: Points = {}
     for counts in REAL:
         real = run_job(counts)
@@ -122,19 +142,78 @@ def compare(program: Path, steps: int) -> Points:
             [" + ".join(map(str, counts)), micro(real), micro(simulated)]
             + [f"{real / simulated:.2f}"]
         )
+        if shutil.which("perf"):
+            work_rows += compare_work(counts, result)
     title = f"{REQUESTS} allreduces of one float, a hop of {hop:.1f} us"
     header = ["ranks", "measured (us)", "simulated (us)", "ratio"]
     print(Table(title, header, rows).markdown())
+    if not work_rows:
+        print("without perf, the parts of the work are not compared")
+        return points
+    title = "CPU time of the same, of all ranks together"
+    header = ["ranks", "part", "measured (us)", "simulated (us)", "ratio"]
+    print(Table(title, header, work_rows).markdown())
     return points
 
 
-def run_job(counts: list[int]) -> float:
-    """Seconds of a step of a real job with so many ranks on each host."""
-    steps = ROOT / "benchmarks/contenders/coordination_steps.py"
-    command = [sys.executable, f"{ROOT}/tests/on_hosts.py", *map(str, counts)]
-    command += [sys.executable, str(steps)]
+def compare_work(counts: list[int], simulated: dict) -> list[list[str]]:
+    """Rows of a table: what each part takes in a real job, and in the simulated one."""
+    measured = profile_job(counts)
+    steps = simulated["steps"]
+    work = {
+        part: statistics.median(step["work"][part] for step in steps)
+        for part in dict.fromkeys(PARTS_OF_FUNCTIONS.values())
+    }
+    measured["all"], work["all"] = sum(measured.values()), sum(work.values())
+    name = " + ".join(map(str, counts))
+    return [
+        [name, part, micro(measured[part]), micro(seconds)]
+        + [f"{measured[part] / seconds:.2f}"]
+        for part, seconds in work.items()
+        if seconds > 0
+    ]
+
+
+def profile_job(counts: list[int]) -> dict[str, float]:
+    """Seconds of CPU time that a step of a real job takes, by part of the work."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = ["perf", "record", "--quiet", "--call-graph", "fp", "--event"]
+        record += ["cpu-clock", "--freq", str(SAMPLES_PER_SECOND), "--output"]
+        record += [f"{folder}/samples", "--"]
+        run_job(counts, PROFILED_STEPS, record)
+        script = [
+            "perf",
+            "script",
+            "--input",
+            f"{folder}/samples",
+            "--fields",
+            "ip,sym",
+        ]
+        chains = subprocess.run(
+            script, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ).stdout.decode(errors="replace")
+    seconds = dict.fromkeys(PARTS_OF_FUNCTIONS.values(), 0.0)
+    # Of functions that call each other, the outermost says what it is for.
+    for chain in chains.split("\n\n"):
+        for line in reversed(chain.splitlines()):
+            function = line.rpartition(" ")[2].removeprefix("keras_hvd::")
+            part = PARTS_OF_FUNCTIONS.get(function)
+            if part is not None:
+                seconds[part] += 1 / SAMPLES_PER_SECOND / PROFILED_STEPS
+                break
+    return seconds
+
+
+def run_job(counts: list[int], steps: int = 300, under: Sequence[str] = ()) -> float:
+    """Seconds of a step of a real job with so many ranks on each host.
+
+    `under` is a program that runs the job, and its arguments.
+    """
+    program = ROOT / "benchmarks/contenders/coordination_steps.py"
+    command = [*under, sys.executable, f"{ROOT}/tests/on_hosts.py", *map(str, counts)]
+    command += [sys.executable, str(program)]
     command += ["--timed-calls", str(environments.compiled("timed_calls.c"))]
-    command += ["--requests", str(REQUESTS), "--steps", "300"]
+    command += ["--requests", str(REQUESTS), "--steps", str(steps)]
     output = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, timeout=300
     ).stdout

@@ -198,13 +198,14 @@ class SocketJob final : public JobState {
   bool Failed() const override { return failed_.load(); }
   Status Failure() const override { return Failed() ? failure_ : Status::Ok(); }
   bool Fail(Code code, const std::string& text, int dead) override {
-    if (!NoteFailure(code, text)) return false;
+    if (Failed()) return false;
+    // First: once this rank knows, it may leave, and others must not hear only that.
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank() && peer != dead) {
         Send(peer, 'f', static_cast<char>(code) + text);
       }
     }
-    return true;
+    return NoteFailure(code, text);
   }
   bool ClaimFailureReport() override { return !reported_.exchange(true); }
   bool ClaimGpuWarning() override { return true; }

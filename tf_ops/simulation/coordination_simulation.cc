@@ -213,6 +213,7 @@ class Simulation {
   // ---- Events
 
   SimulatedStep RunStep() {
+    work_.fill(0);
     events_.clear();  // and with it what was on its way
     std::fill(last_of_node_.begin(), last_of_node_.end(), -1);
     std::fill(last_of_core_.begin(), last_of_core_.end(), -1);
@@ -230,6 +231,7 @@ class Simulation {
       }
     }
     SimulatedStep step;
+    step.work = work_;
     step.seconds = events_[last].time;
     for (int number = last; number >= 0; number = events_[number].cause) {
       for (size_t i = 0; i < kParts; ++i) {
@@ -322,7 +324,9 @@ class Simulation {
   void Measure(Event* event, Part part) {
     const double now = CpuSeconds();
     const auto piece = std::make_tuple(event->what, event->from, part);
-    Pass(event, part, samples_[event->node][piece].Add(now - began_));
+    const double seconds = samples_[event->node][piece].Add(now - began_);
+    Pass(event, part, seconds);
+    work_[static_cast<size_t>(part)] += seconds;
     began_ = CpuSeconds();
   }
 
@@ -495,6 +499,7 @@ class Simulation {
       waiting_;              // events that have come while nodes were busy
   std::vector<Event> sent_;  // by the event that is handled
   double began_ = 0;         // what is measured
+  Parts work_{};             // of all nodes, in this step
   std::vector<std::map<std::tuple<What, int, Part>, Samples>> samples_;  // by node
   SimulationResult* result_ = nullptr;
 };

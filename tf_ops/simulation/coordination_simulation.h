@@ -54,6 +54,7 @@ struct SimulatedStep {
   double seconds = 0;
   // Of the sequence of work and messages that took longest, how much was what.
   std::array<double, kParts> critical{};
+  std::array<double, kParts> work{};  // of all nodes
 };
 
 struct SimulationResult {

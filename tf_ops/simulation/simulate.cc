@@ -1,6 +1,7 @@
 // Prints as JSON what a step's coordination takes: `simulate RANKS RANKS_PER_HOST HOP
 // CONNECTION LOCAL CORES STEPS REQUESTS`, with times in microseconds. REQUESTS is the
 // number of tensors of one float, or 0 for the gradients of ResNet-50.
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 
@@ -10,6 +11,15 @@ namespace keras_hvd {
 namespace {
 
 constexpr int kArguments = 8;
+
+void PrintParts(const char* name, const std::array<double, kParts>& parts) {
+  printf(", \"%s\": {", name);
+  for (size_t part = 0; part < kParts; ++part) {
+    printf("%s\"%s\": %.9f", part == 0 ? "" : ", ", Text(static_cast<Part>(part)),
+           parts[part]);
+  }
+  printf("}");
+}
 
 std::vector<std::shared_ptr<const Description>> Alike(int count) {
   std::vector<std::shared_ptr<const Description>> requests;
@@ -39,12 +49,10 @@ int Main(char** arguments) {
          static_cast<long long>(result.decisions));
   for (size_t i = 0; i < result.steps.size(); ++i) {
     const SimulatedStep& step = result.steps[i];
-    printf("%s{\"seconds\": %.9f, \"critical\": {", i == 0 ? "" : ", ", step.seconds);
-    for (size_t part = 0; part < kParts; ++part) {
-      printf("%s\"%s\": %.9f", part == 0 ? "" : ", ", Text(static_cast<Part>(part)),
-             step.critical[part]);
-    }
-    printf("}}");
+    printf("%s{\"seconds\": %.9f", i == 0 ? "" : ", ", step.seconds);
+    PrintParts("critical", step.critical);
+    PrintParts("work", step.work);
+    printf("}");
   }
   printf("]}\n");
   return 0;
