@@ -1,4 +1,4 @@
-"""Draws figures of docs/performance.md, so that pictures and tables cannot differ."""
+"""Draws figures of docs/measurements.md, so that pictures and tables cannot differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-PAGE = Path(__file__).parents[1] / "performance.md"
+PAGE = Path(__file__).parents[1] / "measurements.md"
 MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 COLORS = {

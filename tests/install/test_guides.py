@@ -132,6 +132,57 @@ def test_a_model_is_saved_and_loaded(run, folder):
     assert (folder / "model.keras").exists()
 
 
+# Each line is a claim of training.md, data.md and from_tf_distribute.md.
+ON_TWO_RANKS = """
+import keras, numpy as np, tensorflow as tf
+import keras_hvd
+
+keras_hvd.init()
+rank, size = keras_hvd.rank(), keras_hvd.size()
+x = np.random.default_rng(0).random((203, 3)).astype("float32")
+y = x.sum(axis=1)
+model = keras.Sequential([keras.layers.Dense(1)])
+optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+model.compile(optimizer, "mse", metrics=["mae"])
+callbacks = [
+    keras_hvd.callbacks.BroadcastGlobalVariables(0),
+    keras_hvd.callbacks.MetricAverage(),
+]
+SNIPPET
+assert len(dataset) == 4  # 203 rows, in 7 batches of 32
+uneven = slice(0, 150) if rank == 0 else slice(150, None)
+for part in (slice(None), uneven):
+    fitted = model.fit(
+        dataset,
+        validation_data=(x[part], y[part]),
+        callbacks=callbacks,
+        verbose=0,
+    )
+    whole = model.evaluate(x, y, return_dict=True, verbose=0)
+    of_parts = keras_hvd.evaluate(model, x[part], y[part], return_dict=True, verbose=0)
+    for name, value in whole.items():
+        np.testing.assert_allclose(fitted.history[f"val_{name}"], [value], rtol=1e-4)
+        np.testing.assert_allclose(of_parts[name], value, rtol=1e-4)
+print("rows", len(x[uneven]))
+if rank == 0:
+    optimizer.apply([tf.ones((3, 1)), tf.ones(1)], model.trainable_variables)
+"""
+
+
+def test_pipelines_and_parts_of_validation_data(run, tmp_path):
+    snippet = next(each for each in blocks("data", "python") if "even(" in each)
+    (tmp_path / "train.py").write_text(ON_TWO_RANKS.replace("SNIPPET", snippet))
+    printed = run("khvdrun -np 2 python train.py", tmp_path, exit_code=1)
+    assert "[0] rows 150\n" in printed and "[1] rows 53\n" in printed
+    # The last step is of one rank only.
+    said = re.search(r"cannot be completed: (rank 1 .*shutdown)`", flat("hangs"))[1]
+    assert without_numbers(said) in without_numbers(printed)
+
+
+def flat(page: str) -> str:
+    return re.sub(r"\s+", " ", text(page))
+
+
 @of_page("hangs")
 def test_a_hang_is_reported(run, folder):
     printed = run(PAGES["hangs"][0], folder, exit_code=1)
