@@ -230,10 +230,12 @@ def test_mpi_carries_all_collectives(any_mpi, two_hosts, tmp_path):
     ids=["default", "gloo", "tls"],
 )
 def test_tcp_carries_tensors_unless_the_user_says_so(mpi, two_hosts, tmp_path, told):
-    command = mpi.command(two_hosts, (1, 1), CARRIED, MARK=str(tmp_path), **told)
+    command = mpi.command(two_hosts, (1, 1), CARRIED_AGAIN, MARK=str(tmp_path), **told)
     found = places(run(command, tmp_path))
-    assert [(one["mpi"], one["enabled"]) for one in found] == [(0, False)] * 2
-    assert all(one["tcp"] > 3_000_000 for one in found)
+    assert [one["enabled"] for one in found] == [False] * 2
+    for one in found:
+        assert [by_mpi for _, by_mpi in one["found"]] == [0] * 3
+        assert all(by_tcp >= 4 << 20 for by_tcp, _ in one["found"])
 
 
 def test_mnist_comes_to_the_same_weights_as_on_one_host(mpi, two_hosts, train_mnist):
@@ -288,6 +290,7 @@ def test_mpi_carries_tensors_of_each_of_several_jobs(mpi, two_hosts, tmp_path):
     told = {"MARK": str(tmp_path), **BY_MPI}
     command = mpi.command(two_hosts, (1, 1), CARRIED_AGAIN, **told)
     for one in places(run(command, tmp_path)):
+        assert one["enabled"]
         # Each sends half of its input, and its half of the result.
         assert one["found"] == [[0, 4 << 20]] * 3
 
