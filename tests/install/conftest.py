@@ -14,11 +14,11 @@ import pytest
 
 
 class Environment:
-    """A virtual environment; with `packages`, it sees that folder's packages too."""
+    """A virtual environment; with `packages`, it sees that folder's too, as its pip."""
 
     def __init__(self, folder: pathlib.Path, packages: str | None = None):
         self.folder = folder
-        venv.create(folder, with_pip=True, symlinks=True)
+        venv.create(folder, with_pip=packages is None, symlinks=True)
         self.python = folder / "bin" / "python"
         variables = {"base": str(folder), "platbase": str(folder)}
         self.packages = pathlib.Path(sysconfig.get_path("purelib", vars=variables))

@@ -59,14 +59,17 @@ def run(start):
     return run
 
 
-SUM = """
-import json, os, socket
-import keras_hvd, numpy
+SUM = f"""
+import ctypes, os, socket, sys
+import numpy
+sys.path.append({str(RANKS)!r})
+import allreduce_loop, keras_hvd
 keras_hvd.init()
 share = max(1, len(os.sched_getaffinity(0)) // keras_hvd.local_size())
 assert os.environ["TF_NUM_INTRAOP_THREADS"] == str(share)
-values = numpy.random.default_rng(7).integers(0, 1 << 40, (3, 1000))
-total = keras_hvd.allreduce(values[keras_hvd.rank()], op=keras_hvd.Sum)
+values = numpy.random.default_rng(7).integers(0, 1 << 28, (3, 1000), numpy.int32)
+total = (ctypes.c_int32 * 1000)(*values[keras_hvd.rank()])
+allreduce_loop.reduce_in_place("total", total, allreduce_loop.SUM)
 numpy.testing.assert_array_equal(total, values.sum(axis=0))
 print(keras_hvd.rank(), keras_hvd.size(), socket.gethostname(), flush=True)
 """

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import mpi_in_path
 import network
@@ -19,12 +20,17 @@ from mpi_in_path import Mpi, debians_open_mpi
 
 import keras_hvd
 
-# A process that called `run` on the first host, and tells what came of it.
+RANKS = Path(__file__).parent / "ranks"
+
+# A process that called `run` on the first host, and tells what came of it. TensorFlow
+# takes long to import: only `loop` does.
 CALLS = """
-import json, os, pathlib, signal, socket, sys, time
+import ctypes, json, os, pathlib, signal, socket, sys, time
 import keras_hvd
 
-hosts, mpi_args, *names = sys.argv[1:]
+ranks, hosts, mpi_args, *names = sys.argv[1:]
+sys.path.append(ranks)
+from allreduce_loop import SUM, allreduce, reduce_in_place
 note = sys.argv[0] + ".note"
 
 def kill_this_rank():
@@ -33,14 +39,13 @@ def kill_this_rank():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def place(greeting, last=""):
-    import numpy as np
     keras_hvd.init()
-    own = np.full(1000, 2.0 ** keras_hvd.rank())
-    total = keras_hvd.allreduce(own, op=keras_hvd.Sum)
+    total = (ctypes.c_int32 * 1000)(*[2 ** keras_hvd.rank()] * 1000)
+    reduce_in_place("total", total, SUM)
     told = [name for name in os.environ if name.startswith("KERAS_HVD_CALLER")]
     threads = os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["OMP_NUM_THREADS"]
     ranks = keras_hvd.rank(), keras_hvd.size(), keras_hvd.local_size()
-    whole = set(total.numpy().tolist())
+    whole = set(total)
     return greeting + last, *ranks, socket.gethostname(), *whole, told, threads
 
 def fill():
@@ -51,7 +56,7 @@ def fail():
     keras_hvd.init()
     if keras_hvd.rank() == 2:
         raise LookupError("of rank 2")
-    keras_hvd.allgather_object("never")
+    allreduce("never", 1)
 
 def die():
     if keras_hvd.environment.world().rank == 2:
@@ -61,10 +66,10 @@ def die():
 
 def die_in_the_job():
     keras_hvd.init()
-    keras_hvd.barrier()
+    allreduce("first", 1)
     if keras_hvd.rank() == 2:
         kill_this_rank()
-    keras_hvd.allgather_object("never")
+    allreduce("never", 1)
 
 def generate():
     rank = keras_hvd.environment.world().rank
@@ -126,7 +131,8 @@ def start(khvdrun, tmp_path):
     def start(mpi: Mpi, hosts: list[network.Host], *names: str, **told: str):
         mpi_in_path.write_agent(hosts, tmp_path)
         first, second = (host.address for host in hosts)
-        words = (tmp_path / "calls.py", f"{first}:2,{second}:1", mpi.mpi_args, *names)
+        named = f"{first}:2,{second}:1"
+        words = (tmp_path / "calls.py", RANKS, named, mpi.mpi_args, *names)
         return subprocess.Popen(
             hosts[0].command([sys.executable, *words]),
             env={
@@ -171,9 +177,9 @@ def test_results_come_in_the_order_of_ranks_and_again(any_mpi, two_hosts, run):
     both = [str(max(1, cores // 2))] * 2
     first, second = run(any_mpi, two_hosts, "place", "fill")
     assert first["result"] == [
-        ["it!", 0, 3, 2, "host0", 7.0, [], both],
-        ["it!", 1, 3, 2, "host0", 7.0, [], both],
-        ["it!", 2, 3, 1, "host1", 7.0, [], [str(cores)] * 2],
+        ["it!", 0, 3, 2, "host0", 7, [], both],
+        ["it!", 1, 3, 2, "host0", 7, [], both],
+        ["it!", 2, 3, 1, "host1", 7, [], [str(cores)] * 2],
     ]
     assert second["result"] == [[n, n] for n in (0, 20_000_000, 40_000_000)]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
@@ -209,9 +210,10 @@ def test_a_stopped_rank_is_not_taken_for_a_vanished_host(start):
     # One in each place, each in a job of its own, so that they are silent at once.
     jobs = []
     for place in range(4):
-        jobs.append(start(2, "busy", steps=12))
+        jobs.append(start(2, "busy", steps=4))
         os.kill(jobs[place][place].pid(), signal.SIGSTOP)
-    time.sleep(3 * LIMIT)
+    said = [rank.process.stdout for ranks in jobs for rank in ranks]
+    assert select.select(said, [], [], 3 * LIMIT) == ([], [], [])
     for place, ranks in enumerate(jobs):
         os.kill(ranks[place].pid(), signal.SIGCONT)
     for ranks in jobs:

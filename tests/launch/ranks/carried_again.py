@@ -15,6 +15,6 @@ for _ in range(3):
     counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
     native.engine().khvd_get_counters(ctypes.byref(counters))
     found.append([counters.tcp_bytes, counters.mpi_bytes])
-    rank = keras_hvd.rank()
+    rank, enabled = keras_hvd.rank(), keras_hvd.mpi_enabled()
     keras_hvd.shutdown()
-print(json.dumps({"rank": rank, "found": found}), flush=True)
+print(json.dumps({"rank": rank, "enabled": enabled, "found": found}), flush=True)
