@@ -142,6 +142,7 @@ def _join_once(
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
     # At once: the other ranks continue, and earlier submissions are not recorded.
+    _start_recording(launched, world, meeting)
     if timeline.path:
         _start_timeline(timeline)
     if world.rank == 0:
@@ -435,6 +436,24 @@ def _add(sets: list[ProcessSet]) -> None:
         for each in sets:
             add_process_set(each)
     except BaseException:
+        basics.shutdown()
+        raise
+
+
+def _start_recording(
+    launched: environment.World, world: environment.World, meeting: Meeting | None
+) -> None:
+    folder = settings.report()
+    # Of a part of the processes there is none: khvdrun has made one folder.
+    if not folder or world.size < launched.size:
+        return
+    from keras_hvd.report import recorder
+
+    table = [] if meeting is None else meeting.table.ranks
+    members = [(one.host_name, one.pid) for one in table]
+    try:
+        recorder.start(folder, world.rank, world.size, launched.local_rank, members)
+    except (exceptions.KerasHvdError, OSError, ValueError):
         basics.shutdown()
         raise
 

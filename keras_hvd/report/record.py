@@ -33,7 +33,8 @@ class Intervals:
     """[stretches, ranks]: time in which the rank had submitted a tensor that another
     rank had not."""
     waited_for: np.ndarray
-    """[stretches, ranks]: time in which all ranks but that one had submitted a tensor."""
+    """[stretches, ranks]: time in which all ranks but that one had submitted a
+    tensor."""
     samples: np.ndarray
     """Samples of all ranks; NaN where unknown."""
     loss: np.ndarray
