@@ -22,6 +22,7 @@ from keras_hvd.launch.output import Screen, Stream
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.share import environment_of
+from keras_hvd.launch.status import Listener, RankEnd, Status
 from keras_hvd.rendezvous.nodes import Share
 from keras_hvd.runtime import cores
 
@@ -141,6 +142,19 @@ class Job:
             own = bound[here]
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
+        # Last: a process that has threads should not fork.
+        if self._recorded is not None and self._recorded.listener is not None:
+            self._serve_status(self._recorded, self._recorded.listener)
+
+    def _serve_status(self, recorded: Recorded, listener: Listener) -> None:
+        def ends() -> list[RankEnd]:
+            return [
+                RankEnd(one.number, report.state(one), report.last_error(one))
+                for one in self._ranks
+            ]
+
+        listener.serve(Status(recorded.folder, self._share.size, ends))
+        self._say(f"the job's status is at {listener.address}/status")
 
     @property
     def _program(self) -> str:

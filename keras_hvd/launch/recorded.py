@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.status import Listener
 from keras_hvd.rendezvous.nodes import Share
 
 
@@ -24,11 +26,14 @@ class Recorded:
         report: where the report goes; None for none.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made, or the port of `--status` is taken.
     """
 
     def __init__(self, options: Options, report: Path | None):
         self._report = report
+        port = options.status_port
+        self.listener = None if port is None else Listener(port)
+        """Where `--status` is served; None if it is not."""
         if self._report is None:
             self.folder = Path(tempfile.mkdtemp(prefix="khvdrun-status-"))
         else:
@@ -108,9 +113,23 @@ class Recorded:
 def wanted(options: Options, share: Share) -> Recorded | None:
     """The recording that this host makes, if any: a report is rank 0's host's.
 
-    Raises OSError if its folder cannot be made.
+    Raises OSError as `Recorded` does.
     """
     report = options.report if share.first_rank == 0 else None
     if report is None and options.status_port is None:
         return None
     return Recorded(options, report)
+
+
+def what_failed(error: OSError, options: Options) -> str:
+    """Says why there can be no recording.
+
+    Args:
+        error: what `wanted` raised.
+        options: those that it was given.
+    """
+    if error.errno == errno.EADDRINUSE:
+        return f"--status: port {options.status_port} is taken: 0 takes any"
+    if error.errno == errno.EACCES and error.filename is None:
+        return f"--status: port {options.status_port}: {error.strerror}"
+    return f"the job cannot be recorded: {error}"

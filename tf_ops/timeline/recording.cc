@@ -224,10 +224,10 @@ void Recording::EndStall(const TensorKey& key, int64_t first, int64_t last) {
 
 // ---- Steps
 
-void Recording::Flush(int64_t now, int64_t left_out) {
+void Recording::Flush(int64_t now, bool has_all, int64_t left_out) {
   file_.header().recorded.store(now - start_);
   file_.header().left_out.store(left_out);
-  int64_t settled = newest_ - kSettled;
+  int64_t settled = (has_all ? now : newest_) - kSettled;
   for (const auto& [number, batch] : batches_) {
     for (const Request& request : batch.requests)
       settled = std::min(settled, request.own);

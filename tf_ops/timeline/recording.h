@@ -47,8 +47,8 @@ class Recording {
 
   void Add(const TimelineRecord& record);
   // Adds the steps that are over to the file. `left_out` are requests that were not
-  // recorded, of all.
-  void Flush(int64_t now, int64_t left_out);
+  // recorded, of all; `has_all`: there are no more records up to now.
+  void Flush(int64_t now, bool has_all, int64_t left_out);
   // Adds the rest.
   void Close();
 

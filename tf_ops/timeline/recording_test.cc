@@ -222,7 +222,7 @@ TEST(Recording, HasTheSumsOfAStraightforwardComputation) {
       now += some(6);
     }
     now = std::max(now, free - some(20)) + 9 * kMillisecond;
-    job.recording().Flush(now, 5);
+    job.recording().Flush(now, false, 5);
   }
   job.recording().Close();
   begins.push_back(free);
@@ -276,7 +276,7 @@ TEST(Recording, OfManyStepsStaysSmallAndKeepsItsSums) {
   job.Open(path);
   for (int step = 0; step < kSteps; ++step) {
     RunStep(step, &job);
-    if (step % 10 == 0) job.recording().Flush(step * 10 * kMillisecond, 0);
+    if (step % 10 == 0) job.recording().Flush(step * 10 * kMillisecond, false, 0);
   }
   job.recording().Close();
   const Reader file(path);
@@ -298,6 +298,21 @@ TEST(Recording, OfManyStepsStaysSmallAndKeepsItsSums) {
     EXPECT_EQ(file.Row(i)[0], reached);
     reached = file.Row(i)[1];
   }
+}
+
+TEST(Recording, HasAStepHalfASecondAfterItsEndThoughNothingFollows) {
+  const std::string path = Path("settled");
+  Job job(2);
+  job.Open(path);
+  for (int step = 0; step < 3; ++step) RunStep(step, &job);
+  job.recording().Flush(500 * kMillisecond, true, 0);
+  EXPECT_EQ(Reader(path).stretches(), 0);
+  job.recording().Flush(511 * kMillisecond, true, 0);
+  EXPECT_EQ(Reader(path).stretches(), 1);
+  job.recording().Flush(520 * kMillisecond, true, 0);
+  // Nobody knows yet where the third one ends.
+  job.recording().Flush(9999 * kMillisecond, true, 0);
+  EXPECT_EQ(Reader(path).stretches(), 2);
 }
 
 TEST(Recording, OfManyRanksHasAColumnForSomeOfThem) {

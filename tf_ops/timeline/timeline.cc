@@ -400,7 +400,9 @@ void Timeline::Pass(const TimelineRecord& record) {
 
 void Timeline::Flush() {
   if (recording_ != nullptr) {
-    recording_->Flush(TimelineNow(), skipped_requests_.load() - skipped_before_);
+    const int64_t now = TimelineNow();
+    const bool has_all = ring_->Front() == nullptr;
+    recording_->Flush(now, has_all, skipped_requests_.load() - skipped_before_);
   }
   if (file_ == nullptr) return;
   AddSkipped();

@@ -1,6 +1,7 @@
 """A rank for the tests of recordings: trains on digits, rank 1 later than the others.
 
-Then rank 1 kills itself. Rank 0 writes what the recording in RECORD has after that.
+Then they wait until rank 0 gets a line, and rank 1 kills itself. Rank 0 writes what the
+recording has after that.
 """
 
 import os
@@ -26,7 +27,7 @@ BATCH, EPOCHS, IMAGES = 16, 2, 320
 class Late(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if keras_hvd.rank() == 1:
-            time.sleep(0.01)
+            time.sleep(0.02)
 
 
 def main() -> None:
@@ -50,7 +51,12 @@ def main() -> None:
         callbacks=[BroadcastGlobalVariables(0), Late()],
         verbose=1,
     )
+    if keras_hvd.rank() == 0:
+        print("trained", flush=True)
+        sys.stdin.readline()
+    keras_hvd.broadcast_object("go on", name="go on")
     if keras_hvd.rank() == 1:
+        print("Traceback\nKeyError: 'of \"rank 1\"'", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         keras_hvd.allreduce(np.ones(3), name="never")
