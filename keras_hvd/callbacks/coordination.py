@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy, guarded_saving
+from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
@@ -250,6 +251,10 @@ class _AfterOthers(keras.callbacks.Callback):
         # If data has run out here, other ranks may be in a step and wait for this rank.
         if self._agrees_in_batches and not self._steps.over:
             self._agree_on_stopping()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if basics.rank() == 0:
+            training_progress.show(self._list.callbacks)
 
     def on_epoch_end(self, epoch, logs=None):
         _require_same_decisions(self.model, self._list.callbacks)

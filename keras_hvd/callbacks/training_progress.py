@@ -9,13 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.report import recorder
+from keras_hvd.report import recorder, recording
 from keras_hvd.runtime import basics
 
 # How often what Keras counts is read, which may wait for a GPU.
 _PERIOD_SECONDS = 0.1
 # How much of the time the samples' rate and the waits are of, at most.
 _RECENT_SECONDS = 5.0
+# Less waiting than this is not shown.
+_SHOWN_WAITING = 0.1
 
 
 class TrainingProgress:
@@ -34,6 +36,8 @@ class TrainingProgress:
         self._steps = 0
         self._read_at = 0.0
         self._recent: list[tuple[float, float]] = []
+        self._recent_waits: list[recording.Waits] = []
+        self._waits: recording.Waits | None = None
 
     def begin(self, epoch: int) -> None:
         """An epoch begins, in which Keras counts from 0."""
@@ -84,6 +88,8 @@ class TrainingProgress:
         if counted > 0:
             record.loss = lost / counted
         self._pass_on(own, always)
+        if record.rank == 0:
+            self._add_waits(recording.waits(own.folder))
 
     def _add_recent(self) -> None:
         now, recent = self._read_at, self._recent
@@ -94,15 +100,74 @@ class TrainingProgress:
         grown = self._samples - recent[0][1]
         self.samples_per_second = grown / seconds if seconds > 0 < grown else math.nan
 
+    def _add_waits(self, waits: recording.Waits) -> None:
+        recent = self._recent_waits
+        recent.append(waits)
+        while len(recent) > 2 and waits.seconds - recent[1].seconds >= _RECENT_SECONDS:
+            recent.pop(0)
+        self._waits = waits.since(recent[0])
+
     def _pass_on(self, own: recorder.Recorder, always: bool) -> None:
         own.write()
         if own.series is not None and (always or own.series.is_due(self._read_at)):
             of_all = self._samples * basics.size()
             own.series.add(self._read_at, of_all, self._loss, self._samples)
 
+    def shown(self) -> str:
+        """What rank 0's progress bar has of it; "" for nothing yet.
+
+        Waiting is shown if it takes more than a tenth of the time, while the ranks'
+        waits are recorded: under `khvdrun --report` and `--status`.
+        """
+        rate = self.samples_per_second * basics.size()
+        if math.isnan(rate):
+            return ""
+        return f" - {describe(rate, self._waits)}"
+
 
 progress = TrainingProgress()
 """That of this process."""
+
+
+def describe(rate: float, waits: recording.Waits | None) -> str:
+    """Says how fast all ranks are, and if that matters, who waits for whom.
+
+    Args:
+        rate: samples in a second, of all ranks.
+        waits: who has waited in some stretch of time; None if not known.
+
+    Example:
+
+    >>> describe(1240.4, recording.Waits(10, [2.5, 0.1, 2], [0.1, 2.2, 0]))
+    '1,240 samples/s - 25% waiting, most for rank 1'
+    >>> describe(9.87, recording.Waits(10, [0.5, 0.1], [0.1, 0.5]))
+    '9.9 samples/s'
+    """
+    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+    text += " samples/s"
+    if waits is None or waits.seconds <= 0:
+        return text
+    share = max(waits.waits) / waits.seconds
+    if share < _SHOWN_WAITING:
+        return text
+    rank = waits.waited_for.index(max(waits.waited_for))
+    return f"{text} - {share:.0%} waiting, most for rank {rank}"
+
+
+def show(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Has the progress bar of an epoch that begins show the progress as well.
+
+    Args:
+        callbacks: those of `fit`.
+    """
+    for each in callbacks:
+        bar = getattr(each, "progbar", None)
+        if not isinstance(each, keras.callbacks.ProgbarLogger) or bar is None:
+            continue
+        # Keras' own text on the time of a step, which comes before the metrics.
+        own = getattr(bar, "_format_time", None)
+        if own is not None:
+            bar._format_time = lambda *times, own=own: own(*times) + progress.shown()
 
 
 def _gpu() -> str:

@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = share.of_this_host(options)
         kept = recorded.wanted(options, own)
     except OSError as error:
-        print(f"khvdrun: error: {recorded.what_failed(error, options)}", file=sys.stderr)
+        reason = recorded.what_failed(error, options)
+        print(f"khvdrun: error: {reason}", file=sys.stderr)
         return CANNOT_START
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)

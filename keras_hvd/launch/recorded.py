@@ -127,6 +127,12 @@ def what_failed(error: OSError, options: Options) -> str:
     Args:
         error: what `wanted` raised.
         options: those that it was given.
+
+    Example:
+
+    >>> options = Options(check_build=False, status_port=9100)
+    >>> what_failed(OSError(errno.EADDRINUSE, "in use"), options)
+    '--status: port 9100 is taken: 0 takes any'
     """
     if error.errno == errno.EADDRINUSE:
         return f"--status: port {options.status_port} is taken: 0 takes any"

@@ -205,7 +205,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def server_bind(self) -> None:
         # Not HTTPServer's own, which asks a name server.
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = _ADDRESS, self.socket.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

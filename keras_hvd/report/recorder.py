@@ -41,7 +41,13 @@ _recorder: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """This rank's recorder; None if nothing is recorded."""
+    """This rank's recorder; None if nothing is recorded.
+
+    Example:
+
+    >>> current() is None
+    True
+    """
     return _recorder
 
 

@@ -50,6 +50,20 @@ class Waits:
     waited_for: list[float]
     """For each rank, the time in which all others waited for it."""
 
+    def since(self, earlier: Waits) -> Waits:
+        """What came after `earlier`.
+
+        Example:
+
+        >>> Waits(3, [2, 0], [0, 2]).since(Waits(1, [1, 0], [0, 1]))
+        Waits(seconds=2, waits=[1, 0], waited_for=[0, 1])
+        """
+        return Waits(
+            self.seconds - earlier.seconds,
+            [now - then for now, then in zip(self.waits, earlier.waits)],
+            [now - then for now, then in zip(self.waited_for, earlier.waited_for)],
+        )
+
 
 def read(path: str | os.PathLike[str]) -> JobRecord:
     """Reads a recording.

@@ -35,7 +35,7 @@ class TrainingSeries:
     ...         series.add(time, 32 * time, 0.5 * 32 * time, 32 * time)
     ...     points = read(file.name)
     >>> len(points) <= POINTS, points[0].tolist(), points[1].tolist()
-    (True, [0.0, 0.0, 0.0, 0.0], [4.0, 128.0, 64.0, 128.0])
+    (True, [0.0, 0.0, 0.0, 0.0], [8.0, 256.0, 128.0, 256.0])
     """
 
     def __init__(self, path: str | os.PathLike[str]):

@@ -128,17 +128,21 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
         said = running.stderr.readline()
         assert said.startswith("khvdrun: the job's status is at http://127.0.0.1:")
         url = said.split()[-1]
-        while not running.stdout.readline().endswith("trained\n"):
+        shown = ""
+        while not shown.endswith("trained\n"):
             assert running.poll() is None
+            shown += running.stdout.readline()
         check_status(url)
         with contextlib.ExitStack() as opened:
             for connection in trouble(url):
                 opened.enter_context(connection)
             _, stderr = running.communicate("go\n", timeout=60)
+    bars = re.findall(r"16/16 .*step - [\d,]+ samples/s.* - loss: ", shown)
+    assert len(bars) == 2 and re.search(r"\d% waiting, most for rank [01] - ", bars[1])
     # Who asks is nobody the job waits for, or speaks of.
     assert "rank 1" in stderr and "SIGKILL" in stderr
     assert "status.py" not in stderr
-    job, waits, losses = pickle.loads(found.read_bytes())
+    job, waits, history = pickle.loads(found.read_bytes())
     seconds, tensors = sums_of(timeline)
     intervals = job.intervals
     assert job.size == 2 and job.left_out == 0
@@ -157,6 +161,8 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert waits.waited_for == pytest.approx([*intervals.waited_for.sum(axis=0)])
     assert np.all(intervals.begin[1:] == intervals.end[:-1])
 
+    # What the progress bar shows besides is in no log.
+    assert {*history} == {"loss", "val_loss"}
     # Of Keras: 256 images of each rank for training, twice.
     assert np.nansum(intervals.samples) == pytest.approx(2 * 2 * 256)
     trained = ~np.isnan(intervals.loss)
@@ -165,7 +171,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert np.median(of_steps[:, 1]) > 0.01 > np.median(of_steps[:, 0])
     weights = intervals.samples[trained]
     mean = np.average(intervals.loss[trained], weights=weights)
-    assert mean == pytest.approx(np.mean(losses), rel=1e-4)
+    assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
     assert [member.rank for member in job.members] == [0, 1]
     assert all(each.process and each.cores for each in job.members)
     assert {"Python", "TensorFlow", "Keras", "keras_hvd"} <= {*job.settings}

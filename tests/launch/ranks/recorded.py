@@ -63,7 +63,7 @@ def main() -> None:
     except tf.errors.AbortedError:
         keras_hvd.shutdown()
     folder = settings.report()
-    found = recording.read(folder), recording.waits(folder), history.history["loss"]
+    found = recording.read(folder), recording.waits(folder), history.history
     Path(sys.argv[1]).write_bytes(pickle.dumps(found))
 
 
