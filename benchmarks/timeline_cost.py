@@ -19,7 +19,7 @@ from pathlib import Path
 from repeated_allreduce import Request
 
 import keras_hvd
-from keras_hvd.report import rank_records, recording
+from keras_hvd.report import files, rank_records
 
 SIZES = {"4 B": 4, "1 MiB": 1 << 20}
 
@@ -85,7 +85,7 @@ def _recording(is_on: bool) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         if is_on:
             rank_records.create(
-                Path(folder, recording.RANKS), int(os.environ["KERAS_HVD_LOCAL_SIZE"])
+                Path(folder, files.RANKS), int(os.environ["KERAS_HVD_LOCAL_SIZE"])
             )
             os.environ["KERAS_HVD_REPORT"] = folder
         keras_hvd.init()

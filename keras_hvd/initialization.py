@@ -29,6 +29,7 @@ from keras_hvd.rendezvous import (
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
+from keras_hvd.report import files
 from keras_hvd.runtime import (
     basics,
     cores,
@@ -142,9 +143,14 @@ def _join_once(
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
     # At once: the other ranks continue, and earlier submissions are not recorded.
-    _start_recording(launched, world, meeting)
+    # Of a part of the processes there is no recording: khvdrun has made one folder.
+    report = settings.report() if world.size == launched.size else ""
+    if report:
+        _start_recording(report)
     if timeline.path:
         _start_timeline(timeline)
+    if report:
+        _tell_of_this_rank(report, launched, world, meeting)
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(basics.shutdown)
@@ -440,20 +446,29 @@ def _add(sets: list[ProcessSet]) -> None:
         raise
 
 
-def _start_recording(
-    launched: environment.World, world: environment.World, meeting: Meeting | None
+def _start_recording(folder: str) -> None:
+    path = os.fsencode(os.path.join(folder, files.TIMES))
+    try:
+        basics.check(native.engine().khvd_start_recording(path))
+    except exceptions.KerasHvdError:
+        basics.shutdown()
+        raise
+
+
+def _tell_of_this_rank(
+    folder: str,
+    launched: environment.World,
+    world: environment.World,
+    meeting: Meeting | None,
 ) -> None:
-    folder = settings.report()
-    # Of a part of the processes there is none: khvdrun has made one folder.
-    if not folder or world.size < launched.size:
-        return
+    """Begins this rank's own part of the recording, which takes NumPy."""
     from keras_hvd.report import recorder
 
     table = [] if meeting is None else meeting.table.ranks
     members = [(one.host_name, one.pid) for one in table]
     try:
         recorder.start(folder, world.rank, world.size, launched.local_rank, members)
-    except (exceptions.KerasHvdError, OSError, ValueError):
+    except (OSError, ValueError):
         basics.shutdown()
         raise
 

@@ -40,10 +40,10 @@ class Recorded:
             name = f"{self._report.name}.recording-"
             self.folder = Path(tempfile.mkdtemp(prefix=name, dir=self._report.parent))
         # Imported only by those who record: it takes NumPy.
-        from keras_hvd.report import rank_records, recording
+        from keras_hvd.report import files, rank_records
 
-        rank_records.create(self.folder / recording.RANKS, options.ranks)
-        (self.folder / recording.COMMAND).write_text(shlex.join(options.command))
+        rank_records.create(self.folder / files.RANKS, options.ranks)
+        (self.folder / files.COMMAND).write_text(shlex.join(options.command))
 
     @property
     def variables(self) -> dict[str, str]:

@@ -56,7 +56,7 @@ class Status:
 
     def read(self) -> dict[str, Any]:
         """The job's state: what JSON can hold, with None for what is not known."""
-        from keras_hvd.report import rank_records, recording
+        from keras_hvd.report import files, rank_records, recording
 
         now = time.time()
         ranks = {
@@ -67,7 +67,7 @@ class Status:
             }
             for end in self._ends()
         }
-        for record in rank_records.read(self._folder / recording.RANKS):
+        for record in rank_records.read(self._folder / files.RANKS):
             ranks.setdefault(record.rank, {"rank": record.rank}).update(
                 host=record.host,
                 process=record.process,

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_hvd.report import facts, recording
+from keras_hvd.report import facts, files
 from keras_hvd.report.rank_records import RankRecord, RankRecords
 from keras_hvd.report.training_series import TrainingSeries
-from keras_hvd.runtime import basics, cores, native
+from keras_hvd.runtime import cores
 
 
 class Recorder:
@@ -25,11 +25,11 @@ class Recorder:
     def __init__(self, folder: Path, place: int, record: RankRecord):
         self.folder = folder
         self.record = record
-        self._records = RankRecords(folder / recording.RANKS, place)
+        self._records = RankRecords(folder / files.RANKS, place)
         self.series: TrainingSeries | None = None
         """On rank 0, samples and loss over time."""
         if record.rank == 0:
-            self.series = TrainingSeries(folder / recording.SERIES)
+            self.series = TrainingSeries(folder / files.SERIES)
         self.write()
 
     def write(self) -> None:
@@ -58,7 +58,7 @@ def start(
     place: int,
     table: Sequence[tuple[str, int | None]],
 ) -> None:
-    """Begins this rank's part. On rank 0 the engine's part begins too.
+    """Begins this rank's part, after the engine's.
 
     Args:
         folder: the recording.
@@ -69,8 +69,7 @@ def start(
             host.
 
     Raises:
-        MismatchError: the engine cannot write to the folder.
-        OSError: this rank cannot.
+        OSError: it cannot write to the folder.
     """
     global _recorder
     host = socket.gethostname()
@@ -78,7 +77,5 @@ def start(
     _recorder = Recorder(Path(folder), place, record)
     if rank != 0:
         return
-    path = os.fsencode(_recorder.folder / recording.TIMES)
-    basics.check(native.engine().khvd_start_recording(path))
     members = table or [(host, None)] * size
-    facts.write(_recorder.folder / recording.FACTS, members)
+    facts.write(_recorder.folder / files.FACTS, members)

@@ -14,17 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_hvd.report import facts, rank_records, training_series
+from keras_hvd.report import facts, files, rank_records, training_series
 from keras_hvd.report.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
-
-TIMES = "times"
-"""The file of rank 0's engine."""
-RANKS = "ranks"
-SERIES = "series"
-FACTS = "facts.json"
-COMMAND = "command"
-"""The other files."""
 
 # As RecordingFile (tf_ops/timeline/recording_file.h) lays it out.
 _MAGIC = b"khvdrec1"
@@ -87,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
     """
     folder = Path(path)
     times = _Times(folder)
-    known = facts.read(folder / FACTS)
+    known = facts.read(folder / files.FACTS)
     ranks = _rank_records(folder)
     series = _series(folder)
     return JobRecord(
@@ -99,7 +91,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         events=times.events(),
         members=_members(times.size, known.get("members", []), ranks),
         settings=known.get("settings", {}),
-        command=_text(folder / COMMAND),
+        command=_text(folder / files.COMMAND),
         ended="was still running",
         left_out=times.left_out,
     )
@@ -118,7 +110,7 @@ class _Times:
 
     def __init__(self, folder: Path, only_totals: bool = False):
         try:
-            with (folder / TIMES).open("rb") as file:
+            with (folder / files.TIMES).open("rb") as file:
                 header = file.read(_HEADER_BYTES)
                 if header[: len(_MAGIC)] != _MAGIC:
                     raise FileNotFoundError
@@ -243,14 +235,14 @@ def _members(
 
 def _rank_records(folder: Path) -> list[RankRecord]:
     try:
-        return rank_records.read(folder / RANKS)
+        return rank_records.read(folder / files.RANKS)
     except FileNotFoundError:
         return []
 
 
 def _series(folder: Path) -> np.ndarray:
     try:
-        series = training_series.read(folder / SERIES)
+        series = training_series.read(folder / files.SERIES)
     except FileNotFoundError:
         return np.zeros((0, 4))
     return series[np.isfinite(series).all(axis=1)]
