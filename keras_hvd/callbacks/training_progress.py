@@ -13,7 +13,7 @@ from keras_hvd.report import recorder, recording
 from keras_hvd.runtime import basics
 
 # How often what Keras counts is read, which may wait for a GPU.
-_PERIOD_SECONDS = 0.1
+_PERIOD_SECONDS = 0.2
 # How much of the time the samples' rate and the waits are of, at most.
 _RECENT_SECONDS = 5.0
 # Less waiting than this is not shown.

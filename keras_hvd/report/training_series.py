@@ -14,7 +14,7 @@ import numpy as np
 POINTS = 4096
 """The most points that the file holds."""
 
-_MOST_OFTEN_SECONDS = 0.1
+_MOST_OFTEN_SECONDS = 0.2
 _COLUMNS = 4
 # Which table is in use; how many points each has.
 _HEADER = 3

@@ -75,9 +75,9 @@ Status RecordingFile::Open(const std::string& path, int size, int64_t started) {
   own.started = started;
   own.begin = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
   own.tables[0].steps = own.tables[1].steps = 1;
-  // Last: it makes this a recording.
-  std::atomic_thread_fence(std::memory_order_release);
-  memcpy(own.magic, kMagic, sizeof(own.magic));
+  int64_t magic;
+  memcpy(&magic, kMagic, sizeof(magic));
+  own.magic.store(magic, std::memory_order_release);
   return Status::Ok();
 }
 

@@ -30,11 +30,11 @@ class RecordingFile {
 
   // All times are in nanoseconds from `started`.
   struct Header {
-    char magic[8];
+    std::atomic<int64_t> magic;  // once all is there that does not change
     int32_t size, columns, ranks_in_column, stretches, tensor_room, event_room;
     int64_t started;  // of TimelineNow
     double begin;     // the same in seconds since the epoch
-    // The rest changes.
+    // What follows changes.
     std::atomic<int64_t> recorded;  // how long
     std::atomic<int64_t> left_out;  // requests
     std::atomic<int64_t> tensors, events, events_left_out;
