@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import importlib.util
 import os
 import shlex
 import shutil
@@ -700,6 +701,8 @@ def _report(parser: _Parser, given: argparse.Namespace) -> Path | None:
     path = given.report
     if path is None or given.dry_run:
         return None
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("--report takes matplotlib: pip install 'keras_hvd[report]'")
     try:
         _file_to_write(path, path if path.exists() else path.parent)
         # The recording is beside it until the end.
