@@ -124,6 +124,8 @@ class Job:
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
         given = {**os.environ, **options.variables}
+        # Of the job of this khvdrun itself, if that is a rank of one.
+        given.pop("KERAS_HVD_REPORT", None)
         of_all = {
             **cores.thread_variables(options.ranks),
             "PYTHONUNBUFFERED": "1",
