@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from keras_hvd.launch.output import Tail
 from keras_hvd.launch.status import metrics
 from keras_hvd.report import recording
 from keras_hvd.timeline.summary import Spans
@@ -236,6 +237,15 @@ def test_metrics_can_be_read_whatever_a_host_or_an_error_is_called():
     (sample,) = families["keras_hvd_last_error_info"].samples
     assert sample.labels == {"rank": "3", "host": text, "error": text}
     assert families["keras_hvd_running"].samples[0].value == 1
+
+
+def test_the_first_warnings_of_each_rank_are_kept_for_the_report():
+    tail = Tail(2)
+    for number in range(30):
+        tail.feed(b"noise\nkeras_hvd [rank 1] warn")
+        tail.feed(b"ing: number %d\nkeras_hvd [rank 1] info: no\n" % number)
+    texts = [text for _, text in tail.warnings]
+    assert texts == [f"keras_hvd [rank 1] warning: number {n}" for n in range(20)]
 
 
 def test_a_job_that_never_joins_has_no_report_and_leaves_nothing(khvdrun, tmp_path):
