@@ -29,6 +29,7 @@ from keras_hvd.rendezvous import (
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
+from keras_hvd.report import files
 from keras_hvd.runtime import (
     basics,
     cores,
@@ -142,8 +143,14 @@ def _join_once(
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
     # At once: the other ranks continue, and earlier submissions are not recorded.
+    # Of a part of the processes there is no recording: khvdrun has made one folder.
+    report = settings.report() if world.size == launched.size else ""
+    if report:
+        _start_recording(report)
     if timeline.path:
         _start_timeline(timeline)
+    if report:
+        _tell_of_this_rank(report, launched, world, meeting)
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(basics.shutdown)
@@ -435,6 +442,33 @@ def _add(sets: list[ProcessSet]) -> None:
         for each in sets:
             add_process_set(each)
     except BaseException:
+        basics.shutdown()
+        raise
+
+
+def _start_recording(folder: str) -> None:
+    path = os.fsencode(os.path.join(folder, files.TIMES))
+    try:
+        basics.check(native.engine().khvd_start_recording(path))
+    except exceptions.KerasHvdError:
+        basics.shutdown()
+        raise
+
+
+def _tell_of_this_rank(
+    folder: str,
+    launched: environment.World,
+    world: environment.World,
+    meeting: Meeting | None,
+) -> None:
+    """Begins this rank's own part of the recording, which takes NumPy."""
+    from keras_hvd.report import recorder
+
+    table = [] if meeting is None else meeting.table.ranks
+    members = [(one.host_name, one.pid) for one in table]
+    try:
+        recorder.start(folder, world.rank, world.size, launched.local_rank, members)
+    except (OSError, ValueError):
         basics.shutdown()
         raise
 

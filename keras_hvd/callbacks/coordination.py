@@ -17,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy, guarded_saving
+from keras_hvd.callbacks import training_progress
+from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.join import join
@@ -137,7 +139,7 @@ class _BeforeOthers(keras.callbacks.Callback):
             require_distributed(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
-        self.steps.count(self.model)
+        progress.count(self.model, self.steps.count(self.model))
         # By now the step has been traced, or has run.
         if self._tapes_before is None:
             return
@@ -151,12 +153,15 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._epoch = epoch
         self._meets = True
         self.steps.begin(self.model)
+        progress.begin(epoch)
 
     def on_test_begin(self, logs=None):
+        progress.pause(self.model)
         self._meet()
         self._average_statistics()
 
     def on_epoch_end(self, epoch, logs=None):
+        progress.pause(self.model)
         self._meet()
         self._average_statistics()
         for callback in self._others if logs is not None else ():
@@ -200,16 +205,18 @@ class _Steps:
         self.made, self.over = 0, False
         self._iterations = _iterations(model)
 
-    def count(self, model: keras.Model) -> None:
+    def count(self, model: keras.Model) -> int:
+        """Counts the steps of an execution, and returns how many they are."""
         at_most = model.steps_per_execution
         if at_most == 1:
             self.made += 1
-            return
+            return 1
         before, self._iterations = self._iterations, _iterations(model)
         # A step that updates without an optimizer is not counted.
         steps = self._iterations - before or at_most
         self.made += steps
         self.over = steps < at_most
+        return steps
 
 
 def _iterations(model: keras.Model) -> int:
@@ -244,6 +251,10 @@ class _AfterOthers(keras.callbacks.Callback):
         # If data has run out here, other ranks may be in a step and wait for this rank.
         if self._agrees_in_batches and not self._steps.over:
             self._agree_on_stopping()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if basics.rank() == 0:
+            training_progress.show(self._list.callbacks)
 
     def on_epoch_end(self, epoch, logs=None):
         _require_same_decisions(self.model, self._list.callbacks)

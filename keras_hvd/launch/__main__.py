@@ -7,7 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from keras_hvd.exceptions import LibraryError, RendezvousError
-from keras_hvd.launch import command_line, guardian, other_launchers, share
+from keras_hvd.launch import (
+    command_line,
+    guardian,
+    other_launchers,
+    recorded,
+    share,
+)
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, Job
@@ -36,12 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
             return 0
         own = share.of_this_host(options)
+        kept = recorded.wanted(options, own)
+    except OSError as error:
+        reason = recorded.what_failed(error, options)
+        print(f"khvdrun: error: {reason}", file=sys.stderr)
+        return CANNOT_START
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return guardian.run(lambda held, mask: Job(options, own, held, mask))
+    launcher = os.getpid()
+    code = guardian.run(lambda held, mask: Job(options, own, held, mask, kept))
+    # The job's process comes here as well, unless it was killed.
+    if os.getpid() == launcher and kept is not None and kept.is_left:
+        print(f"khvdrun: {kept.whereabouts}", file=sys.stderr)
+    return code
 
 
 def _on_other_hosts(options: Options) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import importlib.util
 import os
 import shlex
 import shutil
@@ -57,6 +58,8 @@ class Options:
     executable: str = ""  # the file that the command names
     bind_to: str = "none"  # or "cores"
     output_directory: Path | None = None  # keeps every rank's output, if given
+    report: Path | None = None  # where a report of the job goes
+    status_port: int | None = None  # where its state can be read; 0: any
     prefix: bool = True
     timestamps: bool = False
     live_output: bool = False  # whether the reader follows carriage returns
@@ -113,6 +116,8 @@ def read(arguments: Sequence[str]) -> Options:
         executable="" if others else _executable(parser, command[0]),
         bind_to=given.bind_to,
         output_directory=given.output_directory,
+        report=_report(parser, given),
+        status_port=given.status_port,
         prefix=given.prefix,
         timestamps=given.timestamps,
         live_output=given.live_output,
@@ -369,6 +374,21 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
             variable="KERAS_HVD_TIMELINE_MARK_CYCLES",
             help=text,
         )
+    add(
+        "--report",
+        metavar="FILE",
+        type=Path,
+        help="write a page to FILE at the end, however that comes: what the job did, "
+        "where its time went, and who waited for whom",
+    )
+    add(
+        "--status",
+        dest="status_port",
+        metavar="PORT",
+        type=_status_port,
+        help="serve how far each rank is at http://127.0.0.1:PORT/status, in JSON, and "
+        "/metrics, for Prometheus; 0: any port that is free",
+    )
     add(
         "--no-prefix",
         dest="prefix",
@@ -676,6 +696,21 @@ def _file_to_write(path: Path, written: Path) -> str:
     return os.path.abspath(path)
 
 
+def _report(parser: _Parser, given: argparse.Namespace) -> Path | None:
+    """The report's path, if this host can write it; ranks may change directory."""
+    path = given.report
+    if path is None or given.dry_run:
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("--report takes matplotlib: pip install 'keras_hvd[report]'")
+    try:
+        _file_to_write(path, path if path.exists() else path.parent)
+        # The recording is beside it until the end.
+        return Path(_file_to_write(path, path.parent))
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--report: {error}")
+
+
 def _node(parser: _Parser, given: argparse.Namespace) -> Node | None:
     """This host's place among several; None if it is the only one."""
     if given.nnodes == 1:
@@ -752,9 +787,15 @@ def _check_handed_over(parser: _Parser, given: argparse.Namespace, host: str) ->
     for is_given, option, advice in (
         (given.nnodes > 1, "--nnodes", "it is for a khvdrun on each host, without -H"),
         (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
+        (given.report is not None, "--report", _ON_EACH),
+        (given.status_port is not None, "--status", _ON_EACH),
     ):
         if is_given:
             parser.error(f"{option} does not go with other hosts ({host!r}): {advice}")
+
+
+# What reads the ranks' records must be on their host.
+_ON_EACH = "start khvdrun on each host, with --nnodes"
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -768,6 +809,12 @@ def _port(text: str) -> str:
     if int(_count(text, least=1)) > _LARGEST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return text
+
+
+def _status_port(text: str) -> int:
+    if int(_count(text)) > _LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
 
 
 def _ssh_options(given: argparse.Namespace) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from keras_hvd.launch.usage import UsageError
 _TOP_LEVEL = (
     *("verbose", "num-proc", "hosts", "hostfile", "start-timeout", "output-filename"),
     *("prefix-output-with-timestamp", "bind-to", "term-after", "kill-after"),
-    "allocator",
+    *("allocator", "report", "status"),
 )
 
 _CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}

@@ -20,7 +20,9 @@ from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import Screen, Stream
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.share import environment_of
+from keras_hvd.launch.status import Listener, RankEnd, Status
 from keras_hvd.rendezvous.nodes import Share
 from keras_hvd.runtime import cores
 
@@ -53,15 +55,23 @@ class Job:
     """The ranks of one job, from their start until everything they started has ended.
 
     `guardian` is a descriptor that becomes readable when the guardian dies.
-    `signal_mask` has the signals that were blocked when khvdrun started.
+    `signal_mask` has the signals that were blocked when khvdrun started. `recorded` is
+    the recording that the ranks make, if they do.
     """
 
     def __init__(
-        self, options: Options, share: Share, guardian: int, signal_mask: set[int]
+        self,
+        options: Options,
+        share: Share,
+        guardian: int,
+        signal_mask: set[int],
+        recorded: Recorded | None = None,
     ):
         self._options = options
         self._share = share
         self._guardian = guardian
+        self._recorded = recorded
+        self._ended = ""
         self._stdout = Screen(1)
         self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
         self._memory = OutOfMemoryWatch()
@@ -95,7 +105,17 @@ class Job:
             self._close(stream)
         code = self._conclude()
         self._serve()
+        self._finish_recording()
         return code
+
+    def _finish_recording(self) -> None:
+        if self._recorded is None:
+            return
+        said = [each for one in self._ranks for each in one.stderr.warnings]
+        line = self._recorded.finish(self._ended, said)
+        if line:
+            self._say(line)
+            self._serve()
 
     def _start(self) -> None:
         options = self._options
@@ -104,10 +124,13 @@ class Job:
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
         given = {**os.environ, **options.variables}
+        # Of the job of this khvdrun itself, if that is a rank of one.
+        given.pop("KERAS_HVD_REPORT", None)
         of_all = {
             **cores.thread_variables(options.ranks),
             "PYTHONUNBUFFERED": "1",
             **given,
+            **({} if self._recorded is None else self._recorded.variables),
             **allocator.variables(given),
         }
         for here in range(options.ranks):
@@ -121,6 +144,19 @@ class Job:
             own = bound[here]
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
+        # Last: a process that has threads should not fork.
+        if self._recorded is not None and self._recorded.listener is not None:
+            self._serve_status(self._recorded, self._recorded.listener)
+
+    def _serve_status(self, recorded: Recorded, listener: Listener) -> None:
+        def ends() -> list[RankEnd]:
+            return [
+                RankEnd(one.number, report.state(one), report.last_error(one))
+                for one in self._ranks
+            ]
+
+        listener.serve(Status(recorded.folder, self._share.size, ends))
+        self._say(f"the job's status is at {listener.address}/status")
 
     @property
     def _program(self) -> str:
@@ -278,9 +314,12 @@ class Job:
             return CANNOT_START
         first = report.first_failure(self._ranks)
         if first is None:
+            self._ended = "ended successfully"
             return 0
+        self._ended = f"failed: rank {first.number} {report.describe(first)}"
         by = self._interrupted_by
         if by is not None and (first.was_told or report.exit_code(first) == 128 + by):
+            self._ended = f"was ended by {by.name}"
             self._say(f"the job was ended by {by.name}")
             return 128 + by
         for line in report.report(self._ranks, self._memory, self._stopped):

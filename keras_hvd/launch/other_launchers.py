@@ -31,7 +31,9 @@ _STAYS = re.compile(
     r"|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
 # Those of a rank of another job: ranks on this host would inherit them in any case.
-_PLACE = re.compile(r"(?:KERAS_HVD|HOROVOD)_(?:(?:LOCAL_|CROSS_)?(?:RANK|SIZE)|JOB)")
+_PLACE = re.compile(
+    r"(?:KERAS_HVD|HOROVOD)_(?:(?:LOCAL_|CROSS_)?(?:RANK|SIZE)|JOB|REPORT)"
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -42,6 +42,10 @@ _TENSORFLOWS_START = re.compile(
 )
 
 # Escape sequences for colours and bold letters.
+# The engine's own warnings, of which a report has the first of each rank.
+_WARNING = re.compile(rb"keras_hvd \[rank \d+\] warning: .*")
+_MOST_WARNINGS = 20
+
 _STYLES = re.compile(rb"\x1b\[[0-9;]*m")
 
 
@@ -303,9 +307,15 @@ class LiveLines:
 
 
 class Tail:
-    """Keeps the last lines of a stream for the report of a failure."""
+    """Keeps the last lines of a stream for the report of a failure.
+
+    Attributes:
+        warnings: the first of keras_hvd's own warnings, and when they came
+            (`time.time`).
+    """
 
     def __init__(self, count: int):
+        self.warnings: list[tuple[float, str]] = []
         self._count = count
         self._lines: collections.deque[bytes] = collections.deque(maxlen=count)
         self._rest = b""
@@ -315,6 +325,11 @@ class Tail:
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-_LINE_BYTES:]
         self._lines.extend(lines)
+        for line in lines:
+            said = _WARNING.search(line)
+            if said and len(self.warnings) < _MOST_WARNINGS:
+                text = said[0].decode(errors="replace")
+                self.warnings.append((time.time(), text))
 
     def lines(self) -> list[str]:
         """The last lines as text, each in its last state."""

@@ -16,6 +16,9 @@ _BLAMES_A_PEER = re.compile(
     r"|keras_hvd \[rank \d+\] error: rank \d+ \(pid "
 )
 
+# "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...".
+_TELLS_OF_ERROR = re.compile(r"\w*(?:Error|Exception|Interrupt)\b|\berror: ")
+
 # How khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
@@ -69,6 +72,17 @@ def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
     if memory is not None and -code == signal.SIGKILL:
         by_kernel = memory.killed(rank.process)
     return f"{text}, {by_kernel}" if by_kernel else text
+
+
+def state(rank: Rank) -> str:
+    """`running`, or how a rank ended."""
+    return "running" if rank.status is None else describe(rank)
+
+
+def last_error(rank: Rank) -> str:
+    """The last line of a rank's stderr that tells of an error, or ""."""
+    lines = [line for line in rank.stderr.lines() if _TELLS_OF_ERROR.search(line)]
+    return lines[-1] if lines else ""
 
 
 def report(

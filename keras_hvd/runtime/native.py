@@ -262,6 +262,7 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_tls_close": (None, ctypes.c_void_p),
     "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, _Int32),
     "khvd_stop_timeline": (ctypes.c_int,),
+    "khvd_start_recording": (ctypes.c_int, ctypes.c_char_p),
     "khvd_last_error": (ctypes.c_char_p,),
     "khvd_failure": (ctypes.c_char_p,),
     "khvd_get_counters": (ctypes.c_int, ctypes.POINTER(Counters)),

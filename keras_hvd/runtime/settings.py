@@ -187,6 +187,19 @@ def timeline(environment: Mapping[str, str] | None = None) -> Timeline:
     return Timeline(path, _switch(_find(variables, "TIMELINE_MARK_CYCLES")))
 
 
+def report(environment: Mapping[str, str] | None = None) -> str:
+    """Reads the folder that `khvdrun` has made for the job's recording; "" for none.
+
+    Example:
+
+    >>> report({"KERAS_HVD_REPORT": "/jobs/report.html.recording"})
+    '/jobs/report.html.recording'
+    """
+    variables = os.environ if environment is None else environment
+    found = _find_ours(variables, "REPORT")
+    return "" if found is None else found.text
+
+
 def allocator(environment: Mapping[str, str] | None = None) -> str:
     """Reads which allocator TensorFlow should use: one of `ALLOCATORS`, or ""."""
     variables = os.environ if environment is None else environment

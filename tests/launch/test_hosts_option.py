@@ -401,6 +401,8 @@ def test_variables_of_several_lines_are_not_cut_off(tmp_path):
         (["-H", "a:3", "--mpi-args=-x 'A"], '"-x \'A": No closing quotation'),
         (["-H", "a:3", "--nnodes", "2"], "--nnodes does not go with other hosts ('a')"),
         (["-H", "a:3", "--diagnose"], "--diagnose does not go with other hosts"),
+        (["-H", "a:3", "--report", "r"], "--report does not go with other hosts"),
+        (["-H", "a:3", "--status", "0"], "--status does not go with other hosts"),
     ],
 )
 def test_each_mistake_is_named(words, message):

@@ -574,6 +574,13 @@ int khvd_start_timeline(const char* path, int32_t mark_cycles) {
   return Report(status);
 }
 
+int khvd_start_recording(const char* path) {
+  std::shared_ptr<JobMember> member;
+  Status status = GetMember(&member);
+  if (status.ok()) status = member->engine().StartRecording(path);
+  return Report(status);
+}
+
 int khvd_stop_timeline(void) {
   std::shared_ptr<JobMember> member;
   const Status status = GetMember(&member);

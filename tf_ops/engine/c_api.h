@@ -352,6 +352,9 @@ KHVD_EXPORT const char* khvd_failure(void);
 // which ranks make them when.
 KHVD_EXPORT int khvd_start_timeline(const char* path, int32_t mark_cycles);
 KHVD_EXPORT int khvd_stop_timeline(void);
+// Adds up the same, for each step and each tensor, in the file `path` of fixed size,
+// from now until khvd_shutdown. On other ranks it does nothing.
+KHVD_EXPORT int khvd_start_recording(const char* path);
 
 // Counters since khvd_init, for tests and diagnosis.
 typedef struct {

@@ -30,11 +30,15 @@ Engine::~Engine() { Stop(); }
 
 void Engine::Stop() {
   loop_.Stop();
-  timeline_.Stop();
+  timeline_.StopAll();
 }
 
 Status Engine::StartTimeline(const std::string& path, bool mark_cycles) {
   return is_coordinator_ ? timeline_.Start(path, mark_cycles) : Status::Ok();
+}
+
+Status Engine::StartRecording(const std::string& path) {
+  return is_coordinator_ ? timeline_.StartRecording(path) : Status::Ok();
 }
 
 void Engine::StopTimeline() { timeline_.Stop(); }

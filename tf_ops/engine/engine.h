@@ -65,6 +65,8 @@ class Engine {
   // Record what the coordinator knows; see timeline.h. On other ranks both do nothing.
   Status StartTimeline(const std::string& path, bool mark_cycles);
   void StopTimeline();
+  // See recording.h. It ends with the engine.
+  Status StartRecording(const std::string& path);
 
   const EngineCounters& counters() const { return counters_; }
 

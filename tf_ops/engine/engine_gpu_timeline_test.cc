@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -26,9 +28,9 @@ Ask ThroughHost(const std::string& name) {
 }
 
 // Begins a timeline, and knows when that was.
-class Recording {
+class Timed {
  public:
-  Recording(GpuJob* job, const std::string& name) : job_(*job), path_(Path(name)) {
+  Timed(GpuJob* job, const std::string& name) : job_(*job), path_(Path(name)) {
     begin_ = TimelineNow();
     EXPECT_EQ(job_[0].engine().StartTimeline(path_, false).message, "");
     end_ = TimelineNow();
@@ -60,7 +62,7 @@ std::vector<std::string> RecordUntil(
     const std::function<Ask(const std::string&)>& make) {
   for (int round = 0;; ++round) {
     const std::string name = "round " + std::to_string(round);
-    Recording recording(job, name);
+    Timed recording(job, name);
     job->ForEach([&](GpuRank& self, int) {
       Buffer output;
       ASSERT_EQ(self.Run(make(name), &output).message, "");
@@ -98,13 +100,42 @@ TEST_P(GpuTimelineTest, ShowsWhenNcclRanAndForWhatItWaited) {
   }
 }
 
+TEST_P(GpuTimelineTest, CountsAsMovingInARecording) {
+  const StandIn libraries;
+  const std::string path = Path("moving");
+  double moving = 0;
+  // The clock may lack its reference for a while.
+  for (int round = 0; moving == 0 && round < 50; ++round) {
+    {
+      GpuJob job(libraries, GetParam(), 1);
+      job.Connect();
+      ASSERT_EQ(job[0].engine().StartRecording(path).message, "");
+      job.ForEach([&](GpuRank& self, int) {
+        Buffer output;
+        ASSERT_EQ(self.Run(Sum("x", {1, 2}), &output).message, "");
+      });
+    }
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    RecordingFile::Stretch totals;
+    memcpy(&totals,
+           bytes.data() + 4096 +
+               RecordingFile::kTensors * sizeof(RecordingFile::Tensor) +
+               RecordingFile::kEvents * sizeof(RecordingFile::Event),
+           sizeof(totals));
+    EXPECT_EQ(totals.steps, 1);
+    moving = totals.moving;
+  }
+  EXPECT_GT(moving, 0);
+}
+
 TEST_P(GpuTimelineTest, PlacesThemOnTheHostsClock) {
   const StandIn libraries;
   GpuJob job(libraries, GetParam(), 1);
   job.Connect();
   std::vector<std::string> waits, runs;
   for (int round = 0; runs.empty() && round < 50; ++round) {
-    Recording recording(&job, "placed");
+    Timed recording(&job, "placed");
     libraries->Hold(job[0].stream(), true);
     std::vector<size_t> numbers(job.size());
     job.ForEach([&](GpuRank& self, int rank) {
@@ -197,7 +228,7 @@ TEST(GpuTimeline, NothingIsTimedWithoutIt) {
   // A rank's own stream, and the collectives'.
   EXPECT_EQ(CountCalls(libraries, "cuStreamCreateWithPriority"), 4);
   EXPECT_EQ(CountTimedEvents(libraries), 0);
-  Recording recording(&job, "on");
+  Timed recording(&job, "on");
   run();
   recording.Stop();
   EXPECT_EQ(CountCalls(libraries, "cuStreamCreateWithPriority"), 5);
@@ -213,7 +244,7 @@ TEST(GpuTimeline, NothingIsTimedWithoutIt) {
 TEST(GpuTimeline, TimedEventsAreUsedAgain) {
   const StandIn libraries;
   GpuJob job(libraries, 1, 1);
-  Recording recording(&job, "many");
+  Timed recording(&job, "many");
   for (int i = 0; i < 200; ++i) {
     Buffer output;
     ASSERT_EQ(job[0].Run(Sum("x", {1}), &output).message, "");
@@ -233,7 +264,7 @@ TEST(GpuTimeline, AnAbortLeavesAValidFileAndNoEvent) {
   for (const bool through_host : {false, true}) {
     GpuJob job(libraries, 2, 1);
     job.Connect();
-    Recording recording(&job, "aborted");
+    Timed recording(&job, "aborted");
     libraries->HoldCollectives(1, true);
     job.ForEach([&](GpuRank& self, int) {
       ASSERT_TRUE(self.End(self.Submit(Sum("grad/w", {1, 2}))).ok());
@@ -266,7 +297,7 @@ TEST(GpuTimeline, EachErrorOfTheDriversLeavesAValidFileAndNoEvent) {
     for (int call = 1; call <= 6; ++call) {
       GpuJob job(libraries, 1, 1);
       job.Connect();
-      Recording recording(&job, "error");
+      Timed recording(&job, "error");
       stand_in::Injection injection;
       injection.function = function;
       injection.code = static_cast<int32_t>(stand_in::kInvalidHandle);

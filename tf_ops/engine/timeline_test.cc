@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <future>
+#include <map>
 #include <set>
 
 #include "tf_ops/backend/world.h"
@@ -205,6 +207,44 @@ TEST(Timeline, CanBeTurnedOnAndOffInARunningJob) {
     EXPECT_EQ(Named(events, "thread_name").size(), 1u);
     EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), round + 1u);
   }
+}
+
+// How often a recording has seen each tensor.
+std::map<std::string, double> TimesOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::map<std::string, double> times;
+  RecordingFile::Tensor tensor;
+  for (size_t at = 4096;; at += sizeof(tensor)) {
+    memcpy(&tensor, bytes.data() + at, sizeof(tensor));
+    if (tensor.name[0] == '\0') return times;
+    times[tensor.name] = tensor.times;
+  }
+}
+
+TEST(Timeline, OfAPartOfAJobLeavesARecordingOfAllOfIt) {
+  const std::string recording = Path("recording"), unused = Path("unused");
+  {
+    Job job(2);
+    ASSERT_TRUE(job.engine(1).StartRecording(unused).ok());
+    ASSERT_TRUE(job.engine(0).StartRecording(recording).ok());
+    EXPECT_FALSE(job.engine(0).StartRecording(unused).ok());
+    for (int round = 0; round < 3; ++round) {
+      const std::string path = Path("part" + std::to_string(round));
+      job.Run("off", 10);
+      ASSERT_TRUE(job.engine(0).StartTimeline(path, false).ok());
+      for (int i = 0; i <= round; ++i) job.Run("on", 10);
+      job.engine(0).StopTimeline();
+      const std::vector<std::string> events = Events(path);
+      ExpectNested(events);
+      EXPECT_EQ(Named(events, "thread_name").size(), 1u);
+      EXPECT_EQ(Named(events, "SHARED_MEMORY_ALLREDUCE").size(), round + 1u);
+      EXPECT_EQ(job.segment().header().timeline_on.load(), 1u);
+    }
+  }
+  EXPECT_EQ(TimesOf(recording),
+            (std::map<std::string, double>({{"off", 3}, {"on", 1 + 2 + 3}})));
+  EXPECT_NE(access(unused.c_str(), F_OK), 0);
 }
 
 TEST(Timeline, IsEndedByTheEngine) {

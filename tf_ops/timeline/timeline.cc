@@ -44,13 +44,13 @@ int64_t FromSeconds(double seconds) { return static_cast<int64_t>(seconds * 1e9)
 
 Timeline::Timeline(std::shared_ptr<JobState> job) : job_(std::move(job)) {}
 
-Timeline::~Timeline() { Stop(); }
+Timeline::~Timeline() { StopAll(); }
 
 // ---- Start and stop
 
 Status Timeline::Start(const std::string& path, bool mark_cycles) {
   std::lock_guard<std::mutex> lock(control_);
-  if (on()) {
+  if (file_ != nullptr) {
     return Status::InvalidArgument("a timeline is being written to '" + path_ +
                                    "' already: call stop_timeline() before '" + path +
                                    "'");
@@ -58,27 +58,80 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
   auto file = std::make_unique<TimelineFile>();
   const Status status = file->Open(path);
   if (!status.ok()) return status;
-  if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
   path_ = path;
-  file_ = std::move(file);
-  started_.store(TimelineNow());
-  writer_ = std::make_unique<TimelineWriter>(file_.get(), job_.get(), started_);
-  written_session_ = ++sessions_;
-  noted_requests_ = skipped_requests_.load();
-  noted_phases_ = skipped_phases_.load();
-  said_failure_ = false;
-  stop_ = false;
+  {
+    std::lock_guard<std::mutex> written(written_);
+    file_ = std::move(file);
+    writer_ = std::make_unique<TimelineWriter>(file_.get(), job_.get(), TimelineNow());
+    noted_requests_ = skipped_requests_.load();
+    noted_phases_ = skipped_phases_.load();
+    said_failure_ = false;
+  }
   mark_cycles_.store(mark_cycles);
-  session_.store(sessions_, std::memory_order_release);
-  job_->set_timeline_on(true);
-  thread_ = std::thread([this] { WriteUntilStopped(); });
-  pthread_setname_np(thread_.native_handle(), "keras_hvd_trace");
+  Begin();
   return Status::Ok();
 }
 
 void Timeline::Stop() {
   std::lock_guard<std::mutex> lock(control_);
-  if (!on()) return;
+  if (file_ == nullptr) return;
+  if (recording_ == nullptr) {
+    End();
+  } else {
+    AwaitGpu();
+  }
+  std::lock_guard<std::mutex> written(written_);
+  if (recording_ != nullptr) Drain(true);
+  mark_cycles_.store(false);
+  file_->Close();
+  writer_.reset();
+  file_.reset();
+}
+
+Status Timeline::StartRecording(const std::string& path) {
+  std::lock_guard<std::mutex> lock(control_);
+  if (recording_ != nullptr) {
+    return Status::InvalidArgument("this job has a recording already, and only one");
+  }
+  auto file = std::make_unique<RecordingFile>();
+  const int64_t now = TimelineNow();
+  const Status status = file->Open(path, job_->size(), now);
+  if (!status.ok()) return status;
+  {
+    std::lock_guard<std::mutex> written(written_);
+    recording_file_ = std::move(file);
+    recording_ = std::make_unique<Recording>(recording_file_.get(), job_.get(), now);
+    skipped_before_ = skipped_requests_.load();
+  }
+  Begin();
+  return Status::Ok();
+}
+
+void Timeline::StopAll() {
+  Stop();
+  std::lock_guard<std::mutex> lock(control_);
+  if (recording_ == nullptr) return;
+  End();
+  recording_->Close();
+  recording_.reset();
+  recording_file_.reset();
+}
+
+// Has the driving thread record, unless it does already.
+void Timeline::Begin() {
+  if (on()) return;
+  if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
+  started_.store(TimelineNow());
+  written_session_ = ++sessions_;
+  stop_ = false;
+  session_.store(sessions_, std::memory_order_release);
+  job_->set_timeline_on(true);
+  thread_ = std::thread([this] { WriteUntilStopped(); });
+  pthread_setname_np(thread_.native_handle(), "keras_hvd_trace");
+}
+
+// What was recorded has been written when this returns.
+void Timeline::End() {
   job_->set_timeline_on(false);
   session_.store(0);
   AwaitGpu();
@@ -88,8 +141,6 @@ void Timeline::Stop() {
   }
   stop_changed_.notify_one();
   thread_.join();
-  writer_.reset();
-  file_.reset();
 }
 
 // Nothing more begins that is recorded. The driving thread checks the GPU and must be
@@ -317,12 +368,15 @@ void Timeline::WriteUntilStopped() {
   while (!stop_) {
     stop_changed_.wait_for(lock, kPeriod, [this] { return stop_; });
     lock.unlock();
-    Drain(false);
+    {
+      std::lock_guard<std::mutex> written(written_);
+      Drain(false);
+    }
     lock.lock();
   }
   lock.unlock();
+  std::lock_guard<std::mutex> written(written_);
   Drain(true);
-  file_->Close();
 }
 
 void Timeline::Drain(bool all) {
@@ -330,12 +384,27 @@ void Timeline::Drain(bool all) {
   int records = 0;
   while (TimelineRecord* record = ring_->Front()) {
     // Drops the records of a batch that ends after the stop.
-    if (record->session == written_session_) writer_->Add(*record);
+    if (record->session == written_session_) Pass(*record);
     record->description.reset();
     ring_->Remove();
     const bool look = ++records % kBetweenLooks == 0;
     if (look && !all && Nanoseconds(CLOCK_THREAD_CPUTIME_ID) > until) break;
   }
+  Flush();
+}
+
+void Timeline::Pass(const TimelineRecord& record) {
+  if (writer_ != nullptr) writer_->Add(record);
+  if (recording_ != nullptr) recording_->Add(record);
+}
+
+void Timeline::Flush() {
+  if (recording_ != nullptr) {
+    const int64_t now = TimelineNow();
+    const bool has_all = ring_->Front() == nullptr;
+    recording_->Flush(now, has_all, skipped_requests_.load() - skipped_before_);
+  }
+  if (file_ == nullptr) return;
   AddSkipped();
   file_->Flush();
   if (file_->failure().ok() || std::exchange(said_failure_, true)) return;

@@ -6,6 +6,8 @@
 // of a core at most. If more is recorded than that can handle, the ring fills up and
 // the timeline pauses until there is room again; the file says how much was left out.
 //
+// A recording (recording.h) adds up the same records, with the timeline or alone.
+//
 // Only the coordinator writes: it knows when each rank submitted what. All ranks of a
 // host read the same clock. While a timeline is written, they send the time along with
 // each submission. No rank waits for another to start or stop the timeline.
@@ -24,6 +26,8 @@
 
 #include "tf_ops/collectives/phase_recorder.h"
 #include "tf_ops/coordination/coordinator.h"
+#include "tf_ops/timeline/recording.h"
+#include "tf_ops/timeline/recording_file.h"
 #include "tf_ops/timeline/timeline_file.h"
 #include "tf_ops/timeline/timeline_record.h"
 #include "tf_ops/timeline/timeline_writer.h"
@@ -41,6 +45,9 @@ class Timeline : public PhaseRecorder {
   // On any thread of the coordinator.
   Status Start(const std::string& path, bool mark_cycles);
   void Stop();
+  // From now until StopAll.
+  Status StartRecording(const std::string& path);
+  void StopAll();
 
   // The rest is for the coordinator's driving thread.
   bool on() const { return session_.load(std::memory_order_acquire) != 0; }
@@ -73,8 +80,12 @@ class Timeline : public PhaseRecorder {
   void EndPhase(int64_t now);
   void AwaitGpu();
 
+  void Begin();
+  void End();
   void WriteUntilStopped();
   void Drain(bool all);
+  void Pass(const TimelineRecord& record);
+  void Flush();
   void AddSkipped();
 
   const std::shared_ptr<JobState> job_;
@@ -103,11 +114,16 @@ class Timeline : public PhaseRecorder {
   uint32_t sessions_ = 0;
   std::thread thread_;
 
-  // For the writing thread; for others only while there is none.
+  // What the records go to. Guarded by written_, which the thread holds while it
+  // writes.
+  std::mutex written_;
   std::unique_ptr<TimelineFile> file_;
   std::unique_ptr<TimelineWriter> writer_;
+  std::unique_ptr<RecordingFile> recording_file_;
+  std::unique_ptr<Recording> recording_;
   uint32_t written_session_ = 0;
   int64_t noted_requests_ = 0, noted_phases_ = 0;  // skipped, according to the file
+  int64_t skipped_before_ = 0;                     // requests, before the recording
   bool said_failure_ = false;
 
   std::mutex on_gpu_mutex_;

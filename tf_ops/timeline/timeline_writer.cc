@@ -111,6 +111,8 @@ TimelineWriter::TimelineWriter(TimelineFile* file, const JobState* job, int64_t 
 void TimelineWriter::Add(const TimelineRecord& record) {
   switch (record.type) {
     case TimelineRecord::Type::kDecision:
+      // Older ones are there if a recording began before the timeline.
+      if (record.times[0] < start_) return;
       batches_[record.batch].decided = record.times[0];
       batches_[record.batch].runs_here = record.number != 0;
       return;
@@ -162,6 +164,7 @@ void TimelineWriter::WriteNegotiation(const TimelineRecord& record) {
   if (batch == batches_.end() || arrivals.empty()) return;
   const Description& description = *record.description;
   const int64_t first = arrivals.front().first;
+  if (first < start_) return;
   const int row = FindRow(description, first);
   const Kind kind = description.kind;
   BeginSpan("NEGOTIATE_" + UpperCase(Name(kind)), row, first, batch->second.decided);

@@ -1,0 +1,179 @@
+"""How far `fit` is: for a job's recording, and for rank 0's progress bar."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd.report import recorder, recording
+from keras_hvd.runtime import basics
+
+# How often what Keras counts is read, which may wait for a GPU.
+_PERIOD_SECONDS = 0.2
+# How much of the time the samples' rate and the waits are of, at most.
+_RECENT_SECONDS = 5.0
+# Less waiting than this is not shown.
+_SHOWN_WAITING = 0.1
+
+
+class TrainingProgress:
+    """Counts this rank's steps, samples and loss, in all calls of `fit`.
+
+    Keras' tracker of the loss counts samples, but not those of a `train_step` that
+    leaves it alone: these stay unknown.
+    """
+
+    def __init__(self) -> None:
+        self.samples_per_second = math.nan
+        """Of this rank, in the last seconds."""
+        self._samples = self._loss = 0.0
+        self._counted = self._lost = 0.0
+        self._counts = False
+        self._steps = 0
+        self._read_at = 0.0
+        self._recent: list[tuple[float, float]] = []
+        self._recent_waits: list[recording.Waits] = []
+        self._waits: recording.Waits | None = None
+
+    def begin(self, epoch: int) -> None:
+        """An epoch begins, in which Keras counts from 0."""
+        self._counted = self._lost = 0.0
+        self._counts = True
+        self._read_at = time.monotonic()
+        self._recent = [(self._read_at, self._samples)]
+        own = recorder.current()
+        if own is None:
+            return
+        own.record.epoch = epoch + 1
+        own.record.gpu = own.record.gpu or _gpu()
+        self._pass_on(own, always=True)
+
+    def count(self, model: keras.Model, steps: int) -> None:
+        """Steps have been made."""
+        self._steps += steps
+        if time.monotonic() - self._read_at >= _PERIOD_SECONDS:
+            self._read(model, always=False)
+
+    def pause(self, model: keras.Model) -> None:
+        """The epoch's training steps are over; Keras may now count a validation's."""
+        if self._counts:
+            self._read(model, always=True)
+        self._counts = False
+
+    def _read(self, model: keras.Model, always: bool) -> None:
+        self._read_at = time.monotonic()
+        tracker = getattr(model, "_loss_tracker", None)
+        counted, lost = 0.0, 0.0
+        if tracker is not None:
+            counted, lost = float(tracker.count), float(tracker.total)
+        if counted < self._counted:
+            # Keras has begun anew: a callback has called evaluate.
+            self._counted = self._lost = 0.0
+        self._samples += counted - self._counted
+        self._loss += lost - self._lost
+        self._counted, self._lost = counted, lost
+        self._add_recent()
+        own = recorder.current()
+        if own is None:
+            return
+        record = own.record
+        record.step, record.last_step = self._steps, time.time()
+        if self._samples > 0:
+            record.samples = self._samples
+            record.samples_per_second = self.samples_per_second
+        if counted > 0:
+            record.loss = lost / counted
+        self._pass_on(own, always)
+        if record.rank == 0:
+            self._add_waits(recording.waits(own.folder))
+
+    def _add_recent(self) -> None:
+        now, recent = self._read_at, self._recent
+        recent.append((now, self._samples))
+        while len(recent) > 2 and now - recent[1][0] >= _RECENT_SECONDS:
+            recent.pop(0)
+        seconds = now - recent[0][0]
+        grown = self._samples - recent[0][1]
+        self.samples_per_second = grown / seconds if seconds > 0 < grown else math.nan
+
+    def _add_waits(self, waits: recording.Waits) -> None:
+        recent = self._recent_waits
+        recent.append(waits)
+        while len(recent) > 2 and waits.seconds - recent[1].seconds >= _RECENT_SECONDS:
+            recent.pop(0)
+        self._waits = waits.since(recent[0])
+
+    def _pass_on(self, own: recorder.Recorder, always: bool) -> None:
+        own.write()
+        if own.series is not None and (always or own.series.is_due(self._read_at)):
+            of_all = self._samples * basics.size()
+            own.series.add(self._read_at, of_all, self._loss, self._samples)
+
+    def shown(self) -> str:
+        """What rank 0's progress bar has of it; "" for nothing yet.
+
+        Waiting is shown if it takes more than a tenth of the time, while the ranks'
+        waits are recorded: under `khvdrun --report` and `--status`.
+        """
+        rate = self.samples_per_second * basics.size()
+        if math.isnan(rate):
+            return ""
+        return f" - {describe(rate, self._waits)}"
+
+
+progress = TrainingProgress()
+"""That of this process."""
+
+
+def describe(rate: float, waits: recording.Waits | None) -> str:
+    """Says how fast all ranks are, and if that matters, who waits for whom.
+
+    Args:
+        rate: samples in a second, of all ranks.
+        waits: who has waited in some stretch of time; None if not known.
+
+    Example:
+
+    >>> describe(1240.4, recording.Waits(10, [2.5, 0.1, 2], [0.1, 2.2, 0]))
+    '1,240 samples/s - 25% waiting, most for rank 1'
+    >>> describe(9.87, recording.Waits(10, [0.5, 0.1], [0.1, 0.5]))
+    '9.9 samples/s'
+    """
+    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+    text += " samples/s"
+    if waits is None or waits.seconds <= 0:
+        return text
+    share = max(waits.waits) / waits.seconds
+    if share < _SHOWN_WAITING:
+        return text
+    rank = waits.waited_for.index(max(waits.waited_for))
+    return f"{text} - {share:.0%} waiting, most for rank {rank}"
+
+
+def show(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Has the progress bar of an epoch that begins show the progress as well.
+
+    Args:
+        callbacks: those of `fit`.
+    """
+    for each in callbacks:
+        bar = getattr(each, "progbar", None)
+        if not isinstance(each, keras.callbacks.ProgbarLogger) or bar is None:
+            continue
+        # Keras' own text on the time of a step, which comes before the metrics.
+        own = getattr(bar, "_format_time", None)
+        if own is not None:
+            bar._format_time = lambda *times, own=own: own(*times) + progress.shown()
+
+
+def _gpu() -> str:
+    """The name of this rank's GPU; "" if it has none."""
+    devices = tf.config.get_visible_devices("GPU")
+    if not devices:
+        return ""
+    details: dict[str, Any] = tf.config.experimental.get_device_details(devices[0])
+    return str(details.get("device_name", devices[0].name))

@@ -1,0 +1,141 @@
+"""The recording of a job: the folder for its ranks, and the report at the job's end."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.status import Listener
+from keras_hvd.rendezvous.nodes import Share
+
+
+class Recorded:
+    """A recording on this host, made for `khvdrun --report` or `--status`.
+
+    The folder of a report is beside it, so that it can be found if `khvdrun` is killed.
+
+    Args:
+        options: those of `khvdrun`.
+        report: where the report goes; None for none.
+
+    Raises:
+        OSError: the folder cannot be made, or the port of `--status` is taken.
+    """
+
+    def __init__(self, options: Options, report: Path | None):
+        self._report = report
+        port = options.status_port
+        self.listener = None if port is None else Listener(port)
+        """Where `--status` is served; None if it is not."""
+        if self._report is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="khvdrun-status-"))
+        else:
+            name = f"{self._report.name}.recording-"
+            self.folder = Path(tempfile.mkdtemp(prefix=name, dir=self._report.parent))
+        # Imported only by those who record: it takes NumPy.
+        from keras_hvd.report import files, rank_records
+
+        rank_records.create(self.folder / files.RANKS, options.ranks)
+        (self.folder / files.COMMAND).write_text(shlex.join(options.command))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the ranks are told."""
+        return {"KERAS_HVD_REPORT": str(self.folder)}
+
+    def finish(self, ended: str, warnings: Iterable[tuple[float, str]]) -> str:
+        """Writes the report, if there is to be one, and removes the recording.
+
+        Args:
+            ended: how the job ended, as a clause after "The job"; "" if no rank was
+                started.
+            warnings: what the ranks' engines said, and when (`time.time`).
+
+        Returns:
+            A line about the report; "" for none.
+        """
+        if self._report is None or not ended:
+            self._remove()
+            return ""
+        from keras_hvd.report import recording
+        from keras_hvd.report.record import Event
+
+        try:
+            record = recording.read(self.folder)
+            # The part that only a report needs.
+            page = importlib.import_module("keras_hvd.report.page")
+            record.ended = ended
+            record.events += [
+                Event(max(0.0, said - record.begin), "warning", text)
+                for said, text in warnings
+            ]
+            record.events.append(
+                Event(time.time() - record.begin, "end", f"the job {ended}")
+            )
+            record.events.sort(key=lambda event: event.time)
+            page.write(record, str(self._report))
+        except recording.NotARecordingError:
+            self._remove()
+            return "no report: rank 0 did not come as far as keras_hvd.init()"
+        # Whatever it is, the job's own end must be told.
+        except Exception as error:  # noqa: BLE001
+            return (
+                f"the report cannot be written to {str(self._report)!r} "
+                f"({type(error).__name__}: {error})"
+            )
+        self._remove()
+        return f"the report is in {str(self._report)!r}"
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is a recording that no report was made of."""
+        return self._report is not None and self.folder.exists()
+
+    @property
+    def whereabouts(self) -> str:
+        """Where the recording is, and what can be done with it."""
+        return (
+            f"the recording is in {str(self.folder)!r}: python -m keras_hvd.report "
+            f"{shlex.quote(str(self.folder))} makes the report"
+        )
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def wanted(options: Options, share: Share) -> Recorded | None:
+    """The recording that this host makes, if any: a report is rank 0's host's.
+
+    Raises OSError as `Recorded` does.
+    """
+    report = options.report if share.first_rank == 0 else None
+    if report is None and options.status_port is None:
+        return None
+    return Recorded(options, report)
+
+
+def what_failed(error: OSError, options: Options) -> str:
+    """Says why there can be no recording.
+
+    Args:
+        error: what `wanted` raised.
+        options: those that it was given.
+
+    Example:
+
+    >>> options = Options(check_build=False, status_port=9100)
+    >>> what_failed(OSError(errno.EADDRINUSE, "in use"), options)
+    '--status: port 9100 is taken: 0 takes any'
+    """
+    if error.errno == errno.EADDRINUSE:
+        return f"--status: port {options.status_port} is taken: 0 takes any"
+    if error.errno == errno.EACCES and error.filename is None:
+        return f"--status: port {options.status_port}: {error.strerror}"
+    return f"the job cannot be recorded: {error}"

@@ -1,0 +1,78 @@
+"""What a report says of a job besides its times: settings, versions, and who took part.
+
+Rank 0 writes them to a file of its recording when it has joined the job.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_hvd.version import __version__
+
+_DISTRIBUTIONS = {
+    "TensorFlow": ("tensorflow", "tensorflow-cpu"),
+    "Keras": ("keras",),
+    "NCCL": ("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+}
+_PREFIXES = "KERAS_HVD_", "HOROVOD_"
+# What each rank is told of its place is no setting, and a secret stays one.
+_LEFT_OUT = (
+    *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    *("JOB", "REPORT", "RENDEZVOUS"),
+)
+_SECRETS = "SECRET", "KEY", "PASSWORD", "TOKEN"
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The versions in use, and the variables of keras_hvd and Horovod.
+
+    Example:
+
+    >>> found = settings({"HOROVOD_AUTOTUNE": "1", "KERAS_HVD_SECRET": "hidden"})
+    >>> found["HOROVOD_AUTOTUNE"], "KERAS_HVD_SECRET" in found, "Python" in found
+    ('1', False, True)
+    """
+    versions = {"keras_hvd": __version__, "Python": platform.python_version()}
+    for name, distributions in _DISTRIBUTIONS.items():
+        found = next(filter(None, map(_version, distributions)), None)
+        if found is not None:
+            versions[name] = found
+    return versions | {
+        name: value
+        for name, value in sorted(environment.items())
+        if _is_shown(name) and value
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _is_shown(name: str) -> bool:
+    prefix = next((each for each in _PREFIXES if name.startswith(each)), None)
+    if prefix is None or name.removeprefix(prefix) in _LEFT_OUT:
+        return False
+    return not any(word in name for word in _SECRETS)
+
+
+def write(path: Path, members: Sequence[tuple[str, int | None]]) -> None:
+    """Writes this process' settings, and each rank's host and process."""
+    found = {"settings": settings(os.environ), "members": members}
+    path.write_text(json.dumps(found))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was written, or {} if that is not there, or not all of it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,81 @@
+"""What a rank does for its job's recording, from joining the job on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_hvd.report import facts, files
+from keras_hvd.report.rank_records import RankRecord, RankRecords
+from keras_hvd.report.training_series import TrainingSeries
+from keras_hvd.runtime import cores
+
+
+class Recorder:
+    """This rank's part of a recording.
+
+    Args:
+        folder: the recording, which `khvdrun` has made on each host.
+        place: this rank's number among those of its host.
+        record: what is known of it.
+    """
+
+    def __init__(self, folder: Path, place: int, record: RankRecord):
+        self.folder = folder
+        self.record = record
+        self._records = RankRecords(folder / files.RANKS, place)
+        self.series: TrainingSeries | None = None
+        """On rank 0, samples and loss over time."""
+        if record.rank == 0:
+            self.series = TrainingSeries(folder / files.SERIES)
+        self.write()
+
+    def write(self) -> None:
+        """Passes `record` on."""
+        self._records.write(self.record)
+
+
+_recorder: Recorder | None = None
+
+
+def current() -> Recorder | None:
+    """This rank's recorder; None if nothing is recorded.
+
+    Example:
+
+    >>> current() is None
+    True
+    """
+    return _recorder
+
+
+def start(
+    folder: str,
+    rank: int,
+    size: int,
+    place: int,
+    table: Sequence[tuple[str, int | None]],
+) -> None:
+    """Begins this rank's part, after the engine's.
+
+    Args:
+        folder: the recording.
+        rank: this process' rank.
+        size: the number of ranks.
+        place: its number on its host.
+        table: each rank's host and process, if they have met; empty if all are on this
+            host.
+
+    Raises:
+        OSError: it cannot write to the folder.
+    """
+    global _recorder
+    host = socket.gethostname()
+    record = RankRecord(rank, os.getpid(), cores.available(), host=host)
+    _recorder = Recorder(Path(folder), place, record)
+    if rank != 0:
+        return
+    members = table or [(host, None)] * size
+    facts.write(_recorder.folder / files.FACTS, members)

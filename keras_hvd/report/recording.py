@@ -1,0 +1,255 @@
+"""Reads the recording of a job that `khvdrun --report` has its ranks make.
+
+A recording is a folder. Rank 0's engine writes the times (tf_ops/timeline), rank 0 the
+samples and the facts, each rank of its host its own record, and `khvdrun` the command.
+It can be read while the job runs, and after its end, however that came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from keras_hvd.report import facts, files, rank_records, training_series
+from keras_hvd.report.rank_records import RankRecord
+from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
+
+# As RecordingFile (tf_ops/timeline/recording_file.h) lays it out.
+_MAGIC = b"khvdrec1"
+_HEADER = struct.Struct("=8s6iqd10q")
+_HEADER_BYTES = 4096
+_TENSOR = np.dtype([("name", "S128"), ("values", "=f8", 5)])
+_EVENT = np.dtype([("time", "=f8"), ("text", "S248")])
+_SUMS = 8
+
+
+class NotARecordingError(ValueError):
+    """keras_hvd has not written this folder, or rank 0 has not joined the job yet."""
+
+
+@dataclasses.dataclass
+class Waits:
+    """Who waited for whom so far, in seconds from the first step on."""
+
+    seconds: float
+    """From the first step to the last that is recorded."""
+    waits: list[float]
+    """For each rank, the time in which it waited for others."""
+    waited_for: list[float]
+    """For each rank, the time in which all others waited for it."""
+
+    def since(self, earlier: Waits) -> Waits:
+        """What came after `earlier`.
+
+        Example:
+
+        >>> Waits(3, [2, 0], [0, 2]).since(Waits(1, [1, 0], [0, 1]))
+        Waits(seconds=2, waits=[1, 0], waited_for=[0, 1])
+        """
+        return Waits(
+            self.seconds - earlier.seconds,
+            [now - then for now, then in zip(self.waits, earlier.waits)],
+            [now - then for now, then in zip(self.waited_for, earlier.waited_for)],
+        )
+
+
+def read(path: str | os.PathLike[str]) -> JobRecord:
+    """Reads a recording.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        What the job did. It `was still running`: a recording does not say how the job
+        ended, which only `khvdrun` knows.
+
+    Raises:
+        NotARecordingError: This is not a recording, or it has nothing yet.
+        OSError: It cannot be read.
+
+    Example:
+
+    >>> read("/dev")
+    Traceback (most recent call last):
+    keras_hvd.report.recording.NotARecordingError: '/dev' is no recording of keras_hvd
+    """
+    folder = Path(path)
+    times = _Times(folder)
+    known = facts.read(folder / files.FACTS)
+    ranks = _rank_records(folder)
+    series = _series(folder)
+    return JobRecord(
+        size=times.size,
+        begin=times.begin,
+        seconds=times.seconds,
+        intervals=_intervals(times, series),
+        tensors=times.tensors(),
+        events=times.events(),
+        members=_members(times.size, known.get("members", []), ranks),
+        settings=known.get("settings", {}),
+        command=_text(folder / files.COMMAND),
+        ended="was still running",
+        left_out=times.left_out,
+    )
+
+
+def waits(path: str | os.PathLike[str]) -> Waits:
+    """What the ranks have waited so far.
+
+    Raises NotARecordingError or OSError, as `read`.
+    """
+    return _Times(Path(path), only_totals=True).waits()
+
+
+class _Times:
+    """The file of rank 0's engine."""
+
+    def __init__(self, folder: Path, only_totals: bool = False):
+        try:
+            with (folder / files.TIMES).open("rb") as file:
+                header = file.read(_HEADER_BYTES)
+                if header[: len(_MAGIC)] != _MAGIC:
+                    raise FileNotFoundError
+                self._read_header(header)
+                if only_totals:
+                    file.seek(self._totals_at)
+                    self._totals = np.frombuffer(file.read(8 * self._numbers))
+                    return
+                rest = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            message = f"{str(folder)!r} is no recording of keras_hvd"
+            raise NotARecordingError(message) from None
+        self._data = header + rest
+
+    def _read_header(self, header: bytes) -> None:
+        fields = _HEADER.unpack_from(header)
+        self.size, self._columns, self._in_column = fields[1:4]
+        stretches, self._tensor_room, self._event_room = fields[4:7]
+        self.started, self.begin = 1e-9 * fields[7], fields[8]
+        self.seconds, self.left_out = 1e-9 * fields[9], fields[10]
+        self._tensors, self._events = fields[11:13]
+        self.events_left_out, active = fields[13:15]
+        self._stretches = fields[15 + 2 * active]
+        self._numbers = _SUMS + 2 * self._columns
+        self._events_at = _HEADER_BYTES + self._tensor_room * _TENSOR.itemsize
+        self._totals_at = self._events_at + self._event_room * _EVENT.itemsize
+        first = 1 + active * stretches
+        self._rows_at = self._totals_at + 8 * first * self._numbers
+
+    def rows(self) -> np.ndarray:
+        """A row for each stretch: its sums, waits, and waits for each."""
+        count = self._stretches * self._numbers
+        numbers = np.frombuffer(self._data, "=f8", count, self._rows_at)
+        return numbers.reshape(-1, self._numbers)
+
+    def by_rank(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The waits in some rows, and the waits for each, by rank."""
+        both = rows[..., _SUMS : _SUMS + self._columns], rows[..., -self._columns :]
+        every, waited_for = (
+            np.repeat(each, self._in_column, axis=-1)[..., : self.size] for each in both
+        )
+        return every, waited_for
+
+    def waits(self) -> Waits:
+        every, waited_for = self.by_rank(self._totals)
+        seconds = self._totals[1] - self._totals[0]
+        return Waits(float(seconds), every.tolist(), waited_for.tolist())
+
+    def tensors(self) -> list[Tensor]:
+        found = np.frombuffer(self._data, _TENSOR, self._tensors, _HEADER_BYTES)
+        return [
+            Tensor(
+                each["name"].decode(errors="replace"),
+                *(int(number) for number in each["values"][:2]),
+                *(float(number) for number in each["values"][2:]),
+            )
+            for each in found
+            if each["values"][0] > 0
+        ]
+
+    def events(self) -> list[Event]:
+        found = np.frombuffer(self._data, _EVENT, self._events, self._events_at)
+        events = [
+            Event(float(each["time"]), "stall", each["text"].decode(errors="replace"))
+            for each in found
+        ]
+        if self.events_left_out:
+            text = f"{self.events_left_out} later stalls are left out"
+            events.append(Event(events[-1].time, "stall", text))
+        return events
+
+
+def _intervals(times: _Times, series: np.ndarray) -> Intervals:
+    rows = times.rows()
+    every, waited_for = times.by_rank(rows)
+    begin, end = rows[:, 0], rows[:, 1]
+    samples = loss = np.full(len(rows), np.nan)
+    # A train_step that leaves Keras' tracker of the loss alone counts no samples.
+    if len(series) and series[-1, 1] > 0:
+        moments = series[:, 0] - times.started
+        grown = [
+            np.interp(end, moments, sums) - np.interp(begin, moments, sums)
+            for sums in series[:, 1:].T
+        ]
+        samples = grown[0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.where(grown[2] > 1e-9, grown[1] / grown[2], np.nan)
+    return Intervals(
+        begin=begin,
+        end=end,
+        steps=rows[:, 2],
+        bytes=rows[:, 3],
+        moving=rows[:, 4],
+        waiting=rows[:, 5],
+        exposed_moving=rows[:, 6],
+        exposed_waiting=rows[:, 7],
+        waits=every,
+        waited_for=waited_for,
+        samples=samples,
+        loss=loss,
+    )
+
+
+def _members(
+    size: int, known: list[tuple[str, int | None]], records: list[RankRecord]
+) -> list[Member]:
+    members = [Member(rank, "unknown host") for rank in range(size)]
+    for member, (host, process) in zip(members, known):
+        member.host, member.process = host, process
+    for record in records:
+        if record.rank >= size:
+            continue
+        members[record.rank] = Member(
+            record.rank,
+            record.host,
+            record.cores,
+            record.gpu or None,
+            record.process,
+        )
+    return members
+
+
+def _rank_records(folder: Path) -> list[RankRecord]:
+    try:
+        return rank_records.read(folder / files.RANKS)
+    except FileNotFoundError:
+        return []
+
+
+def _series(folder: Path) -> np.ndarray:
+    try:
+        series = training_series.read(folder / files.SERIES)
+    except FileNotFoundError:
+        return np.zeros((0, 4))
+    return series[np.isfinite(series).all(axis=1)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""

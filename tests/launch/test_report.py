@@ -1,0 +1,256 @@
+"""What khvdrun --report has the ranks record, and where it stays after kills."""
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from keras_hvd.launch.output import Tail
+from keras_hvd.launch.status import metrics
+from keras_hvd.report import recording
+from keras_hvd.timeline.summary import Spans
+
+RANKS = Path(__file__).parent / "ranks"
+LOOP = RANKS / "allreduce_loop.py"
+COPIES = "COPY_IN", "REDUCE", "COPY_OUT"
+
+
+def sums_of(timeline):
+    """What a timeline's own events add up to, in seconds, and its tensors' times."""
+    rows, spans, requests = {}, defaultdict(Spans), {}
+    for line in timeline.read_text().splitlines():
+        text = line.strip().rstrip(",")
+        if text in ("[", "]", ""):
+            continue
+        event = json.loads(text)
+        if event["name"] == "thread_name":
+            rows[event["tid"]] = event["args"]["name"].partition(" #")[0]
+        if event["ph"] != "X":
+            continue
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        request = event["tid"], event["args"]["batch"]
+        if event["name"] in COPIES:
+            spans["moving"].add(begin, end)
+            spans["busy"].add(begin, end)
+        elif event["name"].startswith("NEGOTIATE_"):
+            ready = {
+                int(rank): begin + at for rank, at in event["args"]["ready"].items()
+            }
+            requests[request] = begin, ready[0]
+            *_, before, last = sorted(ready.values())
+            latest = max(ready, key=ready.get)
+            spans["waited for", latest].add(before, last)
+            for rank, at in ready.items():
+                spans["waits", rank].add(at, last)
+        elif "requests" in event["args"]:
+            spans["busy"].add(requests[request][1], end)
+            requests[request] += (end,)
+    seconds = {key: each.covered() / 1e6 for key, each in spans.items()}
+    tensors = defaultdict(float)
+    for (row, _), (first, _, *end) in requests.items():
+        tensors[rows[row]] += (end[0] - first) / 1e6 if end else 0
+    return seconds, tensors
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return answer.headers.get_content_type(), answer.read().decode()
+
+
+def check_status(url):
+    """What is said of a job whose rank 1 is late, and waits after its training."""
+    kind, text = get(url)
+    assert kind == "application/json"
+    state = json.loads(text)
+    assert state["size"] == 2
+    for number, rank in enumerate(state["ranks"]):
+        assert rank["rank"] == number and rank["state"] == "running"
+        assert rank["host"] and rank["process"] > 1
+        assert rank["step"] == 32 and rank["epoch"] == 2 and rank["samples"] == 512
+        assert rank["samples_per_second"] > 0 and 0 < rank["loss"] < 3
+        assert 0 <= rank["last_step_age_seconds"] < 60
+        assert "KeyError" not in rank["last_error"]
+    # All but the last step are known half a second later.
+    deadline = time.monotonic() + 20
+    while state["ranks"][1]["waited_for_seconds"] < 0.4 and time.monotonic() < deadline:
+        state = json.loads(get(url)[1])
+    first, late = state["ranks"]
+    assert late["waited_for_seconds"] > 0.4 and first["waited_seconds"] > 0.4
+
+    kind, text = get(url.replace("/status", "/metrics"))
+    assert kind == "text/plain"
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    assert families["keras_hvd_steps"].type == "counter"
+    for sample in families["keras_hvd_steps"].samples:
+        assert sample.value == 32 and {*sample.labels} == {"rank", "host"}
+    loss = {
+        each.labels["rank"]: each.value for each in families["keras_hvd_loss"].samples
+    }
+    assert loss == {"0": first["loss"], "1": late["loss"]}
+
+
+def trouble(url):
+    """Connections that send nothing, or anything, or too much; some are left open."""
+    address = urllib.parse.urlsplit(url)
+    opened = []
+    parts = b"", b"GET", b"\0\xff\r\n\r\n", b"GET /status HTTP/1.1\r\n", b"x" * 70000
+    for sent in parts:
+        for _ in range(10):
+            connection = socket.create_connection((address.hostname, address.port))
+            opened.append(connection)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(sent)
+    return opened
+
+
+def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_are(
+    khvdrun, tmp_path
+):
+    timeline, found = tmp_path / "timeline.json", tmp_path / "found"
+    options = ("--timeline-filename", timeline, "--report", tmp_path / "report.html")
+    command = (sys.executable, RANKS / "recorded.py", found)
+    with khvdrun.start(
+        "-np", 2, *options, "--status", 0, *command, stdin=subprocess.PIPE
+    ) as running:
+        said = running.stderr.readline()
+        assert said.startswith("khvdrun: the job's status is at http://127.0.0.1:")
+        url = said.split()[-1]
+        shown = ""
+        while not shown.endswith("trained\n"):
+            assert running.poll() is None
+            shown += running.stdout.readline()
+        check_status(url)
+        with contextlib.ExitStack() as opened:
+            for connection in trouble(url):
+                opened.enter_context(connection)
+            _, stderr = running.communicate("go\n", timeout=60)
+    bars = re.findall(r"16/16 .*step - [\d,]+ samples/s.* - loss: ", shown)
+    assert len(bars) == 2 and re.search(r"\d% waiting, most for rank [01] - ", bars[1])
+    # Who asks is nobody the job waits for, or speaks of.
+    assert "rank 1" in stderr and "SIGKILL" in stderr
+    assert "status.py" not in stderr
+    job, waits, history = pickle.loads(found.read_bytes())
+    seconds, tensors = sums_of(timeline)
+    intervals = job.intervals
+    assert job.size == 2 and job.left_out == 0
+
+    assert intervals.moving.sum() == pytest.approx(seconds["moving"], rel=0.01)
+    busy = intervals.moving.sum() + intervals.waiting.sum()
+    assert busy == pytest.approx(seconds["busy"], rel=0.01)
+    for rank in (0, 1):
+        own = seconds["waits", rank], seconds["waited for", rank]
+        assert intervals.waits[:, rank].sum() == pytest.approx(own[0], rel=0.01)
+        assert intervals.waited_for[:, rank].sum() == pytest.approx(own[1], rel=0.01)
+    assert len(job.tensors) > 5
+    for tensor in job.tensors:
+        total = tensor.negotiating + tensor.queued + tensor.running
+        assert total == pytest.approx(tensors[tensor.name], rel=0.01), tensor.name
+    assert waits.waited_for == pytest.approx([*intervals.waited_for.sum(axis=0)])
+    assert np.all(intervals.begin[1:] == intervals.end[:-1])
+
+    # What the progress bar shows besides is in no log.
+    assert {*history} == {"loss", "val_loss"}
+    # Of Keras: 256 images of each rank for training, twice.
+    assert np.nansum(intervals.samples) == pytest.approx(2 * 2 * 256)
+    trained = ~np.isnan(intervals.loss)
+    # By 20 ms in each of 32 steps; who is last otherwise changes.
+    of_steps = intervals.waited_for[trained]
+    assert np.median(of_steps[:, 1]) > 0.01 > np.median(of_steps[:, 0])
+    weights = intervals.samples[trained]
+    mean = np.average(intervals.loss[trained], weights=weights)
+    assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
+    assert [member.rank for member in job.members] == [0, 1]
+    assert all(each.process and each.cores for each in job.members)
+    assert {"Python", "TensorFlow", "Keras", "keras_hvd"} <= {*job.settings}
+    assert "KERAS_HVD_SECRET" not in job.settings
+    assert str(found) in job.command
+
+
+def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path):
+    report = tmp_path / "report.html"
+    report.write_text("of an earlier job")
+    options = ("--report", report)
+    environment = {"KERAS_HVD_SECRET": "do not tell", "KERAS_HVD_FUSION_BYTES": "4096"}
+    command = ("-np", 2, *options, sys.executable, LOOP, tmp_path)
+    with khvdrun.start(*command, env=environment) as job:
+        for _ in range(2):
+            job.stdout.readline()
+        (folder,) = tmp_path.glob("report.html.recording-*")
+        while len(recording.read(folder).intervals.steps) < 100:
+            assert job.poll() is None
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text()
+        os.kill(int(children.split()[0]), signal.SIGKILL)
+        _, said = job.communicate(timeout=60)
+    assert re.search(rf"recording is in '{folder}': python -m keras_hvd.report ", said)
+    found = recording.read(folder)
+    assert found.intervals.steps.sum() >= 100
+    # Ten names: a step ends where the first of them comes again.
+    assert sum(each.times for each in found.tensors) >= 1000
+    assert found.settings["KERAS_HVD_FUSION_BYTES"] == "4096"
+    assert "do not tell" not in "".join(
+        path.read_bytes().decode("latin1") for path in folder.iterdir()
+    )
+    assert report.read_text() == "of an earlier job"
+
+
+@pytest.mark.parametrize(
+    "file, why",
+    [("missing/report.html", "cannot write"), (".", "is a directory")],
+)
+def test_a_report_that_cannot_be_written_is_said_before_anything_starts(
+    khvdrun, tmp_path, file, why
+):
+    ended = khvdrun.run("-np", 1, "--report", file, "echo", "started", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "--report" in ended.stderr and why in ended.stderr
+    assert ended.stdout == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(khvdrun, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = khvdrun.run("-np", 1, "--status", port, "echo", "started")
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert f"--status: port {port} is taken" in ended.stderr
+
+
+def test_metrics_can_be_read_whatever_a_host_or_an_error_is_called():
+    text = 'a "b" \\ c\nd'
+    rank = {"rank": 3, "host": text, "state": "running", "last_error": text}
+    read = text_string_to_metric_families(metrics({"size": 4, "ranks": [rank]}))
+    families = {each.name: each for each in read}
+    (sample,) = families["keras_hvd_last_error_info"].samples
+    assert sample.labels == {"rank": "3", "host": text, "error": text}
+    assert families["keras_hvd_running"].samples[0].value == 1
+
+
+def test_the_first_warnings_of_each_rank_are_kept_for_the_report():
+    tail = Tail(2)
+    for number in range(30):
+        tail.feed(b"noise\nkeras_hvd [rank 1] warn")
+        tail.feed(b"ing: number %d\nkeras_hvd [rank 1] info: no\n" % number)
+    texts = [text for _, text in tail.warnings]
+    assert texts == [f"keras_hvd [rank 1] warning: number {n}" for n in range(20)]
+
+
+def test_a_job_that_never_joins_has_no_report_and_leaves_nothing(khvdrun, tmp_path):
+    report = tmp_path / "report.html"
+    ended = khvdrun.run("-np", 1, "--report", report, "echo", "started")
+    assert ended.returncode == 0
+    assert "no report: rank 0 did not come as far as keras_hvd.init()" in ended.stderr
+    assert os.listdir(tmp_path) == []
