@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import shlex
 import shutil
 import tempfile
@@ -64,13 +63,11 @@ class Recorded:
         if self._report is None or not ended:
             self._remove()
             return ""
-        from keras_hvd.report import recording
+        from keras_hvd.report import page, recording
         from keras_hvd.report.record import Event
 
         try:
             record = recording.read(self.folder)
-            # The part that only a report needs.
-            page = importlib.import_module("keras_hvd.report.page")
             record.ended = ended
             record.events += [
                 Event(max(0.0, said - record.begin), "warning", text)

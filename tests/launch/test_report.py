@@ -140,6 +140,10 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
             _, stderr = running.communicate("go\n", timeout=60)
     bars = re.findall(r"16/16 .*step - [\d,]+ samples/s.* - loss: ", shown)
     assert len(bars) == 2 and re.search(r"\d% waiting, most for rank [01] - ", bars[1])
+    assert "the report is in" in stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "wait for rank 1 on" in page and "samples/s" in page and "SIGKILL" in page
+    assert not [*tmp_path.glob("report.html.recording-*")]
     # Who asks is nobody the job waits for, or speaks of.
     assert "rank 1" in stderr and "SIGKILL" in stderr
     assert "status.py" not in stderr
@@ -205,6 +209,9 @@ def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path)
         path.read_bytes().decode("latin1") for path in folder.iterdir()
     )
     assert report.read_text() == "of an earlier job"
+    command = [sys.executable, "-m", "keras_hvd.report", folder, "-o", report]
+    subprocess.run(command, check=True)
+    assert "The job was still running." in report.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""What holds a job back, and what to try: the text in front of its report."""
+
+from __future__ import annotations
+
+from keras_hvd.report.record import JobRecord
+
+# Shares of the time below which nothing is worth a word.
+_MUCH, _LITTLE = 0.1, 0.03
+
+
+def advice(record: JobRecord) -> list[str]:
+    """Says what held the job back, with the figures, the largest first.
+
+    Args:
+        record: What the job did.
+
+    Returns:
+        Sentences, at least one.
+    """
+    times = record.intervals
+    seconds = float((times.end - times.begin).sum())
+    if seconds <= 0:
+        return ["No whole step was recorded, so there is nothing to say of its time."]
+    waiting = float(times.exposed_waiting.sum()) / seconds
+    moving = float(times.exposed_moving.sum()) / seconds
+    found = []
+    if waiting >= _LITTLE:
+        found.append((waiting, _of_waiting(record, waiting, seconds)))
+    if moving >= _LITTLE:
+        found.append((moving, _of_moving(moving)))
+    if max(waiting, moving) < _MUCH:
+        rest = f"{_percent(1 - waiting - moving)} of a step is computation"
+        found.append((1.0, f"{rest}, so there is little to gain from communication."))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
+    waited_for = record.intervals.waited_for.sum(axis=0)
+    said = f"Rank 0 waits for other ranks in {_percent(share)} of the time"
+    if not waited_for.any():
+        return f"{said}, and nobody's tensors come late: the ranks may lack cores."
+    rank = int(waited_for.argmax())
+    last = float(waited_for[rank])
+    others = (float(waited_for.sum()) - last) / max(1, record.size - 1)
+    if last < 2 * others:
+        return (
+            f"{said}, for all ranks alike. More ranks than cores, batches that take "
+            "different times or a shared disk do that: try fewer ranks on a host, or "
+            "`keras_hvd.data.distribute`."
+        )
+    host = record.members[rank].host if rank < len(record.members) else "unknown host"
+    return (
+        f"{said}. Most of all the ranks wait for rank {rank} on {host}: {last:.3g} s, "
+        f"{_percent(last / seconds)} of the time. See what else runs there, whether it "
+        "has as many cores, and whether its data takes longer to read."
+    )
+
+
+def _of_moving(share: float) -> str:
+    return (
+        f"Moving bytes takes {_percent(share)} of the time, with no computation beside "
+        "it. Larger batches, `gradient_accumulation_steps` of the optimizer, 16-bit "
+        "compression of the gradients (`Compression.fp16`) and autotuning "
+        "(`khvdrun --autotune`) make it less."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
