@@ -33,6 +33,7 @@ figure { margin: 1rem 0 } figcaption { font-size: .9rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }
+.tensors td + td, .tensors th { white-space: nowrap }
 """
 
 
@@ -111,8 +112,7 @@ def _line(times: Any, values: np.ndarray, name: str) -> str:
         axes.set_ylabel(name)
 
     finite = values[np.isfinite(values)]
-    said = f"{name}: {finite[0]:,.4g} at first, {finite[-1]:,.4g} at last"
-    return _figure(draw, f"{said}, median {np.median(finite):,.4g}.")
+    return _figure(draw, f"{name}: median {np.median(finite):,.4g}.")
 
 
 def _split(record: JobRecord) -> str:
@@ -126,6 +126,10 @@ def _split(record: JobRecord) -> str:
         times.exposed_moving,
     ]
 
+    each_step = 1000 * whole / steps
+    # The first steps, which compile, would make all others flat.
+    top = 1.5 * float(np.quantile(each_step, 0.95))
+
     def draw(axes: Any) -> None:
         axes.stackplot(
             (times.begin + times.end) / 2,
@@ -134,7 +138,7 @@ def _split(record: JobRecord) -> str:
             labels=("computing", "waiting", "moving bytes"),
         )
         axes.set_ylabel("ms a step")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, top)
         axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
 
     total, many = max(float(whole.sum()), 1e-9), max(float(times.steps.sum()), 1.0)
@@ -148,6 +152,10 @@ def _split(record: JobRecord) -> str:
     ]
     communicating = float((times.waiting + times.moving).sum())
     caption = "Waiting and moving bytes count while no computation of rank 0 is beside."
+    if each_step.max() > top:
+        caption += (
+            f" The longest steps, of up to {each_step.max():,.4g} ms, are cut off."
+        )
     if communicating > 0:
         beside = 1 - float(exposed.sum()) / communicating
         caption += (
@@ -258,7 +266,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
         for each in slowest
     ]
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
-    return _table(head, rows)
+    return f'<div class="tensors">{_table(head, rows)}</div>'
 
 
 def _of_events(events: Sequence[Event]) -> str:
@@ -302,7 +310,7 @@ def _seconds(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1 or seconds == 0:
             return f"{seconds * scale:,.4g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e6:.4g} us"
 
 
 def _bytes(number: float) -> str:
