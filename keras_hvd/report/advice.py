@@ -16,6 +16,19 @@ def advice(record: JobRecord) -> list[str]:
 
     Returns:
         Sentences, at least one.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_hvd.report.record import Intervals
+    >>> one, ranks = np.ones(1), np.array([[0.0, 0.9]])
+    >>> intervals = Intervals(
+    ...     begin=0 * one, end=3 * one, steps=one, bytes=one, moving=one, waiting=one,
+    ...     exposed_moving=0.6 * one, exposed_waiting=0 * one, waits=ranks,
+    ...     waited_for=ranks, samples=one, loss=one)
+    >>> job = JobRecord(2, 0.0, 3.0, intervals, [], [], [], {}, "", "ended")
+    >>> advice(job)[0][:46]
+    'Moving bytes takes 20 % of the time, with no c'
     """
     times = record.intervals
     seconds = float((times.end - times.begin).sum())

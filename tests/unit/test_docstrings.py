@@ -48,6 +48,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.rendezvous.munge",
     "keras_hvd.rendezvous.nodes",
     "keras_hvd.rendezvous.ranks",
+    "keras_hvd.report.page",
     "keras_hvd.report.record",
     "keras_hvd.runtime.mpi_functions",
     "keras_hvd.strategy.keras_layers",
