@@ -30,6 +30,8 @@ class TrainingProgress:
     def __init__(self) -> None:
         self.samples_per_second = math.nan
         """Of this rank, in the last seconds."""
+        self.is_shown = False
+        """Whether a progress bar has it, on this rank."""
         self._samples = self._loss = 0.0
         self._counted = self._lost = 0.0
         self._counts = False
@@ -65,6 +67,10 @@ class TrainingProgress:
         self._counts = False
 
     def _read(self, model: keras.Model, always: bool) -> None:
+        own = recorder.current()
+        if own is None and not self.is_shown:
+            # To read what Keras counts may wait for a GPU.
+            return
         self._read_at = time.monotonic()
         tracker = getattr(model, "_loss_tracker", None)
         counted, lost = 0.0, 0.0
@@ -77,7 +83,6 @@ class TrainingProgress:
         self._loss += lost - self._lost
         self._counted, self._lost = counted, lost
         self._add_recent()
-        own = recorder.current()
         if own is None:
             return
         record = own.record
@@ -160,6 +165,7 @@ def show(callbacks: list[keras.callbacks.Callback]) -> None:
     Args:
         callbacks: those of `fit`.
     """
+    progress.is_shown = False
     for each in callbacks:
         bar = getattr(each, "progbar", None)
         if not isinstance(each, keras.callbacks.ProgbarLogger) or bar is None:
@@ -168,6 +174,7 @@ def show(callbacks: list[keras.callbacks.Callback]) -> None:
         own = getattr(bar, "_format_time", None)
         if own is not None:
             bar._format_time = lambda *times, own=own: own(*times) + progress.shown()
+            progress.is_shown = True
 
 
 def _gpu() -> str:

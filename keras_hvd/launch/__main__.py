@@ -42,21 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
             return 0
         own = share.of_this_host(options)
-        kept = recorded.wanted(options, own)
-    except OSError as error:
-        reason = recorded.what_failed(error, options)
-        print(f"khvdrun: error: {reason}", file=sys.stderr)
-        return CANNOT_START
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    try:
+        kept = recorded.wanted(options, own)
+    except OSError as error:
+        reason = recorded.what_failed(error, options)
+        print(f"khvdrun: error: {reason}", file=sys.stderr)
+        return CANNOT_START
     launcher = os.getpid()
     code = guardian.run(lambda held, mask: Job(options, own, held, mask, kept))
     # The job's process comes here as well, unless it was killed.
-    if os.getpid() == launcher and kept is not None and kept.is_left:
-        print(f"khvdrun: {kept.whereabouts}", file=sys.stderr)
+    left = kept.left() if os.getpid() == launcher and kept is not None else ""
+    if left:
+        print(f"khvdrun: {left}", file=sys.stderr)
     return code
 
 

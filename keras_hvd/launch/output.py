@@ -41,11 +41,11 @@ _TENSORFLOWS_START = re.compile(
     r"|To enable the following instructions: "
 )
 
-# Escape sequences for colours and bold letters.
 # The engine's own warnings, of which a report has the first of each rank.
 _WARNING = re.compile(rb"keras_hvd \[rank \d+\] warning: .*")
 _MOST_WARNINGS = 20
 
+# Escape sequences for colours and bold letters.
 _STYLES = re.compile(rb"\x1b\[[0-9;]*m")
 
 

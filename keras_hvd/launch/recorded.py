@@ -90,14 +90,15 @@ class Recorded:
         self._remove()
         return f"the report is in {str(self._report)!r}"
 
-    @property
-    def is_left(self) -> bool:
-        """Whether there is a recording that no report was made of."""
-        return self._report is not None and self.folder.exists()
+    def left(self) -> str:
+        """Says where the recording is if no report was made of it; "" if there is none.
 
-    @property
-    def whereabouts(self) -> str:
-        """Where the recording is, and what can be done with it."""
+        That of `--status` alone is removed.
+        """
+        if self._report is None:
+            self._remove()
+        if not self.folder.exists():
+            return ""
         return (
             f"the recording is in {str(self.folder)!r}: python -m keras_hvd.report "
             f"{shlex.quote(str(self.folder))} makes the report"

@@ -241,7 +241,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path not in ("/status", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND, "there are /status and /metrics")
             return
-        state = self.server.status.read()
+        try:
+            state = self.server.status.read()
+        except (OSError, ValueError) as error:
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=str(error))
+            return
         text, kind = json.dumps(state, indent=1), "application/json"
         if path == "/metrics":
             text, kind = metrics(state), "text/plain; version=0.0.4; charset=utf-8"

@@ -61,7 +61,7 @@ def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
             "different times or a shared disk do that: try fewer ranks on a host, or "
             "`keras_hvd.data.distribute`."
         )
-    host = record.members[rank].host if rank < len(record.members) else "unknown host"
+    host = record.members[rank].host
     return (
         f"{said}. Most of all the ranks wait for rank {rank} on {host}: {last:.3g} s, "
         f"{_percent(last / seconds)} of the time. See what else runs there, whether it "

@@ -17,7 +17,7 @@ from keras_hvd.report.record import Event, JobRecord, Member, Tensor
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"
 _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
-_MOST_TENSORS, _MOST_MEMBERS, _MOST_EVENTS = 20, 256, 200
+_MOST_TENSORS = 20
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --line: #d5d5d5 }
@@ -198,7 +198,7 @@ def _heat(record: JobRecord) -> str:
     ]
     caption = "A rank waits while it has submitted a tensor that another has not."
     head = "rank", "waited", "all others waited for it"
-    return _figure(draw, caption) + _table(head, rows[:_MOST_MEMBERS])
+    return _figure(draw, caption) + _table(head, rows)
 
 
 def _figure(draw: Callable[[Any], None], caption: str) -> str:
@@ -271,7 +271,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
 
 def _of_events(events: Sequence[Event]) -> str:
     rows = [(_seconds(each.time), each.kind, each.text) for each in events]
-    return _table(("at", "", ""), rows[:_MOST_EVENTS])
+    return _table(("at", "", ""), rows)
 
 
 def _of_members(members: Sequence[Member]) -> str:
@@ -285,10 +285,7 @@ def _of_members(members: Sequence[Member]) -> str:
         )
         for each in members
     ]
-    head = "rank", "host", "process", "cores", "GPU"
-    shown = _table(head, rows[:_MOST_MEMBERS])
-    more = len(rows) - _MOST_MEMBERS
-    return shown + (f"<p>and {more:,} more ranks</p>" if more > 0 else "")
+    return _table(("rank", "host", "process", "cores", "GPU"), rows)
 
 
 def _known(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a job did, as a report shows it: read from a recording or from a timeline."""
+"""What a job did, as a report shows it."""
 
 import dataclasses
 
@@ -63,7 +63,7 @@ class Event:
     time: float
     """Seconds from the beginning of what was recorded."""
     kind: str
-    """"warning", "stall", "error" or "end"."""
+    """"warning", "stall" or "end"."""
     text: str
 
 

@@ -89,8 +89,12 @@ def test_start_trains_on_one_process_and_on_four_ranks(run, folder):
     assert len(re.findall("Epoch 10/10", printed)) == 1
     (shown,) = blocks("index", "text")
     for line in shown.splitlines():
-        assert re.sub(r"[\d,]", "", line) in re.sub(r"[\d,]", "", printed)
+        assert without_digits(line) in without_digits(printed)
     assert (folder / "digits.keras").exists()
+
+
+def without_digits(printed: str) -> str:
+    return re.sub(r"(?<=\d),(?=\d{3})|\d", "", printed)
 
 
 @of_page("saving")

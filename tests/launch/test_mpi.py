@@ -135,7 +135,7 @@ def run(command: list[str], mark: Path) -> subprocess.CompletedProcess:
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
         env=ALLOWED,
     )
     assert remaining(mark) == []
