@@ -23,6 +23,10 @@ from keras_hvd.launch.usage import UsageError
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 RANKS = Path(__file__).parent / "ranks"
 FAILING = (sys.executable, RANKS / "failing.py")
+# Open MPI 5 gives its agent a process group, at times after that has begun.
+OPEN_MPIS_RACE = re.compile(
+    r"^\[\w+:\d+\] plm:ssh: Warning: setpgid\(\d+,\d+\) failed in parent .*\n", re.M
+)
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 
@@ -54,6 +58,7 @@ def run(start):
     def run(*words, **more) -> subprocess.CompletedProcess:
         with start(*words, **more) as job:
             out, err = job.communicate(timeout=60)
+        err = OPEN_MPIS_RACE.sub("", err)
         return subprocess.CompletedProcess(words, job.returncode, out, err)
 
     return run
@@ -98,7 +103,7 @@ def test_ssh_gets_its_port_and_key(run, tmp_path):
     script = agent.read_text()
     note = f'echo "$*" > {tmp_path}/words'
     agent.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{note}\n"))
-    # Open MPI 5 does not always notice the end of ranks that end as soon as `true`.
+    # On a busy machine Open MPI 5 at times misses the end of ranks as short as `true`.
     program = (sys.executable, "-c", "import json")
     ended = run("--ssh-port", 22022, "--ssh-identity-file", "a-key", *program)
     assert (ended.returncode, ended.stderr) == (0, "")
