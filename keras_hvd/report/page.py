@@ -171,7 +171,7 @@ def _split(record: JobRecord) -> str:
             f" While it moved bytes, tensors of {while_moving} a second passed; over "
             f"all of the time, of {of_all}."
         )
-    return _figure(draw, caption) + _table(("", "a step", "of the time"), figures)
+    return _figure(draw, caption) + _table(("rank 0", "a step", "of the time"), figures)
 
 
 def _heat(record: JobRecord) -> str:
@@ -271,7 +271,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
 
 def _of_events(events: Sequence[Event]) -> str:
     rows = [(_seconds(each.time), each.kind, each.text) for each in events]
-    return _table(("at", "", ""), rows)
+    return _table(("at", "what", "said"), rows)
 
 
 def _of_members(members: Sequence[Member]) -> str:

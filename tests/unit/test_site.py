@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ import keras_hvd
 
 CHECKOUT = Path(__file__).parents[2]
 SUBMODULES = ("callbacks", "data", "environment", "exceptions", "keras_tuner", "tfx")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 START, OF_A_FILE = "index.html", "source/examples/mnist.py.html"
 # One of each kind of page.
 KINDS = (
@@ -39,7 +37,6 @@ KINDS = (
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None, reason="MkDocs is not installed"
 )
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 
 @pytest.fixture(scope="module")
@@ -198,18 +195,6 @@ def address(site) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        # Chromium's own sandbox refuses root.
-        arguments = ["--no-sandbox"] if os.getuid() == 0 else []
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
-
-
-@in_browser
 def test_pages_ask_for_nothing_else_and_have_no_errors(address, browser, written):
     page, complaints = browser.new_page(), []
     page.on("console", lambda each: complaints.append((page.url, each.text)))
@@ -239,7 +224,6 @@ def test_pages_ask_for_nothing_else_and_have_no_errors(address, browser, written
     assert len(requests) > 5 * len(written)
 
 
-@in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(scheme, address, browser, written):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
@@ -263,7 +247,6 @@ def test_text_has_contrast(scheme, address, browser, written):
     assert low == []
 
 
-@in_browser
 def test_a_phone_need_not_scroll_sideways(address, browser, written):
     page, widths = browser.new_page(viewport={"width": 390, "height": 844}), {}
     for each in written:
@@ -273,7 +256,6 @@ def test_a_phone_need_not_scroll_sideways(address, browser, written):
     assert {each: width for each, width in widths.items() if width > 390} == {}
 
 
-@in_browser
 def test_search_finds_without_a_network(address, browser):
     page = browser.new_page()
     page.goto(address + "index.html")

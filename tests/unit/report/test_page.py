@@ -118,6 +118,28 @@ def test_the_page_of_the_longest_job_is_below_5_mb(tmp_path, ranks):
     assert len(text) < 5e6
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_it_in_a_browser(browser, tmp_path, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    written(record(0.2, 0.1, (0.1, 0.5)), tmp_path)
+    context = browser.new_context(
+        color_scheme=scheme, viewport={"width": 390, "height": 844}
+    )
+    page, complaints, requests = context.new_page(), [], []
+    page.on("console", lambda each: complaints.append(each.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    address = (tmp_path / "report.html").as_uri()
+    page.goto(address)
+    found = axe.run(page).response
+    width = page.evaluate("document.documentElement.scrollWidth")
+    context.close()
+    assert complaints == [] and width == 390
+    assert [each for each in requests if not each.startswith("data:")] == [address]
+    assert [each["id"] for each in found["violations"]] == []
+    assert "color-contrast" in [each["id"] for each in found["passes"]]
+
+
 def test_what_is_no_recording_is_said_in_a_line_and_tensorflow_is_not_needed(tmp_path):
     code = (
         "import runpy, sys\n"
