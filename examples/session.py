@@ -52,7 +52,10 @@ optimizer = v1.train.AdamOptimizer(0.001 * size)
 gradients, variables = zip(*optimizer.compute_gradients(loss))
 gradients = keras_hvd.grouped_allreduce(list(gradients))
 step = v1.train.get_or_create_global_step()
-train = optimizer.apply_gradients(zip(gradients, variables), global_step=step)
+# Read before the update, which would otherwise run at the same time.
+steps_made = step.read_value()
+with tf.control_dependencies([steps_made]):
+    train = optimizer.apply_gradients(zip(gradients, variables), global_step=step)
 
 # Every rank starts from rank 0's variables; those may come from its checkpoint.
 hooks = [
@@ -64,6 +67,6 @@ with v1.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks) as se
     while not session.should_stop():
         batch = random.choice(own, 32)
         feed = {image: images[batch], label: labels[batch]}
-        _, now, batch_loss = session.run([train, step, mean_loss], feed)
+        _, now, batch_loss = session.run([train, steps_made, mean_loss], feed)
         if rank == 0 and now % 50 == 0:
             print(f"Step {now}: loss {batch_loss:.4f} over {size} rank(s)")
