@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from keras_hvd.launch.diagnosis import report
 
         return report.run(options)
+    if options.scaling:
+        from keras_hvd.launch import scaling
+
+        return scaling.run(options)
     ignored = settings.explain(options.without_effect)
     if ignored:
         print(f"khvdrun: warning: {ignored}", file=sys.stderr)

@@ -34,6 +34,7 @@ examples:
   khvdrun --nnodes 2 --node-rank 0 --rendezvous node0:29400 -np 2 python train.py
   khvdrun --check-build
   khvdrun --diagnose -np 2
+  khvdrun --scaling 1,2,4 python train.py
 
 Everything from the command on belongs to the command. khvdrun exits with 0 if every
 rank did, with the code of the rank that failed first (128 + N if signal N killed it),
@@ -60,6 +61,8 @@ class Options:
     output_directory: Path | None = None  # keeps every rank's output, if given
     report: Path | None = None  # where a report of the job goes
     status_port: int | None = None  # where its state can be read; 0: any
+    scaling: tuple[int, ...] = ()  # numbers of ranks to be compared
+    steps: int = 0  # that are measured of each of them
     prefix: bool = True
     timestamps: bool = False
     live_output: bool = False  # whether the reader follows carriage returns
@@ -87,6 +90,8 @@ def read(arguments: Sequence[str]) -> Options:
     >>> options = read(["-np", "2", "true"])
     >>> options.ranks, options.command
     (2, ('true',))
+    >>> read(["-H", "node0:2,node1", "train"]).ranks
+    3
     """
     parser = _parser()
     own, command = _split(parser, arguments)
@@ -96,7 +101,11 @@ def read(arguments: Sequence[str]) -> Options:
         return Options(check_build=True)
     if given.diagnose:
         return _diagnosis(parser, given, command)
-    others = _hosts(parser, given, os.environ)
+    others: tuple[HostSlots, ...] = ()
+    if given.scaling:
+        _check_scaling(parser, given)
+    else:
+        others = _hosts(parser, given, os.environ)
     if given.ranks is None:
         parser.error("how many processes? Say so with -np, as in: khvdrun -np 2 ...")
     if not command:
@@ -118,6 +127,8 @@ def read(arguments: Sequence[str]) -> Options:
         output_directory=given.output_directory,
         report=_report(parser, given),
         status_port=given.status_port,
+        scaling=given.scaling,
+        steps=int(given.scaling_steps),
         prefix=given.prefix,
         timestamps=given.timestamps,
         live_output=given.live_output,
@@ -556,6 +567,21 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
         help="measure what this machine gives -np ranks (default: one a core, at "
         f"least 2, at most {_MOST_DIAGNOSED_RANKS}), with advice",
     )
+    add(
+        "--scaling",
+        metavar="N,N,...",
+        type=_rank_counts,
+        default=(),
+        help="run the command on so many ranks, one job after the other, for some "
+        "steps each, and compare their speeds, in a page too if --report is given",
+    )
+    add(
+        "--scaling-steps",
+        metavar="N",
+        type=functools.partial(_count, least=1),
+        default="50",
+        help="steps that it measures of each (default: 50)",
+    )
     add("-v", "--version", action="version", version=f"khvdrun {__version__}")
     add("-h", "--help", action="help", help="show this and exit")
 
@@ -580,6 +606,10 @@ def _rank_count(text: str) -> int:
             f"{text!r} is not a number of processes: give 1 or more"
         )
     return int(text)
+
+
+def _rank_counts(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_rank_count(each) for each in text.split(",")}))
 
 
 def _node_count(text: str) -> int:
@@ -755,14 +785,32 @@ def _hosts(
         named = hosts.from_file(given.hostfile)
     elif given.nnodes == 1:
         named = hosts.from_lsf(environment)
-        if given.ranks is None and named:
-            given.ranks = sum(host.slots or 1 for host in named)
+    if given.ranks is None and named:
+        given.ranks = sum(host.slots or 1 for host in named)
     hosts.check_slots(named, given.ranks)
     if hosts.are_here(named):
         _check_alone(parser, given)
         return ()
     _check_handed_over(parser, given, named[0].name)
     return tuple(named)
+
+
+def _check_scaling(parser: _Parser, given: argparse.Namespace) -> None:
+    """Refuses what does not go with several jobs, of so many ranks each."""
+    for is_given, option in (
+        (given.ranks is not None, "-np"),
+        (given.nnodes > 1, "--nnodes"),
+        (given.hosts is not None, "-H"),
+        (given.hostfile is not None, "--hostfile"),
+        (given.status_port is not None, "--status"),
+        (given.output_directory is not None, "--output-filename"),
+        (given.dry_run, "--dry-run"),
+    ):
+        if is_given:
+            parser.error(
+                f"--scaling has jobs of its own on this host, without {option}"
+            )
+    given.ranks = max(given.scaling)
 
 
 def _check_alone(parser: _Parser, given: argparse.Namespace) -> None:

@@ -123,9 +123,11 @@ class Job:
         bound: list[set[int] | None] = [None] * options.ranks
         if options.bind_to == "cores":
             bound = [*cores.shares(options.ranks)]
-        given = {**os.environ, **options.variables}
+        given = {**os.environ}
         # Of the job of this khvdrun itself, if that is a rank of one.
         given.pop("KERAS_HVD_REPORT", None)
+        given.pop("KERAS_HVD_SCALING", None)
+        given |= options.variables
         of_all = {
             **cores.thread_variables(options.ranks),
             "PYTHONUNBUFFERED": "1",

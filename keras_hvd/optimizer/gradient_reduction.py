@@ -19,7 +19,7 @@ from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.optimizer import buckets
 from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
-from keras_hvd.runtime import basics
+from keras_hvd.runtime import basics, settings
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # Who raises the error, in messages.
@@ -94,7 +94,9 @@ class GradientReduction:
         """
         basics.require_initialized(_KIND)
         number_of(self.process_set, _KIND)
-        return self.process_set.size() == 1 and bool(self.process_set.included())
+        alone = self.process_set.size() == 1 and bool(self.process_set.included())
+        # There, what a step submits is what counts it.
+        return alone and not settings.scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job; a copy of it would not be.
@@ -118,6 +120,8 @@ class GradientReduction:
         once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
         that is not a power of 2.
         """
+        if settings.scaling() == "meet":
+            return self._meet(f"{prefix}/meeting", grads)
         paths = _distinct_paths(variables)
         results = list(grads)
         dense, sparse = [], []
@@ -146,6 +150,22 @@ class GradientReduction:
                 for i in sparse:
                     results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grads[i])
         return results
+
+    def _meet(self, name: str, grads: Sequence[Gradient]) -> list[Gradient]:
+        """Waits for the other ranks when the gradients are there, and leaves these."""
+        kept = [add_up_all(grad) for grad in grads]
+        values = [
+            each.values if isinstance(each, tf.IndexedSlices) else each for each in kept
+        ]
+        with submission.leaving_thread():
+            with tf.control_dependencies(values):
+                sent = tf.zeros([1])
+            [[met]] = self._reduce_buckets(
+                [[sent]], [name_in_graph(name)], [_mark_of([])]
+            )
+        # A session runs only what a result needs.
+        with tf.control_dependencies([met]):
+            return [tf.identity(each) for each in kept]
 
     def _reduce_dense(self, prefix, grads, variables, paths, agreed):
         factor = self.gradient_predivide_factor

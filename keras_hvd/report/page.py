@@ -16,7 +16,7 @@ from keras_hvd.report.record import Event, JobRecord, Member, Tensor
 
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"
-_COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
+COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = 20
 
 _STYLE = """
@@ -48,13 +48,17 @@ def write(record: JobRecord, path: str) -> None:
         OSError: It cannot be written.
     """
     parts = [*_front(record), *_charts(record), *_tables(record)]
-    page = (
+    Path(path).write_text(document("Report of a job", parts), encoding="utf-8")
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """A whole page of what is between its `<main>` tags."""
+    return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Report of a job</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
-    Path(path).write_text(page, encoding="utf-8")
 
 
 def _front(record: JobRecord) -> list[str]:
@@ -74,7 +78,7 @@ def _front(record: JobRecord) -> list[str]:
     return [
         "<h1>What the job did</h1>",
         said,
-        _table((), [each for each in facts if each[1]]),
+        table((), [each for each in facts if each[1]]),
     ]
 
 
@@ -112,7 +116,7 @@ def _line(times: Any, values: np.ndarray, name: str) -> str:
         axes.set_ylabel(name)
 
     finite = values[np.isfinite(values)]
-    return _figure(draw, f"{name}: median {np.median(finite):,.4g}.")
+    return figure(draw, f"{name}: median {np.median(finite):,.4g}.")
 
 
 def _split(record: JobRecord) -> str:
@@ -171,7 +175,7 @@ def _split(record: JobRecord) -> str:
             f" While it moved bytes, tensors of {while_moving} a second passed; over "
             f"all of the time, of {of_all}."
         )
-    return _figure(draw, caption) + _table(("rank 0", "a step", "of the time"), figures)
+    return figure(draw, caption) + table(("rank 0", "a step", "of the time"), figures)
 
 
 def _heat(record: JobRecord) -> str:
@@ -198,11 +202,11 @@ def _heat(record: JobRecord) -> str:
     ]
     caption = "A rank waits while it has submitted a tensor that another has not."
     head = "rank", "waited", "all others waited for it"
-    return _figure(draw, caption) + _table(head, rows)
+    return figure(draw, caption) + table(head, rows)
 
 
-def _figure(draw: Callable[[Any], None], caption: str) -> str:
-    """A picture over time, with what is to be seen in it."""
+def figure(draw: Callable[[Any], None], caption: str) -> str:
+    """A picture, over time unless it says otherwise, with what is to be seen in it."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -248,7 +252,7 @@ def _tables(record: JobRecord) -> list[str]:
     parts += ["<h2>Who took part</h2>", _of_members(record.members)]
     if record.settings:
         settings = sorted(record.settings.items())
-        parts += ["<h2>Versions and settings</h2>", _table((), settings)]
+        parts += ["<h2>Versions and settings</h2>", table((), settings)]
     return parts
 
 
@@ -266,12 +270,12 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
         for each in slowest
     ]
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
-    return f'<div class="tensors">{_table(head, rows)}</div>'
+    return f'<div class="tensors">{table(head, rows)}</div>'
 
 
 def _of_events(events: Sequence[Event]) -> str:
     rows = [(_seconds(each.time), each.kind, each.text) for each in events]
-    return _table(("at", "what", "said"), rows)
+    return table(("at", "what", "said"), rows)
 
 
 def _of_members(members: Sequence[Member]) -> str:
@@ -285,14 +289,15 @@ def _of_members(members: Sequence[Member]) -> str:
         )
         for each in members
     ]
-    return _table(("rank", "host", "process", "cores", "GPU"), rows)
+    return table(("rank", "host", "process", "cores", "GPU"), rows)
 
 
 def _known(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows of cells, below their names if there are any."""
     cells = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
         for row in rows

@@ -40,6 +40,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.job",
     "keras_hvd.launch.memory",
     "keras_hvd.launch.rank",
+    "keras_hvd.launch.scaling",
     "keras_hvd.launch.usage",
     "keras_hvd.optimizer.loss_scaling",
     "keras_hvd.rendezvous.connection",

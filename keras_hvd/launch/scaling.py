@@ -1,0 +1,197 @@
+"""`khvdrun --scaling`: how fast a script trains on several numbers of ranks.
+
+Each job is ended after some steps. Ranks share the cores and the memory of a machine,
+so beside each job its copies are measured: the same ranks, which wait for each other in
+each step, and reduce nothing. Their speed is what the machine allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from keras_hvd.launch import guardian, processes, share
+from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.job import Job
+from keras_hvd.report import files, rank_records, recording
+from keras_hvd.report.record import Intervals
+from keras_hvd.report.speeds import Speed, Speeds
+
+# The first steps compile, and fill caches.
+_LEFT_OUT = 10
+# So short a time says little on a machine that does something else as well.
+_LEAST_SECONDS = 3.0
+_LOOK_SECONDS = 0.2
+
+
+class _NotMeasuredError(Exception):
+    """A job ended before its speed was known; the text says why."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
+
+
+def run(options: Options) -> int:
+    """Measures, prints a table, and writes the page of `--report`.
+
+    Returns:
+        0; the exit code of the first job that failed; 1 if a job made too few steps;
+        130 after Ctrl-C.
+    """
+    # What a job leaves behind becomes this process' own.
+    processes.adopt_orphans()
+    print(
+        f"khvdrun: each job is ended after {_LEFT_OUT + options.steps} steps or "
+        f"{_LEAST_SECONDS:g} s of them, whatever is later; Keras and TensorFlow save "
+        "no models in it",
+        flush=True,
+    )
+    speeds = Speeds(shlex.join(options.command))
+    try:
+        for line in _measure(options, speeds):
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except _NotMeasuredError as error:
+        print(f"khvdrun: error: {error}", file=sys.stderr)
+        return error.code
+    finally:
+        _end_everything()
+    print("\n".join(speeds.advice()))
+    if options.report is not None:
+        speeds.write(options.report)
+        print(f"khvdrun: the page is in {str(options.report)!r}")
+    return 0
+
+
+def _measure(options: Options, speeds: Speeds) -> Iterator[str]:
+    """Measures each number of ranks, and yields the table's lines as they come."""
+    yield speeds.head
+    for ranks in options.scaling:
+        copies = _speed(options, ranks, "meet")
+        # One rank has nothing to reduce.
+        training = copies if ranks == 1 else _speed(options, ranks, "train")
+        yield speeds.add(training, copies)
+
+
+def _speed(options: Options, ranks: int, kind: str) -> Speed:
+    with tempfile.TemporaryDirectory(prefix="khvdrun-scaling-") as name:
+        folder = Path(name)
+        rank_records.create(folder / files.RANKS, ranks)
+        told = {"KERAS_HVD_REPORT": name, "KERAS_HVD_SCALING": kind}
+        job = dataclasses.replace(
+            options, ranks=ranks, variables={**options.variables, **told}
+        )
+        output = folder / "output"
+        code = _run_until(job, output, folder)
+        times = _times(folder)
+        made = 0 if times is None else int(times.steps.sum())
+        if times is None or made < _LEFT_OUT + options.steps:
+            raise _NotMeasuredError(_why(job, output, code, made), code or 1)
+        return _speed_of(times, ranks)
+
+
+def _run_until(job: Options, output: Path, folder: Path) -> int:
+    """Runs a job until it has made its steps, or has ended. Returns its exit code."""
+    launcher = os.getpid()
+    guard = os.fork()
+    if guard == 0:
+        processes.die_with_parent(launcher)
+        _be_launched(job, output)
+    ended = os.pidfd_open(guard)
+    try:
+        while not select.select([ended], [], [], _LOOK_SECONDS)[0]:
+            if _is_enough(_times(folder), job.steps):
+                break
+    finally:
+        os.close(ended)
+        # The job's own process kills the ranks when its guardian has died.
+        os.kill(guard, signal.SIGKILL)
+        _, status = os.waitpid(guard, 0)
+        _end_everything()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _be_launched(job: Options, output: Path) -> None:
+    """Is the guardian of a job from now on, and never returns."""
+    written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(written, descriptor)
+    own = share.of_this_host(job)
+    code = guardian.run(lambda held, mask: Job(job, own, held, mask))
+    os._exit(code)
+
+
+def _end_everything() -> None:
+    """Waits for what a job has left, which is being killed."""
+    has_children = True
+    while has_children:
+        processes.signal_descendants(signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            has_children = False
+
+
+def _times(folder: Path) -> Intervals | None:
+    """What is recorded so far, if anything."""
+    try:
+        return recording.read(folder).intervals
+    except recording.NotARecordingError:
+        return None
+
+
+def _is_enough(times: Intervals | None, steps: int) -> bool:
+    if times is None or times.steps.sum() < _LEFT_OUT + steps:
+        return False
+    counts = _that_count(times)
+    return bool(times.end[-1] - times.begin[counts][0] >= _LEAST_SECONDS)
+
+
+def _that_count(times: Intervals) -> np.ndarray:
+    return np.cumsum(times.steps) > _LEFT_OUT
+
+
+def _why(job: Options, output: Path, code: int, steps: int) -> str:
+    who = f"the job of {job.ranks} rank{'s' if job.ranks > 1 else ''}"
+    if code != 0:
+        # Its report has the last lines of the rank that failed.
+        lines = output.read_text(errors="replace").splitlines()
+        told = [line for line in lines if line.startswith("khvdrun: ")]
+        return "\n".join([f"{who} failed", *told])
+    if steps > 0:
+        return (
+            f"{who} ended after {steps} steps: {_LEFT_OUT} that do not count and "
+            f"{job.steps} more are needed. Have the script train longer, or say fewer "
+            "with --scaling-steps"
+        )
+    return (
+        f"{who} ended without a step: is the model compiled with a "
+        "keras_hvd.DistributedOptimizer, or trained with a DistributedGradientTape or "
+        "a Strategy?"
+    )
+
+
+def _speed_of(times: Intervals, ranks: int) -> Speed:
+    counts = _that_count(times)
+    steps = times.steps[counts]
+    each = (times.end - times.begin)[counts] / steps
+    # Keras' counts come a few times a second, so those of a single step are a guess.
+    known = np.isfinite(times.samples)
+    samples = times.samples[known].sum() / max(times.steps[known].sum(), 1)
+    return Speed(
+        ranks,
+        float(np.median(np.repeat(each, steps.astype(int)))),
+        float(samples) or None,
+    )

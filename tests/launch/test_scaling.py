@@ -1,0 +1,115 @@
+"""khvdrun --scaling: how fast a script trains on several numbers of ranks."""
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+RANKS = Path(__file__).parent / "ranks"
+LOOP = RANKS / "allreduce_loop.py"
+
+
+def test_the_speed_of_a_job_and_of_its_copies_are_those_of_their_steps(
+    khvdrun, tmp_path
+):
+    kept = tmp_path / "backup" / "of an earlier job"
+    kept.parent.mkdir()
+    kept.write_text("weights")
+    page = tmp_path / "page.html"
+    ended = khvdrun.run(
+        *("--scaling", "2,1", "--scaling-steps", 5, "--report", page),
+        *(sys.executable, RANKS / "scaling.py", tmp_path),
+        timeout=180,
+    )
+    assert ended.returncode == 0, ended.stderr
+    # SGD of a mean of squares: the gradient is twice the error, here 2 (1 + rank).
+    noted = {
+        each.stem: json.loads(each.read_text()) for each in tmp_path.glob("*.json")
+    }
+    assert noted == {
+        "meet-1-0": [1 - 0.25 * 2, 1],
+        "meet-2-0": [1 - 0.25 * 2, 1],
+        "meet-2-1": [1 - 0.25 * 4, 2],
+        "train-2-0": [1 - 0.25 * 3, 1.5],
+        "train-2-1": [1 - 0.25 * 3, 1.5],
+    }
+    _, head, one, two, advice, page_is_in = ended.stdout.splitlines()[:6]
+    assert head.split("  ")[-1].strip() == "of that"
+    assert re.match(r" +1 +\d+(\.\d)? ms .* steps/s +100 % +100 % +100 %$", one)
+    # Of two ranks a step takes 2 and 3 times as long as of one.
+    [reached, allowed, of_that] = map(float, re.findall(r"([\d.]+) %", two))
+    assert reached == pytest.approx(100 / 3, rel=0.15)
+    assert allowed == pytest.approx(100 / 2, rel=0.15)
+    assert of_that == pytest.approx(100 * 2 / 3, rel=0.15)
+    assert f"copies that reduce nothing reach {allowed:.3g} %" in advice
+    assert "reducing gradients takes" in page_is_in
+    text = page.read_text()
+    assert "<svg" in text and "of that" in text
+    # Neither a model nor a checkpoint is saved, and no backup removed or replaced.
+    assert {each.name for each in tmp_path.iterdir()} == {
+        *("backup", "page.html"),
+        *(f"{name}.json" for name in noted),
+    }
+    assert kept.read_text() == "weights" and [*kept.parent.iterdir()] == [kept]
+
+
+@pytest.mark.parametrize(
+    "script, code, said",
+    [
+        ("import sys; sys.exit('no data')", 1, "2 ranks failed.*no data"),
+        ("import os; os.abort()", 128 + signal.SIGABRT, "2 ranks failed.*SIGABRT"),
+        ("print('done')", 1, "2 ranks ended without a step: .*DistributedOptimizer"),
+    ],
+)
+def test_a_job_that_makes_no_step_says_why(khvdrun, script, code, said):
+    ended = khvdrun.run("--scaling", "2,4", sys.executable, "-c", script)
+    assert ended.returncode == code
+    assert re.search(said, ended.stderr, re.DOTALL), ended.stderr
+    assert "4 ranks" not in ended.stderr
+
+
+def test_a_script_of_too_few_steps_is_told_so(khvdrun, tmp_path):
+    # Each of its steps is of ten names.
+    loop = (sys.executable, LOOP, tmp_path, "--steps", 200)
+    ended = khvdrun.run("--scaling", 2, "--scaling-steps", 15, *loop)
+    assert ended.returncode == 1
+    assert "ended after 20 steps: 10 that do not count and 15 more" in ended.stderr
+    ended = khvdrun.run("--scaling", 2, "--scaling-steps", 5, *loop)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_job_that_runs(khvdrun, tmp_path, number):
+    loop = (sys.executable, LOOP, tmp_path)
+    with khvdrun.start("--scaling", 2, "--scaling-steps", 10**9, *loop) as running:
+        while not running.stdout.readline().startswith("ranks"):
+            assert running.poll() is None
+        running.send_signal(number)
+        running.communicate(timeout=20)
+    code = 128 + number if number == signal.SIGINT else -number
+    assert running.returncode == code
+    khvdrun.wait_until_gone()
+
+
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        (("-np", 2), "without -np"),
+        (("--nnodes", 2), "without --nnodes"),
+        (("--status", 0), "without --status"),
+        (("--dry-run",), "without --dry-run"),
+        (("-H", "elsewhere:2"), "without -H"),
+    ],
+)
+def test_options_of_one_job_do_not_go_with_it(khvdrun, option, said):
+    ended = khvdrun.run("--scaling", "1,2", *option, "true")
+    assert ended.returncode == 2 and said in ended.stderr
+
+
+@pytest.mark.parametrize("numbers", ["", "0", "1,", "two", "1,-2"])
+def test_numbers_of_ranks_are_whole_and_positive(khvdrun, numbers):
+    ended = khvdrun.run("--scaling", numbers, "true")
+    assert ended.returncode == 2 and "is not a number of processes" in ended.stderr
