@@ -22,7 +22,8 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 from keras_hvd import exceptions
-from keras_hvd.runtime import native, settings
+from keras_hvd.report import recorder
+from keras_hvd.runtime import native
 
 # All ways of saving use one of these: a model's methods, Keras' functions and
 # callbacks, and TensorFlow's checkpoints.
@@ -56,7 +57,7 @@ def install() -> None:
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", None)
     if orbax is not None:
         _guard(orbax, "_save_checkpoint")
-    if settings.scaling():
+    if recorder.scaling():
         # It keeps files of its own beside the weights, and resumes from what it finds.
         for name in _BACKUP_METHODS:
             method = getattr(keras.callbacks.Callback, name)
@@ -98,7 +99,7 @@ def _guard(owner: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if settings.scaling():
+        if recorder.scaling():
             return None
         require_good_steps()
         return plain(*args, **kwargs)

@@ -126,7 +126,6 @@ class Job:
         given = {**os.environ}
         # Of the job of this khvdrun itself, if that is a rank of one.
         given.pop("KERAS_HVD_REPORT", None)
-        given.pop("KERAS_HVD_SCALING", None)
         given |= options.variables
         of_all = {
             **cores.thread_variables(options.ranks),

@@ -88,10 +88,9 @@ def _speed(options: Options, ranks: int, kind: str) -> Speed:
     with tempfile.TemporaryDirectory(prefix="khvdrun-scaling-") as name:
         folder = Path(name)
         rank_records.create(folder / files.RANKS, ranks)
-        told = {"KERAS_HVD_REPORT": name, "KERAS_HVD_SCALING": kind}
-        job = dataclasses.replace(
-            options, ranks=ranks, variables={**options.variables, **told}
-        )
+        (folder / files.SCALING).write_text(kind)
+        told = {**options.variables, "KERAS_HVD_REPORT": name}
+        job = dataclasses.replace(options, ranks=ranks, variables=told)
         output = folder / "output"
         code = _run_until(job, output, folder)
         times = _times(folder)

@@ -19,7 +19,8 @@ from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.optimizer import buckets
 from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
-from keras_hvd.runtime import basics, settings
+from keras_hvd.report import recorder
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # Who raises the error, in messages.
@@ -96,7 +97,7 @@ class GradientReduction:
         number_of(self.process_set, _KIND)
         alone = self.process_set.size() == 1 and bool(self.process_set.included())
         # There, what a step submits is what counts it.
-        return alone and not settings.scaling()
+        return alone and not recorder.scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job; a copy of it would not be.
@@ -120,7 +121,7 @@ class GradientReduction:
         once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
         that is not a power of 2.
         """
-        if settings.scaling() == "meet":
+        if recorder.scaling() == "meet":
             return self._meet(f"{prefix}/meeting", grads)
         paths = _distinct_paths(variables)
         results = list(grads)

@@ -14,3 +14,6 @@ FACTS = "facts.json"
 
 COMMAND = "command"
 """`khvdrun`: what it runs."""
+
+SCALING = "scaling"
+"""`khvdrun --scaling`: what the job is for, "train" or "meet"."""

@@ -30,6 +30,9 @@ class Recorder:
         """On rank 0, samples and loss over time."""
         if record.rank == 0:
             self.series = TrainingSeries(folder / files.SERIES)
+        purpose = folder / files.SCALING
+        self.scaling = purpose.read_text() if purpose.exists() else ""
+        """In a job of `khvdrun --scaling`: whether the ranks train, or only meet."""
         self.write()
 
     def write(self) -> None:
@@ -49,6 +52,20 @@ def current() -> Recorder | None:
     True
     """
     return _recorder
+
+
+def scaling() -> str:
+    """Which job of `khvdrun --scaling` this is, "train" or "meet"; "" for none.
+
+    It is in the recording, and no variable: one that is left behind would have a later
+    job reduce nothing.
+
+    Example:
+
+    >>> scaling()
+    ''
+    """
+    return "" if _recorder is None else _recorder.scaling
 
 
 def start(

@@ -32,9 +32,6 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 ALLOCATORS = ("pool", "unchanged")
 """Values of `KERAS_HVD_ALLOCATOR`; see allocator.py."""
 
-SCALING = ("train", "meet")
-"""Values of `KERAS_HVD_SCALING`; see launch/scaling.py."""
-
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_PROCESS = "autotune compares by turns, without a Gaussian process"
 _ONE_STREAM = "all collectives of a GPU are on one stream, one after the other"
@@ -201,21 +198,6 @@ def report(environment: Mapping[str, str] | None = None) -> str:
     variables = os.environ if environment is None else environment
     found = _find_ours(variables, "REPORT")
     return "" if found is None else found.text
-
-
-def scaling(environment: Mapping[str, str] | None = None) -> str:
-    """Reads which job of `khvdrun --scaling` this is: one of `SCALING`; "" for none.
-
-    Example:
-
-    >>> scaling({"KERAS_HVD_SCALING": "meet"}), scaling({})
-    ('meet', '')
-    """
-    variables = os.environ if environment is None else environment
-    found = _find_ours(variables, "SCALING")
-    if found is None:
-        return ""
-    return SCALING[found.parse(SCALING.index, " or ".join(SCALING))]
 
 
 def allocator(environment: Mapping[str, str] | None = None) -> str:
