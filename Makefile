@@ -99,12 +99,33 @@ MISSING_FOR_TESTS = $(strip \
 	$(call unless,$(wildcard /usr/bin/srun),slurm-client) \
 	$(call unless,$(wildcard /usr/sbin/munged),munge))
 
+# Where its tests look for Debian's MPICH, which is not installed: `mpirun` would then be
+# another one for all users of this machine.
+DEBIANS_MPICH := $(VENV)/debians-mpich
+
 test-packages: | system-packages
 ifeq ($(shell id -u),0)
 	$(if $(MISSING_FOR_TESTS),apt-get update -qq)
 	$(if $(MISSING_FOR_TESTS),DEBIAN_FRONTEND=noninteractive \
 		apt-get install -qq -y --no-install-recommends $(MISSING_FOR_TESTS))
+	$(if $(wildcard $(DEBIANS_MPICH)),,$(UNPACK_MPICH))
 endif
+
+# Its libraries' names have numbers that are the distribution's.
+MPICH_NEEDS = $$(apt-cache depends mpich | grep -oP ' Depends: \K$(1).*')
+
+define UNPACK_MPICH
+	apt-get update -qq
+	apt-get install -qq -y --no-install-recommends $(call MPICH_NEEDS,libslurm)
+	rm -rf $(DEBIANS_MPICH).begun && mkdir -p $(DEBIANS_MPICH).begun/packages
+	cd $(DEBIANS_MPICH).begun/packages && \
+		apt-get download -qq mpich $(call MPICH_NEEDS,libmpich)
+	for package in $(DEBIANS_MPICH).begun/packages/*.deb; do \
+		dpkg -x $$package $(DEBIANS_MPICH).begun; \
+	done
+	rm -r $(DEBIANS_MPICH).begun/packages
+	mv $(DEBIANS_MPICH).begun $(DEBIANS_MPICH)
+endef
 
 $(BIN)/python: | system-packages
 	$(PYTHON) -m venv $(VENV)

