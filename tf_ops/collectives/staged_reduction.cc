@@ -1,6 +1,7 @@
 // See staged_reduction.h.
 #include "tf_ops/collectives/staged_reduction.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -22,11 +23,17 @@ Reduction StagedReduction::OfHosts(DataType dtype) const {
 void ReduceInStages(const Reduction& whole, DataType dtype,
                     const std::vector<const void*>& inputs,
                     const std::vector<int>& hosts, int64_t elements, void* result) {
+  const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
+                                       [&](int host) { return host == hosts[0]; });
+  if (is_one_host) {
+    return Reduce(whole, dtype, inputs.data(), static_cast<int>(inputs.size()),
+                  elements, result);
+  }
   std::map<int, std::vector<const void*>> of_hosts;
   for (size_t i = 0; i < inputs.size(); ++i) of_hosts[hosts[i]].push_back(inputs[i]);
   const StagedReduction stages(whole, static_cast<int>(inputs.size()),
                                static_cast<int>(of_hosts.size()));
-  if (of_hosts.size() == 1 || !stages.Suits(dtype)) {
+  if (!stages.Suits(dtype)) {
     return Reduce(whole, dtype, inputs.data(), static_cast<int>(inputs.size()),
                   elements, result);
   }

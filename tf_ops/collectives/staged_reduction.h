@@ -44,7 +44,7 @@ class StagedReduction {
 };
 
 // The same bits as a collective over several hosts gives. `hosts` are the numbers of
-// the inputs' hosts.
+// the inputs' hosts; none if all are of one.
 void ReduceInStages(const Reduction& whole, DataType dtype,
                     const std::vector<const void*>& inputs,
                     const std::vector<int>& hosts, int64_t elements, void* result);

@@ -29,6 +29,7 @@ TEST(StagedReductionTest, HostsAreReducedFirstAndTakenInTheirOrder) {
     return InStages<float>({}, DataType::kFloat32, inputs, hosts).front();
   };
   EXPECT_EQ(sum({0, 0, 0, 0}), 0);
+  EXPECT_EQ(sum({}), 0);
   EXPECT_EQ(sum({0, 1, 1, 0}), 2);
   EXPECT_EQ(sum({0, 1, 1, 1}), 2);
   EXPECT_EQ(sum({0, 2, 3, 1}), 2);

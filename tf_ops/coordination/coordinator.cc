@@ -275,7 +275,7 @@ void Coordinator::Settle(Entry* entry, const RankSet& members) {
                         description,
                         members,
                         std::move(joined),
-                        Inputs(round, members),
+                        TakeInputs(members, &round),
                         {},
                         Times(round)});
     round.groups.clear();
@@ -298,17 +298,19 @@ std::vector<Coordinator::Head> Coordinator::Heads(const Round& round) {
 }
 
 // The inputs of all members if all in the round gave one.
-std::vector<std::string> Coordinator::Inputs(const Round& round,
-                                             const RankSet& members) {
+std::vector<std::string> Coordinator::TakeInputs(const RankSet& members, Round* round) {
   const bool all =
-      std::all_of(round.groups.begin(), round.groups.end(),
+      std::all_of(round->groups.begin(), round->groups.end(),
                   [](const Group& group) { return !group.submission.inputs.empty(); });
   if (!all) return {};
   std::vector<std::string> inputs(members.size());
-  auto member = members.begin();
-  for (const Head& head : Heads(round)) {
-    member = std::lower_bound(member, members.end(), head.rank);
-    inputs[member - members.begin()] = head.group->submission.inputs[head.place];
+  for (Group& group : round->groups) {
+    auto member = members.begin();
+    const RankSet& ranks = group.submission.ranks;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      member = std::lower_bound(member, members.end(), ranks[i]);
+      inputs[member - members.begin()] = std::move(group.submission.inputs[i]);
+    }
   }
   return inputs;
 }

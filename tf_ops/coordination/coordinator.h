@@ -173,7 +173,7 @@ class Coordinator {
   void RemoveFromRounds(int rank, std::deque<Round>* rounds);
   void Settle(Entry* entry, const RankSet& members);
   static std::vector<Head> Heads(const Round& round);
-  static std::vector<std::string> Inputs(const Round& round, const RankSet& members);
+  static std::vector<std::string> TakeInputs(const RankSet& members, Round* round);
   std::vector<std::pair<int, double>> Times(const Round& round) const;
   void FailFirst(Entry* entry, const RankSet& members, const std::string& text, Owe owe,
                  bool departed = false);

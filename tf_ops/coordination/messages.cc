@@ -526,8 +526,17 @@ void DecisionEncoder::AddTensor(const TensorKey& key) {
   AddText(key.name, &message_);
 }
 
+DecisionEncoder::DecisionEncoder(size_t cache_capacity, std::vector<int> hosts)
+    : numbers_(cache_capacity) {
+  const bool is_one_host = std::all_of(hosts.begin(), hosts.end(),
+                                       [&](int host) { return host == hosts[0]; });
+  if (!is_one_host) hosts_ = std::move(hosts);
+}
+
 std::vector<int> DecisionEncoder::HostsOf(const std::vector<int>& ranks) const {
   std::vector<int> hosts;
+  if (hosts_.empty()) return hosts;
+  hosts.reserve(ranks.size());
   for (int rank : ranks) hosts.push_back(hosts_[rank]);
   return hosts;
 }

@@ -214,8 +214,7 @@ class DecisionEncoder {
  public:
   // `cache_capacity`: how many tensors travel as numbers. `hosts`: the number of each
   // rank's host.
-  DecisionEncoder(size_t cache_capacity, std::vector<int> hosts)
-      : numbers_(cache_capacity), hosts_(std::move(hosts)) {}
+  DecisionEncoder(size_t cache_capacity, std::vector<int> hosts);
 
   // The results are valid until the next call. `stores` is for the batch that the
   // decision runs.
@@ -228,7 +227,7 @@ class DecisionEncoder {
   std::vector<int> HostsOf(const std::vector<int>& ranks) const;
 
   NumberTable<TensorKey, TensorKeyHash> numbers_;
-  const std::vector<int> hosts_;
+  std::vector<int> hosts_;  // none if all ranks are on one
   std::string message_;
 };
 

@@ -82,7 +82,9 @@ void SubmissionReader::HandleSubmission(Submitter* from, std::string_view messag
   merged.duplicate = submission.duplicate;
   merged.ranks = from->ranks;
   if (submission.submitted.has_value()) merged.submitted = {*submission.submitted};
-  if (submission.input.has_value()) merged.inputs = {std::move(*submission.input)};
+  if (submission.input.has_value()) {
+    merged.inputs.push_back(std::move(*submission.input));
+  }
   listener_.submit(std::move(merged));
 }
 
