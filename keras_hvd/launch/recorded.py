@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable
@@ -43,6 +44,7 @@ class Recorded:
 
         rank_records.create(self.folder / files.RANKS, options.ranks)
         (self.folder / files.COMMAND).write_text(shlex.join(options.command))
+        (self.folder / files.HOST).write_text(socket.gethostname())
 
     @property
     def variables(self) -> dict[str, str]:

@@ -57,6 +57,7 @@ def start(
     size: int,
     place: int,
     table: Sequence[tuple[str, int | None]],
+    capacity: float | None,
 ) -> None:
     """Begins this rank's part, after the engine's.
 
@@ -67,6 +68,7 @@ def start(
         place: its number on its host.
         table: each rank's host and process, if they have met; empty if all are on this
             host.
+        capacity: what `capacity.measure` found.
 
     Raises:
         OSError: it cannot write to the folder.
@@ -78,4 +80,4 @@ def start(
     if rank != 0:
         return
     members = table or [(host, None)] * size
-    facts.write(_recorder.folder / files.FACTS, members)
+    facts.write(_recorder.folder / files.FACTS, members, capacity)
