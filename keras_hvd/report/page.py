@@ -59,7 +59,7 @@ def write(record: JobRecord, path: str) -> None:
 
 def _front(record: JobRecord) -> list[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.begin))
-    hosts = record.hosts
+    hosts = len({member.host for member in record.members})
     steps = int(record.intervals.steps.sum())
     facts = [
         ("Command", record.command),
