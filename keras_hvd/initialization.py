@@ -29,7 +29,7 @@ from keras_hvd.rendezvous import (
 from keras_hvd.rendezvous.links import Link
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.ranks import Meeting
-from keras_hvd.report import files
+from keras_hvd.report import capacity, files
 from keras_hvd.runtime import (
     basics,
     cores,
@@ -142,15 +142,20 @@ def _join_once(
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
-    # At once: the other ranks continue, and earlier submissions are not recorded.
     # Of a part of the processes there is no recording: khvdrun has made one folder.
     report = settings.report() if world.size == launched.size else ""
+    is_recorded = bool(report) if meeting is None else meeting.table.recorded
+    measured = _measure() if is_recorded and world.size > 1 else None
+    if world.rank != 0 and not files.is_of_this_host(report):
+        # mpirun tells the ranks of all hosts.
+        report = ""
+    # At once: the other ranks continue, and earlier submissions are not recorded.
     if report:
         _start_recording(report)
     if timeline.path:
         _start_timeline(timeline)
     if report:
-        _tell_of_this_rank(report, launched, world, meeting)
+        _tell_of_this_rank(report, launched, world, meeting, measured)
     if world.rank == 0:
         _explain_settings()
     atexit.unregister(basics.shutdown)
@@ -194,6 +199,7 @@ def _meet(
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
         mpi=_wants_mpi(world, is_whole),
+        recorded=is_whole and bool(settings.report()),
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: what is malformed must not become known when the others rely on this rank.
@@ -446,6 +452,14 @@ def _add(sets: list[ProcessSet]) -> None:
         raise
 
 
+def _measure() -> float:
+    try:
+        return capacity.measure()
+    except exceptions.KerasHvdError:
+        basics.shutdown()
+        raise
+
+
 def _start_recording(folder: str) -> None:
     path = os.fsencode(os.path.join(folder, files.TIMES))
     try:
@@ -460,14 +474,16 @@ def _tell_of_this_rank(
     launched: environment.World,
     world: environment.World,
     meeting: Meeting | None,
+    measured: float | None,
 ) -> None:
     """Begins this rank's own part of the recording, which takes NumPy."""
     from keras_hvd.report import recorder
 
     table = [] if meeting is None else meeting.table.ranks
     members = [(one.host_name, one.pid) for one in table]
+    place = world.rank, world.size, launched.local_rank
     try:
-        recorder.start(folder, world.rank, world.size, launched.local_rank, members)
+        recorder.start(folder, *place, members, measured)
     except (OSError, ValueError):
         basics.shutdown()
         raise

@@ -32,6 +32,7 @@ from keras_hvd.optimizer.distributed_class import (
     reduces_with,
 )
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers
+from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
@@ -83,13 +84,15 @@ _BEGINNING = "keras_hvd/beginning of fit"
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Base class of keras_hvd's callbacks. At size 1 it does nothing."""
+    """Base class of keras_hvd's callbacks. At size 1 it only counts for a recording."""
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         if basics.size() > 1:
             guarded_saving.install()
             surround(enclosing_list(self), model)
+        elif recorder.current() is not None:
+            _count(_calling_list(), model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -104,7 +107,28 @@ class DistributedCallback(keras.callbacks.Callback):
         """
 
 
-class _BeforeOthers(keras.callbacks.Callback):
+class _Counting(keras.callbacks.Callback):
+    """Counts what has been trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = _Steps()
+
+    def on_train_batch_end(self, batch, logs=None):
+        progress.count(self.model, self.steps.count(self.model))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.steps.begin(self.model)
+        progress.begin(epoch)
+
+    def on_test_begin(self, logs=None):
+        progress.pause(self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        progress.pause(self.model)
+
+
+class _BeforeOthers(_Counting):
     """At the front of the list: what the other callbacks must find done."""
 
     def __init__(self, others: list[keras.callbacks.Callback]):
@@ -114,7 +138,6 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._tapes_before: int | None = None
         self._epoch = 0
         self._meets = False
-        self.steps = _Steps()
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         # The same dict goes to all callbacks, the progress bar among them.
@@ -139,7 +162,7 @@ class _BeforeOthers(keras.callbacks.Callback):
             require_distributed(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
-        progress.count(self.model, self.steps.count(self.model))
+        super().on_train_batch_end(batch, logs)
         # By now the step has been traced, or has run.
         if self._tapes_before is None:
             return
@@ -152,16 +175,15 @@ class _BeforeOthers(keras.callbacks.Callback):
         self._statistics_differ = True
         self._epoch = epoch
         self._meets = True
-        self.steps.begin(self.model)
-        progress.begin(epoch)
+        super().on_epoch_begin(epoch, logs)
 
     def on_test_begin(self, logs=None):
-        progress.pause(self.model)
+        super().on_test_begin(logs)
         self._meet()
         self._average_statistics()
 
     def on_epoch_end(self, epoch, logs=None):
-        progress.pause(self.model)
+        super().on_epoch_end(epoch, logs)
         self._meet()
         self._average_statistics()
         for callback in self._others if logs is not None else ():
@@ -447,6 +469,19 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
         companion.set_model(model)
 
 
+def _count(
+    callback_list: keras.callbacks.CallbackList | None, model: keras.Model
+) -> None:
+    """Puts what counts at the front of a list, once, if it is called by one."""
+    callbacks = [] if callback_list is None else callback_list.callbacks
+    if any(isinstance(each, _Counting) for each in callbacks):
+        return
+    counting = _Counting()
+    # As `surround` does.
+    callbacks.insert(0, counting)
+    counting.set_model(model)
+
+
 def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> None:
     """TensorBoard writes as soon as it gets the model, before training begins."""
     kinds = (DistributedCallback, keras.callbacks.TensorBoard)
@@ -468,21 +503,26 @@ def _without_files(callback: keras.callbacks.Callback) -> keras.callbacks.Callba
 def enclosing_list(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.CallbackList:
-    """The CallbackList that is calling this callback's `set_model`.
+    """The CallbackList that is calling this callback's `set_model`."""
+    found = _calling_list()
+    if found is not None:
+        return found
+    raise RuntimeError(
+        f"{type(callback).__name__} works together with the other callbacks of its "
+        "keras.callbacks.CallbackList, which fit() makes; in a loop of your own, make "
+        "one with keras.callbacks.CallbackList(callbacks, model=model)"
+    )
 
-    Keras does not pass it on, so it is found among the callers.
-    """
+
+def _calling_list() -> keras.callbacks.CallbackList | None:
+    """The CallbackList among the callers, since Keras does not pass it on."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")
         if isinstance(found, keras.callbacks.CallbackList):
             return found
         frame = frame.f_back
-    raise RuntimeError(
-        f"{type(callback).__name__} works together with the other callbacks of its "
-        "keras.callbacks.CallbackList, which fit() makes; in a loop of your own, make "
-        "one with keras.callbacks.CallbackList(callbacks, model=model)"
-    )
+    return None
 
 
 def _any_rank(flag: bool, name: str) -> bool:

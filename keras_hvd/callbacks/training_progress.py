@@ -116,7 +116,9 @@ class TrainingProgress:
         own.write()
         if own.series is not None and (always or own.series.is_due(self._read_at)):
             of_all = self._samples * basics.size()
-            own.series.add(self._read_at, of_all, self._loss, self._samples)
+            own.series.add(
+                *(self._read_at, of_all, self._loss, self._samples, self._steps)
+            )
 
     def shown(self) -> str:
         """What rank 0's progress bar has of it; "" for nothing yet.

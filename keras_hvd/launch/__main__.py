@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from keras_hvd.exceptions import LibraryError, RendezvousError
 from keras_hvd.launch import (
@@ -17,6 +17,8 @@ from keras_hvd.launch import (
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, Job
+from keras_hvd.launch.recorded import Recorded
+from keras_hvd.rendezvous.nodes import Share
 from keras_hvd.runtime import settings
 
 
@@ -51,19 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    try:
-        kept = recorded.wanted(options, own)
-    except OSError as error:
-        reason = recorded.what_failed(error, options)
-        print(f"khvdrun: error: {reason}", file=sys.stderr)
-        return CANNOT_START
-    launcher = os.getpid()
-    code = guardian.run(lambda held, mask: Job(options, own, held, mask, kept))
-    # The job's process comes here as well, unless it was killed.
-    left = kept.left() if os.getpid() == launcher and kept is not None else ""
-    if left:
-        print(f"khvdrun: {left}", file=sys.stderr)
-    return code
+    return _run(
+        *(options, own),
+        lambda held, mask, kept: Job(options, own, held, mask, kept),
+    )
 
 
 def _on_other_hosts(options: Options) -> int:
@@ -71,7 +64,33 @@ def _on_other_hosts(options: Options) -> int:
     if options.dry_run:
         print(handed.described(options.variables))
         return 0
-    return guardian.run(lambda held, mask: HandedOver(options, handed, held, mask))
+
+    def job(held: int, mask: set[int], kept: Recorded | None) -> Job:
+        told = handed.with_variables({} if kept is None else kept.variables)
+        return HandedOver(options, told, held, mask, kept)
+
+    return _run(options, Share(0, options.ranks, ""), job)
+
+
+def _run(
+    options: Options,
+    own: Share,
+    job: Callable[[int, set[int], Recorded | None], Job],
+) -> int:
+    """Runs a job, with the recording that this host makes."""
+    try:
+        kept = recorded.wanted(options, own)
+    except OSError as error:
+        reason = recorded.what_failed(error, options)
+        print(f"khvdrun: error: {reason}", file=sys.stderr)
+        return CANNOT_START
+    launcher = os.getpid()
+    code = guardian.run(lambda held, mask: job(held, mask, kept))
+    # The job's process comes here as well, unless it was killed.
+    left = kept.left() if os.getpid() == launcher and kept is not None else ""
+    if left:
+        print(f"khvdrun: {left}", file=sys.stderr)
+    return code
 
 
 def _open_standard_files() -> None:

@@ -72,6 +72,11 @@ class Options:
     term_after: float = 5.0  # seconds from the first failure until SIGTERM
     kill_after: float = 5.0  # seconds from SIGTERM until SIGKILL
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the ranks record what they do."""
+        return self.report is not None or self.status_port is not None
+
 
 def parse(arguments: Sequence[str]) -> Options:
     """Reads the command line, or prints an error and raises SystemExit(2)."""
@@ -832,18 +837,23 @@ def _check_alone(parser: _Parser, given: argparse.Namespace) -> None:
 
 def _check_handed_over(parser: _Parser, given: argparse.Namespace, host: str) -> None:
     """Refuses what mpirun or srun cannot be told."""
+    is_recorded = given.report is not None or given.status_port is not None
+    is_elsewhere = is_recorded and not hosts.is_here(host)
     for is_given, option, advice in (
         (given.nnodes > 1, "--nnodes", "it is for a khvdrun on each host, without -H"),
         (given.diagnose, "--diagnose", "start it on each host, with --nnodes"),
-        (given.report is not None, "--report", _ON_EACH),
-        (given.status_port is not None, "--status", _ON_EACH),
+        (is_elsewhere and given.report is not None, "--report", _RANK_0_HERE),
+        (is_elsewhere and given.status_port is not None, "--status", _RANK_0_HERE),
     ):
         if is_given:
             parser.error(f"{option} does not go with other hosts ({host!r}): {advice}")
 
 
-# What reads the ranks' records must be on their host.
-_ON_EACH = "start khvdrun on each host, with --nnodes"
+# What reads rank 0's records must be on its host, which is the first.
+_RANK_0_HERE = (
+    "name this host first, where rank 0 then runs, or start khvdrun on each host, with "
+    "--nnodes"
+)
 
 
 def _words(text: str) -> tuple[str, ...]:

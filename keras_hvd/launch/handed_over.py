@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_hvd.launch import rank, report
@@ -23,6 +23,8 @@ from keras_hvd.launch.output import (
     is_of_tensorflows_start,
 )
 from keras_hvd.launch.rank import Rank
+from keras_hvd.launch.recorded import Recorded
+from keras_hvd.launch.status import RankEnd
 from keras_hvd.rendezvous import open_files
 from keras_hvd.rendezvous.nodes import Share
 
@@ -142,9 +144,15 @@ class HandedOver(Job):
     """A job whose ranks another launcher starts: it is this job's only process."""
 
     def __init__(
-        self, options: Options, handed: HandOver, guardian: int, signal_mask: set[int]
+        self,
+        options: Options,
+        handed: HandOver,
+        guardian: int,
+        signal_mask: set[int],
+        recorded: Recorded | None,
     ):
-        super().__init__(options, Share(0, options.ranks, ""), guardian, signal_mask)
+        share = Share(0, options.ranks, "")
+        super().__init__(options, share, guardian, signal_mask, recorded)
         self._handed = handed
         self._tails: dict[int, Tail] = {}
         self._own = Tail(rank.TAIL_LINES)
@@ -193,15 +201,25 @@ class HandedOver(Job):
         ended.status = status
         self._note(f"{self._handed.launcher} {report.describe(ended)}")
 
+    def _rank_ends(self) -> list[RankEnd]:
+        # Their launcher knows.
+        return []
+
+    def _last_words(self) -> Iterable[Tail]:
+        return self._tails.values()
+
     def _conclude(self) -> int:
         if not self._could_start:
             return CANNOT_START
         (launcher,) = self._ranks
         code = report.exit_code(launcher)
         if code == 0:
+            self._ended = "ended successfully"
             return 0
+        self._ended = f"failed: {self._handed.launcher} {report.describe(launcher)}"
         by = self._interrupted_by
         if by is not None:
+            self._ended = f"was ended by {by.name}"
             self._say(f"the job was ended by {by.name}")
             return 128 + by
         tails = {number: tail.lines() for number, tail in self._tails.items()}

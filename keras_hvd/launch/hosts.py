@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_hvd.launch.usage import UsageError
+from keras_hvd.rendezvous import network_interfaces
 
 # Either says it.
 _LSF_HOSTS = "LSB_MCPU_HOSTS"
@@ -111,6 +112,23 @@ def are_here(hosts: Iterable[HostSlots]) -> bool:
     here = socket.gethostname()
     own = {"localhost", "127.0.0.1", here, here.partition(".")[0]}
     return all(host.name in own for host in hosts)
+
+
+def is_here(name: str) -> bool:
+    """Whether this is a name of this host, or one of its addresses.
+
+    Example:
+
+    >>> is_here("127.0.0.1"), is_here("nowhere.invalid")
+    (True, False)
+    """
+    if are_here([HostSlots(name, None)]):
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(network_interfaces.name_of(str(one[4][0])) for one in found)
 
 
 def check_slots(hosts: Sequence[HostSlots], ranks: int) -> None:

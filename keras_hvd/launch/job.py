@@ -12,17 +12,17 @@ import selectors
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from keras_hvd import allocator
 from keras_hvd.launch import processes, rank, report
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
-from keras_hvd.launch.output import Screen, Stream
+from keras_hvd.launch.output import Screen, Stream, Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.share import environment_of
-from keras_hvd.launch.status import Listener, RankEnd, Status
+from keras_hvd.launch.status import RankEnd, Status
 from keras_hvd.rendezvous.nodes import Share
 from keras_hvd.runtime import cores
 
@@ -96,6 +96,8 @@ class Job:
         """Runs the job to its end and returns khvdrun's exit code."""
         try:
             self._start()
+            # Last: a process that has threads should not fork.
+            self._serve_status()
         except OSError as error:
             self._say(f"error: {self._what_failed(error)}: {error.strerror}")
             self._could_start = False
@@ -111,7 +113,7 @@ class Job:
     def _finish_recording(self) -> None:
         if self._recorded is None:
             return
-        said = [each for one in self._ranks for each in one.stderr.warnings]
+        said = [each for tail in self._last_words() for each in tail.warnings]
         line = self._recorded.finish(self._ended, said)
         if line:
             self._say(line)
@@ -145,19 +147,24 @@ class Job:
             own = bound[here]
             where = f", bound to cores {sorted(own)}" if own else ""
             self._note(f"rank {number} is process {started.process}{where}")
-        # Last: a process that has threads should not fork.
-        if self._recorded is not None and self._recorded.listener is not None:
-            self._serve_status(self._recorded, self._recorded.listener)
 
-    def _serve_status(self, recorded: Recorded, listener: Listener) -> None:
-        def ends() -> list[RankEnd]:
-            return [
-                RankEnd(one.number, report.state(one), report.last_error(one))
-                for one in self._ranks
-            ]
+    def _serve_status(self) -> None:
+        recorded = self._recorded
+        if recorded is None or recorded.listener is None:
+            return
+        status = Status(recorded.folder, self._share.size, self._rank_ends)
+        recorded.listener.serve(status)
+        self._say(f"the job's status is at {recorded.listener.address}/status")
 
-        listener.serve(Status(recorded.folder, self._share.size, ends))
-        self._say(f"the job's status is at {listener.address}/status")
+    def _rank_ends(self) -> list[RankEnd]:
+        return [
+            RankEnd(one.number, report.state(one), report.last_error(one))
+            for one in self._ranks
+        ]
+
+    def _last_words(self) -> Iterable[Tail]:
+        """What each rank has written to its stderr."""
+        return [one.stderr for one in self._ranks]
 
     @property
     def _program(self) -> str:

@@ -6,6 +6,7 @@ of a host.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -54,6 +55,11 @@ class HandOver:
     environment: Mapping[str, str]
     names: tuple[str, ...]
     tag: re.Pattern[bytes]
+
+    def with_variables(self, variables: Mapping[str, str]) -> HandOver:
+        """The same with values for variables, whose names it has."""
+        environment = {**self.environment, **variables}
+        return dataclasses.replace(self, environment=environment)
 
     def described(self, variables: Mapping[str, str]) -> str:
         """What a shell would be told, with variables that options set, and `names`."""
@@ -136,7 +142,11 @@ def _given(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
     if not given.get("KERAS_HVD_RENDEZVOUS"):
         # They draw one of their own.
         given.pop(secret.VARIABLE, None)
-    return {name: value for name, value in given.items() if not _PLACE.fullmatch(name)}
+    kept = {name: value for name, value in given.items() if not _PLACE.fullmatch(name)}
+    if options.is_recorded:
+        # The recording is made when it is known that there is a launcher.
+        kept["KERAS_HVD_REPORT"] = ""
+    return kept
 
 
 def _travels(name: str) -> bool:

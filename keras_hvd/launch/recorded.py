@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable
@@ -13,6 +14,16 @@ from pathlib import Path
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.status import Listener
 from keras_hvd.rendezvous.nodes import Share
+
+
+def prepare(folder: Path, options: Options) -> None:
+    """Writes what the ranks need in the folder of their recording."""
+    # Imported only by those who record: it takes NumPy.
+    from keras_hvd.report import files, rank_records
+
+    rank_records.create(folder / files.RANKS, options.ranks)
+    (folder / files.COMMAND).write_text(shlex.join(options.command))
+    (folder / files.HOST).write_text(socket.gethostname())
 
 
 class Recorded:
@@ -38,11 +49,7 @@ class Recorded:
         else:
             name = f"{self._report.name}.recording-"
             self.folder = Path(tempfile.mkdtemp(prefix=name, dir=self._report.parent))
-        # Imported only by those who record: it takes NumPy.
-        from keras_hvd.report import files, rank_records
-
-        rank_records.create(self.folder / files.RANKS, options.ranks)
-        (self.folder / files.COMMAND).write_text(shlex.join(options.command))
+        prepare(self.folder, options)
 
     @property
     def variables(self) -> dict[str, str]:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_hvd.launch import guardian, processes, share
+from keras_hvd.launch import guardian, processes, recorded, share
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import Job
-from keras_hvd.report import files, rank_records, recording
+from keras_hvd.report import files, recording
 from keras_hvd.report.record import Intervals
 from keras_hvd.report.speeds import Speed, Speeds
 
@@ -87,10 +87,10 @@ def _measure(options: Options, speeds: Speeds) -> Iterator[str]:
 def _speed(options: Options, ranks: int, kind: str) -> Speed:
     with tempfile.TemporaryDirectory(prefix="khvdrun-scaling-") as name:
         folder = Path(name)
-        rank_records.create(folder / files.RANKS, ranks)
-        (folder / files.SCALING).write_text(kind)
         told = {**options.variables, "KERAS_HVD_REPORT": name}
         job = dataclasses.replace(options, ranks=ranks, variables=told)
+        recorded.prepare(folder, job)
+        (folder / files.SCALING).write_text(kind)
         output = folder / "output"
         code = _run_until(job, output, folder)
         times = _times(folder)

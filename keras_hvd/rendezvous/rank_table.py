@@ -57,6 +57,7 @@ class RankTable:
     ranks: tuple[RankInfo, ...]
     data_connections: int = 1  # for tensors, between two ranks of different hosts
     mpi: bool = False  # whether MPI carries tensors, in place of these connections
+    recorded: bool = False  # whether rank 0 makes a recording of the job
 
     def hosts(self) -> list[int]:
         """Each rank's host, in the order of their lowest ranks.
@@ -252,6 +253,7 @@ def encode(table: RankTable) -> dict[str, Any]:
         "ranks": [encode_rank(one) for one in table.ranks],
         "data_connections": table.data_connections,
         "mpi": table.mpi,
+        "recorded": table.recorded,
     }
 
 
@@ -273,6 +275,7 @@ def decode(message: dict[str, Any], size: int) -> RankTable:
         tuple(decode_rank(one) for one in ranks),
         _number(message, "data_connections", 1, MOST_DATA_CONNECTIONS + 1),
         _truth(message, "mpi"),
+        _truth(message, "recorded"),
     )
     check(table)
     return table

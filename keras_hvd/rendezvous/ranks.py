@@ -62,6 +62,7 @@ class Place:
     interfaces: tuple[str, ...] = ()
     data_connections: int = 1  # rank 0's counts
     mpi: bool = False  # whether MPI is to carry tensors; the same on all ranks
+    recorded: bool = False  # whether there is a recording of the job; rank 0's counts
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class _Rank:
         meeting = secrets.token_hex(16)
         table = RankTable(
             *(job, meeting, tuple(ranks)),
-            *(self._place.data_connections, self._place.mpi),
+            *(self._place.data_connections, self._place.mpi, self._place.recorded),
         )
         rank_table.check(table)
         return table

@@ -6,6 +6,9 @@ from keras_hvd.report.record import JobRecord
 
 # Shares of the time below which nothing is worth a word.
 _MUCH, _LITTLE = 0.1, 0.03
+# Shares of what the links or the memory can pass: from here on they are the limit;
+# below, something else is.
+_FULL, _IDLE = 0.7, 0.4
 
 
 def advice(record: JobRecord) -> list[str]:
@@ -30,6 +33,8 @@ def advice(record: JobRecord) -> list[str]:
     >>> advice(job)[0][:46]
     'Moving bytes takes 20 % of the time, with no c'
     """
+    if record.size == 1:
+        return ["One rank took part, so there was nothing to exchange."]
     times = record.intervals
     seconds = float((times.end - times.begin).sum())
     if seconds <= 0:
@@ -40,7 +45,7 @@ def advice(record: JobRecord) -> list[str]:
     if waiting >= _LITTLE:
         found.append((waiting, _of_waiting(record, waiting, seconds)))
     if moving >= _LITTLE:
-        found.append((moving, _of_moving(moving)))
+        found.append((moving, _of_moving(record, moving)))
     if max(waiting, moving) < _MUCH:
         rest = f"{_percent(1 - waiting - moving)} of a step is computation"
         found.append((1.0, f"{rest}, so there is little to gain from communication."))
@@ -69,12 +74,30 @@ def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
     )
 
 
-def _of_moving(share: float) -> str:
-    return (
+def _of_moving(record: JobRecord, share: float) -> str:
+    said = (
         f"Moving bytes takes {_percent(share)} of the time, with no computation beside "
-        "it. Larger batches, `gradient_accumulation_steps` of the optimizer, 16-bit "
-        "compression of the gradients (`Compression.fp16`) and autotuning "
-        "(`khvdrun --autotune`) make it less."
+        "it."
+    )
+    fewer = (
+        "Larger batches, `gradient_accumulation_steps` of the optimizer and 16-bit "
+        "compression of the gradients (`Compression.fp16`)"
+    )
+    rates = record.rates()
+    used = rates.used if rates is not None else None
+    if used is not None and used < _IDLE:
+        return (
+            f"{said} Meanwhile only {_percent(used)} of what {record.medium} could "
+            "pass is used, as with many small tensors, or cores that also compute: try "
+            "autotuning (`khvdrun --autotune`), larger batches, and "
+            "`gradient_accumulation_steps` of the optimizer."
+        )
+    if used is None or used < _FULL:
+        return f"{said} {fewer}, and autotuning (`khvdrun --autotune`), make it less."
+    faster = "" if record.hosts == 1 else ", as does a faster network"
+    return (
+        f"{said} Meanwhile {_percent(used)} of what {record.medium} could pass is "
+        f"used. {fewer} make it less{faster}."
     )
 
 

@@ -64,9 +64,15 @@ def _is_shown(name: str) -> bool:
     return not any(word in name for word in _SECRETS)
 
 
-def write(path: Path, members: Sequence[tuple[str, int | None]]) -> None:
-    """Writes this process' settings, and each rank's host and process."""
-    found = {"settings": settings(os.environ), "members": members}
+def write(
+    path: Path, members: Sequence[tuple[str, int | None]], capacity: float | None
+) -> None:
+    """Writes this process' settings, each rank's host and process, and the capacity."""
+    found = {
+        "settings": settings(os.environ),
+        "members": members,
+        "capacity": capacity,
+    }
     path.write_text(json.dumps(found))
 
 

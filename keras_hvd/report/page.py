@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.report.advice import advice
-from keras_hvd.report.record import Event, JobRecord, Member, Tensor
+from keras_hvd.report.record import Event, JobRecord, Member, Rates, Tensor
 
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"
@@ -103,10 +103,13 @@ def _charts(record: JobRecord) -> list[str]:
         charts += ["<h2>Throughput and loss</h2>", _line(times, rate, "samples/s")]
     if np.isfinite(times.loss).any():
         charts.append(_line(times, times.loss, "loss of rank 0"))
+    if record.size == 1:
+        return charts
     charts += ["<h2>Time of a step</h2>", _split(record)]
-    if record.size > 1:
-        charts += ["<h2>Who waited</h2>", _heat(record)]
-    return charts
+    rates = record.rates()
+    if rates is not None:
+        charts += ["<h2>Links and memory</h2>", _throughput(record, rates)]
+    return [*charts, "<h2>Who waited</h2>", _heat(record)]
 
 
 def _line(times: Any, values: np.ndarray, name: str) -> str:
@@ -166,16 +169,46 @@ def _split(record: JobRecord) -> str:
             f" Of all its communication {100 * max(0.0, beside):.3g} % ran beside "
             "computation."
         )
-    moving = float(times.moving.sum())
-    if moving > 0:
-        while_moving, of_all = (
-            _bytes(float(times.bytes.sum()) / seconds) for seconds in (moving, total)
-        )
-        caption += (
-            f" While it moved bytes, tensors of {while_moving} a second passed; over "
-            f"all of the time, of {of_all}."
-        )
     return figure(draw, caption) + table(("rank 0", "a step", "of the time"), figures)
+
+
+def _throughput(record: JobRecord, rates: Rates) -> str:
+    """What could pass, and what did."""
+    bars = [
+        ("could pass", rates.possible, _COMPUTING),
+        ("passed while moving", rates.moving, _MOVING),
+        ("passed over all", rates.overall, _MOVING),
+    ]
+    known = [each for each in bars if each[1]]
+
+    def draw(axes: Any) -> None:
+        names, values, colors = zip(*known)
+        axes.barh(names, [value / 1e6 for value in values], color=colors, height=0.6)
+        axes.invert_yaxis()
+        axes.set_xlabel("MB of tensors in a second")
+
+    return figure(draw, _of_rates(record, rates))
+
+
+def _of_rates(record: JobRecord, rates: Rates) -> str:
+    passed = (
+        f"While rank 0 moved bytes, {_rate(rates.moving)} of tensors passed, and "
+        f"{_rate(rates.overall)} over all of the time."
+    )
+    if not rates.possible:
+        return passed
+    sent = ""
+    if record.hosts > 1:
+        # Each host reduces a part, and sends the other parts and its result.
+        sends = 2 * rates.possible * (record.hosts - 1) / record.hosts
+        sent = f", for which each host sends {_rate(sends)}"
+    medium = record.medium[0].upper() + record.medium[1:]
+    return (
+        f"{medium} could pass {_rate(rates.possible)} of tensors{sent}: so fast were "
+        f"allreduces before the job's own work began. {passed} That is "
+        f"{_percent(rates.moving / rates.possible)} and "
+        f"{_percent(rates.overall / rates.possible)} of it."
+    )
 
 
 def _heat(record: JobRecord) -> str:
@@ -321,3 +354,16 @@ def _bytes(number: float) -> str:
             return f"{number:.3g} {unit}"
         number /= 1024
     return f"{number:.3g} GiB"
+
+
+def _rate(number: float) -> str:
+    """Bytes a second, in the units of network hardware."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB/s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -79,6 +79,23 @@ class Member:
 
 
 @dataclasses.dataclass
+class Rates:
+    """Bytes of tensors in a second."""
+
+    possible: float | None
+    """With nothing beside them, as `JobRecord.capacity`."""
+    moving: float
+    """While rank 0 moved bytes."""
+    overall: float
+    """In all of the time."""
+
+    @property
+    def used(self) -> float | None:
+        """The share of what is possible that passed while bytes moved."""
+        return None if not self.possible else self.moving / self.possible
+
+
+@dataclasses.dataclass
 class JobRecord:
     """What a job did. What is not known is None, NaN or empty."""
 
@@ -98,3 +115,26 @@ class JobRecord:
     """How it ended, as a clause after "The job"; "was still running" if unknown."""
     left_out: int = 0
     """Requests that were not recorded."""
+    capacity: float | None = None
+    """Bytes of a tensor that passed in a second before the job's own work began, with
+    nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts the ranks were on."""
+        return len({member.host for member in self.members})
+
+    @property
+    def medium(self) -> str:
+        """What the bytes passed through."""
+        return "the memory" if self.hosts == 1 else "the links between the hosts"
+
+    def rates(self) -> Rates | None:
+        """How fast tensors passed; None if none were seen to."""
+        times = self.intervals
+        moving = float(times.moving.sum())
+        overall = float((times.end - times.begin).sum())
+        if moving <= 0 or overall <= 0:
+            return None
+        passed = float(times.bytes.sum())
+        return Rates(self.capacity, passed / moving, passed / overall)

@@ -74,6 +74,7 @@ def start(
     size: int,
     place: int,
     table: Sequence[tuple[str, int | None]],
+    capacity: float | None,
 ) -> None:
     """Begins this rank's part, after the engine's.
 
@@ -84,6 +85,7 @@ def start(
         place: its number on its host.
         table: each rank's host and process, if they have met; empty if all are on this
             host.
+        capacity: what `capacity.measure` found.
 
     Raises:
         OSError: it cannot write to the folder.
@@ -95,4 +97,4 @@ def start(
     if rank != 0:
         return
     members = table or [(host, None)] * size
-    facts.write(_recorder.folder / files.FACTS, members)
+    facts.write(_recorder.folder / files.FACTS, members, capacity)

@@ -82,11 +82,13 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
     known = facts.read(folder / files.FACTS)
     ranks = _rank_records(folder)
     series = _series(folder)
+    # A job of `khvdrun --scaling` meets in its steps, also if it is of one rank.
+    is_alone = times.size == 1 and not (folder / files.SCALING).exists()
     return JobRecord(
         size=times.size,
         begin=times.begin,
         seconds=times.seconds,
-        intervals=_intervals(times, series),
+        intervals=(_alone if is_alone else _intervals)(times, series),
         tensors=times.tensors(),
         events=times.events(),
         members=_members(times.size, known.get("members", []), ranks),
@@ -94,6 +96,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         command=_text(folder / files.COMMAND),
         ended="was still running",
         left_out=times.left_out,
+        capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
     )
 
 
@@ -214,6 +217,31 @@ def _intervals(times: _Times, series: np.ndarray) -> Intervals:
     )
 
 
+def _alone(times: _Times, series: np.ndarray) -> Intervals:
+    """Those of a job of one rank, whose engine reduces no gradients."""
+    grown = np.diff(series, axis=0)
+    trained = grown[:, 4] > 0
+    begin = series[:-1][trained, 0] - times.started
+    seconds, samples, loss, weight, steps = grown[trained].T
+    nothing = np.zeros(len(steps))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(weight > 0, loss / weight, np.nan)
+    return Intervals(
+        begin=begin,
+        end=begin + seconds,
+        steps=steps,
+        bytes=nothing,
+        moving=nothing,
+        waiting=nothing,
+        exposed_moving=nothing,
+        exposed_waiting=nothing,
+        waits=nothing[:, None],
+        waited_for=nothing[:, None],
+        samples=np.where(weight > 0, samples, np.nan),
+        loss=mean,
+    )
+
+
 def _members(
     size: int, known: list[tuple[str, int | None]], records: list[RankRecord]
 ) -> list[Member]:
@@ -244,7 +272,7 @@ def _series(folder: Path) -> np.ndarray:
     try:
         series = training_series.read(folder / files.SERIES)
     except FileNotFoundError:
-        return np.zeros((0, 4))
+        return np.zeros((0, 5))
     return series[np.isfinite(series).all(axis=1)]
 
 

@@ -15,7 +15,7 @@ POINTS = 4096
 """The most points that the file holds."""
 
 _MOST_OFTEN_SECONDS = 0.2
-_COLUMNS = 4
+_COLUMNS = 5
 # Which table is in use; how many points each has.
 _HEADER = 3
 
@@ -32,10 +32,10 @@ class TrainingSeries:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     series = TrainingSeries(file.name)
     ...     for time in range(10000):
-    ...         series.add(time, 32 * time, 0.5 * 32 * time, 32 * time)
+    ...         series.add(time, 32 * time, 0.5 * 32 * time, 32 * time, time)
     ...     points = read(file.name)
     >>> len(points) <= POINTS, points[0].tolist(), points[1].tolist()
-    (True, [0.0, 0.0, 0.0, 0.0], [8.0, 256.0, 128.0, 256.0])
+    (True, [0.0, 0.0, 0.0, 0.0, 0.0], [8.0, 256.0, 128.0, 256.0, 8.0])
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -50,7 +50,9 @@ class TrainingSeries:
         """Whether a point at this time would be kept: it is not too soon."""
         return time - self._last >= self._apart
 
-    def add(self, time: float, samples: float, loss: float, weight: float) -> None:
+    def add(
+        self, time: float, samples: float, loss: float, weight: float, steps: float
+    ) -> None:
         """Adds a point: all are sums from the beginning of the job.
 
         Args:
@@ -58,6 +60,7 @@ class TrainingSeries:
             samples: of all ranks.
             loss: rank 0's, the sum over its samples.
             weight: rank 0's samples.
+            steps: rank 0's.
         """
         active = int(self._header[0])
         count = int(self._header[1 + active])
@@ -69,13 +72,13 @@ class TrainingSeries:
             self._header[1 + active] = count
             self._header[0] = active
             self._apart *= 2
-        self._tables[active][count] = time, samples, loss, weight
+        self._tables[active][count] = time, samples, loss, weight, steps
         self._header[1 + active] = count + 1
         self._last = time
 
 
 def read(path: str | os.PathLike[str]) -> np.ndarray:
-    """The points: float64 of shape (points, 4), as given to `TrainingSeries.add`."""
+    """The points: float64 of shape (points, 5), as given to `TrainingSeries.add`."""
     numbers = np.fromfile(path, np.float64)
     if len(numbers) != _numbers():
         return np.zeros((0, _COLUMNS))

@@ -229,7 +229,7 @@ _ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
 
 # Phases within a collective come below it; phases on the GPU come last.
 _COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
-_PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT")
+_PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "EXCHANGE", "REDUCE", "COPY_OUT")
 _ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU")
 
 

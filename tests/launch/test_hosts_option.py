@@ -51,11 +51,10 @@ def start(khvdrun, mpi, two_hosts, tmp_path):
     mpi_in_path.write_agent(two_hosts, tmp_path)
     first, second = (host.address for host in two_hosts)
 
-    def start(*words, hosts=("-H", f"{first}:2,{second}:1"), env=None):
+    def start(*words, hosts=("-H", f"{first}:2,{second}:1"), env=None, **popen):
         own = ("-np", 3, *hosts, "--nics", "cable", f"--mpi-args={mpi.mpi_args}")
-        return khvdrun.start(
-            *(*own, *words), on=two_hosts[0], env={**mpi.environment, **(env or {})}
-        )
+        environment = {**mpi.environment, **(env or {})}
+        return khvdrun.start(*(*own, *words), on=two_hosts[0], env=environment, **popen)
 
     return start
 
@@ -90,11 +89,44 @@ print(keras_hvd.rank(), keras_hvd.size(), socket.gethostname(), flush=True)
 PLACES = ["[0] 0 3 host0", "[1] 1 3 host0", "[2] 2 3 host1"]
 
 
+WAIT = """
+if keras_hvd.rank() == 0:
+    sys.stdin.readline()
+allreduce_loop.allreduce("total", 1000)
+"""
+GET = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+
+
 @of_each_version
-def test_ranks_on_the_hosts_that_are_named_work_together(run):
-    ended = run(sys.executable, "-c", SUM)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == PLACES
+def test_ranks_on_the_hosts_that_are_named_work_together_and_are_recorded(
+    start, two_hosts, tmp_path
+):
+    report = tmp_path / "report.html"
+    options = ("--report", report, "--status", 0)
+    command = (sys.executable, "-c", SUM + WAIT)
+    with start(*options, *command, stdin=subprocess.PIPE) as job:
+        url = re.search(r"status is at (\S+)", "".join(iter_until(job, "status")))[1]
+        shown = sorted(job.stdout.readline().rstrip("\n") for _ in PLACES)
+        asked = two_hosts[0].command([sys.executable, "-c", GET, url])
+        status = json.loads(subprocess.check_output(asked))
+        _, stderr = job.communicate("go\n", timeout=60)
+    assert job.returncode == 0, stderr
+    assert shown == PLACES
+    # This host tells of its ranks, and rank 0 of the waits of all.
+    assert [rank.get("host") for rank in status["ranks"]] == ["host0", "host0", None]
+    page = report.read_text()
+    assert f"the report is in {str(report)!r}" in stderr
+    assert "3 on 2 hosts" in page and "The job ended successfully." in page
+    assert "The links between the hosts could pass" in page
+    assert [*tmp_path.glob("report.html.*")] == []
+
+
+def iter_until(job, word):
+    """The lines of its stderr until one has this word."""
+    for line in iter(job.stderr.readline, ""):
+        yield line
+        if word in line:
+            return
 
 
 def test_a_hostfile_names_them_too(run, two_hosts, tmp_path):

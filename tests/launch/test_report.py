@@ -15,6 +15,7 @@ import urllib.request
 from collections import defaultdict
 from pathlib import Path
 
+import network
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,6 +144,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert "the report is in" in stderr
     page = (tmp_path / "report.html").read_text()
     assert "wait for rank 1 on" in page and "samples/s" in page and "SIGKILL" in page
+    assert "The memory could pass" in page
     assert not [*tmp_path.glob("report.html.recording-*")]
     # Who asks is nobody the job waits for, or speaks of.
     assert "rank 1" in stderr and "SIGKILL" in stderr
@@ -159,6 +161,8 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
         own = seconds["waits", rank], seconds["waited for", rank]
         assert intervals.waits[:, rank].sum() == pytest.approx(own[0], rel=0.01)
         assert intervals.waited_for[:, rank].sum() == pytest.approx(own[1], rel=0.01)
+    # Of allreduces that are not among the job's own.
+    assert 10e6 < job.capacity < 1e12
     assert len(job.tensors) > 5
     for tensor in job.tensors:
         total = tensor.negotiating + tensor.queued + tensor.running
@@ -182,6 +186,76 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     assert {"Python", "TensorFlow", "Keras", "keras_hvd"} <= {*job.settings}
     assert "KERAS_HVD_SECRET" not in job.settings
     assert str(found) in job.command
+
+
+def test_one_rank_has_a_report_and_a_status_too(khvdrun, tmp_path):
+    found, report = tmp_path / "found", tmp_path / "report.html"
+    options = ("-np", 1, "--report", report, "--status", 0)
+    command = (sys.executable, RANKS / "recorded.py", found)
+    with khvdrun.start(*options, *command, stdin=subprocess.PIPE) as running:
+        url = running.stderr.readline().split()[-1]
+        for line in iter(running.stdout.readline, ""):
+            if line.endswith("trained\n"):
+                break
+        (rank,) = json.loads(get(url)[1])["ranks"]
+        running.communicate("go\n", timeout=60)
+    assert running.returncode == 0
+    assert rank["step"] == 32 and rank["samples"] == 512 and rank["epoch"] == 2
+    assert rank["samples_per_second"] > 0 and 0 < rank["loss"] < 3
+    page = report.read_text()
+    assert "there was nothing to exchange" in page and "32 steps" in page
+    assert "samples/s: median" in page and "loss of rank 0: median" in page
+    job, _, history = pickle.loads(found.read_bytes())
+    assert job.capacity is None
+    assert job.intervals.steps.sum() == 32
+    assert job.intervals.samples.sum() == 512
+    mean = np.average(job.intervals.loss, weights=job.intervals.samples)
+    assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)
+
+
+MEBIBYTES = """
+import ctypes
+from allreduce_loop import SUM, reduce_in_place
+import keras_hvd
+keras_hvd.init()
+values = (ctypes.c_int32 * (1 << 18))()
+for _ in range(10):
+    reduce_in_place("a", values, SUM)
+"""
+
+
+@pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable())
+def test_a_report_says_what_the_links_could_pass_and_did(
+    khvdrun, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(RANKS), *sys.path]))
+    monkeypatch.setenv("KERAS_HVD_SECRET", "a secret of this test")
+    report = tmp_path / "report.html"
+    with network.connected(2, "100mbit") as hosts:
+        meeting = ("--nnodes", 2, "--rendezvous", f"{hosts[0].address}:29400")
+        command = ("-np", 1, sys.executable, "-c", MEBIBYTES)
+        # Only the host of rank 0 is told of the report.
+        first, second = (
+            khvdrun.start(*meeting, "--node-rank", number, *told, *command, on=host)
+            for number, (told, host) in enumerate(
+                zip([("--report", report), ()], hosts, strict=True)
+            )
+        )
+        for job in first, second:
+            with job:
+                _, said = job.communicate(timeout=60)
+                assert job.returncode == 0, said
+    page = report.read_text()
+    could, sends, passed = (
+        float(re.search(rf"{what} ([\d.]+) MB/s", page)[1])
+        for what in ("could pass", "each host sends", "moved bytes,")
+    )
+    # 12.5 MB/s with the headers of packets; after a rest 128 kB pass at once.
+    assert 9 < could < 14 and sends == could
+    assert 9 < passed < 14
+    # And not the wait for other ranks.
+    assert "<h1>What the job did</h1><p>Moving bytes takes" in page
+    assert "of what the links between the hosts could pass is used" in page
 
 
 def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path):

@@ -54,7 +54,9 @@ def test_it_has_a_row_for_each_tensor_with_its_phases(path, rank, size):
     for tensor, kind in {"a": "ALLREDUCE", "b": "ALLGATHER", "c": "BROADCAST"}.items():
         (spans,) = [spans for name, spans in found.items() if name.endswith(tensor)]
         assert spans[:3] == [f"NEGOTIATE_{kind}", "QUEUE", f"SHARED_MEMORY_{kind}"]
-        assert set(spans[3:]) <= {"COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT"}
+        assert set(spans[3:]) <= {
+            *("COPY_IN", "WAIT_FOR_RANKS", "EXCHANGE", "REDUCE", "COPY_OUT")
+        }
         if tensor == "a":
             assert "REDUCE" in spans
             if keras_hvd.local_size() > 1:

@@ -132,7 +132,7 @@ bool HostsCommunicator::AwaitLink(int member, const std::function<bool()>& ready
   if (ready()) return true;
   const DataLink& link = LinkOf(member);
   const auto ended = [&] { return ready() || link.closed(); };
-  local_.Enter(CollectivePhase::kWait);
+  local_.Enter(CollectivePhase::kExchange);
   const bool ok = Wait(ended, members_[member]);
   local_.Enter(CollectivePhase::kNone);
   if (!ok || ready()) return ok;

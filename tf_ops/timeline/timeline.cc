@@ -302,7 +302,7 @@ void Timeline::Enter(CollectivePhase phase, int64_t begin, int64_t end) {
   phase_ = phase;
   // After the beginning of the batch, so that viewers show the nesting.
   phase_since_ = std::max(now, running_since_ + 1);
-  if (phase == CollectivePhase::kWait) return;
+  if (phase == CollectivePhase::kWait || phase == CollectivePhase::kExchange) return;
   phase_begin_ = begin;
   phase_end_ = end;
 }

@@ -17,8 +17,8 @@ namespace {
 // GPU tensors.
 constexpr char kBackend[] = "SHARED_MEMORY_";
 constexpr char kEnqueuing[] = "ENQUEUE_";
-constexpr const char* kPhaseNames[kCollectivePhases] = {"", "COPY_IN", "WAIT_FOR_RANKS",
-                                                        "REDUCE", "COPY_OUT"};
+constexpr const char* kPhaseNames[kCollectivePhases] = {
+    "", "COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT", "EXCHANGE"};
 // Names that end with an underscore precede the collective's own name.
 constexpr const char* kGpuPhaseNames[kGpuPhases] = {
     "WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", kBackend, "COPY_TO_GPU"};

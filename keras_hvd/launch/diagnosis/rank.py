@@ -14,14 +14,12 @@ from keras_hvd import initialization
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.runtime import basics, native
+from keras_hvd.runtime.host_allreduce import MIN, SUM, HostAllreduce, over_ranks
 
-# khvd_kind, khvd_dtype and khvd_reduce_op of tf_ops/engine/c_api.h
-_ALLREDUCE = 0
+# khvd_kind of tf_ops/engine/c_api.h
 _BARRIER = 3
-_FLOAT32 = 6
-_SUM = 1
-_MIN = 2
 
+_AGREE = "diagnose/agree"
 _SECONDS = 0.5
 _LEAST_CALLS = 7
 _MOST_CALLS = 5000
@@ -35,45 +33,11 @@ def main() -> None:
     try:
         initialization.init()
         # Hosts may have more or less memory.
-        least = int(_over_ranks(largest, _MIN))
+        least = int(over_ranks(_AGREE, largest, MIN))
         print(json.dumps({"rank": basics.rank(), **_measure(least)}))
     except (KerasHvdError, ValueError) as error:
         print(json.dumps({"error": str(error)}))
         sys.exit(1)
-
-
-class Allreduce:
-    """An allreduce of float32 numbers in place, prepared once.
-
-    `memory` is the address of `size` bytes, a multiple of 4. The caller keeps them
-    alive.
-    """
-
-    def __init__(self, name: str, memory: int, size: int, op: int = _SUM):
-        self._shape = (ctypes.c_int64 * 1)(size // 4)
-        self._tensor = native.Tensor(
-            dtype=_FLOAT32, rank=1, shape=self._shape, input=memory, output=memory
-        )
-        self._request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
-            kind=_ALLREDUCE,
-            name=name.encode(),
-            reduce_op=op,
-            count=1,
-            tensors=ctypes.pointer(self._tensor),
-        )
-        self._pointer = ctypes.byref(self._request)
-        self._run = native.engine().khvd_run
-
-    def seconds(self, calls: int) -> list[float]:
-        """Makes that many calls and times each, from one's end to the next."""
-        times = [time.perf_counter()]
-        for _ in range(calls):
-            code = self._run(self._pointer)
-            times.append(time.perf_counter())
-            if code != 0:
-                basics.check(code)
-        return [after - before for before, after in zip(times, times[1:])]
 
 
 def _measure(largest: int) -> dict[str, object]:
@@ -125,7 +89,7 @@ def _repeat(copy: probes.Copy, seconds: Callable[[], float]) -> float:
 
 def _reduce(size: int, memory: int, view: mmap.mmap) -> list[float]:
     """Checks the sum once, finds out how often to repeat, and repeats."""
-    allreduce = Allreduce(f"diagnose/{size}", memory, size)
+    allreduce = HostAllreduce(f"diagnose/{size}", memory, size)
     ranks = basics.size()
     given = array.array("f", [basics.rank() + 1]) * (size // 4)
     expected = array.array("f", [ranks * (ranks + 1) / 2]) * (size // 4)
@@ -143,13 +107,7 @@ def _reduce(size: int, memory: int, view: mmap.mmap) -> list[float]:
 
 def _mean_of_ranks(value: float) -> float:
     """A value's mean over ranks, so that all of them make the same number of calls."""
-    return _over_ranks(value, _SUM) / basics.size()
-
-
-def _over_ranks(value: float, op: int) -> float:
-    number = (ctypes.c_float * 1)(value)
-    Allreduce(f"diagnose/agree/{op}", ctypes.addressof(number), 4, op).seconds(1)
-    return number[0]
+    return over_ranks(_AGREE, value, SUM) / basics.size()
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:

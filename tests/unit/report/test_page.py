@@ -13,8 +13,10 @@ from keras_hvd.report.advice import advice
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 
 
-def record(waiting=0.0, moving=0.0, waited_for=(0.0, 0.0), count=10, size=2):
-    """A job of `count` stretches of a second, each of 50 steps."""
+def record(
+    waiting=0.0, moving=0.0, waited_for=(0.0, 0.0), count=10, size=2, capacity=None
+):
+    """A job of `count` stretches of a second, each of 50 steps and a mebibyte."""
     ones, begin = np.ones(count), np.arange(count, dtype=float)
     by_rank = np.outer(ones, waited_for)
     intervals = Intervals(
@@ -42,6 +44,7 @@ def record(waiting=0.0, moving=0.0, waited_for=(0.0, 0.0), count=10, size=2):
         settings={"Keras": "3.15"},
         command="python train.py",
         ended="ended well",
+        capacity=capacity,
     )
 
 
@@ -71,6 +74,53 @@ def test_the_larger_share_comes_first():
     first, second = advice(record(waiting=0.2, moving=0.3))
     assert first.startswith("Moving bytes takes 30 % of the time")
     assert "20 % of the time" in second
+
+
+# While moving 1 MiB in 0.31 s, 3.38 MB/s.
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        (3.6e6, "Meanwhile 94 % of what the links between the hosts could pass is"),
+        (30e6, "Meanwhile only 11.3 % of what the links between the hosts could pass"),
+        (6e6, "16-bit compression of the gradients (`Compression.fp16`), and auto"),
+        (None, "16-bit compression of the gradients (`Compression.fp16`), and auto"),
+    ],
+)
+def test_what_to_try_depends_on_what_the_links_could_pass(capacity, said):
+    (text,) = advice(record(moving=0.3, capacity=capacity))
+    assert text.startswith("Moving bytes takes 30 % of the time") and said in text
+    assert ("faster network" in text) == (capacity == 3.6e6)
+    assert ("many small tensors" in text) == (capacity == 30e6)
+
+
+def test_nobody_is_advised_a_faster_network_on_one_host():
+    job = record(moving=0.3, capacity=3.6e6)
+    for member in job.members:
+        member.host = "one"
+    (text,) = advice(job)
+    assert "of what the memory could pass" in text and "network" not in text
+
+
+def test_what_could_pass_is_beside_what_did(tmp_path):
+    job = record(0, 0.3, (0.0, 0.0, 0.0), size=3, capacity=12e6)
+    text = written(job, tmp_path)
+    assert "could pass 12 MB/s of tensors, for which each host sends 16 MB/s" in text
+    assert "3.38 MB/s of tensors passed, and 1.05 MB/s over all of the time" in text
+    assert "28.2 % and 8.74 % of it" in text
+    for bar in ("could pass", "passed while moving", "passed over all"):
+        assert re.search(rf"<text [^>]*>{bar}</text>", text)
+
+
+def test_what_passed_is_shown_alone_if_nothing_was_measured(tmp_path):
+    text = written(record(moving=0.3), tmp_path)
+    assert "While rank 0 moved bytes, 3.38 MB/s" in text and "could pass" not in text
+
+
+def test_one_rank_has_nothing_to_exchange(tmp_path):
+    text = written(record(size=1, waited_for=(0.0,)), tmp_path)
+    assert "there was nothing to exchange" in text
+    assert "samples/s: median 800." in text and "loss of rank 0" in text
+    assert "Time of a step" not in text and "Links and memory" not in text
 
 
 def test_a_job_without_steps_has_a_page(tmp_path):
