@@ -59,17 +59,19 @@ def write(record: JobRecord, path: str) -> None:
 
 def _front(record: JobRecord) -> list[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.begin))
-    hosts = len({member.host for member in record.members})
+    hosts = {member.host for member in record.members}
+    on_hosts = f" on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
     steps = int(record.intervals.steps.sum())
     facts = [
         ("Command", record.command),
         ("Began", begun),
         ("Recorded", f"{_seconds(record.seconds)}, {steps:,} steps"),
-        ("Ranks", f"{record.size} on {hosts} host{'s' if hosts > 1 else ''}"),
+        ("Ranks", f"{record.size}{'' if None in hosts else on_hosts}"),
         ("End", f"The job {record.ended}."),
     ]
     if record.left_out:
         facts.append(("Not recorded", f"{record.left_out:,} requests"))
+    facts.append(("Not known", record.not_known))
     said = "".join(f"<p>{_marked(text)}</p>" for text in advice(record))
     return [
         "<h1>What the job did</h1>",
@@ -245,7 +247,9 @@ def _tables(record: JobRecord) -> list[str]:
         parts += ["<h2>Slowest tensors</h2>", _of_tensors(record.tensors)]
     if record.events:
         parts += ["<h2>Warnings, stalls and the end</h2>", _of_events(record.events)]
-    parts += ["<h2>Who took part</h2>", _of_members(record.members)]
+    known = [each for each in record.members if each.host]
+    if known:
+        parts += ["<h2>Who took part</h2>", _of_members(known)]
     if record.settings:
         settings = sorted(record.settings.items())
         parts += ["<h2>Versions and settings</h2>", _table((), settings)]

@@ -72,7 +72,7 @@ class Member:
     """A rank, and where it ran."""
 
     rank: int
-    host: str
+    host: str | None
     cores: int | None = None
     gpu: str | None = None
     process: int | None = None
@@ -98,3 +98,5 @@ class JobRecord:
     """How it ended, as a clause after "The job"; "was still running" if unknown."""
     left_out: int = 0
     """Requests that were not recorded."""
+    not_known: str = ""
+    """What else was not, as sentences."""

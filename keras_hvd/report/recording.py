@@ -217,7 +217,7 @@ def _intervals(times: _Times, series: np.ndarray) -> Intervals:
 def _members(
     size: int, known: list[tuple[str, int | None]], records: list[RankRecord]
 ) -> list[Member]:
-    members = [Member(rank, "unknown host") for rank in range(size)]
+    members = [Member(rank, None) for rank in range(size)]
     for member, (host, process) in zip(members, known):
         member.host, member.process = host, process
     for record in records:
