@@ -25,15 +25,19 @@ _STYLE = """
   :root { --text: #e6e6e6; --page: #17191c; --line: #44484d }
 }
 body { color: var(--text); background: var(--page); margin: 0 auto; max-width: 54rem;
-  padding: 1rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+  padding: 1rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-svg { width: 100%; height: auto; color: var(--text) }
+svg { width: 100%; min-width: 36rem; height: auto; color: var(--text) }
 figure { margin: 1rem 0 } figcaption { font-size: .9rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }
-.tensors td + td, .tensors th { white-space: nowrap }
+th, td:first-child { white-space: nowrap }
+td:last-child { overflow-wrap: anywhere }
+.tensors td + td { white-space: nowrap }
+.tensors td:first-child { white-space: normal; overflow-wrap: anywhere;
+  min-width: 9rem }
 """
 
 
@@ -109,7 +113,8 @@ def _charts(record: JobRecord) -> list[str]:
 
 def _line(times: Any, values: np.ndarray, name: str) -> str:
     def draw(axes: Any) -> None:
-        axes.plot((times.begin + times.end) / 2, values, color=_MOVING, linewidth=1.2)
+        edges = np.append(times.begin, times.end[-1])
+        axes.stairs(values, edges, baseline=None, color=_MOVING, linewidth=1.2)
         axes.set_ylim(bottom=min(0.0, float(np.nanmin(values))))
         axes.set_ylabel(name)
 
@@ -134,8 +139,9 @@ def _split(record: JobRecord) -> str:
 
     def draw(axes: Any) -> None:
         axes.stackplot(
-            (times.begin + times.end) / 2,
-            *(1000 * part / steps for part in parts),
+            np.append(times.begin, times.end[-1]),
+            *(np.append(each, each[-1]) for each in (1000 * p / steps for p in parts)),
+            step="post",
             colors=(_COMPUTING, _WAITING, _MOVING),
             labels=("computing", "waiting", "moving bytes"),
         )
@@ -233,8 +239,8 @@ def _figure(draw: Callable[[Any], None], caption: str) -> str:
     picture = picture[picture.index("<svg") :].replace(_TEXT, "currentColor")
     label = f'<svg role="img" aria-label="{escape(caption)}" '
     return (
-        f"<figure>{picture.replace('<svg ', label, 1)}"
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure><div class="wide" tabindex="0">{picture.replace("<svg ", label, 1)}'
+        f"</div><figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
@@ -262,7 +268,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
 
     slowest = sorted(tensors, key=seconds, reverse=True)[:_MOST_TENSORS]
     rows = [
-        (each.name, f"{each.times:,}", _bytes(each.bytes / max(each.times, 1)))
+        (each.name, f"{each.times:,}", _size(each))
         + tuple(
             _seconds(part / max(each.times, 1))
             for part in (each.negotiating, each.queued, each.running)
@@ -271,6 +277,11 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
     ]
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
     return f'<div class="tensors">{_table(head, rows)}</div>'
+
+
+def _size(tensor: Tensor) -> str:
+    # An allgather's is not known.
+    return _bytes(tensor.bytes / max(tensor.times, 1)) if tensor.bytes else ""
 
 
 def _of_events(events: Sequence[Event]) -> str:
