@@ -67,8 +67,9 @@ def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
             "`keras_hvd.data.distribute`."
         )
     host = record.members[rank].host
+    place = f" on {host}" if host else ""
     return (
-        f"{said}. Most of all the ranks wait for rank {rank} on {host}: {last:.3g} s, "
+        f"{said}. Most of all the ranks wait for rank {rank}{place}: {last:.3g} s, "
         f"{_percent(last / seconds)} of the time. See what else runs there, whether it "
         "has as many cores, and whether its data takes longer to read."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +13,21 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.report.advice import advice
-from keras_hvd.report.record import Event, JobRecord, Member, Rates, Tensor
+from keras_hvd.report.record import (
+    Event,
+    Intervals,
+    JobRecord,
+    Member,
+    Rates,
+    Tensor,
+)
 
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"
 COLORS = _COMPUTING, _WAITING, _MOVING = "#6b9080", "#e07a3f", "#4a7fb5"
 _MOST_TENSORS = 20
+# How many stretches a picture can show.
+_MOST_DRAWN = 512
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #ffffff; --line: #d5d5d5 }
@@ -25,15 +35,19 @@ _STYLE = """
   :root { --text: #e6e6e6; --page: #17191c; --line: #44484d }
 }
 body { color: var(--text); background: var(--page); margin: 0 auto; max-width: 54rem;
-  padding: 1rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+  padding: 1rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
-svg { width: 100%; height: auto; color: var(--text) }
+svg { width: 100%; min-width: 36rem; height: auto; color: var(--text) }
 figure { margin: 1rem 0 } figcaption { font-size: .9rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0;
   text-align: left; vertical-align: top }
-.tensors td + td, .tensors th { white-space: nowrap }
+th, td:first-child { white-space: nowrap }
+td:last-child { overflow-wrap: anywhere }
+.tensors td + td { white-space: nowrap }
+.tensors td:first-child { white-space: normal; overflow-wrap: anywhere;
+  min-width: 9rem }
 """
 
 
@@ -63,17 +77,19 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def _front(record: JobRecord) -> list[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.begin))
-    hosts = len({member.host for member in record.members})
+    hosts = {member.host for member in record.members}
+    on_hosts = f" on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
     steps = int(record.intervals.steps.sum())
     facts = [
         ("Command", record.command),
         ("Began", begun),
         ("Recorded", f"{_seconds(record.seconds)}, {steps:,} steps"),
-        ("Ranks", f"{record.size} on {hosts} host{'s' if hosts > 1 else ''}"),
+        ("Ranks", f"{record.size}{'' if None in hosts else on_hosts}"),
         ("End", f"The job {record.ended}."),
     ]
     if record.left_out:
         facts.append(("Not recorded", f"{record.left_out:,} requests"))
+    facts.append(("Not known", record.not_known))
     said = "".join(f"<p>{_marked(text)}</p>" for text in advice(record))
     return [
         "<h1>What the job did</h1>",
@@ -94,9 +110,10 @@ def _marked(text: str) -> str:
 
 
 def _charts(record: JobRecord) -> list[str]:
-    times = record.intervals
-    if not len(times.steps):
+    if not len(record.intervals.steps):
         return []
+    times = _drawn(record.intervals)
+    record = dataclasses.replace(record, intervals=times)
     charts = []
     if np.isfinite(times.samples).any():
         rate = times.samples / np.maximum(times.end - times.begin, 1e-9)
@@ -112,9 +129,23 @@ def _charts(record: JobRecord) -> list[str]:
     return [*charts, "<h2>Who waited</h2>", _heat(record)]
 
 
+def _drawn(times: Intervals) -> Intervals:
+    """What is to be drawn: neighbours together where there are too many."""
+    count = len(times.steps)
+    firsts = np.arange(0, count, -(-count // _MOST_DRAWN))
+    values = vars(times) | {"loss": times.loss * times.steps}
+    sums = {name: np.add.reduceat(value, firsts) for name, value in values.items()}
+    sums["begin"] = times.begin[firsts]
+    sums["end"] = np.append(times.begin[firsts[1:]], times.end[-1])
+    sums["loss"] /= np.maximum(sums["steps"], 1)
+    return Intervals(**sums)
+
+
 def _line(times: Any, values: np.ndarray, name: str) -> str:
     def draw(axes: Any) -> None:
-        axes.plot((times.begin + times.end) / 2, values, color=_MOVING, linewidth=1.2)
+        edges = np.append(times.begin, times.end[-1])
+        axes.stairs(values, edges, baseline=None, color=_MOVING, linewidth=1.2)
+        axes.margins(x=0)
         axes.set_ylim(bottom=min(0.0, float(np.nanmin(values))))
         axes.set_ylabel(name)
 
@@ -139,12 +170,14 @@ def _split(record: JobRecord) -> str:
 
     def draw(axes: Any) -> None:
         axes.stackplot(
-            (times.begin + times.end) / 2,
-            *(1000 * part / steps for part in parts),
+            np.append(times.begin, times.end[-1]),
+            *(np.append(each, each[-1]) for each in (1000 * p / steps for p in parts)),
+            step="post",
             colors=(_COMPUTING, _WAITING, _MOVING),
             labels=("computing", "waiting", "moving bytes"),
         )
         axes.set_ylabel("ms a step")
+        axes.margins(x=0)
         axes.set_ylim(0, top)
         axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
 
@@ -159,10 +192,10 @@ def _split(record: JobRecord) -> str:
     ]
     communicating = float((times.waiting + times.moving).sum())
     caption = "Waiting and moving bytes count while no computation of rank 0 is beside."
+    if steps.max() > 1:
+        caption += f" Drawn are means of {steps.max():,.0f} steps."
     if each_step.max() > top:
-        caption += (
-            f" The longest steps, of up to {each_step.max():,.4g} ms, are cut off."
-        )
+        caption += f" What takes longer, up to {each_step.max():,.4g} ms, is cut off."
     if communicating > 0:
         beside = 1 - float(exposed.sum()) / communicating
         caption += (
@@ -268,8 +301,8 @@ def figure(draw: Callable[[Any], None], caption: str) -> str:
     picture = picture[picture.index("<svg") :].replace(_TEXT, "currentColor")
     label = f'<svg role="img" aria-label="{escape(caption)}" '
     return (
-        f"<figure>{picture.replace('<svg ', label, 1)}"
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<figure><div class="wide" tabindex="0">{picture.replace("<svg ", label, 1)}'
+        f"</div><figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
@@ -282,7 +315,9 @@ def _tables(record: JobRecord) -> list[str]:
         parts += ["<h2>Slowest tensors</h2>", _of_tensors(record.tensors)]
     if record.events:
         parts += ["<h2>Warnings, stalls and the end</h2>", _of_events(record.events)]
-    parts += ["<h2>Who took part</h2>", _of_members(record.members)]
+    known = [each for each in record.members if each.host]
+    if known:
+        parts += ["<h2>Who took part</h2>", _of_members(known)]
     if record.settings:
         settings = sorted(record.settings.items())
         parts += ["<h2>Versions and settings</h2>", table((), settings)]
@@ -295,7 +330,7 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
 
     slowest = sorted(tensors, key=seconds, reverse=True)[:_MOST_TENSORS]
     rows = [
-        (each.name, f"{each.times:,}", _bytes(each.bytes / max(each.times, 1)))
+        (each.name, f"{each.times:,}", _size(each))
         + tuple(
             _seconds(part / max(each.times, 1))
             for part in (each.negotiating, each.queued, each.running)
@@ -304,6 +339,11 @@ def _of_tensors(tensors: Iterable[Tensor]) -> str:
     ]
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
     return f'<div class="tensors">{table(head, rows)}</div>'
+
+
+def _size(tensor: Tensor) -> str:
+    # An allgather's is not known.
+    return _bytes(tensor.bytes / max(tensor.times, 1)) if tensor.bytes else ""
 
 
 def _of_events(events: Sequence[Event]) -> str:

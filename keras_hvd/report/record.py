@@ -72,7 +72,7 @@ class Member:
     """A rank, and where it ran."""
 
     rank: int
-    host: str
+    host: str | None
     cores: int | None = None
     gpu: str | None = None
     process: int | None = None
@@ -112,12 +112,14 @@ class JobRecord:
     """Versions and settings, by the names that the page shows."""
     command: str
     ended: str
-    """How it ended, as a clause after "The job"; "was still running" if unknown."""
+    """How it ended, or that this is not known, as a clause after "The job"."""
     left_out: int = 0
     """Requests that were not recorded."""
     capacity: float | None = None
     """Bytes of a tensor that passed in a second before the job's own work began, with
     nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
+    not_known: str = ""
+    """What else was not, as sentences."""
 
     @property
     def hosts(self) -> int:

@@ -64,8 +64,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         path: The folder.
 
     Returns:
-        What the job did. It `was still running`: a recording does not say how the job
-        ended, which only `khvdrun` knows.
+        What the job did. How it ended is not known: only `khvdrun` knows that.
 
     Raises:
         NotARecordingError: This is not a recording, or it has nothing yet.
@@ -94,7 +93,7 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         members=_members(times.size, known.get("members", []), ranks),
         settings=known.get("settings", {}),
         command=_text(folder / files.COMMAND),
-        ended="was still running",
+        ended="was killed, or still runs: the recording has no end",
         left_out=times.left_out,
         capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
     )
@@ -245,7 +244,7 @@ def _alone(times: _Times, series: np.ndarray) -> Intervals:
 def _members(
     size: int, known: list[tuple[str, int | None]], records: list[RankRecord]
 ) -> list[Member]:
-    members = [Member(rank, "unknown host") for rank in range(size)]
+    members = [Member(rank, None) for rank in range(size)]
     for member, (host, process) in zip(members, known):
         member.host, member.process = host, process
     for record in records:

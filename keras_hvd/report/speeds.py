@@ -133,7 +133,7 @@ class Speeds:
                 "Speed of all ranks. The copies wait for each other in each step, and "
                 "reduce nothing: their speed is what the machine allows.",
             ),
-            f'<div class="tensors">{page.table(_HEAD, rows)}</div>',
+            page.table(_HEAD, rows),
             page.table((), [("Command", self.command)]),
         ]
         path.write_text(page.document("Speed on several numbers of ranks", parts))

@@ -4,7 +4,7 @@ import argparse
 import io
 import sys
 
-from keras_hvd.timeline import summary
+from keras_hvd.timeline import events, summary
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             print(summary.text(summary.read(lines)))
-    except (OSError, summary.NotATimelineError) as error:
+    except (OSError, events.NotATimelineError) as error:
         print(f"{parser.prog}: {path}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:

@@ -1,12 +1,7 @@
-"""Summarizes a timeline: phases, slowest tensors, and the rank that others wait for.
-
-A timeline is an array of events, one on each line. If the job was killed, the end of
-the array is missing, and the last line may be incomplete.
-"""
+"""Summarizes a timeline: phases, slowest tensors, and the rank that others wait for."""
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_hvd.timeline import events
+from keras_hvd.timeline.events import NotATimelineError
+
 SLOWEST = 10
 """Number of tensors in the list of the slowest."""
-
-
-class NotATimelineError(ValueError):
-    """keras_hvd has not written this file."""
 
 
 @dataclass
@@ -100,41 +94,10 @@ def read(lines: Iterable[str]) -> Summary:
     (2, False, 8.0)
     """
     reader = _Reader()
-    was_cut_off = False
-    for line in lines:
-        event = line.strip().rstrip(",").rstrip()
-        if event in ("", "["):
-            continue
-        # Only the last line may be incomplete because the job was killed.
-        reader.summary.unreadable += was_cut_off
-        was_cut_off = False
-        if event == "]":
-            reader.summary.is_whole = True
-            continue
-        try:
-            reader.add(json.loads(event, parse_constant=_refuse))
-        except _NO_EVENT:
-            was_cut_off = True
+    reader.summary.is_whole, reader.summary.unreadable = events.read(lines, reader.add)
     if reader.summary.size == 0:
         raise NotATimelineError("this is not a timeline of keras_hvd")
     return reader.summary
-
-
-# What viewers show as a process; what rank 0 does has another one.
-_OTHER_HOSTS = 2
-# Errors from lines that something else wrote.
-_NO_EVENT = (
-    ArithmeticError,
-    AttributeError,
-    KeyError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no time")
 
 
 class _Reader:
@@ -147,7 +110,7 @@ class _Reader:
         self._last_of_batch: dict[str, tuple[int, float]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        if event.get("pid") == _OTHER_HOSTS:
+        if event.get("pid") == events.OTHER_HOSTS:
             return
         if event["ph"] == "X":
             self._add_span(event)

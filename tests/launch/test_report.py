@@ -1,6 +1,7 @@
 """What khvdrun --report has the ranks record, and where it stays after kills."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
@@ -22,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keras_hvd.launch.output import Tail
 from keras_hvd.launch.status import metrics
-from keras_hvd.report import recording
+from keras_hvd.report import recording, timelines
 from keras_hvd.timeline.summary import Spans
 
 RANKS = Path(__file__).parent / "ranks"
@@ -65,6 +66,27 @@ def sums_of(timeline):
     for (row, _), (first, _, *end) in requests.items():
         tensors[rows[row]] += (end[0] - first) / 1e6 if end else 0
     return seconds, tensors
+
+
+def check_report_of(timeline, recorded):
+    """The report made of a timeline afterwards has what the recording has."""
+    job = timelines.read([timeline])
+    assert (job.size, job.left_out) == (recorded.size, 0)
+    assert job.begin == pytest.approx(recorded.begin, abs=2)
+    assert job.seconds == pytest.approx(recorded.seconds, abs=0.5)
+    for name, sums in vars(recorded.intervals).items():
+        if name in ("samples", "loss"):
+            continue
+        own = getattr(job.intervals, name).sum(axis=0)
+        # The last event of a rank that dies may be in one of them only.
+        assert own == pytest.approx(sums.sum(axis=0), rel=0.01, abs=1e-4), name
+    found = {each.name: each for each in job.tensors}
+    for tensor in recorded.tensors:
+        own = dataclasses.astuple(found[tensor.name])[1:]
+        assert own == pytest.approx(dataclasses.astuple(tensor)[1:], rel=0.01)
+    stalls = [each.text for each in job.events if each.kind == "stall"]
+    told = [each.text for each in recorded.events if each.kind == "stall"]
+    assert stalls == [re.sub(r" \(pid \d+ on [^)]*\)", "", each) for each in told]
 
 
 def get(url):
@@ -167,6 +189,7 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     for tensor in job.tensors:
         total = tensor.negotiating + tensor.queued + tensor.running
         assert total == pytest.approx(tensors[tensor.name], rel=0.01), tensor.name
+    check_report_of(timeline, job)
     assert waits.waited_for == pytest.approx([*intervals.waited_for.sum(axis=0)])
     assert np.all(intervals.begin[1:] == intervals.end[:-1])
 
@@ -285,7 +308,7 @@ def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path)
     assert report.read_text() == "of an earlier job"
     command = [sys.executable, "-m", "keras_hvd.report", folder, "-o", report]
     subprocess.run(command, check=True)
-    assert "The job was still running." in report.read_text()
+    assert "The job was killed, or still runs" in report.read_text()
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ TEST(Timeline, HasARowForEachTensorWithItsPhases) {
   EXPECT_EQ(Phases(events, "gathered").count("SHARED_MEMORY_ALLGATHER"), 1u);
   EXPECT_EQ(Phases(events, "sent").count("COPY_IN"), 3u);
   EXPECT_EQ(Phases(events, "met").count("NEGOTIATE_BARRIER"), 1u);
+  std::multiset<double> bytes;
+  for (const std::string& event : events) {
+    if (event.find("\"bytes\":") != std::string::npos)
+      bytes.insert(Number(event, "bytes"));
+  }
+  // Of the allgather nobody knows them beforehand.
+  EXPECT_EQ(bytes, std::multiset<double>({0, 0, 12, 4000, 80000, 120000}));
   EXPECT_TRUE(Named(events, "CYCLE").empty());
   EXPECT_TRUE(Named(events, "NOT_RECORDED").empty());
 }

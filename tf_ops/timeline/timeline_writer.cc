@@ -187,7 +187,9 @@ void TimelineWriter::WriteNegotiation(const TimelineRecord& record) {
   const int64_t begin = batch->second.bytes;
   if (kind == Kind::kAllreduce) batch->second.bytes += BytesInBatch(description);
   const int64_t end = kind == Kind::kAllreduce ? batch->second.bytes : INT64_MAX;
-  batch->second.requests.push_back({row, kind, begin, end});
+  // Those of an allgather are not known.
+  const int64_t size = std::max<int64_t>(description.bytes(), 0);
+  batch->second.requests.push_back({row, kind, begin, end, size});
 }
 
 void TimelineWriter::WriteQueue(const TimelineRecord& record) {
@@ -230,6 +232,8 @@ void TimelineWriter::WriteCollective(const TimelineRecord& record) {
     BeginArguments(record.batch);
     line_ += ",\"requests\":";
     AppendInteger(requests, &line_);
+    line_ += ",\"bytes\":";
+    AppendInteger(request.size, &line_);
     if (record.number == 0) line_ += ",\"failed\":true";
     EndLine("}}");
   }

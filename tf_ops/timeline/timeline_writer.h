@@ -47,6 +47,7 @@ class TimelineWriter {
     int row = 0;
     Kind kind = Kind::kAllreduce;
     int64_t begin = 0, end = 0;  // range of the data that travels: see PhaseRecorder
+    int64_t size = 0;            // bytes of its tensors
   };
   struct Batch {
     int64_t decided = 0;

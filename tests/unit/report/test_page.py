@@ -139,7 +139,30 @@ def test_a_first_step_that_compiles_does_not_make_all_others_flat(tmp_path):
     job = record(count=40)
     job.intervals.steps[0] = 1
     text = written(job, tmp_path)
-    assert "The longest steps, of up to 1,000 ms, are cut off." in text
+    assert "What takes longer, up to 1,000 ms, is cut off." in text
+    assert "Drawn are means of 50 steps." in text
+
+
+def test_a_stretch_is_as_long_as_it_took_and_nothing_lies_between_two(tmp_path):
+    job = record(count=3)
+    job.intervals.end[0] = job.intervals.begin[1] = 1.9
+    job.intervals.samples[:] = 800, 400, 900
+    text = written(job, tmp_path)
+    drawn = re.search(rf'<path d="([^"]*)"[^>]*stroke: {page._MOVING}', text)
+    points = [
+        tuple(map(float, each.split())) for each in re.split("[ML]", drawn[1])[1:]
+    ]
+    steps = [np.subtract(after, point) for point, after in zip(points, points[1:])]
+    # Flat for as long as the stretch took, then straight to the next one.
+    assert all(0 in step for step in steps)
+    lengths = [step[0] for step in steps if step[0] > 0]
+    assert np.divide(lengths, lengths[2]) == pytest.approx([1.9, 0.1, 1], rel=0.01)
+
+
+def test_a_size_that_is_not_known_is_left_out(tmp_path):
+    job = record()
+    job.tensors = [Tensor("gathered", 1, 0, 1.0, 0.5, 2.0)]
+    assert "<td>gathered</td><td>1</td><td></td>" in written(job, tmp_path)
 
 
 def test_names_are_no_markup_and_the_page_asks_for_nothing_elsewhere(tmp_path):
@@ -161,6 +184,16 @@ def test_what_is_not_known_is_left_out(tmp_path):
     assert "None" not in text
 
 
+def test_a_picture_has_no_more_stretches_than_it_can_show(tmp_path):
+    job = record(0.25, 0.15, count=2000)
+    job.intervals.samples[4::8] = 1600
+    text = written(job, tmp_path)
+    assert "Drawn are means of 200 steps." in text
+    assert text.count("<td>12 ms</td>") == 1 and "median 900." in text
+    drawn = re.search(rf'<path d="([^"]*)"[^>]*stroke: {page._MOVING}', text)
+    assert 500 < drawn[1].count("L") < 2 * 512
+
+
 @pytest.mark.parametrize("ranks", [4, 256])
 def test_the_page_of_the_longest_job_is_below_5_mb(tmp_path, ranks):
     shares = tuple(np.random.default_rng(1).random(ranks))
@@ -168,10 +201,22 @@ def test_the_page_of_the_longest_job_is_below_5_mb(tmp_path, ranks):
     assert len(text) < 5e6
 
 
+# What heads a row or a column and takes more than a line, of those that are no names.
+_BROKEN = """
+[...document.querySelectorAll("th, td:first-child")].filter(cell => {
+  const range = document.createRange()
+  range.selectNodeContents(cell)
+  return !cell.closest(".tensors tbody") && range.getClientRects().length > 1
+}).map(cell => cell.textContent)
+"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_read_it_in_a_browser(browser, tmp_path, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    written(record(0.2, 0.1, (0.1, 0.5)), tmp_path)
+    job = record(0.2, 0.1, (0.1, 0.5))
+    job.command = 40 * "python train.py "
+    written(job, tmp_path)
     context = browser.new_context(
         color_scheme=scheme, viewport={"width": 390, "height": 844}
     )
@@ -183,7 +228,9 @@ def test_everybody_can_read_it_in_a_browser(browser, tmp_path, scheme):
     page.goto(address)
     found = axe.run(page).response
     width = page.evaluate("document.documentElement.scrollWidth")
+    broken = page.evaluate(_BROKEN)
     context.close()
+    assert broken == []
     assert complaints == [] and width == 390
     assert [each for each in requests if not each.startswith("data:")] == [address]
     assert [each["id"] for each in found["violations"]] == []
