@@ -175,17 +175,24 @@ native-tests: install
 # Those of one process, the examples in the docstrings among them, and the parallel ones on
 # one rank: two processes, which run at once.
 one-process-tests: install test-packages
-	@one_rank=0; units=0; \
-	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel \
-		> $(VENV)/one_rank.log 2>&1 & \
-	$(BIN)/python -m pytest -q tests/unit || units=$$?; \
-	wait $$! || one_rank=$$?; \
-	cat $(VENV)/one_rank.log; \
-	exit $$((units | one_rank))
+	$(call AT_ONCE,$(UNITS),$(ONE_RANK))
 
-# Those of how keras_hvd is installed and jobs are launched.
+UNITS = $(BIN)/python -m pytest -q tests/unit
+ONE_RANK = $(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
+# What the second prints follows when both have ended; an interrupt ends both.
+AT_ONCE = @one=0; other=0; $(2) > $(VENV)/at_once.log 2>&1 & trap "kill $$!" INT TERM; \
+	$(1) || one=$$?; wait $$! || other=$$?; cat $(VENV)/at_once.log; exit $$((one | other))
+
+# Those of how keras_hvd is installed and jobs are launched: two processes, which run at
+# once. Jobs on several hosts wait most of the time, for limits to pass and programs to end;
+# so those are in one, and trainings in the other.
 launch-tests: install test-packages
-	$(BIN)/python -m pytest -q tests/install tests/launch
+	$(call AT_ONCE,$(OTHER_LAUNCHES),$(LAUNCHES_ON_HOSTS))
+
+ON_HOSTS := $(patsubst %,tests/launch/test_%.py,hosts_option mpi run_on_hosts several_hosts \
+	slurm vanished_host)
+LAUNCHES_ON_HOSTS = $(BIN)/python -m pytest -q $(ON_HOSTS)
+OTHER_LAUNCHES = $(BIN)/python -m pytest -q tests/install tests/launch $(ON_HOSTS:%=--ignore=%)
 
 # The same tests in jobs of two and four ranks; which of them run where is said in
 # tests/parallel/conftest.py.
