@@ -447,8 +447,10 @@ def test_after_a_failure_nobody_waits_in_mpi_finalize(
     assert ended.returncode in codes, ended.stderr
     (failed, _) = json.loads((tmp_path / "failing.json").read_text())
     raised = [json.loads(one.read_text()) for one in tmp_path.glob("raised-*.json")]
-    # After a kill mpirun may end the others before they know, and after an MPI_Abort.
-    assert raised or how == "kill" or not mpi.is_open_mpi
+    # After a kill mpirun may end the others before they know; after an exit code Open
+    # MPI's may end one of them.
+    least = 0 if how == "kill" else 1 if mpi.is_open_mpi else 2
+    assert len(raised) >= least
     for when, text in raised:
         assert when - failed < 2
         # MPICH's mpirun kills the rest of the host at once, which then tells nobody.
