@@ -325,14 +325,15 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
-# jobs in one process; then all parallel tests on three and four ranks, those too that
-# `make test` runs on others only.
+# jobs in one process; more than 2 GiB at once between hosts; then all parallel tests on
+# three and four ranks, those too that `make test` runs on others only.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
 		--seed $(SEED) --faults $(CURDIR)/$(FAULTS) \
 		tests/launch/test_faults.py tests/launch/test_kill_time.py \
-		tests/launch/test_failure.py tests/launch/test_rejoin.py
+		tests/launch/test_failure.py tests/launch/test_rejoin.py \
+		tests/launch/test_mpi.py::test_more_than_2_gib_travel_at_once
 	for ranks in 3 4; do \
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x --all-tests \
 			tests/parallel; \

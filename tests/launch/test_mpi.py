@@ -24,6 +24,7 @@ PLACE = (sys.executable, str(RANKS / "place.py"))
 FAILING = (sys.executable, str(RANKS / "failing.py"))
 CARRIED = (sys.executable, str(RANKS / "carried.py"))
 CARRIED_AGAIN = (sys.executable, str(RANKS / "carried_again.py"))
+BEYOND_2_GIB = (sys.executable, str(RANKS / "beyond_2_gib.py"))
 BY_MPI_ALONE = (sys.executable, str(RANKS / "by_mpi_alone.py"))
 
 # Has MPI carry tensors.
@@ -129,13 +130,15 @@ def mpi(request, tmp_path) -> Mpi:
     return request.param(tmp_path)
 
 
-def run(command: list[str], mark: Path) -> subprocess.CompletedProcess:
+def run(
+    command: list[str], mark: Path, timeout: float = 60
+) -> subprocess.CompletedProcess:
     """Runs a command whose ranks have the mark among their variables."""
     ended = subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         env=ALLOWED,
     )
     assert remaining(mark) == []
@@ -310,6 +313,21 @@ def test_mpi_carries_tensors_of_each_of_several_jobs(mpi, two_hosts, tmp_path):
         assert one["found"] == [[0, 4 << 20]] * 3
 
 
+@pytest.mark.timeout(400)
+def test_more_than_2_gib_travel_at_once(mpi, two_hosts, tmp_path, is_soak):
+    if not is_soak:
+        pytest.skip("takes a minute: make soak")
+    available = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+    if int(available[1]) < 12 << 20:
+        pytest.skip("needs 12 GiB of free memory")
+    command = mpi.command(two_hosts, (1, 1), BEYOND_2_GIB, MARK=str(tmp_path))
+    found = places(run(command, tmp_path, timeout=300))
+    # Each sends half of its input and of the result, and the second one a copy.
+    size = 2_362_232_013
+    assert [one["by_mpi"] for one in found] == [[size, 0], [2 * size, 0]]
+    assert [one["by_tcp"] for one in found] == [[0, size], [0, 2 * size]]
+
+
 def test_the_command_of_the_documentation(two_hosts, tmp_path):
     debians_open_mpi(tmp_path)
     page = Path(__file__).parents[2] / "docs" / "mpi.md"
@@ -447,8 +465,10 @@ def test_after_a_failure_nobody_waits_in_mpi_finalize(
     assert ended.returncode in codes, ended.stderr
     (failed, _) = json.loads((tmp_path / "failing.json").read_text())
     raised = [json.loads(one.read_text()) for one in tmp_path.glob("raised-*.json")]
-    # After a kill mpirun may end the others before they know, and after an MPI_Abort.
-    assert raised or how == "kill" or not mpi.is_open_mpi
+    # After a kill mpirun may end the others before they know; after an exit code Open
+    # MPI's may end one of them.
+    least = 0 if how == "kill" else 1 if mpi.is_open_mpi else 2
+    assert len(raised) >= least
     for when, text in raised:
         assert when - failed < 2
         # MPICH's mpirun kills the rest of the host at once, which then tells nobody.

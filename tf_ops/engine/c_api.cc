@@ -53,6 +53,8 @@ std::shared_ptr<JobMember>& Current() {
 }
 bool g_was_initialized = false;
 constexpr int kNoExitCode = -1;
+// For the others to hear of it and to say their own errors: MPI_Abort kills them.
+constexpr auto kBeforeMpiAbort = std::chrono::seconds(1);
 // How khvd_end_process is to end. Python's main thread alone uses it.
 struct Exit {
   int code;
@@ -402,7 +404,10 @@ void khvd_set_exit(int code, int (*mpi_abort)(intptr_t communicator, int code),
 void khvd_end_process(void) {
   if (g_exit.code == kNoExitCode) return;
   fflush(nullptr);
-  if (g_exit.mpi_abort != nullptr) g_exit.mpi_abort(g_exit.communicator, g_exit.code);
+  if (g_exit.mpi_abort != nullptr) {
+    std::this_thread::sleep_for(kBeforeMpiAbort);
+    g_exit.mpi_abort(g_exit.communicator, g_exit.code);
+  }
   _exit(g_exit.code);
 }
 
