@@ -150,7 +150,7 @@ def _line(times: Any, values: np.ndarray, name: str) -> str:
         axes.set_ylabel(name)
 
     finite = values[np.isfinite(values)]
-    return figure(draw, f"{name}: median {np.median(finite):,.4g}.")
+    return figure(draw, f"{name}: median {_number(np.median(finite))}.")
 
 
 def _split(record: JobRecord) -> str:
@@ -195,7 +195,12 @@ def _split(record: JobRecord) -> str:
     if steps.max() > 1:
         caption += f" Drawn are means of {steps.max():,.0f} steps."
     if each_step.max() > top:
-        caption += f" What takes longer, up to {each_step.max():,.4g} ms, is cut off."
+        longest = _number(each_step.max())
+        caption += f" What takes longer, up to {longest} ms, is cut off."
+    if record.left_out:
+        caption += (
+            " Not all requests were recorded, so steps seem longer than they were."
+        )
     if communicating > 0:
         beside = 1 - float(exposed.sum()) / communicating
         caption += (
@@ -381,10 +386,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="wide" tabindex="0">{table}</div>'
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _seconds(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
         if seconds * scale >= 1 or seconds == 0:
-            return f"{seconds * scale:,.4g} {unit}"
+            return f"{_number(seconds * scale)} {unit}"
     return f"{seconds * 1e6:.4g} us"
 
 

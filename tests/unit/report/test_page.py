@@ -159,6 +159,23 @@ def test_a_stretch_is_as_long_as_it_took_and_nothing_lies_between_two(tmp_path):
     assert np.divide(lengths, lengths[2]) == pytest.approx([1.9, 0.1, 1], rel=0.01)
 
 
+def test_steps_of_which_not_all_was_recorded_are_said_to_seem_longer(tmp_path):
+    job = record(0.25, 0.15)
+    said = "so steps seem longer than they were"
+    assert said not in written(job, tmp_path)
+    job.left_out = 12345
+    text = written(job, tmp_path)
+    assert "12,345 requests" in text and said in text
+
+
+def test_large_numbers_are_written_out(tmp_path):
+    job = record(0.25, 0.15)
+    job.intervals.samples[:] = 25580
+    job.events = [Event(34567.0, "warning", "late")]
+    text = written(job, tmp_path)
+    assert "samples/s: median 25,580." in text and "34,567 s" in text
+
+
 def test_a_size_that_is_not_known_is_left_out(tmp_path):
     job = record()
     job.tensors = [Tensor("gathered", 1, 0, 1.0, 0.5, 2.0)]
