@@ -400,11 +400,31 @@ def test_all_are_gone_soon_after_a_node_is_cut_off(cluster, tmp_path, between):
         assert re.search(r"rank \d \(pid \d+ on host[01]\) cannot be reached", text)
 
 
-def _appears(path: Path) -> str:
+def test_a_batch_job_runs_in_its_allocation_and_scancel_ends_all_ranks(
+    cluster, tmp_path
+):
+    step = ["srun", sys.executable, "-c", CUT_OFF, str(tmp_path), "0"]
+    script, output = tmp_path / "job.sh", tmp_path / "output"
+    script.write_text(f"#!/bin/sh\n{shlex.join(step)}\n")
+    options = ("--parsable", "-N", "2", "-n", "3", "-o", output)
+    submitted = cluster.run("sbatch", *options, script, PYTHONPATH=str(RANKS))
+    assert submitted.returncode == 0, submitted.stderr
+    pids = [_appears(tmp_path / str(rank)) for rank in range(3)]
+    ended = cluster.run("scancel", submitted.stdout.strip())
+    cancelled = time.monotonic()
+    assert ended.returncode == 0, ended.stderr
+    for pid in pids:
+        _await_end(int(pid))
+    assert time.monotonic() - cancelled < 5
+    _appears(output, "CANCELLED")
+
+
+def _appears(path: Path, wanted: str = "") -> str:
     deadline = time.monotonic() + 30
     while True:
         with contextlib.suppress(FileNotFoundError):
-            if text := path.read_text():
+            text = path.read_text()
+            if text and wanted in text:
                 return text
         assert time.monotonic() < deadline, f"{path.name} does not appear"
         time.sleep(0.02)
