@@ -614,7 +614,10 @@ def _rank_count(text: str) -> int:
 
 
 def _rank_counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_rank_count(each) for each in text.split(",")}))
+    counts = tuple(sorted({_rank_count(each) for each in text.split(",")}))
+    if counts == (1,):
+        raise argparse.ArgumentTypeError("one rank has nothing to be compared with")
+    return counts
 
 
 def _node_count(text: str) -> int:

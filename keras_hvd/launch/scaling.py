@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +22,9 @@ import numpy as np
 
 from keras_hvd.launch import guardian, processes, recorded, share
 from keras_hvd.launch.command_line import Options
-from keras_hvd.launch.job import Job
+from keras_hvd.launch.job import CANNOT_START, Job
 from keras_hvd.report import files, recording
-from keras_hvd.report.record import Intervals
+from keras_hvd.report.record import Intervals, JobRecord
 from keras_hvd.report.speeds import Speed, Speeds
 
 # The first steps compile, and fill caches.
@@ -68,9 +69,16 @@ def run(options: Options) -> int:
     finally:
         _end_everything()
     print("\n".join(speeds.advice()))
-    if options.report is not None:
-        speeds.write(options.report)
-        print(f"khvdrun: the page is in {str(options.report)!r}")
+    return 0 if options.report is None else _write(speeds, options.report)
+
+
+def _write(speeds: Speeds, path: Path) -> int:
+    try:
+        speeds.write(path)
+    except OSError as error:
+        print(f"khvdrun: error: the page cannot be written: {error}", file=sys.stderr)
+        return 1
+    print(f"khvdrun: the page is in {str(path)!r}")
     return 0
 
 
@@ -93,11 +101,11 @@ def _speed(options: Options, ranks: int, kind: str) -> Speed:
         (folder / files.SCALING).write_text(kind)
         output = folder / "output"
         code = _run_until(job, output, folder)
-        times = _times(folder)
-        made = 0 if times is None else int(times.steps.sum())
-        if times is None or made < _LEFT_OUT + options.steps:
+        record = _recorded(folder)
+        made = _steps(record)
+        if record is None or made < _LEFT_OUT + options.steps:
             raise _NotMeasuredError(_why(job, output, code, made), code or 1)
-        return _speed_of(times, ranks)
+        return _speed_of(record)
 
 
 def _run_until(job: Options, output: Path, folder: Path) -> int:
@@ -110,7 +118,7 @@ def _run_until(job: Options, output: Path, folder: Path) -> int:
     ended = os.pidfd_open(guard)
     try:
         while not select.select([ended], [], [], _LOOK_SECONDS)[0]:
-            if _is_enough(_times(folder), job.steps):
+            if _is_enough(_recorded(folder), job.steps):
                 break
     finally:
         os.close(ended)
@@ -127,9 +135,14 @@ def _be_launched(job: Options, output: Path) -> None:
     written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
     for descriptor in (1, 2):
         os.dup2(written, descriptor)
-    own = share.of_this_host(job)
-    code = guardian.run(lambda held, mask: Job(job, own, held, mask))
-    os._exit(code)
+    code = CANNOT_START
+    try:
+        own = share.of_this_host(job)
+        code = guardian.run(lambda held, mask: Job(job, own, held, mask))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def _end_everything() -> None:
@@ -143,17 +156,22 @@ def _end_everything() -> None:
             has_children = False
 
 
-def _times(folder: Path) -> Intervals | None:
+def _recorded(folder: Path) -> JobRecord | None:
     """What is recorded so far, if anything."""
     try:
-        return recording.read(folder).intervals
+        return recording.read(folder)
     except recording.NotARecordingError:
         return None
 
 
-def _is_enough(times: Intervals | None, steps: int) -> bool:
-    if times is None or times.steps.sum() < _LEFT_OUT + steps:
+def _steps(record: JobRecord | None) -> int:
+    return 0 if record is None else int(record.intervals.steps.sum())
+
+
+def _is_enough(record: JobRecord | None, steps: int) -> bool:
+    if record is None or _steps(record) < _LEFT_OUT + steps:
         return False
+    times = record.intervals
     counts = _that_count(times)
     return bool(times.end[-1] - times.begin[counts][0] >= _LEAST_SECONDS)
 
@@ -182,15 +200,18 @@ def _why(job: Options, output: Path, code: int, steps: int) -> str:
     )
 
 
-def _speed_of(times: Intervals, ranks: int) -> Speed:
+def _speed_of(record: JobRecord) -> Speed:
+    times = record.intervals
     counts = _that_count(times)
     steps = times.steps[counts]
     each = (times.end - times.begin)[counts] / steps
     # Keras' counts come a few times a second, so those of a single step are a guess.
     known = np.isfinite(times.samples)
     samples = times.samples[known].sum() / max(times.steps[known].sum(), 1)
+    # Those of steps that were not recorded are among them.
+    samples *= not record.left_out
     return Speed(
-        ranks,
+        record.size,
         float(np.median(np.repeat(each, steps.astype(int)))),
         float(samples) or None,
     )

@@ -113,3 +113,8 @@ def test_options_of_one_job_do_not_go_with_it(khvdrun, option, said):
 def test_numbers_of_ranks_are_whole_and_positive(khvdrun, numbers):
     ended = khvdrun.run("--scaling", numbers, "true")
     assert ended.returncode == 2 and "is not a number of processes" in ended.stderr
+
+
+def test_one_rank_alone_is_compared_with_nothing(khvdrun):
+    ended = khvdrun.run("--scaling", "1,1", "true")
+    assert ended.returncode == 2 and "has nothing to be compared with" in ended.stderr
