@@ -66,8 +66,6 @@ def run(options: Options) -> int:
     except _NotMeasuredError as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return error.code
-    finally:
-        _end_everything()
     print("\n".join(speeds.advice()))
     return 0 if options.report is None else _write(speeds, options.report)
 
@@ -100,7 +98,11 @@ def _speed(options: Options, ranks: int, kind: str) -> Speed:
         recorded.prepare(folder, job)
         (folder / files.SCALING).write_text(kind)
         output = folder / "output"
-        code = _run_until(job, output, folder)
+        try:
+            code = _run_until(job, output, folder)
+        finally:
+            # Ranks that still run would write to the folder while it is removed.
+            _end_everything()
         record = _recorded(folder)
         made = _steps(record)
         if record is None or made < _LEFT_OUT + options.steps:
@@ -113,30 +115,26 @@ def _run_until(job: Options, output: Path, folder: Path) -> int:
     launcher = os.getpid()
     guard = os.fork()
     if guard == 0:
-        processes.die_with_parent(launcher)
-        _be_launched(job, output)
-    ended = os.pidfd_open(guard)
-    try:
+        _be_launched(launcher, job, output)
+    with open(os.pidfd_open(guard), "rb") as ended:
         while not select.select([ended], [], [], _LOOK_SECONDS)[0]:
             if _is_enough(_recorded(folder), job.steps):
                 break
-    finally:
-        os.close(ended)
-        # The job's own process kills the ranks when its guardian has died.
-        os.kill(guard, signal.SIGKILL)
-        _, status = os.waitpid(guard, 0)
-        _end_everything()
+    # The job's own process kills the ranks when its guardian has died.
+    os.kill(guard, signal.SIGKILL)
+    _, status = os.waitpid(guard, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def _be_launched(job: Options, output: Path) -> None:
+def _be_launched(launcher: int, job: Options, output: Path) -> None:
     """Is the guardian of a job from now on, and never returns."""
-    written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(written, descriptor)
     code = CANNOT_START
     try:
+        processes.die_with_parent(launcher)
+        written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(written, descriptor)
         own = share.of_this_host(job)
         code = guardian.run(lambda held, mask: Job(job, own, held, mask))
     except BaseException:
