@@ -198,9 +198,9 @@ def test_a_recording_has_the_sums_of_the_timeline_and_status_says_how_far_ranks_
     # Of Keras: 256 images of each rank for training, twice.
     assert np.nansum(intervals.samples) == pytest.approx(2 * 2 * 256)
     trained = ~np.isnan(intervals.loss)
-    # By 20 ms in each of 32 steps; who is last otherwise changes.
+    # By 100 ms in each of 32 steps; who is last otherwise changes.
     of_steps = intervals.waited_for[trained]
-    assert np.median(of_steps[:, 1]) > 0.01 > np.median(of_steps[:, 0])
+    assert np.median(of_steps[:, 1]) > 0.05 > np.median(of_steps[:, 0])
     weights = intervals.samples[trained]
     mean = np.average(intervals.loss[trained], weights=weights)
     assert mean == pytest.approx(np.mean(history["loss"]), rel=1e-4)

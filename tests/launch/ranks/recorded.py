@@ -27,7 +27,7 @@ BATCH, EPOCHS, IMAGES = 16, 2, 320
 class Late(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if keras_hvd.rank() == 1:
-            time.sleep(0.02)
+            time.sleep(0.1)
 
 
 def main() -> None:
