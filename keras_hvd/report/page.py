@@ -398,20 +398,22 @@ def _seconds(seconds: float) -> str:
 
 
 def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} GiB"
+    return _in_units(number, 1024, ("B", "KiB", "MiB", "GiB"))
 
 
 def _rate(number: float) -> str:
     """Bytes a second, in the units of network hardware."""
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if number < 999.5:
+    return _in_units(number, 1000, ("B/s", "kB/s", "MB/s", "GB/s"))
+
+
+def _in_units(number: float, base: int, units: Sequence[str]) -> str:
+    *smaller, largest = units
+    for unit in smaller:
+        # What would be rounded to it is one of the next.
+        if number < base - 0.5:
             return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB/s"
+        number /= base
+    return f"{number:.3g} {largest}"
 
 
 def _percent(share: float) -> str:

@@ -117,7 +117,7 @@ class Speeds:
             said.append(
                 f"{on}, reducing gradients takes {100 - 100 * reached / allowed:.3g} % "
                 "of what the machine allows: khvdrun --report says where, and larger "
-                "batches, fewer reductions (backward_passes_per_step) or compression "
+                "batches, gradient_accumulation_steps of the optimizer or compression "
                 "make it less."
             )
         return said or [f"{on}, there is little to win."]

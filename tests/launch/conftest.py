@@ -222,7 +222,8 @@ def start(request, khvdrun, rendezvous):
 def left_since(before: set[str]) -> list[str]:
     """New files of /dev/shm that nobody maps, though given time.
 
-    A job of another test, which may run meanwhile, soon maps its own or removes it.
+    What this test's processes left stays, since they have ended. A job of another test,
+    which may run meanwhile, soon maps its own or removes it.
     """
     deadline = time.monotonic() + 10
     while True:
