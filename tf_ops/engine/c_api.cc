@@ -53,8 +53,9 @@ std::shared_ptr<JobMember>& Current() {
 }
 bool g_was_initialized = false;
 constexpr int kNoExitCode = -1;
-// For the others to hear of it and to say their own errors: MPI_Abort kills them.
-constexpr auto kBeforeMpiAbort = std::chrono::seconds(1);
+// Others hear of a failure within two seconds, and then say their own errors: MPI_Abort
+// kills them.
+constexpr auto kBeforeMpiAbort = std::chrono::seconds(2);
 // How khvd_end_process is to end. Python's main thread alone uses it.
 struct Exit {
   int code;
