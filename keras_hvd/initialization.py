@@ -146,7 +146,7 @@ def _join_once(
     report = settings.report() if world.size == launched.size else ""
     is_recorded = bool(report) if meeting is None else meeting.table.recorded
     measured = _measure() if is_recorded and world.size > 1 else None
-    if world.rank != 0 and not files.is_of_this_host(report):
+    if report and world.rank != 0 and not files.is_of_this_host(report):
         # mpirun tells the ranks of all hosts.
         report = ""
     # At once: the other ranks continue, and earlier submissions are not recorded.

@@ -92,7 +92,9 @@ class DistributedCallback(keras.callbacks.Callback):
             guarded_saving.install()
             surround(enclosing_list(self), model)
         elif recorder.current() is not None:
-            _count(_calling_list(), model)
+            called_by = _calling_list()
+            if called_by is not None:
+                _count(called_by.callbacks, model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -469,11 +471,8 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
         companion.set_model(model)
 
 
-def _count(
-    callback_list: keras.callbacks.CallbackList | None, model: keras.Model
-) -> None:
-    """Puts what counts at the front of a list, once, if it is called by one."""
-    callbacks = [] if callback_list is None else callback_list.callbacks
+def _count(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> None:
+    """Puts what counts at the front of a list, once."""
     if any(isinstance(each, _Counting) for each in callbacks):
         return
     counting = _Counting()
