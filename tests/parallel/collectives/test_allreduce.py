@@ -58,7 +58,7 @@ def reduced_at_once(inputs, op, prescale=1.0, postscale=1.0):
     """What `inputs` make, taken in their order.
 
     8- and 16-bit floats are combined in float32 and scaled integers in float64;
-    integers are rounded towards zero.
+    integers are rounded towards zero, and scaled ones end at their type's limits.
     """
     dtype = inputs[0].dtype
     integers = np.issubdtype(dtype, np.integer)
@@ -82,7 +82,10 @@ def reduced_at_once(inputs, op, prescale=1.0, postscale=1.0):
         result = inputs[0]
         for array in inputs[1:]:
             result = combine(result, array)
-        return np.asarray(result * np.array(postscale, work)).astype(dtype)
+        result = np.asarray(result * np.array(postscale, work))
+    if integers and scaled:
+        result = result.clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return result.astype(dtype)
 
 
 # A NaN of any rank is one of the result. Of equal numbers, as zeros of both signs are,
