@@ -8,7 +8,8 @@ import pytest
 
 LOOP = Path(__file__).parent / "ranks" / "allreduce_loop.py"
 COLUMNS = (
-    "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage"
+    "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
+    "bytes_per_second,stage"
 )
 # So that what is left of a search is short.
 QUICK = {
@@ -26,11 +27,11 @@ def log(tmp_path):
 def stages(log: Path) -> list[str]:
     """What each sample was taken for, of a log whose form is as documented."""
     head, columns, best, *samples = log.read_text().splitlines()
-    assert re.fullmatch(r"keras_hvd autotune 1: ranks=2 state=(result|search)", head)
+    assert re.fullmatch(r"keras_hvd autotune 2: ranks=2 state=(result|search)", head)
     assert columns == COLUMNS
-    assert re.fullmatch(r"(\d+,){4},best", best)
+    assert re.fullmatch(r"(\d+,){5},best", best)
     for sample in samples:
-        assert re.fullmatch(r"(\d+,){5}(warmup|search|final)", sample)
+        assert re.fullmatch(r"(\d+,){6}(warmup|search|final)", sample)
     return [sample.rpartition(",")[2] for sample in samples]
 
 
@@ -47,19 +48,19 @@ def test_the_results_stay_right_and_the_next_job_starts_from_the_log(
     found = stages(log)
     assert found[:2] == ["warmup", "search"]
     # What the first search has not ruled out is compared with the defaults only.
-    best = "67108864,262144,16384,50,,best"
+    best = "67108864,262144,16384,50,12,,best"
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:2], best, *lines[3:]]) + "\n")
     ended = khvdrun.run(*options, *command, env=QUICK)
     assert ended.returncode == 0, ended.stderr
     assert set(stages(log)) == {"warmup", "final"}
     tried = {line.rsplit(",", 2)[0] for line in log.read_text().splitlines()[3:]}
-    assert tried == {"67108864,262144,16384,50", "67108864,1048576,16384,50"}
+    assert tried == {"67108864,262144,16384,50,12", "67108864,1048576,16384,50,12"}
 
 
 def test_another_number_of_ranks_starts_from_nothing(khvdrun, tmp_path, log):
     log.write_text(
-        f"keras_hvd autotune 1: ranks=3 state=result\n{COLUMNS}\n1,1024,1,1,,best\n"
+        f"keras_hvd autotune 2: ranks=3 state=result\n{COLUMNS}\n1,1024,1,1,12,,best\n"
     )
     command = (sys.executable, LOOP, tmp_path, "--steps", 100)
     variables = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": str(log)}

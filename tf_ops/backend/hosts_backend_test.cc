@@ -80,6 +80,9 @@ int64_t OutputBytes(const Request& request, size_t tensor, int member) {
   return PartSize(description.shape.front(), member, members) * RowBytes(description);
 }
 
+// From how many hosts on a test's allreduces exchange by halving.
+int64_t halving_hosts = kHalvingHosts;
+
 // Carries out a member's request. Its results.
 Tensors Carry(const Request& request, int member, CollectiveBackend* backend,
               bool succeeds = true) {
@@ -117,6 +120,7 @@ Tensors Carry(const Request& request, int member, CollectiveBackend* backend,
   BatchSettings settings;
   settings.tuning.window_bytes = request.window_bytes;
   settings.tuning.small_bytes = request.small_bytes;
+  settings.tuning.halving_hosts = halving_hosts;
   EXPECT_EQ(backend->Run(batch, settings), succeeds);
   return outputs;
 }
@@ -143,8 +147,33 @@ std::vector<std::vector<int>> MembersByHost(const Topology& topology,
   return by_host;
 }
 
-// Floats are reduced on each host and then from host to host. All else is reduced in
-// one step, as on one host; if each host has one member, in the order of the hosts.
+Buffer Combined(const Reduction& reduction, DataType dtype,
+                const std::vector<const void*>& inputs, int64_t bytes) {
+  Buffer result(bytes);
+  Reduce(reduction, dtype, inputs.data(), static_cast<int>(inputs.size()),
+         bytes / Bytes(dtype), result.data());
+  return result;
+}
+
+// The sum of the first hosts, a power of two of them, and that of the others.
+Buffer InPairs(const Reduction& reduction, DataType dtype,
+               const std::vector<const void*>& hosts, int64_t bytes) {
+  if (hosts.size() == 1) {
+    return Combined({reduction.op, reduction.prescale}, dtype, hosts, bytes);
+  }
+  size_t first = 1;
+  while (first * 2 < hosts.size()) first *= 2;
+  const auto middle = hosts.begin() + first;
+  const Reduction without_post = {reduction.op, reduction.prescale};
+  const Buffer one = InPairs(without_post, dtype, {hosts.begin(), middle}, bytes);
+  const Buffer other = InPairs(without_post, dtype, {middle, hosts.end()}, bytes);
+  return Combined({reduction.op, 1, reduction.postscale}, dtype,
+                  {one.data(), other.data()}, bytes);
+}
+
+// Floats are reduced on each host and then from host to host, those of 32 and 64 bits
+// in pairs of hosts. All else is reduced in one step, as on one host; if each host has
+// one member, in the order of the hosts.
 Buffer Reduced(const Request& request, size_t tensor, const Topology& topology,
                const std::vector<int>& members) {
   const Reduction& whole = request.description.reduction;
@@ -154,7 +183,8 @@ Buffer Reduced(const Request& request, size_t tensor, const Topology& topology,
   Buffer result(bytes);
   const auto by_host = MembersByHost(topology, members);
   const bool one_each = by_host.size() == members.size();
-  if (!IsFloating(dtype) || one_each || by_host.size() == 1) {
+  const bool pairs = IsFloating(dtype) && Bytes(dtype) >= 4;
+  if (!IsFloating(dtype) || (one_each && !pairs) || by_host.size() == 1) {
     std::vector<int> all;
     for (const auto& here : by_host) all.insert(all.end(), here.begin(), here.end());
     if (!one_each) std::sort(all.begin(), all.end());
@@ -170,15 +200,11 @@ Buffer Reduced(const Request& request, size_t tensor, const Topology& topology,
   std::vector<Buffer> of_hosts;
   std::vector<const void*> pointers;
   for (const std::vector<int>& here : by_host) {
-    Buffer& sum = of_hosts.emplace_back(bytes);
-    Reduce({op, whole.prescale, early}, dtype,
-           Pointers(request.inputs, tensor, here).data(), static_cast<int>(here.size()),
-           bytes / Bytes(dtype), sum.data());
+    const auto inputs = Pointers(request.inputs, tensor, here);
+    of_hosts.push_back(Combined({op, whole.prescale, early}, dtype, inputs, bytes));
   }
   for (const Buffer& sum : of_hosts) pointers.push_back(sum.data());
-  Reduce({op, 1, late}, dtype, pointers.data(), static_cast<int>(pointers.size()),
-         bytes / Bytes(dtype), result.data());
-  return result;
+  return (pairs ? InPairs : Combined)({op, 1, late}, dtype, pointers, bytes);
 }
 
 Buffer Rows(const Buffer& tensor, int64_t begin, int64_t end, int64_t row_bytes) {
@@ -263,11 +289,17 @@ struct Layout {
   int socket_bytes = 0;
   int connections = 1;
   Carrier carrier = Carrier::kSockets;
+  int64_t halving_hosts = kHalvingHosts;
 
   HostsOptions Options(int64_t exchange_bytes) const {
     return {exchange_bytes, socket_bytes, connections, carrier};
   }
 };
+
+Layout Halving(const char* name, const std::vector<int>& hosts, int socket_bytes = 0,
+               int connections = 1, Carrier carrier = Carrier::kSockets) {
+  return {name, hosts, socket_bytes, connections, carrier, kLeastHalvingHosts};
+}
 
 const Layout kLayouts[] = {
     {"TwoOfOne", {0, 1}},
@@ -291,13 +323,25 @@ const Layout kLayouts[] = {
     {"MpiThreeUneven", {0, 1, 2, 0, 2, 2}, 0, 1, Carrier::kMpiWithInts},
     {"MpiFourOfTwo", {0, 1, 2, 3, 3, 2, 1, 0}, 0, 1, Carrier::kMpiWithPointers},
     {"MpiFourUneven", {0, 1, 1, 2, 3, 1, 3}, 0, 1, Carrier::kMpiWithPointers},
+    Halving("HalvingThreeOfOne", {0, 1, 2}),
+    Halving("HalvingFourOfTwo", {0, 1, 2, 3, 3, 2, 1, 0}),
+    Halving("HalvingFiveUneven", {0, 1, 1, 2, 3, 1, 4, 4}),
+    Halving("HalvingSevenOfOne", {0, 1, 2, 3, 4, 5, 6}),
+    Halving("HalvingThirteen", {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 12}),
+    Halving("HalvingSlowSix", {0, 1, 2, 3, 4, 5, 5}, 1),
+    Halving("HalvingTwoConnections", {0, 1, 2, 2}, 0, 2),
+    Halving("HalvingMpiSeven", {0, 1, 2, 3, 4, 5, 6, 6}, 0, 1,
+            Carrier::kMpiWithPointers),
 };
 
 class HostsTest : public testing::TestWithParam<Layout> {
  protected:
   HostsTest()
       : job_(GetParam().hosts, GetParam().Options(kTinyExchange)),
-        members_(job_.size()) {}
+        members_(job_.size()) {
+    halving_hosts = GetParam().halving_hosts;
+  }
+  ~HostsTest() override { halving_hosts = kHalvingHosts; }
 
   HostsJob job_;
   const int members_;
@@ -760,6 +804,27 @@ TEST(HostsTrafficTest, SmallTensorsTravelWholeWhereThatIsHardlyMore) {
   EXPECT_EQ(SentByAllreduce(2, 128 << 10), 128 << 10);
   EXPECT_EQ(SentByAllreduce(4, 16 << 10), 16 << 10);
   EXPECT_EQ(SentByAllreduce(8, 4 << 10), 4 << 10);
+}
+
+// The largest parts to the nearest host, and nothing to most others.
+TEST(HostsTrafficTest, ManyHostsExchangeWithFew) {
+  HostsJob job({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {4 << 20});
+  Check(&job, GroupRequest(Kind::kAllreduce, {{DataType::kFloat32, 16 << 10}}, 12, 1));
+  const int64_t bytes[] = {0, 64 << 10, 32 << 10, 0, 16 << 10, 0, 0, 0, 8 << 10};
+  for (int host = 1; host < 12; ++host) {
+    EXPECT_EQ(job.Sent(0, host), host < 9 ? bytes[host] : 0) << host;
+  }
+}
+
+// Narrow floats would be rounded on the way.
+TEST(HostsTrafficTest, NarrowFloatsTravelDirectlyEvenBetweenMany) {
+  std::vector<int> ranks(12);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  HostsJob job(ranks, {4 << 20});
+  Check(&job,
+        GroupRequest(Kind::kAllreduce,
+                     {{DataType::kFloat16, 24 << 10}, {DataType::kFloat32, 1}}, 12, 1));
+  for (int host = 1; host < 12; ++host) EXPECT_GT(job.Sent(0, host), 0) << host;
 }
 
 TEST(HostsTrafficTest, OthersTravelInPartsWhichReturnReduced) {

@@ -60,6 +60,7 @@ bool RunAllreduce(const Batch& batch, const BatchSettings& settings,
   allreduce.stores = settings.stores[in_place ? 1 : 0];
   allreduce.window_bytes = settings.tuning.window_bytes;
   allreduce.small_bytes = settings.tuning.small_bytes;
+  allreduce.halving_hosts = settings.tuning.halving_hosts;
   const Clock::time_point start = Clock::now();
   if (!Allreduce(allreduce, communicator)) return false;
   if (store_choice != nullptr) {

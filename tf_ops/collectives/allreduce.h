@@ -32,15 +32,23 @@ inline constexpr int64_t kAllreduceSmallBytes = 16 << 10;
 // that read them; larger ones no longer fit into the own core's cache.
 inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
 
+// From how many hosts on they exchange by halving and doubling. Fewer save more time by
+// the two steps of a direct exchange than they lose by its messages.
+inline constexpr int64_t kHalvingHosts = 12;
+// Two have the same messages either way.
+inline constexpr int64_t kLeastHalvingHosts = 3;
+inline constexpr int64_t kNeverHalving = 1 << 20;
+
 struct AllreduceOptions {
   Reduction reduction;
   // The same types and sizes in the same order on every member.
   std::vector<AllreduceTensor> tensors;
   Stores stores = Stores::kOrdinary;
-  // Equal on all members, and no more than the exchange memory. A window has whole
-  // cache lines.
+  // Equal on all members. The first two are no more than the exchange memory, and a
+  // window has whole cache lines.
   int64_t small_bytes = kAllreduceSmallBytes;
   int64_t window_bytes = kAllreduceWindowBytes;
+  int64_t halving_hosts = kHalvingHosts;
 };
 
 // Returns false if the job failed meanwhile; the outputs are then undefined. Across

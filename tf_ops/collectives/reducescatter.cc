@@ -158,9 +158,9 @@ class StagedReducescatter {
       inputs[hosts_.host()] = SumOf(sums, number);
       const ReducescatterTensor& tensor = options_.tensors[part.tensor];
       const int64_t offset = part.start - parts_.of(self)[part.tensor].start;
-      Reduce(stages_.OfHosts(tensor.dtype), tensor.dtype, inputs.data(), hosts_.hosts(),
-             part.bytes / Bytes(tensor.dtype),
-             static_cast<char*>(tensor.output) + offset);
+      stages_.ReduceHosts(tensor.dtype, inputs.data(), hosts_.hosts(),
+                          part.bytes / Bytes(tensor.dtype),
+                          static_cast<char*>(tensor.output) + offset);
     }
   }
 

@@ -1,9 +1,12 @@
 // How a reduction over several hosts is divided into stages.
 //
 // Each host's members are reduced first, in the order of their ranks, and then the
-// hosts, in the order of their numbers. 8- and 16-bit floats are rounded as they leave
-// a host and at the end. If each host has only one member, there is only the second
-// stage.
+// hosts. 8- and 16-bit floats are rounded as they leave a host and at the end; what is
+// wider than the type meanwhile is taken in the order of the hosts' numbers. All else
+// is taken in pairs: the sum of the first hosts, as many of them as the largest power
+// of two below their number, and the sum of the others, each made in the same way. So
+// it does not matter where sums of some hosts are made, and how large what travels is.
+// If each host has only one member, there is only the second stage.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_STAGED_REDUCTION_H_
 
@@ -30,10 +33,31 @@ class StagedReduction {
     return one_each_ || !IsInteger(dtype) || (unscaled && !averages());
   }
 
+  // Whether the hosts are taken in pairs: what two make has the tensor's type.
+  bool PairsHosts(DataType dtype) const {
+    if (IsFloating(dtype)) return Bytes(dtype) >= 4;
+    const bool unscaled = whole_.prescale == 1 && whole_.postscale == 1;
+    return !IsInteger(dtype) || (unscaled && !averages());
+  }
+
   Reduction OfHost(DataType dtype) const;
-  Reduction OfHosts(DataType dtype) const;
+  // The second stage, of what leaves the hosts, in the order of their numbers. `result`
+  // may be one of the inputs.
+  void ReduceHosts(DataType dtype, const void* const* inputs, int hosts,
+                   int64_t elements, void* result) const;
+
+  // ---- Its steps, where PairsHosts: what leaves a host is multiplied by before, and
+  // the pairs', the last of which makes the result.
+  double BeforePairs() const { return one_each_ ? whole_.prescale : 1; }
+  // The first stage, with that in it.
+  Reduction OfHostForPairs(DataType dtype) const {
+    return one_each_ ? Reduction{ReduceOp::kSum, whole_.prescale} : OfHost(dtype);
+  }
+  Reduction OfPair() const { return {averages() ? ReduceOp::kSum : whole_.op}; }
+  Reduction OfLastPair() const;
 
  private:
+  Reduction OfHosts(DataType dtype) const;
   bool averages() const { return whole_.op == ReduceOp::kAverage; }
   // What a narrow float's average has to fit, a host's sum may exceed.
   bool DividesEarly(DataType dtype) const { return averages() && Bytes(dtype) < 4; }

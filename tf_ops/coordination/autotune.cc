@@ -19,7 +19,7 @@ constexpr size_t kFinalPairs = 9;
 // A challenger may lose one pair at most, and must win half of them by this factor.
 constexpr int kMostLosses = 1;
 constexpr double kMargin = 1.02;
-constexpr size_t kSettings = 4;
+constexpr size_t kSettings = 5;
 // Longer spinning is a mistake, and so are windows too large for any exchange memory.
 constexpr int64_t kMostSpinMicroseconds = 1000;
 constexpr int64_t kMostWindowBytes = 1 << 30;
@@ -36,14 +36,17 @@ bool IsPossible(const Tuning& tuning) {
          tuning.window_bytes % kCacheLine == 0 &&
          tuning.window_bytes <= kMostWindowBytes && tuning.small_bytes >= 0 &&
          tuning.small_bytes <= kMostWindowBytes && tuning.spin_microseconds >= 0 &&
-         tuning.spin_microseconds <= kMostSpinMicroseconds;
+         tuning.spin_microseconds <= kMostSpinMicroseconds &&
+         tuning.halving_hosts >= kLeastHalvingHosts &&
+         tuning.halving_hosts <= kNeverHalving;
 }
 
 std::string Describe(const Tuning& tuning) {
   return "fusion_bytes=" + std::to_string(tuning.fusion_bytes) +
          " window_bytes=" + std::to_string(tuning.window_bytes) +
          " small_bytes=" + std::to_string(tuning.small_bytes) +
-         " spin_microseconds=" + std::to_string(tuning.spin_microseconds);
+         " spin_microseconds=" + std::to_string(tuning.spin_microseconds) +
+         " halving_hosts=" + std::to_string(tuning.halving_hosts);
 }
 
 Autotune::Autotune(AutotuneOptions options, const Tuning& defaults)
@@ -187,6 +190,12 @@ std::vector<Tuning> Autotune::Values(size_t setting) const {
       if (options_.tunes_spin) {
         add(&Tuning::spin_microseconds, {10, 50, 150}, INT64_MAX);
       }
+      break;
+    case 4:
+      if (options_.hosts < kLeastHalvingHosts) break;
+      add(&Tuning::halving_hosts,
+          {options_.hosts < best_.halving_hosts ? kLeastHalvingHosts : kNeverHalving},
+          INT64_MAX);
       break;
   }
   return values;

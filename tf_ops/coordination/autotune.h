@@ -25,11 +25,13 @@ struct Tuning {
   int64_t window_bytes = kAllreduceWindowBytes;  // see allreduce.h
   int64_t small_bytes = kAllreduceSmallBytes;    // see allreduce.h
   int64_t spin_microseconds = 50;                // for a peer known to be ready
+  int64_t halving_hosts = kHalvingHosts;         // see allreduce.h
 
   bool operator==(const Tuning& other) const {
     return fusion_bytes == other.fusion_bytes && window_bytes == other.window_bytes &&
            small_bytes == other.small_bytes &&
-           spin_microseconds == other.spin_microseconds;
+           spin_microseconds == other.spin_microseconds &&
+           halving_hosts == other.halving_hosts;
   }
   bool operator!=(const Tuning& other) const { return !(*this == other); }
 };
@@ -53,10 +55,11 @@ struct AutotuneOptions {
   // limited only by the number of values.
   int most_samples = 0;
   // What not to tune: fusion that a user has chosen, spinning if ranks share cores and
-  // yield instead, windows that do not fit.
+  // yield instead, windows that do not fit, and how one or two hosts exchange.
   bool tunes_fusion = true;
   bool tunes_spin = true;
   int64_t most_window_bytes = 2 << 20;
+  int hosts = 1;  // of the job
   // What an earlier job has found: the best of its search, or its result, which is then
   // only compared with the defaults once more.
   enum class Known { kNothing, kBest, kResult };

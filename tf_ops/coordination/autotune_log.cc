@@ -13,7 +13,10 @@ namespace keras_hvd {
 namespace {
 
 constexpr char kColumns[] =
-    "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage";
+    "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
+    "bytes_per_second,stage";
+// A log of an earlier version of keras_hvd is replaced.
+constexpr char kEarlier[] = "keras_hvd autotune 1: ";
 
 const char* Name(Autotune::Stage stage) {
   switch (stage) {
@@ -27,20 +30,23 @@ const char* Name(Autotune::Stage stage) {
 }
 
 std::string Values(const Tuning& tuning) {
-  char text[100];
-  snprintf(text, sizeof(text), "%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",",
-           tuning.fusion_bytes, tuning.window_bytes, tuning.small_bytes,
-           tuning.spin_microseconds);
+  std::string text;
+  for (const int64_t value :
+       {tuning.fusion_bytes, tuning.window_bytes, tuning.small_bytes,
+        tuning.spin_microseconds, tuning.halving_hosts}) {
+    text += std::to_string(value) + ",";
+  }
   return text;
 }
 
 bool ParseBest(const std::string& line, Tuning* tuning) {
   int end = 0;
   const int fields =
-      sscanf(line.c_str(), "%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",,best%n",
+      sscanf(line.c_str(),
+             "%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",,best%n",
              &tuning->fusion_bytes, &tuning->window_bytes, &tuning->small_bytes,
-             &tuning->spin_microseconds, &end);
-  return fields == 4 && end == static_cast<int>(line.size()) && IsPossible(*tuning);
+             &tuning->spin_microseconds, &tuning->halving_hosts, &end);
+  return fields == 5 && end == static_cast<int>(line.size()) && IsPossible(*tuning);
 }
 
 Status Unwritable(const std::string& path) {
@@ -62,11 +68,12 @@ Status ReadAutotuneLog(int ranks, AutotuneOptions* options) {
   std::ifstream file(path);
   std::string head, columns, best;
   std::getline(file, head);
+  if (head.rfind(kEarlier, 0) == 0) return Status::Ok();
   std::getline(file, columns);
   std::getline(file, best);
   int ranks_then = 0, end = 0;
   char state[10] = "";
-  const int fields = sscanf(head.c_str(), "keras_hvd autotune 1: ranks=%d state=%9s%n",
+  const int fields = sscanf(head.c_str(), "keras_hvd autotune 2: ranks=%d state=%9s%n",
                             &ranks_then, state, &end);
   const bool is_result = strcmp(state, "result") == 0;
   Tuning tuning;
@@ -86,7 +93,7 @@ Status ReadAutotuneLog(int ranks, AutotuneOptions* options) {
 }
 
 Status WriteAutotuneLog(const std::string& path, int ranks, const Autotune& autotune) {
-  std::string text = "keras_hvd autotune 1: ranks=" + std::to_string(ranks) +
+  std::string text = "keras_hvd autotune 2: ranks=" + std::to_string(ranks) +
                      " state=" + (autotune.has_result() ? "result" : "search") + "\n" +
                      kColumns + "\n" + Values(autotune.best()) + ",best\n";
   for (const Autotune::Sample& sample : autotune.samples()) {

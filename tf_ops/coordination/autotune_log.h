@@ -1,10 +1,10 @@
 // The file in which the coordinator keeps what autotuning has found, for people, for
 // spreadsheets, and for the next job.
 //
-//   keras_hvd autotune 1: ranks=2 state=result
-//   fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage
-//   67108864,524288,16384,50,,best
-//   67108864,1048576,16384,50,1234567890,warmup
+//   keras_hvd autotune 2: ranks=2 state=result
+//   fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,...,stage
+//   67108864,524288,16384,50,12,,best
+//   67108864,1048576,16384,50,12,1234567890,warmup
 //   ...
 //
 // The state is `search` until there is a result. The best comes first, then each sample

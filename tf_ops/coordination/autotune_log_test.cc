@@ -65,12 +65,13 @@ TEST_F(AutotuneLogTest, AResultIsTakenUpByAsManyRanks) {
   ASSERT_TRUE(WriteAutotuneLog(options_.log, 2, autotune).ok());
   const std::string text = Contents(options_.log);
   const std::string wanted =
-      "keras_hvd autotune 1: ranks=2 state=result\n"
-      "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage\n"
-      "67108864,131072,16384,50,,best\n"
-      "67108864,1048576,16384,50,1024,warmup\n";
+      "keras_hvd autotune 2: ranks=2 state=result\n"
+      "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
+      "bytes_per_second,stage\n"
+      "67108864,131072,16384,50,12,,best\n"
+      "67108864,1048576,16384,50,12,1024,warmup\n";
   EXPECT_EQ(text.substr(0, wanted.size()), wanted);
-  EXPECT_NE(text.find("67108864,131072,16384,50,8192,final\n"), std::string::npos);
+  EXPECT_NE(text.find("67108864,131072,16384,50,12,8192,final\n"), std::string::npos);
   EXPECT_NE(access((options_.log + ".part").c_str(), F_OK), 0);
 
   EXPECT_TRUE(ReadAutotuneLog(3, &options_).ok());
@@ -90,25 +91,35 @@ TEST_F(AutotuneLogTest, AResultIsTakenUpByAsManyRanks) {
   EXPECT_EQ(options_.start, autotune.best());
 }
 
+TEST_F(AutotuneLogTest, ThatOfAnEarlierVersionMeansNothing) {
+  Write(
+      "keras_hvd autotune 1: ranks=2 state=result\n"
+      "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,stage\n"
+      "67108864,131072,16384,50,,best\n");
+  EXPECT_TRUE(ReadAutotuneLog(2, &options_).ok());
+  EXPECT_EQ(options_.known, Known::kNothing);
+}
+
 TEST_F(AutotuneLogTest, SomethingElseIsAnErrorAndStaysAsItIs) {
-  const std::string head = "keras_hvd autotune 1: ranks=2 state=result\n";
+  const std::string head = "keras_hvd autotune 2: ranks=2 state=result\n";
   const std::string columns =
-      "fusion_bytes,window_bytes,small_bytes,spin_microseconds,bytes_per_second,"
-      "stage\n";
+      "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
+      "bytes_per_second,stage\n";
   for (const std::string& text : {
            std::string(),
            std::string("import keras_hvd\n"),
            head,
            head + columns,
-           head + columns + "1,1024,1024,50,,\n",
-           head + columns + "1,1024,1024,50,,best,\n",
-           head + columns + "0,1024,1024,50,,best\n",
-           head + columns + "1,0,1024,50,,best\n",
-           head + columns + "1,1000,1024,50,,best\n",
-           head + columns + "1,1024,-1,50,,best\n",
-           head + columns + "1,1024,1024,9999999,,best\n",
-           "keras_hvd autotune 1: ranks=2 state=other\n" + columns +
-               "1,1024,1024,50,,best\n",
+           head + columns + "1,1024,1024,50,12,,\n",
+           head + columns + "1,1024,1024,50,12,,best,\n",
+           head + columns + "0,1024,1024,50,12,,best\n",
+           head + columns + "1,0,1024,50,12,,best\n",
+           head + columns + "1,1000,1024,50,12,,best\n",
+           head + columns + "1,1024,-1,50,12,,best\n",
+           head + columns + "1,1024,1024,9999999,12,,best\n",
+           head + columns + "1,1024,1024,50,2,,best\n",
+           "keras_hvd autotune 2: ranks=2 state=other\n" + columns +
+               "1,1024,1024,50,12,,best\n",
        }) {
     Write(text);
     const Status status = ReadAutotuneLog(2, &options_);

@@ -26,6 +26,7 @@ AutotuneOptions Quick() {
   AutotuneOptions options;
   options.steps_per_sample = 2;
   options.least_seconds = 0;
+  options.hosts = 4;
   return options;
 }
 
@@ -78,6 +79,7 @@ double Factor(const Tuning& tuning, const Tuning& best, double worse) {
   if (tuning.small_bytes != best.small_bytes) factor *= worse;
   if (tuning.fusion_bytes != best.fusion_bytes) factor *= worse;
   if (tuning.spin_microseconds != best.spin_microseconds) factor *= worse;
+  if (tuning.halving_hosts != best.halving_hosts) factor *= worse;
   return factor;
 }
 
@@ -87,6 +89,7 @@ Tuning Different() {
   best.small_bytes = 64 << 10;
   best.fusion_bytes = 4 << 20;
   best.spin_microseconds = 150;
+  best.halving_hosts = kLeastHalvingHosts;
   return best;
 }
 
@@ -156,7 +159,8 @@ TEST(AutotuneTest, DoesNotEndSlowerThanTheDefaults) {
           return 0.01 * of(t.window_bytes, known.window_bytes) *
                  of(t.small_bytes, known.small_bytes) *
                  of(t.fusion_bytes, known.fusion_bytes) *
-                 of(t.spin_microseconds, known.spin_microseconds);
+                 of(t.spin_microseconds, known.spin_microseconds) *
+                 of(t.halving_hosts, known.halving_hosts);
         },
         0.01 + 0.04 * (seed % 3), seed);
     Autotune autotune(Quick(), known);
@@ -167,11 +171,11 @@ TEST(AutotuneTest, DoesNotEndSlowerThanTheDefaults) {
 }
 
 TEST(AutotuneTest, WorseThanTheDefaultsAreOutOnceTheyHaveLostTwice) {
-  // 13 other values of all settings, two pairs of each.
+  // 14 other values of all settings, two pairs of each.
   Machine machine([](const Tuning& t) { return 0.01 * Factor(t, Tuning(), 1.5); });
   Autotune autotune(Quick(), Tuning());
   machine.Run(&autotune);
-  EXPECT_EQ(autotune.samples().size(), 3 + 13 * 4u);
+  EXPECT_EQ(autotune.samples().size(), 3 + 14 * 4u);
 }
 
 TEST(AutotuneTest, TheMostSamplesEndTheSearch) {
@@ -193,6 +197,7 @@ TEST(AutotuneTest, WhatMustStayStays) {
   AutotuneOptions options = Quick();
   options.tunes_fusion = options.tunes_spin = false;
   options.most_window_bytes = 512 << 10;
+  options.hosts = 2;
   Tuning defaults;
   defaults.fusion_bytes = 12345;
   Machine machine([](const Tuning& t) { return 1e4 / double(t.window_bytes); });
@@ -201,8 +206,25 @@ TEST(AutotuneTest, WhatMustStayStays) {
   for (const Autotune::Sample& sample : autotune.samples()) {
     EXPECT_EQ(sample.tuning.fusion_bytes, 12345);
     EXPECT_EQ(sample.tuning.spin_microseconds, defaults.spin_microseconds);
+    EXPECT_EQ(sample.tuning.halving_hosts, defaults.halving_hosts);
     EXPECT_TRUE(sample.tuning.window_bytes <= options.most_window_bytes ||
                 sample.tuning.window_bytes == defaults.window_bytes);
+  }
+}
+
+TEST(AutotuneTest, TheOtherWayToExchangeIsTried) {
+  for (const int hosts : {4, 16}) {
+    AutotuneOptions options = Quick();
+    options.hosts = hosts;
+    // Slower by halving on so few, and by a direct exchange on so many.
+    const auto is_slow = [&](const Tuning& t) {
+      return (hosts >= t.halving_hosts) == (hosts > 12);
+    };
+    Machine machine([&](const Tuning& t) { return is_slow(t) ? 0.012 : 0.01; });
+    Autotune autotune(options, Tuning());
+    machine.Run(&autotune);
+    EXPECT_EQ(autotune.tuning().halving_hosts,
+              hosts > 12 ? kNeverHalving : kLeastHalvingHosts);
   }
 }
 

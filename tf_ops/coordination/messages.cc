@@ -586,6 +586,7 @@ std::string_view DecisionEncoder::Encode(const Tuning& tuning) {
   AddInteger(tuning.window_bytes, &message_);
   AddInteger(tuning.small_bytes, &message_);
   AddInteger(tuning.spin_microseconds, &message_);
+  AddInteger(tuning.halving_hosts, &message_);
   return message_;
 }
 
@@ -691,6 +692,7 @@ Status DecisionDecoder::Decode(std::string_view message, DecisionMessage* decisi
       tune.tuning.window_bytes = fields.Integer("window", 1, kAny);
       tune.tuning.small_bytes = fields.Integer("small size", 0, kAny);
       tune.tuning.spin_microseconds = fields.Integer("spinning", 0, kAny);
+      tune.tuning.halving_hosts = fields.Integer("hosts", 0, kAny);
       if (!IsPossible(tune.tuning)) fields.Refuse(Describe(tune.tuning));
       *decision = tune;
       break;

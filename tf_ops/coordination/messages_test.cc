@@ -655,6 +655,7 @@ TEST_F(DecisionTest, Tunes) {
   tuning.window_bytes = 64;
   tuning.small_bytes = 2;
   tuning.spin_microseconds = 3;
+  tuning.halving_hosts = 4;
   DecisionMessage message;
   ASSERT_TRUE(decoder_.Decode(encoder_.Encode(tuning), &message).ok());
   EXPECT_EQ(std::get<TuneMessage>(message).tuning, tuning);
@@ -701,8 +702,8 @@ TEST_F(DecisionTest, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf(Fields({0, 1, 0, 0, 0, 0, 0, 0})),
               HasSubstr("tensor 0 has not been defined"));
   EXPECT_THAT(ErrorOf(Fields({3, 0, 0, 0})), HasSubstr("window = 0"));
-  EXPECT_THAT(ErrorOf(Fields({3, 65, 0, 0})), HasSubstr("window_bytes=65"));
-  EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001})), HasSubstr("spin_microseconds=1001"));
+  EXPECT_THAT(ErrorOf(Fields({3, 65, 0, 0, 12})), HasSubstr("window_bytes=65"));
+  EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001, 12})), HasSubstr("spin_microseconds=1001"));
   std::string message(encoder_.Encode(Agree(), kStores));
   SetField(&message, 7, 0);
   EXPECT_THAT(ErrorOf(message.substr(0, message.size() - 16)),

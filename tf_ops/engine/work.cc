@@ -47,6 +47,7 @@ Work::Work(const EngineOptions& options, const World& world,
   AutotuneOptions autotune = options.autotune;
   autotune.tunes_spin = options.cores >= world.topology.local_size();
   autotune.most_window_bytes = execution_.window_bytes();
+  autotune.hosts = world.topology.hosts();
   Tuning defaults;
   defaults.fusion_bytes = options.fusion_bytes;
   coordinator_service_->StartAutotune(autotune, defaults);

@@ -26,16 +26,18 @@ each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
 def reduced(inputs, op, prescale=1.0, postscale=1.0):
-    """What the ranks' `inputs` make: each host's first, then the hosts'.
+    """What the ranks' `inputs` make: each host's first, then the hosts', in pairs.
 
-    If what leaves a host is an 8- or 16-bit float, it is rounded to it. An average has
-    been divided by then, so that it fits.
+    If what leaves a host is an 8- or 16-bit float, it is rounded to it, and hosts are
+    taken in their order. An average has been divided by then, so that it fits.
     """
     hosts = inputs_of_hosts(inputs)
     dtype = inputs[0].dtype
     averages_integers = op == Average and np.issubdtype(dtype, np.integer)
     scales_integers = np.issubdtype(dtype, np.integer) and prescale * postscale != 1
-    if len(hosts) in (1, len(inputs)) or averages_integers or scales_integers:
+    pairs = np.issubdtype(dtype, np.floating) and dtype.itemsize >= 4
+    at_once = len(hosts) == 1 or (len(hosts) == len(inputs) and not pairs)
+    if at_once or averages_integers or scales_integers:
         return reduced_at_once(inputs, op, prescale, postscale)
     early = late = 1.0
     if op == Average:
@@ -44,7 +46,18 @@ def reduced(inputs, op, prescale=1.0, postscale=1.0):
         if dtype.itemsize < 4:
             early, late = late, early
     of_hosts = [reduced_at_once(here, op, prescale, early) for here in hosts]
-    return reduced_at_once(of_hosts, op, 1.0, late * postscale)
+    if pairs:
+        return reduced_in_pairs(of_hosts, op, late * postscale)
+    return reduced_at_once(of_hosts, op, postscale=late * postscale)
+
+
+def reduced_in_pairs(inputs, op, postscale=1.0):
+    """The first of the inputs, a power of two of them, and the others; each likewise."""
+    if len(inputs) > 1:
+        first = 1 << ((len(inputs) - 1).bit_length() - 1)
+        halves = inputs[:first], inputs[first:]
+        inputs = [reduced_in_pairs(half, op) for half in halves]
+    return reduced_at_once(inputs, op, postscale=postscale)
 
 
 def inputs_of_hosts(inputs):

@@ -1,0 +1,192 @@
+// See hosts_reducer.h.
+//
+// A lane adds up its host's slice, and then exchanges parts of it with the lanes of few
+// other hosts, one after the other: first sums, then results (halving_doubling.h). That
+// takes far fewer messages than a part for each host does, and at no time does more
+// than one host send to a lane.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tf_ops/collectives/halving_doubling.h"
+#include "tf_ops/collectives/hosts_reducer.h"
+
+namespace keras_hvd {
+namespace {
+
+// How much is exchanged at a time where no memory of the host limits it.
+constexpr int64_t kMostBytesAlone = 4 << 20;
+
+class HalvingReducer : HostsReducer {
+ public:
+  HalvingReducer(const AllreduceOptions& options, HostsCommunicator* hosts)
+      : HostsReducer(options, hosts),
+        moves_inputs_(alone_ && stages_.keeps_inputs() && stages_.BeforePairs() == 1),
+        parts_(HalvingParts(hosts_.hosts())),
+        steps_(HalvingSteps(hosts_.host(), hosts_.hosts())) {
+    const bool one_each = hosts_.count() == hosts_.hosts();
+    SetWindowBytes(
+        std::min(line_.bytes(), one_each ? kMostBytesAlone : MostWindowBytes()));
+    int64_t parts = 0;
+    for (const ExchangeStep& step : steps_) {
+      if (step.results) continue;
+      last_sum_ = &step;
+      parts += step.receives.end - step.receives.begin;
+    }
+    receives_.resize(steps_.size());
+    scratch_ =
+        hosts_.Scratch(slice_bytes_ + parts * Window{0, slice_bytes_}.Slice(parts_));
+  }
+
+  bool Run() {
+    for (int64_t number = 0; number < windows_; ++number) {
+      if (!ReduceHost(number) || !Exchange(number) || !ShareResults(number)) {
+        return false;
+      }
+    }
+    return hosts_.AwaitSent();
+  }
+
+ private:
+  // Where what comes in a step is, each element at `place` and its position, and how
+  // far its link has come by then.
+  struct Receives {
+    char* place;
+    int64_t end;
+  };
+
+  // ---- Steps
+
+  bool ReduceHost(int64_t number) {
+    if (!EnterWindow(number) || !ShareInputs(number)) return false;
+    if (!is_lane() || moves_inputs_) return true;
+    // The last window's sums may still be on their way.
+    if (!hosts_.AwaitSent()) return false;
+    ReduceOwn(number, SliceAt(number), Sum(number, 0),
+              [&](DataType dtype) { return stages_.OfHostForPairs(dtype); });
+    return true;
+  }
+
+  bool Exchange(int64_t number) {
+    if (!is_lane()) return true;
+    PostReceives(number);
+    has_added_ = false;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const ExchangeStep& step = steps_[i];
+      Send(number, step);
+      if (step.receives.empty()) continue;
+      const bool ok = step.results
+                          ? hosts_.AwaitReceived(PeerOn(step.host), receives_[i].end)
+                          : AddReceived(number, step, receives_[i]);
+      if (!ok) return false;
+    }
+    return true;
+  }
+
+  // All at once: what comes early need not wait in the system, which would hold up its
+  // sender.
+  void PostReceives(int64_t number) {
+    int64_t used = slice_bytes_;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const ExchangeStep& step = steps_[i];
+      const Window range = Range(number, step.receives);
+      Receives& receives = receives_[i];
+      receives = {scratch_ + used - range.begin, 0};
+      if (!step.results) used += range.end - range.begin;
+      line_.ForEach(range.begin, range.end,
+                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                        int64_t bytes) {
+                      char* const to = step.results
+                                           ? ResultOf(number, tensor, offset, position)
+                                           : receives.place + position;
+                      receives.end = hosts_.Receive(PeerOn(step.host), to, bytes);
+                    });
+    }
+  }
+
+  void Send(int64_t number, const ExchangeStep& step) {
+    const Window range = Range(number, step.sends);
+    line_.ForEach(range.begin, range.end,
+                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                      int64_t bytes) {
+                    const char* const from =
+                        step.results ? ResultOf(number, tensor, offset, position)
+                                     : SumOf(number, tensor, offset, position);
+                    hosts_.Send(PeerOn(step.host), from, bytes);
+                  });
+  }
+
+  bool AddReceived(int64_t number, const ExchangeStep& step, const Receives& receives) {
+    const Window range = Range(number, step.receives);
+    int64_t missing = 0;
+    line_.ForEach(range.begin, range.end,
+                  [&](const AllreduceTensor&, int64_t, int64_t, int64_t bytes) {
+                    missing += bytes;
+                  });
+    bool ok = true;
+    ForEachPiece(range, [&](const AllreduceTensor& tensor, int64_t offset,
+                            int64_t position, int64_t bytes) {
+      missing -= bytes;
+      ok = ok && hosts_.AwaitReceived(PeerOn(step.host), receives.end - missing);
+      if (ok) Add(number, step, receives, tensor, offset, position, bytes);
+    });
+    has_added_ = true;
+    return ok;
+  }
+
+  void Add(int64_t number, const ExchangeStep& step, const Receives& receives,
+           const AllreduceTensor& tensor, int64_t offset, int64_t position,
+           int64_t bytes) {
+    Enter(CollectivePhase::kReduce, WindowAt(number));
+    const void* pair[] = {SumOf(number, tensor, offset, position),
+                          receives.place + position};
+    // The first of the pair is that of the first hosts.
+    if (step.host < hosts_.host()) std::swap(pair[0], pair[1]);
+    const bool is_last = &step == last_sum_;
+    Reduce(
+        is_last ? stages_.OfLastPair() : stages_.OfPair(), tensor.dtype, pair, 2,
+        bytes / Bytes(tensor.dtype),
+        is_last ? ResultOf(number, tensor, offset, position) : Sum(number, position));
+  }
+
+  // ---- Places
+
+  Window Range(int64_t number, const PartRange& parts) const {
+    if (parts.empty()) return {0, 0};
+    const Window slice = SliceAt(number);
+    return {slice.Part(parts.begin, parts_).begin,
+            slice.Part(parts.end - 1, parts_).end};
+  }
+  // What some hosts make, this one among them; at first it may be this rank's input.
+  char* Sum(int64_t number, int64_t position) const {
+    return scratch_ + position - SliceAt(number).begin;
+  }
+  const char* SumOf(int64_t number, const AllreduceTensor& tensor, int64_t offset,
+                    int64_t position) const {
+    return moves_inputs_ && !has_added_ ? Input(tensor, offset) : Sum(number, position);
+  }
+  const bool moves_inputs_;  // the first sums are this rank's input
+  const int parts_;
+  const std::vector<ExchangeStep> steps_;
+  const ExchangeStep* last_sum_ = nullptr;  // what is added there is a result
+  std::vector<Receives> receives_;          // by step
+  char* scratch_ = nullptr;
+  bool has_added_ = false;
+};
+
+}  // namespace
+
+bool SuitHalving(const AllreduceOptions& options, const HostsCommunicator& hosts) {
+  const StagedReduction stages(options.reduction, hosts.count(), hosts.hosts());
+  return hosts.hosts() >= options.halving_hosts &&
+         std::all_of(options.tensors.begin(), options.tensors.end(),
+                     [&](const AllreduceTensor& tensor) {
+                       return stages.PairsHosts(tensor.dtype);
+                     });
+}
+
+bool AllreduceByHalving(const AllreduceOptions& options, HostsCommunicator* hosts) {
+  return HalvingReducer(options, hosts).Run();
+}
+
+}  // namespace keras_hvd
