@@ -185,14 +185,15 @@ AT_ONCE = @one=0; other=0; $(2) > $(VENV)/at_once.log 2>&1 & trap "kill $$!" INT
 
 # Those of how keras_hvd is installed and jobs are launched: two processes, which run at
 # once. Jobs on several hosts wait most of the time, for limits to pass and programs to end;
-# so those are in one, and trainings in the other.
+# so those are in one, with the examples, and other trainings in the other: both take as
+# long.
 launch-tests: install test-packages
-	$(call AT_ONCE,$(OTHER_LAUNCHES),$(LAUNCHES_ON_HOSTS))
+	$(call AT_ONCE,$(OTHER_LAUNCHES),$(LAUNCHES_WITH_HOSTS))
 
-ON_HOSTS := $(patsubst %,tests/launch/test_%.py,hosts_option mpi run_on_hosts several_hosts \
-	slurm vanished_host)
-LAUNCHES_ON_HOSTS = $(BIN)/python -m pytest -q $(ON_HOSTS)
-OTHER_LAUNCHES = $(BIN)/python -m pytest -q tests/install tests/launch $(ON_HOSTS:%=--ignore=%)
+WITH_HOSTS := $(patsubst %,tests/launch/test_%.py,examples hosts_option mpi run_on_hosts \
+	several_hosts slurm vanished_host)
+LAUNCHES_WITH_HOSTS = $(BIN)/python -m pytest -q $(WITH_HOSTS)
+OTHER_LAUNCHES = $(BIN)/python -m pytest -q tests/install tests/launch $(WITH_HOSTS:%=--ignore=%)
 
 # The same tests in jobs of two and four ranks; which of them run where is said in
 # tests/parallel/conftest.py.

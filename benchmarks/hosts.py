@@ -111,7 +111,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tls", action="store_true", help="keras_hvd encrypts")
     parser.add_argument(
-        "--no-peers", dest="peers", action="store_false", help="without others"
+        "--peers",
+        nargs="*",
+        choices=OTHERS,
+        default=OTHERS,
+        metavar="NAME",
+        help=f"of {', '.join(OTHERS)}, those to compare with; default: all",
+    )
+    parser.add_argument(
+        "--least", type=int, default=SIZES[0], metavar="BYTES", help="smallest tensor"
     )
     parser.add_argument(
         "--most", type=int, default=SIZES[-1], metavar="BYTES", help="largest tensor"
@@ -125,7 +133,8 @@ def compare(
     place: Place, options: argparse.Namespace
 ) -> tuple[Measured, dict[str, str]]:
     """Times of all contenders in one network, and their versions."""
-    jobs = hosts_jobs.start(place, options.peers)
+    with_gradients = options.most == SIZES[-1]
+    jobs = hosts_jobs.start(place, options.peers, with_gradients)
     try:
         tensors = [
             Visits(name, jobs[name], "c_api", name in OTHERS)
@@ -133,12 +142,12 @@ def compare(
             if name in jobs
         ]
         measured = {}
-        for size in (size for size in SIZES if size <= options.most):
+        for size in (size for size in SIZES if options.least <= size <= options.most):
             measured[size_text(size)] = row = measurement.interleave(
                 tensors, size, options.seconds, options.rounds
             )
             show(size_text(size), row)
-        if options.most == SIZES[-1]:
+        if with_gradients:
             gradients = Visits(OURS, jobs["gradients"], "resnet50/c_api_group")
             measured[GRADIENTS] = row = measurement.interleave(
                 [gradients, *(each for each in tensors if each.name in PEERS)],

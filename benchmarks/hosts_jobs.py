@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,20 +51,19 @@ class Place:
         )
 
 
-def start(place: Place, with_peers: bool) -> dict[str, Job]:
-    """All contenders, by name; what cannot start is reported."""
-    jobs = {
-        "keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT),
-        "gradients": keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100),
-    }
+def start(place: Place, peers: Collection[str], with_gradients: bool) -> dict[str, Job]:
+    """keras_hvd and these peers, by name; what cannot start is reported."""
+    jobs = {"keras_hvd": keras_hvd(place, "keras_hvd_allreduce.py", _PORT)}
+    if with_gradients:
+        jobs["gradients"] = keras_hvd(place, "keras_hvd_gradients.py", _PORT + 100)
     others: dict[str, Callable[[Place], Job]] = {
         "keras_hvd by MPI": keras_hvd_by_mpi,
         "Open MPI": open_mpi,
         "gloo": gloo,
     }
-    for name, begin in others.items() if with_peers else ():
+    for name in peers:
         try:
-            jobs[name] = begin(place)
+            jobs[name] = others[name](place)
         except (environments.UnavailableError, ContenderError) as error:
             print(f"Without {name}: {error}", flush=True)
     return jobs

@@ -80,7 +80,7 @@ def test_gradients(benchmark):
 def test_hosts(benchmark):
     if why := network.unavailable():
         pytest.skip(why)
-    arguments = ["--no-peers", "--hosts", 2, "--networks", "unshaped", "--most", 64]
+    arguments = ["--peers", "--hosts", 2, "--networks", "unshaped", "--most", 64]
     arguments += ["--seconds", 0.01, "--rounds", 1, "--tls"]
     printed, result = benchmark("hosts", *arguments)
     ((title, measured),) = result["measured"].items()

@@ -24,12 +24,12 @@ namespace {
 // are still in the cache when they are reduced, and long enough that two hosts, each of
 // which sends before it receives, seldom wait for each other.
 constexpr int64_t kMostPartBytes = 512 << 10;
-// What several others send to a lane at once has to wait in the switch, which drops
-// what it cannot hold. The sender notices only after a timeout. So hosts send in turns:
-// in the n-th of a window, each to the n-th after it. So much is under way to each;
-// many short turns keep hosts in step, and a few long ones do not.
-constexpr int64_t kMostIncomingBytes = 384 << 10;
+// So that no more than kMostIncomingBytes come to a lane, hosts send in turns: in the
+// n-th of a window, each to the n-th after it. Many short turns keep hosts in step, and
+// a few long ones do not.
 constexpr int64_t kMostTurnBytes = kMostIncomingBytes / 8;
+// So many links are asked again and again for what comes.
+constexpr int64_t kReceivedAtOnce = 8;
 // Between hosts a second wait costs more than it does in shared memory, and more than
 // the time for so many bytes, in multiples of what is small there.
 constexpr int64_t kSmallBetweenHosts = 8;
@@ -175,14 +175,15 @@ class DirectReducer : HostsReducer {
 
   void ReceiveSums(int64_t number) {
     const Window part = PartAt(number, hosts_.host());
-    for (int host = 0; host < hosts_.hosts(); ++host) {
-      if (host == hosts_.host()) continue;
+    for (int step = 1; step < hosts_.hosts(); ++step) {
+      const int host = hosts_.host_after(hosts_.hosts() - step);
+      int64_t& end = EndsOf(number, host).sums;
       line_.ForEach(
           part.begin, part.end,
           [&](const AllreduceTensor&, int64_t, int64_t position, int64_t bytes) {
-            EndsOf(number, host).sums =
-                hosts_.Receive(PeerOn(host), Received(number, host, position), bytes);
+            end = ReceiveInTurn(host, Received(number, host, position), bytes);
           });
+      received_turns_.push_back({host, end});
     }
   }
 
@@ -234,10 +235,12 @@ class DirectReducer : HostsReducer {
                     });
     };
     for (int step = 1; step < hosts_.hosts(); ++step) {
-      const int host = hosts_.host_after(step);
+      const int host = hosts_.host_after(hosts_.hosts() - step);
+      int64_t& end = EndsOf(number, host).results;
       for_each(host, [&](char* result, int64_t bytes) {
-        EndsOf(number, host).results = hosts_.Receive(PeerOn(host), result, bytes);
+        end = ReceiveInTurn(host, result, bytes);
       });
+      received_turns_.push_back({host, end});
     }
     for (int step = 1; step < hosts_.hosts(); ++step) {
       const int host = hosts_.host_after(step);
@@ -259,12 +262,21 @@ class DirectReducer : HostsReducer {
   }
   void EndTurn(int from, int64_t end) { turns_.push_back({from, end}); }
 
+  // What is to come in a later turn can wait in the system, and need not be asked for.
+  int64_t ReceiveInTurn(int host, void* data, int64_t bytes) {
+    const int64_t awaited =
+        static_cast<int64_t>(received_turns_.size()) - kReceivedAtOnce;
+    if (awaited < 0) return hosts_.Receive(PeerOn(host), data, bytes);
+    const Turn& turn = received_turns_[awaited];
+    return hosts_.ReceiveAfter(PeerOn(turn.from), turn.end, PeerOn(host), data, bytes);
+  }
+
   const bool moves_inputs_;  // what leaves this host is this rank's input
   const bool small_;
   int64_t part_bytes_ = 0;  // the largest
   char* scratch_ = nullptr;
   std::array<std::vector<Ends>, kInFlight> ends_;  // by host
-  std::vector<Turn> turns_;
+  std::vector<Turn> turns_, received_turns_;
   int64_t turns_at_once_ = 0;
 };
 

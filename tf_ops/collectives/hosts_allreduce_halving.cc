@@ -14,9 +14,6 @@
 namespace keras_hvd {
 namespace {
 
-// How much is exchanged at a time where no memory of the host limits it.
-constexpr int64_t kMostBytesAlone = 4 << 20;
-
 class HalvingReducer : HostsReducer {
  public:
   HalvingReducer(const AllreduceOptions& options, HostsCommunicator* hosts)
@@ -24,9 +21,7 @@ class HalvingReducer : HostsReducer {
         moves_inputs_(alone_ && stages_.keeps_inputs() && stages_.BeforePairs() == 1),
         parts_(HalvingParts(hosts_.hosts())),
         steps_(HalvingSteps(hosts_.host(), hosts_.hosts())) {
-    const bool one_each = hosts_.count() == hosts_.hosts();
-    SetWindowBytes(
-        std::min(line_.bytes(), one_each ? kMostBytesAlone : MostWindowBytes()));
+    SetWindowBytes(std::min(line_.bytes(), MostWindowBytes()));
     int64_t parts = 0;
     for (const ExchangeStep& step : steps_) {
       if (step.results) continue;
@@ -48,11 +43,11 @@ class HalvingReducer : HostsReducer {
   }
 
  private:
-  // Where what comes in a step is, each element at `place` and its position, and how
-  // far its link has come by then.
+  // Where what comes in a step is, each element at `place` and its position; from where
+  // to where its link goes with it, and how much of that is data.
   struct Receives {
     char* place;
-    int64_t end;
+    int64_t begin, end;
   };
 
   // ---- Steps
@@ -73,7 +68,7 @@ class HalvingReducer : HostsReducer {
     has_added_ = false;
     for (size_t i = 0; i < steps_.size(); ++i) {
       const ExchangeStep& step = steps_[i];
-      Send(number, step);
+      Send(number, step, receives_[i]);
       if (step.receives.empty()) continue;
       const bool ok = step.results
                           ? hosts_.AwaitReceived(PeerOn(step.host), receives_[i].end)
@@ -91,45 +86,43 @@ class HalvingReducer : HostsReducer {
       const ExchangeStep& step = steps_[i];
       const Window range = Range(number, step.receives);
       Receives& receives = receives_[i];
-      receives = {scratch_ + used - range.begin, 0};
+      receives = {scratch_ + used - range.begin, -1, 0};
       if (!step.results) used += range.end - range.begin;
-      line_.ForEach(range.begin, range.end,
-                    [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                        int64_t bytes) {
-                      char* const to = step.results
-                                           ? ResultOf(number, tensor, offset, position)
-                                           : receives.place + position;
-                      receives.end = hosts_.Receive(PeerOn(step.host), to, bytes);
-                    });
+      ForEachPiece(range, [&](const AllreduceTensor& tensor, int64_t offset,
+                              int64_t position, int64_t bytes) {
+        char* const to = step.results ? ResultOf(number, tensor, offset, position)
+                                      : receives.place + position;
+        receives.end = hosts_.Receive(PeerOn(step.host), to, bytes);
+        if (receives.begin < 0) receives.begin = receives.end - bytes;
+      });
     }
   }
 
-  void Send(int64_t number, const ExchangeStep& step) {
-    const Window range = Range(number, step.sends);
-    line_.ForEach(range.begin, range.end,
-                  [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
-                      int64_t bytes) {
-                    const char* const from =
-                        step.results ? ResultOf(number, tensor, offset, position)
-                                     : SumOf(number, tensor, offset, position);
-                    hosts_.Send(PeerOn(step.host), from, bytes);
-                  });
+  // No more than a switch can hold is on its way to a peer that sends as much: so far
+  // this lane may be ahead of it.
+  void Send(int64_t number, const ExchangeStep& step, const Receives& receives) {
+    const int peer = PeerOn(step.host);
+    int64_t awaited = receives.begin - kMostIncomingBytes;
+    ForEachPiece(Range(number, step.sends), [&](const AllreduceTensor& tensor,
+                                                int64_t offset, int64_t position,
+                                                int64_t bytes) {
+      const char* const from = step.results ? ResultOf(number, tensor, offset, position)
+                                            : SumOf(number, tensor, offset, position);
+      hosts_.SendAfter(peer, std::min(awaited, receives.end), peer, from, bytes);
+      awaited += bytes;
+    });
   }
 
   bool AddReceived(int64_t number, const ExchangeStep& step, const Receives& receives) {
-    const Window range = Range(number, step.receives);
-    int64_t missing = 0;
-    line_.ForEach(range.begin, range.end,
-                  [&](const AllreduceTensor&, int64_t, int64_t, int64_t bytes) {
-                    missing += bytes;
-                  });
+    int64_t end = receives.begin;
     bool ok = true;
-    ForEachPiece(range, [&](const AllreduceTensor& tensor, int64_t offset,
-                            int64_t position, int64_t bytes) {
-      missing -= bytes;
-      ok = ok && hosts_.AwaitReceived(PeerOn(step.host), receives.end - missing);
-      if (ok) Add(number, step, receives, tensor, offset, position, bytes);
-    });
+    ForEachPiece(Range(number, step.receives),
+                 [&](const AllreduceTensor& tensor, int64_t offset, int64_t position,
+                     int64_t bytes) {
+                   end += bytes;
+                   ok = ok && hosts_.AwaitReceived(PeerOn(step.host), end);
+                   if (ok) Add(number, step, receives, tensor, offset, position, bytes);
+                 });
     has_added_ = true;
     return ok;
   }
@@ -179,6 +172,7 @@ class HalvingReducer : HostsReducer {
 bool SuitHalving(const AllreduceOptions& options, const HostsCommunicator& hosts) {
   const StagedReduction stages(options.reduction, hosts.count(), hosts.hosts());
   return hosts.hosts() >= options.halving_hosts &&
+         Line(options.tensors).bytes() <= options.window_bytes &&
          std::all_of(options.tensors.begin(), options.tensors.end(),
                      [&](const AllreduceTensor& tensor) {
                        return stages.PairsHosts(tensor.dtype);

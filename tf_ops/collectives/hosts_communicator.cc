@@ -39,7 +39,10 @@ bool HostsCommunicator::Begin(const std::vector<int>& members, uint64_t sequence
 
 void HostsCommunicator::Divide(const std::vector<int>& members) {
   members_ = members;
-  held_bytes_.assign(count(), 0);
+  held_sends_.bytes.assign(count(), 0);
+  held_receives_.bytes.assign(count(), 0);
+  active_.clear();
+  is_active_.assign(count(), false);
   std::vector<std::vector<int>> by_number(topology_.hosts());
   for (int member = 0; member < count(); ++member) {
     by_number[topology_.host_of(members[member])].push_back(member);
@@ -70,48 +73,113 @@ void HostsCommunicator::Divide(const std::vector<int>& members) {
 }
 
 int64_t HostsCommunicator::Send(int member, const void* data, int64_t bytes) {
+  Activate(member);
   return LinkOf(member).Send(data, bytes);
 }
 
 int64_t HostsCommunicator::Receive(int member, void* data, int64_t bytes) {
+  Activate(member);
   return LinkOf(member).Receive(data, bytes);
+}
+
+void HostsCommunicator::Activate(int member) {
+  if (is_active_[member]) return;
+  is_active_[member] = true;
+  active_.push_back(member);
 }
 
 int64_t HostsCommunicator::SendAfter(int awaited, int64_t end, int member,
                                      const void* data, int64_t bytes) {
-  if (held_.empty() && received(awaited) >= end) return Send(member, data, bytes);
-  held_.push_back({awaited, end, member, data, bytes});
-  held_bytes_[member] += bytes;
-  return LinkOf(member).to_send() + held_bytes_[member];
+  if (held_sends_.queue.empty() && received(awaited) >= end) {
+    return Send(member, data, bytes);
+  }
+  return LinkOf(member).to_send() +
+         Hold({awaited, end, member, data, bytes}, &held_sends_);
 }
 
+int64_t HostsCommunicator::ReceiveAfter(int awaited, int64_t end, int member,
+                                        void* data, int64_t bytes) {
+  if (held_receives_.queue.empty() && received(awaited) >= end) {
+    return Receive(member, data, bytes);
+  }
+  return LinkOf(member).to_receive() +
+         Hold({awaited, end, member, data, bytes}, &held_receives_);
+}
+
+// Returns how many bytes are held for the same member.
+template <typename Data>
+int64_t HostsCommunicator::Hold(const Held<Data>& held,
+                                HeldTransfers<Data>* transfers) {
+  transfers->queue.push_back(held);
+  return transfers->bytes[held.member] += held.bytes;
+}
+
+template <typename Data>
+bool HostsCommunicator::MayGo(const HeldTransfers<Data>& transfers) const {
+  return !transfers.queue.empty() &&
+         received(transfers.queue.front().awaited) >= transfers.queue.front().end;
+}
+
+// Of thousands of links, few have anything to do.
 void HostsCommunicator::Progress() {
-  for (int member : remote_) LinkOf(member).Progress();
-  const auto may_go = [this] {
-    return !held_.empty() && received(held_.front().awaited) >= held_.front().end;
-  };
-  while (may_go()) {
-    const int member = held_.front().member;
+  size_t left = 0;
+  for (size_t i = 0; i < active_.size(); ++i) {
+    const int member = active_[i];
+    MoveOn(member);
+    const DataLink& link = LinkOf(member);
+    is_active_[member] = link.sends() || link.receives();
+    if (is_active_[member]) active_[left++] = member;
+  }
+  active_.resize(left);
+  PostReceives();
+  while (MayGo(held_sends_)) {
+    const int member = held_sends_.queue.front().member;
     // All pieces of a turn, before any is sent.
-    for (; may_go() && held_.front().member == member; held_.pop_front()) {
-      const Held& next = held_.front();
+    for (; MayGo(held_sends_) && held_sends_.queue.front().member == member;
+         held_sends_.queue.pop_front()) {
+      const Held<const void>& next = held_sends_.queue.front();
       Send(member, next.data, next.bytes);
-      held_bytes_[member] -= next.bytes;
+      held_sends_.bytes[member] -= next.bytes;
     }
-    LinkOf(member).Progress();
+    MoveOn(member);
   }
 }
 
+// What has come before may be all that comes on a link, so nothing would say so later.
+void HostsCommunicator::PostReceives() {
+  for (; MayGo(held_receives_); held_receives_.queue.pop_front()) {
+    const Held<void>& next = held_receives_.queue.front();
+    Receive(next.member, next.data, next.bytes);
+    held_receives_.bytes[next.member] -= next.bytes;
+    MoveOn(next.member);
+  }
+}
+
+void HostsCommunicator::MoveOn(int member) {
+  DataLink& link = LinkOf(member);
+  const int64_t before = link.sent() + link.received();
+  link.Progress();
+  moved_ += link.sent() + link.received() - before;
+}
+
 bool HostsCommunicator::AwaitSent() {
-  for (int member : remote_) {
-    const auto ready = [&] { return held_.empty() && !LinkOf(member).sends(); };
+  const auto all_begun = [this] { return held_sends_.queue.empty(); };
+  if (!all_begun() && !AwaitLink(held_sends_.queue.back().member, all_begun)) {
+    return false;
+  }
+  for (int member : std::vector<int>(active_)) {
+    const auto ready = [&link = LinkOf(member)] { return !link.sends(); };
     if (!AwaitLink(member, ready)) return false;
   }
   return true;
 }
 
 bool HostsCommunicator::AwaitReceived() {
-  for (int member : remote_) {
+  const auto all_begun = [this] { return held_receives_.queue.empty(); };
+  if (!all_begun() && !AwaitLink(held_receives_.queue.back().member, all_begun)) {
+    return false;
+  }
+  for (int member : std::vector<int>(active_)) {
     const auto ready = [&link = LinkOf(member)] { return !link.receives(); };
     if (!AwaitLink(member, ready)) return false;
   }
@@ -178,7 +246,9 @@ std::string HostsCommunicator::WhyClosed(int rank) const {
 }
 
 void HostsCommunicator::Abandon() {
-  held_.clear();
+  held_sends_.queue.clear();
+  held_receives_.queue.clear();
+  active_.clear();
   for (int member : remote_) LinkOf(member).Abandon();
 }
 
@@ -190,11 +260,11 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
     if (ready()) return true;
     Progress();
     CheckPeers();
-    return Moved() - before >= kWorthSpinning || ready();
+    return moved_ - before >= kWorthSpinning || ready();
   };
   const auto wait = IsPolled() ? &Waiter::Poll : &Waiter::Wait;
   while (!ready()) {
-    before = Moved();
+    before = moved_;
     if ((waiter_->*wait)(flows_or_ready, awaited)) continue;
     Abandon();
     return false;
@@ -202,15 +272,9 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
   return true;
 }
 
-int64_t HostsCommunicator::Moved() const {
-  int64_t moved = 0;
-  for (int member : remote_) moved += LinkOf(member).sent() + LinkOf(member).received();
-  return moved;
-}
-
 // Whether something is on its way that wakes nobody when it comes.
 bool HostsCommunicator::IsPolled() const {
-  return std::any_of(remote_.begin(), remote_.end(), [this](int member) {
+  return std::any_of(active_.begin(), active_.end(), [this](int member) {
     const DataLink& link = LinkOf(member);
     return !link.wakes() && (link.sends() || link.receives());
   });

@@ -68,10 +68,11 @@ class HostsCommunicator : private Waiter {
   void BeginReceive(int member, int64_t bytes) { LinkOf(member).BeginReceive(bytes); }
   int64_t Send(int member, const void* data, int64_t bytes);
   int64_t Receive(int member, void* data, int64_t bytes);
-  // As Send, but not before `received(awaited)` has come to `end`. What is sent so
-  // keeps its order.
+  // As Send and Receive, but not before `received(awaited)` has come to `end`. What is
+  // sent so keeps its order, and so does what is received.
   int64_t SendAfter(int awaited, int64_t end, int member, const void* data,
                     int64_t bytes);
+  int64_t ReceiveAfter(int awaited, int64_t end, int member, void* data, int64_t bytes);
   // Moves what can be moved by now. All waits do so too, those of `local` as well.
   void Progress();
   // Wait for all that has been posted, or for what goes to and comes from one member up
@@ -95,19 +96,31 @@ class HostsCommunicator : private Waiter {
   }
   bool Pause(int64_t times) override { return waiter_->Pause(times); }
 
-  // A send that waits for its turn.
+  // A transfer that waits for its turn.
+  template <typename Data>
   struct Held {
     int awaited;
     int64_t end;
     int member;
-    const void* data;
+    Data* data;
     int64_t bytes;
+  };
+  template <typename Data>
+  struct HeldTransfers {
+    std::deque<Held<Data>> queue;
+    std::vector<int64_t> bytes;  // by member
   };
 
   void Divide(const std::vector<int>& members);
+  void Activate(int member);
+  template <typename Data>
+  int64_t Hold(const Held<Data>& held, HeldTransfers<Data>* transfers);
+  template <typename Data>
+  bool MayGo(const HeldTransfers<Data>& transfers) const;
+  void PostReceives();
+  void MoveOn(int member);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
   bool AwaitLink(int member, const std::function<bool()>& ready);
-  int64_t Moved() const;
   bool IsPolled() const;
   void CheckPeers();
   void ReportClosed(int member);
@@ -128,10 +141,13 @@ class HostsCommunicator : private Waiter {
   std::vector<int> host_of_, place_of_;  // by member
   std::vector<std::vector<int>> members_of_;
   std::vector<int> remote_;       // the members on other hosts
+  std::vector<int> active_;       // those of them with transfers that may not be over
+  std::vector<bool> is_active_;   // by member
   std::vector<int> local_ranks_;  // those of the members on this host
   int lanes_ = 0;
-  std::deque<Held> held_;
-  std::vector<int64_t> held_bytes_;  // by member
+  int64_t moved_ = 0;  // bytes to and from members on other hosts
+  HeldTransfers<const void> held_sends_;
+  HeldTransfers<void> held_receives_;
 };
 
 }  // namespace keras_hvd

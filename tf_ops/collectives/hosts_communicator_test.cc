@@ -103,6 +103,25 @@ TEST_F(HostsCommunicatorTest, ASendWaitsForWhatItIsToFollow) {
   EXPECT_TRUE(hosts_->AwaitSent());
 }
 
+TEST_F(HostsCommunicatorTest, AReceiveWaitsForWhatItIsToFollow) {
+  const std::vector<char> first(kPiece, 1), second(kPiece, 2);
+  std::vector<char> come(2 * kPiece);
+  const int64_t half = hosts_->Receive(1, come.data(), kPiece / 2);
+  EXPECT_EQ(hosts_->ReceiveAfter(1, half, 1, come.data() + half, kPiece - half),
+            kPiece);
+  EXPECT_EQ(hosts_->ReceiveAfter(1, kPiece, 1, come.data() + kPiece, kPiece),
+            2 * kPiece);
+  peer_->Send(first.data(), kPiece);
+  peer_->Send(second.data(), kPiece);
+  peer_->Progress();
+  // All is there, so that nothing more comes that would say so.
+  hosts_->Progress();
+  EXPECT_EQ(hosts_->received(1), 2 * kPiece);
+  EXPECT_TRUE(hosts_->AwaitReceived());
+  EXPECT_EQ(come[kPiece - 1], 1);
+  EXPECT_EQ(come[kPiece], 2);
+}
+
 TEST_F(HostsCommunicatorTest, WhatWaitsForItsTurnIsNotSentYet) {
   std::vector<char> come(kPiece), sent(kPiece);
   const int64_t end = hosts_->Receive(1, come.data(), kPiece);

@@ -24,6 +24,10 @@ bool AllreduceDirectly(const AllreduceOptions& options, HostsCommunicator* hosts
 // As halving_doubling.h has it.
 bool AllreduceByHalving(const AllreduceOptions& options, HostsCommunicator* hosts);
 
+// What others send to a lane has to wait in the switch, which drops what it cannot
+// hold. The sender notices only after a timeout. So much may be under way to each.
+inline constexpr int64_t kMostIncomingBytes = 384 << 10;
+
 class HostsReducer {
  protected:
   // The network gets something to do after each piece of this size.

@@ -51,8 +51,9 @@ class DataLink {
   // How many bytes have been sent and received, of all that were ever posted.
   int64_t sent() const { return sent_.moved; }
   int64_t received() const { return received_.moved; }
-  // What `sent` is going to be.
+  // What they are going to be.
   int64_t to_send() const { return sent_.posted; }
+  int64_t to_receive() const { return received_.posted; }
   // Whether anything posted is not yet complete.
   bool sends() const { return sent_.waits(); }
   bool receives() const { return received_.waits(); }
