@@ -32,8 +32,8 @@ inline constexpr int64_t kAllreduceSmallBytes = 16 << 10;
 // that read them; larger ones no longer fit into the own core's cache.
 inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
 
-// From how many hosts on they exchange by halving and doubling. Fewer save more time by
-// the two steps of a direct exchange than they lose by its messages.
+// From how many hosts on they exchange what fits into a window by halving and doubling.
+// Fewer save more time by the few steps of a direct exchange than its messages cost.
 inline constexpr int64_t kHalvingHosts = 12;
 // Two have the same messages either way.
 inline constexpr int64_t kLeastHalvingHosts = 3;

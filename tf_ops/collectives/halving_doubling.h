@@ -27,8 +27,7 @@ struct PartRange {
   bool empty() const { return begin == end; }
 };
 
-// What a host exchanges with another one at once. It neither sends nor adds what it
-// receives in an earlier step.
+// What a host exchanges with another one at once, when the steps before are over.
 struct ExchangeStep {
   int host;
   PartRange sends;

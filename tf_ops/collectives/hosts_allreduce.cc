@@ -2,7 +2,7 @@
 //
 // How the hosts exchange what they have reduced depends on their number and on the
 // types: see hosts_reducer.h.
-#include <cstring>
+#include <vector>
 
 #include "tf_ops/collectives/hosts_parts.h"
 #include "tf_ops/collectives/hosts_reducer.h"

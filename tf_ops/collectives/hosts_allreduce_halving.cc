@@ -2,8 +2,8 @@
 //
 // A lane adds up its host's slice, and then exchanges parts of it with the lanes of few
 // other hosts, one after the other: first sums, then results (halving_doubling.h). That
-// takes far fewer messages than a part for each host does, and at no time does more
-// than one host send to a lane.
+// takes far fewer messages than a part for each host does. To a lane that is late, no
+// more than its slice comes at once.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -98,8 +98,7 @@ class HalvingReducer : HostsReducer {
     }
   }
 
-  // No more than a switch can hold is on its way to a peer that sends as much: so far
-  // this lane may be ahead of it.
+  // So far this lane may be ahead of a peer that sends as much.
   void Send(int64_t number, const ExchangeStep& step, const Receives& receives) {
     const int peer = PeerOn(step.host);
     int64_t awaited = receives.begin - kMostIncomingBytes;

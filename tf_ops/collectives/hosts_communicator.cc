@@ -34,6 +34,7 @@ HostsCommunicator::HostsCommunicator(const Topology& topology,
 
 bool HostsCommunicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   if (members != members_) Divide(members);
+  closed_ = -1;
   return local_.Begin(local_ranks_, sequence);
 }
 
@@ -131,7 +132,13 @@ void HostsCommunicator::Progress() {
     if (is_active_[member]) active_[left++] = member;
   }
   active_.resize(left);
-  PostReceives();
+  while (MayGo(held_receives_) || MayGo(held_sends_)) {
+    PostReceives();
+    PostSends();
+  }
+}
+
+void HostsCommunicator::PostSends() {
   while (MayGo(held_sends_)) {
     const int member = held_sends_.queue.front().member;
     // All pieces of a turn, before any is sent.
@@ -160,6 +167,7 @@ void HostsCommunicator::MoveOn(int member) {
   const int64_t before = link.sent() + link.received();
   link.Progress();
   moved_ += link.sent() + link.received() - before;
+  if (link.closed()) closed_ = member;
 }
 
 bool HostsCommunicator::AwaitSent() {
@@ -196,15 +204,16 @@ bool HostsCommunicator::AwaitReceived(int member, int64_t end) {
                    [&link = LinkOf(member), end] { return link.received() >= end; });
 }
 
+// What is awaited may never be posted because of another link that has ended.
 bool HostsCommunicator::AwaitLink(int member, const std::function<bool()>& ready) {
   if (ready()) return true;
   const DataLink& link = LinkOf(member);
-  const auto ended = [&] { return ready() || link.closed(); };
+  const auto ended = [&] { return ready() || link.closed() || closed_ >= 0; };
   local_.Enter(CollectivePhase::kExchange);
   const bool ok = Wait(ended, members_[member]);
   local_.Enter(CollectivePhase::kNone);
   if (!ok || ready()) return ok;
-  ReportClosed(member);
+  ReportClosed(link.closed() ? member : closed_);
   return false;
 }
 
@@ -249,6 +258,7 @@ void HostsCommunicator::Abandon() {
   held_sends_.queue.clear();
   held_receives_.queue.clear();
   active_.clear();
+  is_active_.assign(count(), false);
   for (int member : remote_) LinkOf(member).Abandon();
 }
 

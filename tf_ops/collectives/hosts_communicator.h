@@ -118,6 +118,7 @@ class HostsCommunicator : private Waiter {
   template <typename Data>
   bool MayGo(const HeldTransfers<Data>& transfers) const;
   void PostReceives();
+  void PostSends();
   void MoveOn(int member);
   DataLink& LinkOf(int member) const { return *links_[members_[member]]; }
   bool AwaitLink(int member, const std::function<bool()>& ready);
@@ -146,6 +147,7 @@ class HostsCommunicator : private Waiter {
   std::vector<int> local_ranks_;  // those of the members on this host
   int lanes_ = 0;
   int64_t moved_ = 0;  // bytes to and from members on other hosts
+  int closed_ = -1;    // a member whose link has ended with transfers that are not over
   HeldTransfers<const void> held_sends_;
   HeldTransfers<void> held_receives_;
 };

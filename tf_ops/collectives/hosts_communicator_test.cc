@@ -2,9 +2,13 @@
 #include "tf_ops/collectives/hosts_communicator.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tf_ops/transport/shared_job_state.h"
@@ -129,6 +133,50 @@ TEST_F(HostsCommunicatorTest, WhatWaitsForItsTurnIsNotSentYet) {
   peer_->Receive(sent.data(), kPiece);
   EXPECT_TRUE(hosts_->AwaitSent());  // by then the other end's piece has come
   EXPECT_EQ(hosts_->received(1), end);
+}
+
+// Looks again and again, for some seconds at most.
+class PatientWaiter final : public Waiter {
+ public:
+  bool Wait(const std::function<bool()>& ready, int) override {
+    const Clock::time_point end = Clock::now() + std::chrono::seconds(10);
+    while (!ready()) {
+      if (Clock::now() > end) return false;
+      sched_yield();
+    }
+    return true;
+  }
+  bool Poll(const std::function<bool()>& ready, int awaited) override {
+    return Wait(ready, awaited);
+  }
+  bool Pause(int64_t) override { return true; }
+};
+
+TEST(HostsCommunicatorOfThreeTest, AnEndIsNoticedWhereAnotherHostIsAwaited) {
+  int near[2], far[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, near), 0);
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, far), 0);
+  const auto to_near = std::make_shared<SocketDataLink>(near[0]);
+  const auto to_far = std::make_shared<SocketDataLink>(far[0]);
+  SocketDataLink of_far(far[1]);
+  std::shared_ptr<Segment> job_segment, segment;
+  ASSERT_TRUE(Segment::CreateLocal(3, 0, &job_segment).ok());
+  ASSERT_TRUE(Segment::CreateLocal(1, 8 << 10, &segment).ok());
+  const auto job = std::make_shared<SharedJobState>(job_segment, 0);
+  PatientWaiter waiter;
+  HostsCommunicator hosts(Topology(0, {0, 1, 2}), segment, job,
+                          DataLinks{nullptr, to_near, to_far}, &waiter);
+  ASSERT_TRUE(hosts.Begin({0, 1, 2}, 1));
+  // What has come from the far one would be taken after what the near one sends.
+  std::vector<char> come(2 * kPiece);
+  const int64_t first = hosts.Receive(1, come.data(), kPiece);
+  const int64_t second = hosts.ReceiveAfter(1, first, 2, come.data() + kPiece, kPiece);
+  of_far.Send(come.data(), kPiece);
+  of_far.Progress();
+  close(near[1]);
+  EXPECT_FALSE(hosts.AwaitReceived(2, second));
+  EXPECT_NE(job->Failure().message.find("the connection to rank 1"), std::string::npos)
+      << job->Failure().message;
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ def reduced(inputs, op, prescale=1.0, postscale=1.0):
 
 
 def reduced_in_pairs(inputs, op, postscale=1.0):
-    """The first of the inputs, a power of two of them, and the others; each likewise."""
+    """The first inputs, a power of two of them, and the others; each likewise."""
     if len(inputs) > 1:
         first = 1 << ((len(inputs) - 1).bit_length() - 1)
         halves = inputs[:first], inputs[first:]
