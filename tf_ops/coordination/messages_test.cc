@@ -703,7 +703,8 @@ TEST_F(DecisionTest, ErrorsSayWhatIsWrong) {
               HasSubstr("tensor 0 has not been defined"));
   EXPECT_THAT(ErrorOf(Fields({3, 0, 0, 0})), HasSubstr("window = 0"));
   EXPECT_THAT(ErrorOf(Fields({3, 65, 0, 0, 12})), HasSubstr("window_bytes=65"));
-  EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001, 12})), HasSubstr("spin_microseconds=1001"));
+  EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001, 12})),
+              HasSubstr("spin_microseconds=1001"));
   std::string message(encoder_.Encode(Agree(), kStores));
   SetField(&message, 7, 0);
   EXPECT_THAT(ErrorOf(message.substr(0, message.size() - 16)),
