@@ -185,8 +185,7 @@ AT_ONCE = @one=0; other=0; $(2) > $(VENV)/at_once.log 2>&1 & trap "kill $$!" INT
 
 # Those of how keras_hvd is installed and jobs are launched: two processes, which run at
 # once. Jobs on several hosts wait most of the time, for limits to pass and programs to end;
-# so those are in one, with the examples, and other trainings in the other: both take as
-# long.
+# so those are in one, with the examples, and other trainings in the other.
 launch-tests: install test-packages
 	$(call AT_ONCE,$(OTHER_LAUNCHES),$(LAUNCHES_WITH_HOSTS))
 

@@ -37,6 +37,7 @@ inline constexpr int64_t kAllreduceWindowBytes = 1 << 20;
 inline constexpr int64_t kHalvingHosts = 12;
 // Two have the same messages either way.
 inline constexpr int64_t kLeastHalvingHosts = 3;
+// More hosts than any job has.
 inline constexpr int64_t kNeverHalving = 1 << 20;
 
 struct AllreduceOptions {

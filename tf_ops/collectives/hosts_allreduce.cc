@@ -1,7 +1,7 @@
 // See allreduce.h.
 //
-// How the hosts exchange what they have reduced depends on their number and on the
-// types: see hosts_reducer.h.
+// How the hosts exchange what they have reduced depends on their number, the size and
+// the types: see hosts_reducer.h.
 #include <vector>
 
 #include "tf_ops/collectives/hosts_parts.h"

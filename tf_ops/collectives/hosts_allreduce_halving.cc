@@ -43,8 +43,8 @@ class HalvingReducer : HostsReducer {
   }
 
  private:
-  // Where what comes in a step is, each element at `place` and its position; from where
-  // to where its link goes with it, and how much of that is data.
+  // Where what comes in a step is, each element at `place` and its position, and what
+  // its link has received before and after it.
   struct Receives {
     char* place;
     int64_t begin, end;
@@ -149,6 +149,7 @@ class HalvingReducer : HostsReducer {
     return {slice.Part(parts.begin, parts_).begin,
             slice.Part(parts.end - 1, parts_).end};
   }
+
   // What some hosts make, this one among them; at first it may be this rank's input.
   char* Sum(int64_t number, int64_t position) const {
     return scratch_ + position - SliceAt(number).begin;
@@ -157,6 +158,7 @@ class HalvingReducer : HostsReducer {
                     int64_t position) const {
     return moves_inputs_ && !has_added_ ? Input(tensor, offset) : Sum(number, position);
   }
+
   const bool moves_inputs_;  // the first sums are this rank's input
   const int parts_;
   const std::vector<ExchangeStep> steps_;

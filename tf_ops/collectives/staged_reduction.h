@@ -29,8 +29,7 @@ class StagedReduction {
   // Whether the stages give the right result. What leaves a host has the tensor's type:
   // averages and scaled sums of integers may not fit, and need all members' elements.
   bool Suits(DataType dtype) const {
-    const bool unscaled = whole_.prescale == 1 && whole_.postscale == 1;
-    return one_each_ || !IsInteger(dtype) || (unscaled && !averages());
+    return one_each_ || IsFloating(dtype) || PairsHosts(dtype);
   }
 
   // Whether the hosts are taken in pairs: what two make has the tensor's type.
