@@ -10,10 +10,12 @@ namespace {
 constexpr int64_t kLeastBytes = 32 << 10;
 // A trial takes this many calls in a row.
 constexpr int kTrialCalls = 2;
-// Choices may be made long before the first of them runs. Out of this many, only the
-// first few belong to the trial.
-constexpr int64_t kChoicesPerTrial = 16;
+// Choices may be made long before the first of them runs. Only the first few belong to
+// the trial, and of the others this part, until the trial has had its calls. Which ones
+// is random: whoever asks chooses for both places of the result, and uses one of them,
+// perhaps in a rhythm of its own.
 constexpr int64_t kTrialChoices = 4;
+constexpr double kLaterTrialChoices = 0.25;
 // A kind that was as fast as the best one is tried again after this many calls. One
 // that took twice as long is tried again after four times as many, which costs less
 // than 2 % of the time.
@@ -26,6 +28,8 @@ constexpr double kBetter = 0.98;
 
 }  // namespace
 
+StoreChoice::StoreChoice() : later_(kLaterTrialChoices) {}
+
 StoreChoice::Class& StoreChoice::ClassOf(int64_t bytes, bool in_place) {
   const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
   return classes_[in_place ? 1 : 0][std::min(bits, kLargestClass)];
@@ -35,7 +39,7 @@ Stores StoreChoice::Choose(int64_t bytes, bool in_place) {
   if (bytes < kLeastBytes) return Stores::kOrdinary;
   Class& known = ClassOf(bytes, in_place);
   if (known.trial == known.best) return static_cast<Stores>(known.best);
-  const bool tries = known.choices_in_trial++ % kChoicesPerTrial < kTrialChoices;
+  const bool tries = known.choices_in_trial++ < kTrialChoices || later_(random_);
   return static_cast<Stores>(tries ? known.trial : known.best);
 }
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <random>
 
 #include "tf_ops/collectives/copy.h"
 
@@ -18,6 +19,8 @@ namespace keras_hvd {
 
 class StoreChoice {
  public:
+  StoreChoice();
+
   // The stores for the next allreduce of this many bytes.
   Stores Choose(int64_t bytes, bool in_place);
   // Reports how long an allreduce took with the chosen stores.
@@ -51,6 +54,8 @@ class StoreChoice {
   Class& ClassOf(int64_t bytes, bool in_place);
 
   std::array<std::array<Class, kLargestClass + 1>, 2> classes_;
+  std::minstd_rand random_;
+  std::bernoulli_distribution later_;  // whether a later choice belongs to the trial
 };
 
 }  // namespace keras_hvd

@@ -86,6 +86,20 @@ TEST(StoreChoice, ResultsBesideTheInputHaveTheirOwnExperience) {
   EXPECT_GT(ordinary[1], 180);
 }
 
+TEST(StoreChoice, TrialsComeToTheirCallsInAnyRhythm) {
+  for (int calls : {1, 3, 4, 8, 12, 16, 100}) {
+    StoreChoice choice;
+    std::array<int, 2> fastest{};
+    for (int i = 0; i < 800; ++i) {
+      const bool in_place = i / calls % 2 == 0;
+      choice.Choose(kMebibyte, !in_place);
+      fastest[in_place ? 1 : 0] +=
+          RunOn(&choice, kMebibyte, 1, {0.5, 0.5, 0.1}, in_place)[2];
+    }
+    for (int times : fastest) EXPECT_GT(times, 300) << calls;
+  }
+}
+
 TEST(StoreChoice, ATrialTakesFewOfManyChoicesMadeAhead) {
   StoreChoice choice;
   RunOn(&choice, kMebibyte, 2, {0.1, 0.2, 0.3});
