@@ -47,11 +47,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 # Tests measure time, and ranks use the cores that there are.
+ifndef TESTS_AT_ONCE
 .NOTPARALLEL:
+endif
 
 .PHONY: install demo wheel docs test test-quick lint format clean distclean FORCE
-.PHONY: system-packages test-packages native-tests one-process-tests launch-tests parallel-tests
-.PHONY: hosts-tests core-tests newest-tests wheel-tests installed-wheel-tests tfx-tests constraints
+.PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
+.PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
+.PHONY: ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
@@ -59,9 +62,12 @@ install: $(BUILT)
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-test: lint native-tests one-process-tests launch-tests parallel-tests hosts-tests
-	$(MAKE) --no-print-directory wheel-tests DIST=$(VENV)/dist \
-		WHEEL_TENSORFLOWS='$(firstword $(WHEEL_TENSORFLOWS)) $(lastword $(WHEEL_TENSORFLOWS))'
+# Jobs wait often, for each other or for limits to pass. So always two groups of tests run;
+# each prints what it has to say when it has ended.
+test: lint native-tests test-packages
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target TESTS_AT_ONCE=yes \
+		unit-tests one-rank-tests launch-tests launch-hosts-tests hosts-tests \
+		parallel-tests ends-wheel-tests
 
 # --- set-up -------------------------------------------------------------------------
 
@@ -172,27 +178,24 @@ lint: install
 native-tests: install
 	$(BAZEL_TEST) //tf_ops/...
 
-# Those of one process, the examples in the docstrings among them, and the parallel ones on
-# one rank: two processes, which run at once.
-one-process-tests: install test-packages
-	$(call AT_ONCE,$(UNITS),$(ONE_RANK))
+# Those of one process, the examples in the docstrings among them.
+unit-tests: install test-packages
+	$(BIN)/python -m pytest -q tests/unit
 
-UNITS = $(BIN)/python -m pytest -q tests/unit
-ONE_RANK = $(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
-# What the second prints follows when both have ended; an interrupt ends both.
-AT_ONCE = @one=0; other=0; $(2) > $(VENV)/at_once.log 2>&1 & trap "kill $$!" INT TERM; \
-	$(1) || one=$$?; wait $$! || other=$$?; cat $(VENV)/at_once.log; exit $$((one | other))
+# The parallel ones on one rank.
+one-rank-tests: install
+	$(BIN)/khvdrun -np 1 $(BIN)/python -m pytest -q -x tests/parallel
 
-# Those of how keras_hvd is installed and jobs are launched: two processes, which run at
-# once. Jobs on several hosts wait most of the time, for limits to pass and programs to end;
-# so those are in one, with the examples, and other trainings in the other.
+# Those of how keras_hvd is installed and jobs are launched.
 launch-tests: install test-packages
-	$(call AT_ONCE,$(OTHER_LAUNCHES),$(LAUNCHES_WITH_HOSTS))
+	$(BIN)/python -m pytest -q tests/install tests/launch $(WITH_HOSTS:%=--ignore=%)
 
+# Those of jobs that are launched on several hosts, which wait most of the time, for limits
+# to pass and programs to end; and the examples.
 WITH_HOSTS := $(patsubst %,tests/launch/test_%.py,examples hosts_option mpi run_on_hosts \
 	several_hosts slurm vanished_host)
-LAUNCHES_WITH_HOSTS = $(BIN)/python -m pytest -q $(WITH_HOSTS)
-OTHER_LAUNCHES = $(BIN)/python -m pytest -q tests/install tests/launch $(WITH_HOSTS:%=--ignore=%)
+launch-hosts-tests: install test-packages
+	$(BIN)/python -m pytest -q $(WITH_HOSTS)
 
 # The same tests in jobs of two and four ranks; which of them run where is said in
 # tests/parallel/conftest.py.
@@ -244,6 +247,11 @@ wheel-tests: install wheel
 			TENSORFLOW=$$tensorflow LINKED=$$([ $$tensorflow != '$(TENSORFLOW)' ] || \
 				echo $(VENV)/lib/python$(PYTHON_VERSION)/site-packages); \
 	done
+
+# Of the oldest and the newest of them.
+ends-wheel-tests: install
+	$(MAKE) --no-print-directory wheel-tests DIST=$(VENV)/dist \
+		WHEEL_TENSORFLOWS='$(firstword $(WHEEL_TENSORFLOWS)) $(lastword $(WHEEL_TENSORFLOWS))'
 
 # The oldest is also the only one that the last tensorflow-io loads on. Before 2.18 they
 # want NumPy 1, which pyarrow refuses from 20 on. LINKED has the packages of the checkout's
