@@ -36,8 +36,9 @@ INSTALLED := $(VENV)/.installed
 BUILT := $(NATIVE)/$(VENV).built
 CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
-BAZEL_TEST = bazel test $(OTHER_MACHINE:%=--config=%) \
+BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 	--repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
+BAZEL_TEST = bazel test $(BAZEL_OPTIONS)
 
 # What each Python process needs to import Keras is a third less: see there.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
@@ -47,14 +48,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 # Tests measure time, and ranks use the cores that there are.
-ifndef TESTS_AT_ONCE
+ifndef MAY_RUN_AT_ONCE
 .NOTPARALLEL:
 endif
 
 .PHONY: install demo wheel docs test test-quick lint format clean distclean FORCE
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
-.PHONY: ends-wheel-tests installed-wheel-tests tfx-tests constraints
+.PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak bench test-gpu bench-gpu
 
 install: $(BUILT)
@@ -62,12 +63,14 @@ install: $(BUILT)
 demo: install
 	$(BIN)/khvdrun -np 2 $(BIN)/python examples/digits.py
 
-# Jobs wait often, for each other or for limits to pass. So always two groups of tests run;
-# each prints what it has to say when it has ended.
-test: lint native-tests test-packages
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target TESTS_AT_ONCE=yes \
-		unit-tests one-rank-tests launch-tests launch-hosts-tests hosts-tests \
-		parallel-tests ends-wheel-tests
+# Most tests wait often, for each other or for limits to pass. So two groups of them run at
+# once; each prints what it has to say when it has ended.
+test:
+	$(AT_ONCE) install native-objects
+	$(AT_ONCE) lint test-packages native-tests unit-tests one-rank-tests launch-tests \
+		launch-hosts-tests hosts-tests parallel-tests ends-wheel-tests
+
+AT_ONCE = $(MAKE) --no-print-directory --jobs=2 --output-sync=target MAY_RUN_AT_ONCE=yes
 
 # --- set-up -------------------------------------------------------------------------
 
@@ -173,6 +176,10 @@ lint: install
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy --no-error-summary
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+# What of the C++ does not need TensorFlow, while that is being installed.
+native-objects: | $(BIN)/python
+	bazel build $(BAZEL_OPTIONS) --build_tag_filters=-tensorflow //tf_ops/...
 
 # Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
 native-tests: install
