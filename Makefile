@@ -179,7 +179,7 @@ lint: install
 
 # What of the C++ does not need TensorFlow, while that is being installed.
 native-objects: | $(BIN)/python
-	bazel build $(BAZEL_OPTIONS) --build_tag_filters=-tensorflow //tf_ops/...
+	bazel build $(BAZEL_OPTIONS) -- //tf_ops/... -//tf_ops:all -//tf_ops/kernels:all
 
 # Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
 native-tests: install
