@@ -66,11 +66,11 @@ demo: install
 # Most tests wait often, for each other or for limits to pass. So two groups of them run at
 # once; each prints what it has to say when it has ended.
 test:
-	$(AT_ONCE) install native-objects
-	$(AT_ONCE) lint test-packages native-tests unit-tests one-rank-tests launch-tests \
+	$(MAKE) $(AT_ONCE) install native-objects
+	$(MAKE) $(AT_ONCE) lint test-packages native-tests unit-tests one-rank-tests launch-tests \
 		launch-hosts-tests hosts-tests parallel-tests ends-wheel-tests
 
-AT_ONCE = $(MAKE) --no-print-directory --jobs=2 --output-sync=target MAY_RUN_AT_ONCE=yes
+AT_ONCE = --no-print-directory --jobs=2 --output-sync=target MAY_RUN_AT_ONCE=yes
 
 # --- set-up -------------------------------------------------------------------------
 
