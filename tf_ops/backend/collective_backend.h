@@ -5,24 +5,16 @@
 #ifndef KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
 #define KERAS_HVD_TF_OPS_BACKEND_COLLECTIVE_BACKEND_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "tf_ops/collectives/joint_attempt.h"
 #include "tf_ops/collectives/phase_recorder.h"
-#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/operation/operation.h"
 
 namespace keras_hvd {
-
-// The coordinator's settings, the same on all members of a batch.
-struct BatchSettings {
-  std::array<Stores, 2> stores{};  // out of place, in place
-  Tuning tuning;
-};
 
 class CollectiveBackend {
  public:
@@ -37,8 +29,8 @@ class CollectiveBackend {
 
   // ---- Of each that has begun, one of these.
 
-  // Runs the collective of the batch's kind.
-  virtual bool Run(const Batch& batch, const BatchSettings& settings) = 0;
+  // Runs the collective of the batch's kind. `tuning` is the same on all members.
+  virtual bool Run(const Batch& batch, const Tuning& tuning) = 0;
   // Gives every member the numbers of all members: `(*all)[member]` in the order of
   // `own`, which has the same length on every member.
   virtual bool AllgatherValues(const std::vector<int64_t>& own,

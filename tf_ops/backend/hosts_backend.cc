@@ -11,19 +11,17 @@ namespace keras_hvd {
 
 HostsBackend::HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
                            std::shared_ptr<JobState> job, DataLinks links,
-                           Waiter* waiter, StoreChoice* store_choice)
-    : hosts_(topology, std::move(segment), std::move(job), std::move(links), waiter),
-      store_choice_(store_choice) {}
+                           Waiter* waiter)
+    : hosts_(topology, std::move(segment), std::move(job), std::move(links), waiter) {}
 
 bool HostsBackend::Begin(const std::vector<int>& members, uint64_t number) {
   members_ = members;
   return hosts_.Begin(members, number);
 }
 
-bool HostsBackend::Run(const Batch& batch, const BatchSettings& settings) {
-  return is_local()
-             ? RunBatch(batch, settings, members_, store_choice_, &hosts_.local())
-             : RunBatch(batch, settings, members_, &hosts_);
+bool HostsBackend::Run(const Batch& batch, const Tuning& tuning) {
+  return is_local() ? RunBatch(batch, tuning, members_, &hosts_.local())
+                    : RunBatch(batch, tuning, members_, &hosts_);
 }
 
 bool HostsBackend::AllgatherValues(const std::vector<int64_t>& own,

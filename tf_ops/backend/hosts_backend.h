@@ -15,16 +15,14 @@ namespace keras_hvd {
 class HostsBackend final : public CollectiveBackend {
  public:
   // `segment` is this host's. `links` has one to each rank on another host.
-  // `store_choice` learns how long allreduces on this host take; or null.
   HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
-               std::shared_ptr<JobState> job, DataLinks links, Waiter* waiter,
-               StoreChoice* store_choice);
+               std::shared_ptr<JobState> job, DataLinks links, Waiter* waiter);
 
   bool Begin(const std::vector<int>& members, uint64_t number) override;
   bool BeginAgain() override { return hosts_.BeginAgain(); }
   void End() override { hosts_.End(); }
 
-  bool Run(const Batch& batch, const BatchSettings& settings) override;
+  bool Run(const Batch& batch, const Tuning& tuning) override;
   bool AllgatherValues(const std::vector<int64_t>& own,
                        std::vector<std::vector<int64_t>>* all) override;
   std::unique_ptr<JointAttempt> Attempt() override;
@@ -38,7 +36,6 @@ class HostsBackend final : public CollectiveBackend {
   bool is_local() const { return hosts_.hosts() == 1; }
 
   HostsCommunicator hosts_;
-  StoreChoice* const store_choice_;
   std::vector<int> members_;
 };
 

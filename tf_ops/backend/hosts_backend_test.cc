@@ -117,11 +117,11 @@ Tensors Carry(const Request& request, int member, CollectiveBackend* backend,
   operation->description = description;
   Batch batch;
   batch.push_back(std::move(operation));
-  BatchSettings settings;
-  settings.tuning.window_bytes = request.window_bytes;
-  settings.tuning.small_bytes = request.small_bytes;
-  settings.tuning.halving_hosts = halving_hosts;
-  EXPECT_EQ(backend->Run(batch, settings), succeeds);
+  Tuning tuning;
+  tuning.window_bytes = request.window_bytes;
+  tuning.small_bytes = request.small_bytes;
+  tuning.halving_hosts = halving_hosts;
+  EXPECT_EQ(backend->Run(batch, tuning), succeeds);
   return outputs;
 }
 

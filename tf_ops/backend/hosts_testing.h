@@ -96,7 +96,7 @@ class HostsJob {
       waiters_.push_back(std::make_unique<JobWaiter>(jobs_.back()));
       backends_.push_back(std::make_unique<HostsBackend>(
           Topology(rank, hosts), segments[topology_.host_of(rank)], jobs_.back(),
-          std::move(links[rank]), waiters_.back().get(), nullptr));
+          std::move(links[rank]), waiters_.back().get()));
     }
   }
 

@@ -60,9 +60,8 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
   return {topology,
           job,
           std::make_shared<HostsChannels>(segment, index, job),
-          [topology, segment, job, data](Waiter* waiter, StoreChoice* store_choice) {
-            return std::make_unique<HostsBackend>(topology, segment, job, data, waiter,
-                                                  store_choice);
+          [topology, segment, job, data](Waiter* waiter) {
+            return std::make_unique<HostsBackend>(topology, segment, job, data, waiter);
           },
           std::make_shared<LinkWatch>(sockets, quiet_sockets, &job->bell(),
                                       [job] { job->NoteFailureNews(); }),

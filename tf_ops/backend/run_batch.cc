@@ -41,9 +41,25 @@ bool RunAdasum(const AllreduceOptions& allreduce, Group* communicator) {
                 communicator);
 }
 
+bool RunWithStores(AllreduceOptions* allreduce, Communicator* communicator) {
+  StoreChoice& choice = communicator->store_choice();
+  const int64_t bytes = AllreduceBytes(*allreduce);
+  const bool in_place = IsInPlace(*allreduce);
+  allreduce->stores = choice.Choose(bytes, in_place);
+  const Clock::time_point start = Clock::now();
+  if (!Allreduce(*allreduce, communicator)) return false;
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  choice.Learn(bytes, in_place, allreduce->stores, taken.count());
+  return true;
+}
+
+// Between hosts they are the ordinary ones.
+bool RunWithStores(AllreduceOptions* allreduce, HostsCommunicator* hosts) {
+  return Allreduce(*allreduce, hosts);
+}
+
 template <typename Group>
-bool RunAllreduce(const Batch& batch, const BatchSettings& settings,
-                  StoreChoice* store_choice, Group* communicator) {
+bool RunAllreduce(const Batch& batch, const Tuning& tuning, Group* communicator) {
   AllreduceOptions allreduce;
   allreduce.reduction = batch.front()->description->reduction;
   for (const auto& operation : batch) {
@@ -56,19 +72,10 @@ bool RunAllreduce(const Batch& batch, const BatchSettings& settings,
   }
   if (allreduce.reduction.op == ReduceOp::kAdasum)
     return RunAdasum(allreduce, communicator);
-  const bool in_place = IsInPlace(allreduce);
-  allreduce.stores = settings.stores[in_place ? 1 : 0];
-  allreduce.window_bytes = settings.tuning.window_bytes;
-  allreduce.small_bytes = settings.tuning.small_bytes;
-  allreduce.halving_hosts = settings.tuning.halving_hosts;
-  const Clock::time_point start = Clock::now();
-  if (!Allreduce(allreduce, communicator)) return false;
-  if (store_choice != nullptr) {
-    const std::chrono::duration<double> taken = Clock::now() - start;
-    store_choice->Learn(AllreduceBytes(allreduce), in_place, allreduce.stores,
-                        taken.count());
-  }
-  return true;
+  allreduce.window_bytes = tuning.window_bytes;
+  allreduce.small_bytes = tuning.small_bytes;
+  allreduce.halving_hosts = tuning.halving_hosts;
+  return RunWithStores(&allreduce, communicator);
 }
 
 template <typename Group>
@@ -125,12 +132,11 @@ bool RunReducescatter(const Operation& operation, Group* communicator) {
 }
 
 template <typename Group>
-bool RunAmong(const Batch& batch, const BatchSettings& settings,
-              const std::vector<int>& members, StoreChoice* store_choice,
+bool RunAmong(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
               Group* communicator) {
   switch (batch.front()->description->kind) {
     case Kind::kAllreduce:
-      return RunAllreduce(batch, settings, store_choice, communicator);
+      return RunAllreduce(batch, tuning, communicator);
     case Kind::kAllgather:
       return RunAllgather(batch.front().get(), communicator);
     case Kind::kBroadcast:
@@ -151,16 +157,14 @@ bool RunAmong(const Batch& batch, const BatchSettings& settings,
 
 }  // namespace
 
-bool RunBatch(const Batch& batch, const BatchSettings& settings,
-              const std::vector<int>& members, StoreChoice* store_choice,
+bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
               Communicator* communicator) {
-  return RunAmong(batch, settings, members, store_choice, communicator);
+  return RunAmong(batch, tuning, members, communicator);
 }
 
-// Its stores are the ordinary ones, and its time is that of the network.
-bool RunBatch(const Batch& batch, const BatchSettings& settings,
-              const std::vector<int>& members, HostsCommunicator* hosts) {
-  return RunAmong(batch, settings, members, nullptr, hosts);
+bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
+              HostsCommunicator* hosts) {
+  return RunAmong(batch, tuning, members, hosts);
 }
 
 }  // namespace keras_hvd

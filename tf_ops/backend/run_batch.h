@@ -10,13 +10,12 @@
 
 namespace keras_hvd {
 
-// For a collective of `members` that has begun. `store_choice` learns how long
-// allreduces take; or null. Returns false if the job failed meanwhile.
-bool RunBatch(const Batch& batch, const BatchSettings& settings,
-              const std::vector<int>& members, StoreChoice* store_choice,
+// For a collective of `members` that has begun. Returns false if the job failed
+// meanwhile.
+bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
               Communicator* communicator);
-bool RunBatch(const Batch& batch, const BatchSettings& settings,
-              const std::vector<int>& members, HostsCommunicator* hosts);
+bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
+              HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
 

@@ -8,9 +8,8 @@
 namespace keras_hvd {
 
 SharedMemoryBackend::SharedMemoryBackend(std::shared_ptr<Segment> segment, int rank,
-                                         Waiter* waiter, StoreChoice* store_choice)
-    : communicator_(segment, Topology::OneHost(rank, segment->size()), waiter),
-      store_choice_(store_choice) {}
+                                         Waiter* waiter)
+    : communicator_(segment, Topology::OneHost(rank, segment->size()), waiter) {}
 
 bool SharedMemoryBackend::Begin(const std::vector<int>& members, uint64_t number) {
   members_ = members;
@@ -39,8 +38,8 @@ void SharedMemoryBackend::set_recorder(PhaseRecorder* recorder) {
   communicator_.set_recorder(recorder);
 }
 
-bool SharedMemoryBackend::Run(const Batch& batch, const BatchSettings& settings) {
-  return RunBatch(batch, settings, members_, store_choice_, &communicator_);
+bool SharedMemoryBackend::Run(const Batch& batch, const Tuning& tuning) {
+  return RunBatch(batch, tuning, members_, &communicator_);
 }
 
 }  // namespace keras_hvd

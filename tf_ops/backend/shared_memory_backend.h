@@ -13,15 +13,13 @@ namespace keras_hvd {
 
 class SharedMemoryBackend final : public CollectiveBackend {
  public:
-  // `store_choice` learns how long allreduces take; or null.
-  SharedMemoryBackend(std::shared_ptr<Segment> segment, int rank, Waiter* waiter,
-                      StoreChoice* store_choice);
+  SharedMemoryBackend(std::shared_ptr<Segment> segment, int rank, Waiter* waiter);
 
   bool Begin(const std::vector<int>& members, uint64_t number) override;
   bool BeginAgain() override;
   void End() override;
 
-  bool Run(const Batch& batch, const BatchSettings& settings) override;
+  bool Run(const Batch& batch, const Tuning& tuning) override;
   bool AllgatherValues(const std::vector<int64_t>& own,
                        std::vector<std::vector<int64_t>>* all) override;
   std::unique_ptr<JointAttempt> Attempt() override;
@@ -33,7 +31,6 @@ class SharedMemoryBackend final : public CollectiveBackend {
 
  private:
   Communicator communicator_;
-  StoreChoice* const store_choice_;
   std::vector<int> members_;
 };
 

@@ -11,9 +11,8 @@ World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank) {
   return {Topology::OneHost(rank, segment->size()),
           std::make_shared<SharedJobState>(segment, rank),
           std::make_shared<SharedMemoryChannels>(segment, rank),
-          [segment, rank](Waiter* waiter, StoreChoice* store_choice) {
-            return std::make_unique<SharedMemoryBackend>(segment, rank, waiter,
-                                                         store_choice);
+          [segment, rank](Waiter* waiter) {
+            return std::make_unique<SharedMemoryBackend>(segment, rank, waiter);
           },
           nullptr,
           nullptr};

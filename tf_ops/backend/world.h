@@ -7,7 +7,6 @@
 
 #include "tf_ops/backend/collective_backend.h"
 #include "tf_ops/collectives/communicator.h"
-#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/transport/channel.h"
 #include "tf_ops/transport/data_link.h"
 #include "tf_ops/transport/job_state.h"
@@ -22,10 +21,8 @@ struct World {
   std::shared_ptr<JobState> job;
   std::shared_ptr<Channels> channels;
   // Makes the backend for tensors in host memory. `waiter` passes the time until a peer
-  // is ready. `store_choice` is the coordinator's, or null.
-  std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter,
-                                                   StoreChoice* store_choice)>
-      make_backend;
+  // is ready.
+  std::function<std::unique_ptr<CollectiveBackend>(Waiter* waiter)> make_backend;
   // Null if all ranks share memory.
   std::shared_ptr<LinkWatch> link_watch;
   // Null as well.

@@ -20,13 +20,15 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, const Topology& top
     : segment_(std::move(segment)),
       topology_(topology),
       block_(topology.local_index(topology.rank())),
-      waiter_(waiter) {}
+      waiter_(waiter),
+      store_choice_(&segment_->block(block_).stores) {}
 
 bool Communicator::Begin(const std::vector<int>& members, uint64_t sequence) {
   blocks_.clear();
   for (int rank : members) blocks_.push_back(topology_.local_index(rank));
   index_ = static_cast<int>(std::lower_bound(blocks_.begin(), blocks_.end(), block_) -
                             blocks_.begin());
+  store_choice_.Follow(segment_->block(blocks_.front()).stores);
   sequence_ = sequence;
   first_round_ = round_ = sequence << kRoundBits;
   return AwaitReaders();

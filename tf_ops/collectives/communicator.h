@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/phase_recorder.h"
+#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/transport/segment.h"
 #include "tf_ops/transport/topology.h"
 
@@ -72,6 +73,9 @@ class Communicator {
   bool HasPublished(int member) const;
   bool AwaitAllReduced(int ago = 0);
 
+  // Of these members.
+  StoreChoice& store_choice() { return store_choice_; }
+
   // Records the collectives from now on; null stops the record.
   void set_recorder(PhaseRecorder* recorder) { recorder_ = recorder; }
   // Enters a phase in the record (see phase_recorder.h). Waits record themselves. Free
@@ -99,6 +103,7 @@ class Communicator {
   const int block_;  // this rank's
   Waiter* const waiter_;
   PhaseRecorder* recorder_ = nullptr;
+  StoreChoice store_choice_;
   std::vector<int> blocks_;  // the members'
   int index_ = 0;
   uint64_t sequence_ = 0;

@@ -8,14 +8,9 @@ namespace {
 
 // Smaller tensors stay in the caches, where ordinary stores are best.
 constexpr int64_t kLeastBytes = 32 << 10;
-// A trial takes this many calls in a row.
+// A trial takes this many calls in a row. In the first, another member may still have
+// begun with other stores.
 constexpr int kTrialCalls = 2;
-// Choices may be made long before the first of them runs. Only the first few belong to
-// the trial, and of the others this part, until the trial has had its calls. Which ones
-// is random: whoever asks chooses for both places of the result, and uses one of them,
-// perhaps in a rhythm of its own.
-constexpr int64_t kTrialChoices = 4;
-constexpr double kLaterTrialChoices = 0.25;
 // A kind that was as fast as the best one is tried again after this many calls. One
 // that took twice as long is tried again after four times as many, which costs less
 // than 2 % of the time.
@@ -28,24 +23,21 @@ constexpr double kBetter = 0.98;
 
 }  // namespace
 
-StoreChoice::StoreChoice() : later_(kLaterTrialChoices) {}
-
-StoreChoice::Class& StoreChoice::ClassOf(int64_t bytes, bool in_place) {
+int StoreChoice::ClassOf(int64_t bytes, bool in_place) {
   const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
-  return classes_[in_place ? 1 : 0][std::min(bits, kLargestClass)];
+  return (in_place ? kSizes : 0) + std::min(bits, kSizes - 1);
 }
 
-Stores StoreChoice::Choose(int64_t bytes, bool in_place) {
+Stores StoreChoice::Choose(int64_t bytes, bool in_place) const {
   if (bytes < kLeastBytes) return Stores::kOrdinary;
-  Class& known = ClassOf(bytes, in_place);
-  if (known.trial == known.best) return static_cast<Stores>(known.best);
-  const bool tries = known.choices_in_trial++ < kTrialChoices || later_(random_);
-  return static_cast<Stores>(tries ? known.trial : known.best);
+  const auto& chosen = (*followed_)[ClassOf(bytes, in_place)];
+  return static_cast<Stores>(chosen.load(std::memory_order_relaxed));
 }
 
 void StoreChoice::Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
-  if (bytes < kLeastBytes) return;
-  Class& known = ClassOf(bytes, in_place);
+  if (bytes < kLeastBytes || followed_ != own_) return;
+  const int number = ClassOf(bytes, in_place);
+  Class& known = classes_[number];
   const int kind = static_cast<int>(stores);
   const double time = seconds / static_cast<double>(bytes);
   known.count += 1;
@@ -55,6 +47,7 @@ void StoreChoice::Learn(int64_t bytes, bool in_place, Stores stores, double seco
     LearnTrial(&known, time);
   }
   StartTrial(&known);
+  (*own_)[number].store(known.trial, std::memory_order_relaxed);
 }
 
 void StoreChoice::LearnBest(Class* known, double time) {
@@ -89,7 +82,6 @@ void StoreChoice::StartTrial(Class* known) {
     known->trial = kind;
     known->trial_time = kNever;
     known->trial_calls = 0;
-    known->choices_in_trial = 0;
     return;
   }
 }

@@ -5,24 +5,31 @@
 // change by a factor of five at run time, when a virtual machine's processors are
 // moved. So every kind is tried at first and the fastest is used. The others are tried
 // again from time to time; the slower one was, the more rarely.
+//
+// The first member of a process set on a host chooses for all members there. They read
+// its choice when they begin, without waiting for it: any stores make the same result.
 #ifndef KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
 #define KERAS_HVD_TF_OPS_COLLECTIVES_STORE_CHOICE_H_
 
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <random>
 
 #include "tf_ops/collectives/copy.h"
+#include "tf_ops/transport/segment.h"
 
 namespace keras_hvd {
 
 class StoreChoice {
  public:
-  StoreChoice();
+  // `own`: where other ranks read what this one has chosen.
+  explicit StoreChoice(StoreTable* own) : own_(own), followed_(own) {}
+
+  // From now on the rank that writes this table chooses; see above.
+  void Follow(const StoreTable& table) { followed_ = &table; }
 
   // The stores for the next allreduce of this many bytes.
-  Stores Choose(int64_t bytes, bool in_place);
+  Stores Choose(int64_t bytes, bool in_place) const;
   // Reports how long an allreduce took with the chosen stores.
   void Learn(int64_t bytes, bool in_place, Stores stores, double seconds);
 
@@ -30,7 +37,9 @@ class StoreChoice {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
   // Sizes that differ by less than a factor of two share their measurements. So do all
   // sizes from 64 MiB up, which fit no cache.
-  static constexpr int kLargestClass = 26;
+  static constexpr int kSizes = 27;
+  static constexpr int kClasses = 2 * kSizes;
+  static_assert(kClasses <= std::tuple_size_v<StoreTable>);
 
   // Times are per byte, each the better of two calls in a row: the first call may have
   // met page faults, a late peer, or caches left by other stores.
@@ -43,7 +52,6 @@ class StoreChoice {
     int trial = 0;  // the kind being tried, or `best`
     double trial_time = kNever;
     int trial_calls = 0;
-    int64_t choices_in_trial = 0;
     int64_t count = 0;
     std::array<int64_t, kStoresKinds> next_trial{};  // by the class's count
   };
@@ -51,11 +59,11 @@ class StoreChoice {
   static void LearnBest(Class* known, double time);
   static void LearnTrial(Class* known, double time);
   static void StartTrial(Class* known);
-  Class& ClassOf(int64_t bytes, bool in_place);
+  static int ClassOf(int64_t bytes, bool in_place);
 
-  std::array<std::array<Class, kLargestClass + 1>, 2> classes_;
-  std::minstd_rand random_;
-  std::bernoulli_distribution later_;  // whether a later choice belongs to the trial
+  StoreTable* const own_;
+  const StoreTable* followed_;
+  std::array<Class, kClasses> classes_;
 };
 
 }  // namespace keras_hvd

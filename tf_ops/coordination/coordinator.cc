@@ -510,7 +510,7 @@ bool Coordinator::Next(Decision* decision) {
   Take(&settled_.front(), decision);
   settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;
-  decision->bytes = first->bytes();
+  int64_t bytes = first->bytes();
   std::deque<Settled> left;
   for (; !settled_.empty() && settled_.front().description != nullptr &&
          left.size() < kMostPassedOver;
@@ -522,11 +522,11 @@ bool Coordinator::Next(Decision* decision) {
                     [&](const Settled& other) { return other.key == next.key; });
     const bool alike = next.inputs.empty() == decision->given.empty() &&
                        CanFuse(*first, *next.description);
-    if (decision->bytes + more > fusion_bytes_ || !alike || behind_its_like) {
+    if (bytes + more > fusion_bytes_ || !alike || behind_its_like) {
       left.push_back(std::move(next));
       continue;
     }
-    decision->bytes += more;
+    bytes += more;
     Take(&next, decision);
   }
   settled_.insert(settled_.begin(), std::make_move_iterator(left.begin()),

@@ -40,7 +40,6 @@ struct Decision {
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; exactly one for kFail
   RankSet ranks;                   // for kRun: the members of the set
-  int64_t bytes = 0;               // for kRun of allreduces: size of all their tensors
   std::vector<Zeros> zeros;        // for kRun: for some of its tensors
   // The members' inputs for a tensor, sent with their submissions, in rank order; ""
   // for a member that contributes zeros.

@@ -541,8 +541,7 @@ std::vector<int> DecisionEncoder::HostsOf(const std::vector<int>& ranks) const {
   return hosts;
 }
 
-std::string_view DecisionEncoder::Encode(const Decision& decision,
-                                         const std::array<Stores, 2>& stores) {
+std::string_view DecisionEncoder::Encode(const Decision& decision) {
   message_.clear();
   numbers_.Reserve(decision.tensors.size());
   switch (decision.type) {
@@ -550,7 +549,6 @@ std::string_view DecisionEncoder::Encode(const Decision& decision,
       AddInteger(static_cast<int64_t>(DecisionType::kRun), &message_);
       AddInteger(static_cast<int64_t>(decision.tensors.size()), &message_);
       for (const TensorKey& key : decision.tensors) AddTensor(key);
-      for (Stores each : stores) AddInteger(static_cast<int64_t>(each), &message_);
       AddInteger(static_cast<int64_t>(decision.zeros.size()), &message_);
       for (const Decision::Zeros& zeros : decision.zeros) {
         AddList(zeros.ranks, &message_);
@@ -632,9 +630,6 @@ void ReadRun(int size, std::vector<TensorKey>* dictionary, Fields* from,
     const TensorKey* tensor = ReadTensor(dictionary, from);
     if (tensor == nullptr) return;
     each = *tensor;
-  }
-  for (Stores& stores : run.stores) {
-    stores = static_cast<Stores>(from->Integer("stores", 0, kStoresKinds - 1));
   }
   run.zeros.clear();
   run.zeros.resize(from->Count("number of zeros"));

@@ -26,7 +26,6 @@
 #include <variant>
 #include <vector>
 
-#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/rank_set.h"
@@ -185,7 +184,6 @@ class MergedDecoder {
 // The members of a process set run the tensors together, as one collective.
 struct RunMessage {
   std::vector<TensorKey> tensors;
-  std::array<Stores, 2> stores{};           // out of place, in place
   std::vector<Decision::Zeros> zeros;       // for some of the tensors
   std::optional<std::string_view> results;  // within the message; see inline_tensors.h
 };
@@ -216,10 +214,8 @@ class DecisionEncoder {
   // rank's host.
   DecisionEncoder(size_t cache_capacity, std::vector<int> hosts);
 
-  // The results are valid until the next call. `stores` is for the batch that the
-  // decision runs.
-  std::string_view Encode(const Decision& decision,
-                          const std::array<Stores, 2>& stores);
+  // The results are valid until the next call.
+  std::string_view Encode(const Decision& decision);
   std::string_view Encode(const Tuning& tuning);
 
  private:

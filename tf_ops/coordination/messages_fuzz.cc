@@ -88,7 +88,7 @@ class CoordinatorsHost {
   void Decide() {
     Decision decision;
     while (coordinator_.Next(&decision)) {
-      const std::string_view message = encoder_.Encode(decision, {});
+      const std::string_view message = encoder_.Encode(decision);
       DecisionMessage decoded;
       if (!decoder_.Decode(message, &decoded).ok()) abort();
     }

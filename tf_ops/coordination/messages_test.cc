@@ -31,7 +31,6 @@ using ::testing::SizeIs;
 
 constexpr int kSize = 4;
 const std::vector<int> kOneHost(8);
-constexpr std::array<Stores, 2> kStores = {Stores::kStreaming, Stores::kOrdinary};
 
 // Something else in every field.
 Description Everything() {
@@ -559,7 +558,7 @@ class DecisionTest : public ::testing::Test {
   template <typename Message>
   Message Decode(const Decision& decision) {
     DecisionMessage message;
-    encoded_ = encoder_.Encode(decision, kStores);
+    encoded_ = encoder_.Encode(decision);
     const Status status = decoder_.Decode(encoded_, &message);
     EXPECT_TRUE(status.ok()) << status.message;
     return std::get<Message>(message);
@@ -618,7 +617,6 @@ TEST_F(DecisionTest, Runs) {
   for (int i = 0; i < 2; ++i) {
     const RunMessage run = Decode<RunMessage>(Zeros());
     EXPECT_EQ(run.tensors, Zeros().tensors);
-    EXPECT_EQ(run.stores, kStores);
     ASSERT_THAT(run.zeros, SizeIs(1));
     EXPECT_THAT(run.zeros[0].ranks, ElementsAre(1, 3));
     ExpectEqual(*run.zeros[0].description, Allreduce("grad/b"));
@@ -681,14 +679,14 @@ TEST_F(DecisionTest, OneHasMoreTensorsThanThereAreNumbers) {
     Decision decision = Run();
     for (int j = 0; j < i; ++j) decision.tensors.push_back({j, std::to_string(i * j)});
     DecisionMessage message;
-    ASSERT_TRUE(decoder_.Decode(encoder.Encode(decision, kStores), &message).ok());
+    ASSERT_TRUE(decoder_.Decode(encoder.Encode(decision), &message).ok());
     EXPECT_EQ(std::get<RunMessage>(message).tensors, decision.tensors);
   }
 }
 
 TEST_F(DecisionTest, WhatIsCutShortIsAnError) {
   for (const Decision& decision : {Run(), Zeros(), Fail(), Agree()}) {
-    const std::string message(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
+    const std::string message(DecisionEncoder(16, kOneHost).Encode(decision));
     for (size_t length = 0; length < message.size(); ++length) {
       EXPECT_NE(ErrorOf(message.substr(0, length)), "") << length;
     }
@@ -705,7 +703,7 @@ TEST_F(DecisionTest, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(ErrorOf(Fields({3, 65, 0, 0, 12})), HasSubstr("window_bytes=65"));
   EXPECT_THAT(ErrorOf(Fields({3, 64, 0, 1001, 12})),
               HasSubstr("spin_microseconds=1001"));
-  std::string message(encoder_.Encode(Agree(), kStores));
+  std::string message(encoder_.Encode(Agree()));
   SetField(&message, 7, 0);
   EXPECT_THAT(ErrorOf(message.substr(0, message.size() - 16)),
               HasSubstr("the process set has no members"));
@@ -716,7 +714,7 @@ TEST_F(DecisionTest, AgreementsAreOnWhatThereMayBe) {
     Decision decision = Agree();
     decision.agreed = kind;
     decision.answer = answer;
-    return ErrorOf(DecisionEncoder(1, kOneHost).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(1, kOneHost).Encode(decision));
   };
   EXPECT_THAT(error(Kind::kAllreduce, 1), HasSubstr("nobody agrees on a collective"));
   EXPECT_THAT(error(Kind::kAddProcessSet, 0), HasSubstr("process set = 0"));
@@ -728,7 +726,7 @@ TEST_F(DecisionTest, ZerosAreForAllreducesOfTheBatch) {
   const auto error = [&](const Description& description) {
     Decision decision = Zeros();
     decision.zeros = {{Share(description), {1}}};
-    return ErrorOf(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
+    return ErrorOf(DecisionEncoder(16, kOneHost).Encode(decision));
   };
   EXPECT_THAT(error(Allreduce("c")), HasSubstr("zeros are for allreduce 'c'"));
   EXPECT_THAT(error(Broadcast("a")), HasSubstr("zeros are for broadcast 'a'"));
@@ -813,7 +811,7 @@ TEST_F(DecisionTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
   std::mt19937 random(4711);
   std::vector<std::string> messages;
   for (const Decision& decision : {Run(), Zeros(), Result(), Fail(), Agree()}) {
-    messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(decision, kStores));
+    messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(decision));
   }
   messages.emplace_back(DecisionEncoder(16, kOneHost).Encode(Tuning()));
   std::vector<int> accepted(messages.size());

@@ -43,8 +43,8 @@ std::string RangeName(const Batch& batch) {
 class BatchRunner::Host : public HostCollectives {
  public:
   Host(BatchRunner* runner, const std::vector<int>& members, uint64_t number,
-       const BatchSettings& settings)
-      : runner_(*runner), members_(members), number_(number), settings_(settings) {}
+       const Tuning& tuning)
+      : runner_(*runner), members_(members), number_(number), tuning_(tuning) {}
 
   CollectiveBackend* Begin() override {
     CollectiveBackend& backend = *runner_.backend_;
@@ -53,7 +53,7 @@ class BatchRunner::Host : public HostCollectives {
     return ok ? &backend : nullptr;
   }
   bool Run(const Batch& batch) override {
-    return runner_.backend_->Run(batch, settings_);
+    return runner_.backend_->Run(batch, tuning_);
   }
   bool compares() const override { return runner_.checks(); }
   bool Compare(const Batch& batch) override {
@@ -67,24 +67,24 @@ class BatchRunner::Host : public HostCollectives {
   BatchRunner& runner_;
   const std::vector<int>& members_;
   const uint64_t number_;
-  const BatchSettings& settings_;
+  const Tuning& tuning_;
   bool begun_ = false;
 };
 
 BatchRunner::BatchRunner(const EngineOptions& options, const World& world,
                          std::shared_ptr<GpuAccess> gpu, Waiter* waiter,
-                         Timeline* timeline, StoreChoice* store_choice)
+                         Timeline* timeline)
     : job_(world.job),
       rank_(job_->rank()),
       most_inline_bytes_(MostInlineBytes(job_->size(), world.topology.hosts())),
       ranges_(OpenRanges(options, rank_)),
       timeline_(*timeline),
-      backend_(world.make_backend(waiter, store_choice)),
+      backend_(world.make_backend(waiter)),
       gpu_(options.stall_warning_seconds, options.stall_abort_seconds, job_,
            std::move(gpu), waiter, timeline) {}
 
 bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
-                      uint64_t number, const BatchSettings& settings,
+                      uint64_t number, const Tuning& tuning,
                       const std::optional<std::string_view>& results) {
   std::optional<cuda::ProfilerRanges::Range> range;
   if (ranges_ != nullptr) range.emplace(*ranges_, RangeName(batch), InputBytes(batch));
@@ -94,7 +94,7 @@ bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
   const bool ok =
       results.has_value()
           ? TakeResults(batch, members, number, *results, recorder)
-          : RunAnywhere(batch, members, number, settings, recorder != nullptr);
+          : RunAnywhere(batch, members, number, tuning, recorder != nullptr);
   if (recorder != nullptr) timeline_.EndBatch(ok);
   const Description& first = *batch.front()->description;
   // A GPU has only begun with it.
@@ -108,26 +108,25 @@ bool BatchRunner::Run(const Batch& batch, const std::vector<int>& members,
 
 bool BatchRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
                                 const std::vector<int>& all, uint64_t number,
-                                const BatchSettings& settings) {
+                                const Tuning& tuning) {
   backend_->set_recorder(nullptr);
-  Host host(this, all, number, settings);
+  Host host(this, all, number, tuning);
   const bool ok = gpu_.AddProcessSet(id, members, all, &host);
   if (ok) host.End();
   return ok;
 }
 
 bool BatchRunner::RunAnywhere(const Batch& batch, const std::vector<int>& members,
-                              uint64_t number, const BatchSettings& settings,
-                              bool recorded) {
+                              uint64_t number, const Tuning& tuning, bool recorded) {
   if (batch.front()->description->on_gpu) {
-    Host host(this, members, number, settings);
+    Host host(this, members, number, tuning);
     const bool ok = gpu_.Run(batch, members, &host, recorded);
     if (ok) host.End();
     return ok;
   }
   if (!backend_->Begin(members, number)) return false;
   const bool ok =
-      backend_->Run(batch, settings) && (!checks() || CheckOutputs(batch, members));
+      backend_->Run(batch, tuning) && (!checks() || CheckOutputs(batch, members));
   if (ok) backend_->End();
   return ok;
 }

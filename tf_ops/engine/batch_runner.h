@@ -21,22 +21,19 @@ namespace keras_hvd {
 
 class BatchRunner {
  public:
-  // `store_choice`: the coordinator's, or null.
   BatchRunner(const EngineOptions& options, const World& world,
-              std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline,
-              StoreChoice* store_choice);
+              std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Timeline* timeline);
 
   // Runs batch `number` with the members of its process set. All members number batches
   // alike. `results` holds the results if the coordinator has sent them; see
   // inline_tensors.h. Returns false if the job has failed or this rank stops waiting.
   bool Run(const Batch& batch, const std::vector<int>& members, uint64_t number,
-           const BatchSettings& settings,
-           const std::optional<std::string_view>& results);
+           const Tuning& tuning, const std::optional<std::string_view>& results);
 
-  // Adds a process set on all ranks. `number`, `settings`: as in a batch of all ranks.
+  // Adds a process set on all ranks. `number`, `tuning`: as in a batch of all ranks.
   bool AddProcessSet(int32_t id, const std::vector<int>& members,
                      const std::vector<int>& all, uint64_t number,
-                     const BatchSettings& settings);
+                     const Tuning& tuning);
 
   // Runs the batches whose tensors are on GPUs.
   GpuRunner& gpu() { return gpu_; }
@@ -49,7 +46,7 @@ class BatchRunner {
   class Host;
 
   bool RunAnywhere(const Batch& batch, const std::vector<int>& members, uint64_t number,
-                   const BatchSettings& settings, bool recorded);
+                   const Tuning& tuning, bool recorded);
   bool TakeResults(const Batch& batch, const std::vector<int>& members, uint64_t number,
                    std::string_view results, PhaseRecorder* recorder);
   bool checks() const;

@@ -87,18 +87,13 @@ void CoordinatorService::Queue(std::string_view message) {
 }
 
 void CoordinatorService::WriteDecision(const Decision& decision) {
-  std::array<Stores, 2> stores{};
   if (decision.type == Decision::Type::kRun) {
     const bool runs_here = decision.ranks.front() == JobState::kCoordinator;
     timeline_.AddDecision(++batches_, decision, runs_here);
-    if (decision.given.empty()) {
-      stores = {store_choice_.Choose(decision.bytes, /*in_place=*/false),
-                store_choice_.Choose(decision.bytes, /*in_place=*/true)};
-    }
   } else if (decision.agreed == Kind::kAddProcessSet) {
     batches_ += 1;
   }
-  Queue(encoder_.Encode(decision, stores));
+  Queue(encoder_.Encode(decision));
 }
 
 // ---- Autotuning

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tf_ops/backend/world.h"
-#include "tf_ops/collectives/store_choice.h"
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/messages.h"
@@ -24,9 +23,6 @@ class CoordinatorService {
   // `cache_capacity`: how many tensors travel as numbers.
   CoordinatorService(const World& world, int64_t fusion_bytes, size_t cache_capacity,
                      Timeline* timeline);
-
-  // Must be told how long allreduces took.
-  StoreChoice* store_choice() { return &store_choice_; }
 
   // Makes the job search for better settings. Call before anything is decided.
   void StartAutotune(const AutotuneOptions& options, const Tuning& defaults);
@@ -67,8 +63,7 @@ class CoordinatorService {
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;
   const std::unique_ptr<MessageSender> below_;  // null: no host is below
-  StoreChoice store_choice_;
-  std::unique_ptr<Autotune> autotune_;  // null: off
+  std::unique_ptr<Autotune> autotune_;          // null: off
   std::string autotune_log_;  // its file; "" if there is none or writing it failed
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
   bool anything_waits_ = false;

@@ -61,7 +61,7 @@ TEST(MistakeTest, ADecisionMayNotRunTogetherWhatDiffers) {
   Decision decision;
   decision.tensors = {{0, "sum"}, {0, "most"}};
   decision.ranks = {0, 1};
-  decisions->Queue(DecisionEncoder(16, {0, 0}).Encode(decision, {}));
+  decisions->Queue(DecisionEncoder(16, {0, 0}).Encode(decision));
   decisions->Flush();
   coordinator.job->RingAll();
   for (const size_t number : {sum, most}) {

@@ -45,13 +45,13 @@ void AllocateZeros(Operation* operation) {
 Execution::Execution(const EngineOptions& options, const World& world,
                      std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
                      SpinPolicy* spin_policy, Timeline* timeline,
-                     StoreChoice* store_choice, EngineCounters* counters)
+                     EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),
       requests_(*requests),
       spin_policy_(*spin_policy),
       counters_(*counters),
-      runner_(options, world, std::move(gpu), waiter, timeline, store_choice),
+      runner_(options, world, std::move(gpu), waiter, timeline),
       decisions_(world.channels->FromLeader()),
       decoder_(job_->size()) {
   const Topology& topology = world.topology;
@@ -121,7 +121,7 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
   sequence_ += 1;
   running_ = "the addition of process set " + std::to_string(id);
   const bool ok = runner_.AddProcessSet(
-      id, members, requests_.process_sets().MembersOf(0), sequence_, settings_);
+      id, members, requests_.process_sets().MembersOf(0), sequence_, tuning_);
   running_.clear();
   if (ok) requests_.AddProcessSet(id, members);
   return ok;
@@ -129,7 +129,7 @@ bool Execution::AddProcessSet(int32_t id, const std::vector<int>& members) {
 
 // Decisions have one order, so all ranks change this between the same batches.
 void Execution::CarryOut(const TuneMessage& tune) {
-  settings_.tuning = tune.tuning;
+  tuning_ = tune.tuning;
   counters_.tunings += 1;
   if (observer_.tuned) observer_.tuned();
 }
@@ -139,7 +139,6 @@ void Execution::CarryOut(const TuneMessage& tune) {
 // All ranks count all batches, so ranks that share a batch agree on its number.
 void Execution::CarryOut(const RunMessage& run) {
   sequence_ += 1;
-  settings_.stores = run.stores;
   for (const Decision::Zeros& zeros : run.zeros) {
     if (Contains(zeros.ranks, rank_)) TakePartWithZeros(zeros);
   }
@@ -156,7 +155,7 @@ void Execution::CarryOut(const RunMessage& run) {
   counters_.batches += 1;
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, batch);
   requests_.NoteRunning(batch);
-  const bool ok = runner_.Run(batch, members, sequence_, settings_, run.results);
+  const bool ok = runner_.Run(batch, members, sequence_, tuning_, run.results);
   running_.clear();
   if (ok && observer_.ran && batch.front()->description->kind == Kind::kAllreduce) {
     observer_.ran(run.tensors, InputBytes(batch));

@@ -42,12 +42,10 @@ struct TuningObserver {
 // Only the driving thread uses this class.
 class Execution {
  public:
-  // `waiter` passes the time inside collectives. `store_choice` is the coordinator's,
-  // or null.
+  // `waiter` passes the time inside collectives.
   Execution(const EngineOptions& options, const World& world,
             std::shared_ptr<GpuAccess> gpu, Waiter* waiter, Requests* requests,
-            SpinPolicy* spin_policy, Timeline* timeline, StoreChoice* store_choice,
-            EngineCounters* counters);
+            SpinPolicy* spin_policy, Timeline* timeline, EngineCounters* counters);
 
   // Whether there are decisions to read.
   bool HasNews() const { return decisions_->HasNews(); }
@@ -66,7 +64,7 @@ class Execution {
   uint64_t sequence() const { return sequence_; }
   // The title of the running batch; "" if there is none.
   const std::string& running() const { return running_; }
-  const Tuning& tuning() const { return settings_.tuning; }
+  const Tuning& tuning() const { return tuning_; }
   // Batches of GPU tensors that were carried out may still be running there.
   GpuRunner& gpu() { return runner_.gpu(); }
   const GpuRunner& gpu() const { return runner_.gpu(); }
@@ -104,7 +102,7 @@ class Execution {
   std::deque<std::string> to_do_;
   // Zeros for the next batch, for tensors that this rank joined before.
   std::unordered_map<TensorKey, std::unique_ptr<Operation>, TensorKeyHash> zeros_;
-  BatchSettings settings_;
+  Tuning tuning_;
   TuningObserver observer_;  // empty: no observer
   uint64_t sequence_ = 0;
   std::string running_;

@@ -444,7 +444,7 @@ class SocketBackend final : public CollectiveBackend {
   bool BeginAgain() override { return true; }
   void End() override {}
 
-  bool Run(const Batch& batch, const BatchSettings&) override {
+  bool Run(const Batch& batch, const Tuning&) override {
     for (const auto& operation : batch) {
       if (!Run(operation.get())) return false;
     }
@@ -619,7 +619,7 @@ inline World SocketWorld(const SocketEnds& ends, int rank) {
   return {Topology::OneHost(rank, job->size()),
           job,
           std::make_shared<SocketChannels>(job),
-          [ends, rank](Waiter* waiter, StoreChoice*) {
+          [ends, rank](Waiter* waiter) {
             return std::make_unique<SocketBackend>(rank, ends.tensors, waiter);
           },
           nullptr,

@@ -34,10 +34,7 @@ Work::Work(const EngineOptions& options, const World& world,
       coordinator_service_(CoordinatorServiceOf(options, world, timeline)),
       leader_service_(LeaderServiceOf(options, world)),
       execution_(options, world, std::move(gpu), waiter, requests, spin_policy,
-                 timeline,
-                 coordinator_service_ == nullptr ? nullptr
-                                                 : coordinator_service_->store_choice(),
-                 counters),
+                 timeline, counters),
       stall_watch_(options, world, requests, coordinator_service_.get(),
                    leader_service_.get(), &execution_) {
   if (coordinator_service_ == nullptr) return;

@@ -439,7 +439,7 @@ class Simulation {
   void Decide(Bytes* bytes) {
     Decision decision;
     for (; coordinator_.Next(&decision); result_->decisions += 1) {
-      bytes->Add(decision_encoder_.Encode(decision, {}));
+      bytes->Add(decision_encoder_.Encode(decision));
     }
   }
 

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -37,6 +38,9 @@ enum class Departure : uint32_t {
   kCrashed = 2,   // a fatal signal; `signal` says which
 };
 
+// The stores that a rank's collectives take; see collectives/store_choice.h.
+using StoreTable = std::array<std::atomic<uint8_t>, 64>;
+
 // What a rank tells the others. Only the rank itself writes each word, with these
 // exceptions: the doorbell, `life` (where the kernel records the owner's death), and
 // the parts of the submissions that their reader writes.
@@ -47,6 +51,7 @@ struct RankBlock {
   SharedCounter published;
   SharedCounter reduced;
   SharedCounter finished;
+  alignas(64) StoreTable stores;
 
   // Submissions: written by the rank, read by its host's leader.
   RingState submissions;
