@@ -5,7 +5,8 @@
 starts one khvdrun for 2 ranks and one for 1. Each host is a network namespace where
 this process may make them (see network.py). Elsewhere, and with --keys, host keys keep
 their ranks from sharing memory, and they talk over the loopback interface. With
-KERAS_HVD_TLS=1 they use TLS. The exit code is the first khvdrun's that failed.
+KERAS_HVD_TLS=1 they use TLS. The exit code is that of the khvdrun that failed first,
+whose last output comes again at the end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import selectors
 import socket
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import network
 
 # Of a network that nobody else uses.
 _PORT = 29400
+_LAST_BYTES = 2000
 # What runs a command on a host of that number; where they meet.
 Hosts = tuple[Callable[[int, list[str]], list[str]], str]
 
@@ -42,6 +45,23 @@ def hosts_with_networks(count: int, rate: str, delay: float) -> Iterator[Hosts]:
     with network.connected(count, rate, delay) as hosts:
         rendezvous = f"{hosts[0].address}:{_PORT}"
         yield lambda number, words: hosts[number].command(words), rendezvous
+
+
+def follow(nodes: list[subprocess.Popen[bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Passes their output on; yields each that ends, with the last of its output."""
+    last = [b"" for _ in nodes]
+    with selectors.DefaultSelector() as selector:
+        for number, node in enumerate(nodes):
+            selector.register(node.stdout, selectors.EVENT_READ, number)
+        while selector.get_map():
+            for key, _ in selector.select():
+                chunk = os.read(key.fd, 1 << 16)
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.flush()
+                last[key.data] = (last[key.data] + chunk)[-_LAST_BYTES:]
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                    yield key.data, last[key.data]
 
 
 def run(counts: list[str], command: list[str], hosts: Hosts) -> int:
@@ -64,11 +84,20 @@ def run(counts: list[str], command: list[str], hosts: Hosts) -> int:
                     "KERAS_HVD_TEST_HOSTS": " ".join(counts),
                     "KERAS_HVD_SECRET_FILE": secret.name,
                 },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
             for number, count in enumerate(counts)
         ]
-        codes = [node.wait() for node in nodes]
-    return next((code for code in codes if code), 0)
+        ends = [(*end, nodes[end[0]].wait()) for end in follow(nodes)]
+    failed = [end for end in ends if end[-1]]
+    if not failed:
+        return 0
+    # What the others say of it comes after it, and is long.
+    number, last, code = failed[0]
+    text = last.decode(errors="replace").rstrip()
+    print(f"\nHost {number} failed first, with exit code {code}:\n{text}", flush=True)
+    return code
 
 
 def main() -> int:
