@@ -1,13 +1,17 @@
-"""Keras has its parts for scikit-learn and matplotlib once somebody asks for them.
+"""TensorFlow and Keras are imported in less than two thirds of the time.
 
-It imports both wherever they are installed, which is a third of the time that a process
-needs until it has TensorFlow, and `make test` starts hundreds. Python runs this file
-when it starts, since the Makefile puts its folder into PYTHONPATH.
+Keras imports scikit-learn and matplotlib wherever they are installed; here, once
+somebody uses them. And Python looks for garbage, of which an import makes none, at
+everything that has been imported so far, again and again. `make test` starts hundreds
+of processes. Python runs this file when it starts, since the Makefile puts its folder
+into PYTHONPATH.
 """
 
+import gc
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import LazyLoader
+from types import ModuleType
 
 _PARTS = ("wrappers", "visualization")
 _LATER = {
@@ -15,19 +19,37 @@ _LATER = {
     for package in ("keras", "keras.src", "keras._tf_keras.keras")
     for part in _PARTS
 }
+_LARGE = {"keras", "tensorflow"}
 
 
-class _Later:
-    """Finds these modules as Python does, and has them run at their first use."""
+class _Large(SourceFileLoader):
+    """Runs a module and all that it imports without a look for garbage."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        gc.disable()
+        try:
+            super().exec_module(module)
+        finally:
+            # What modules have made stays, and need not be looked at later either.
+            gc.freeze()
+            gc.enable()
+
+
+class _Finder:
+    """Finds these modules as Python does, and has them run in these ways."""
 
     @staticmethod
     def find_spec(name, path=None, target=None) -> ModuleSpec | None:
-        if name not in _LATER:
+        if name not in _LATER | _LARGE:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
+            return spec
+        if name in _LARGE:
+            spec.loader = _Large(name, spec.loader.path)
+        else:
             spec.loader = LazyLoader(spec.loader)
         return spec
 
 
-sys.meta_path.insert(0, _Later)
+sys.meta_path.insert(0, _Finder)
