@@ -875,6 +875,25 @@ TEST(HostsSetsTest, SetsOfAllKinds) {
   }
 }
 
+bool HasChosen(const RankBlock& block) {
+  return std::any_of(block.stores.begin(), block.stores.end(),
+                     [](const auto& stores) { return stores.load() != 0; });
+}
+
+// After a few allreduces it tries other stores than the ordinary ones.
+TEST(HostsSetsTest, OfASetOnAnyHostTheFirstMemberChoosesTheStores) {
+  HostsJob job({0, 0, 1, 1, 1});
+  const Request request =
+      GroupRequest(Kind::kAllreduce, {{DataType::kFloat32, 16 << 10}}, 2, 1);
+  int tried = 0;
+  for (int i = 0; i < 10; ++i) {
+    Check(&job, {3, 4}, request);
+    tried += HasChosen(job.block(3));
+  }
+  EXPECT_GT(tried, 0);
+  for (int rank : {0, 1, 2, 4}) EXPECT_FALSE(HasChosen(job.block(rank))) << rank;
+}
+
 // A set's hosts are taken in the order of their numbers, not of its ranks.
 TEST(HostsSetsTest, HostsAreReducedInTheOrderOfTheirNumbers) {
   HostsJob job({0, 1, 2, 2, 1, 0});

@@ -72,11 +72,11 @@ class HostsJob {
   explicit HostsJob(const std::vector<int>& hosts, const HostsOptions& options = {})
       : size_(static_cast<int>(hosts.size())), topology_(0, hosts) {
     EXPECT_TRUE(Segment::CreateLocal(size_, 0, &job_segment_).ok());
-    std::vector<std::shared_ptr<Segment>> segments(topology_.hosts());
+    segments_.resize(topology_.hosts());
     for (int host = 0; host < topology_.hosts(); ++host) {
       const int ranks = static_cast<int>(topology_.ranks_of(host).size());
       EXPECT_TRUE(
-          Segment::CreateLocal(ranks, options.exchange_bytes, &segments[host]).ok());
+          Segment::CreateLocal(ranks, options.exchange_bytes, &segments_[host]).ok());
     }
     std::vector<DataLinks> links(size_, DataLinks(size_));
     for (int a = 0; a < size_; ++a) {
@@ -95,7 +95,7 @@ class HostsJob {
       jobs_.push_back(std::make_shared<SharedJobState>(job_segment_, rank));
       waiters_.push_back(std::make_unique<JobWaiter>(jobs_.back()));
       backends_.push_back(std::make_unique<HostsBackend>(
-          Topology(rank, hosts), segments[topology_.host_of(rank)], jobs_.back(),
+          Topology(rank, hosts), segments_[topology_.host_of(rank)], jobs_.back(),
           std::move(links[rank]), waiters_.back().get()));
     }
   }
@@ -104,6 +104,9 @@ class HostsJob {
   const Topology& topology() const { return topology_; }
   JobState& job(int rank) { return *jobs_[rank]; }
   CollectiveBackend& backend(int rank) { return *backends_[rank]; }
+  RankBlock& block(int rank) {
+    return segments_[topology_.host_of(rank)]->block(topology_.local_index(rank));
+  }
   // What a rank has sent to another one so far.
   int64_t Sent(int rank, int peer) const { return links_[rank][peer].lock()->sent(); }
   // Ends a rank as its process's death would: its connections close.
@@ -169,6 +172,7 @@ class HostsJob {
   const Topology topology_;
   MpiStandIn mpi_;
   std::shared_ptr<Segment> job_segment_;
+  std::vector<std::shared_ptr<Segment>> segments_;  // by host
   std::vector<std::shared_ptr<SharedJobState>> jobs_;
   std::vector<std::unique_ptr<JobWaiter>> waiters_;
   std::vector<std::unique_ptr<HostsBackend>> backends_;
