@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
+#include "tf_ops/collectives/copy.h"
 #include "tf_ops/collectives/hosts_communicator.h"
 #include "tf_ops/collectives/reduce.h"
-#include "tf_ops/collectives/store_choice.h"
 
 namespace keras_hvd {
 

@@ -13,7 +13,6 @@
 #ifndef KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
 #define KERAS_HVD_TF_OPS_COORDINATION_MESSAGES_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>

@@ -2,7 +2,6 @@
 #include "tf_ops/engine/coordinator_service.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <optional>
 #include <utility>
