@@ -26,6 +26,9 @@ class _Large(SourceFileLoader):
     """Runs a module and all that it imports without a look for garbage."""
 
     def exec_module(self, module: ModuleType) -> None:
+        # TensorFlow imports Keras, and Keras TensorFlow.
+        if not gc.isenabled():
+            return super().exec_module(module)
         gc.disable()
         try:
             super().exec_module(module)

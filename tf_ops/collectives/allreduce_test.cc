@@ -18,7 +18,7 @@ void ClearHighestExponentBits(DataType dtype, std::vector<char>* bytes) {
 // has tests of its own, on the whole tensors.
 void CheckGroup(Ranks* ranks, const Reduction& reduction,
                 const std::vector<std::pair<DataType, int64_t>>& group, bool in_place,
-                const AllreduceOptions& settings = {}) {
+                const AllreduceOptions& settings = {}, bool mixes_stores = false) {
   const int size = ranks->size();
   std::vector<std::vector<std::vector<char>>> inputs(size), outputs(size);
   for (int rank = 0; rank < size; ++rank) {
@@ -36,6 +36,7 @@ void CheckGroup(Ranks* ranks, const Reduction& reduction,
   ranks->Run([&](int rank, Communicator* communicator) {
     AllreduceOptions options = settings;
     options.reduction = reduction;
+    if (mixes_stores) options.stores = static_cast<Stores>(rank % kStoresKinds);
     for (size_t i = 0; i < group.size(); ++i) {
       const void* input = in_place ? outputs[rank][i].data() : inputs[rank][i].data();
       options.tensors.push_back(
@@ -84,6 +85,18 @@ TEST_P(AllreduceTest, EveryKindOfStores) {
                      {{DataType::kInt8, 5}, {dtype, elements}}, in_place, settings);
         }
       }
+    }
+  }
+}
+
+// Members do not wait to agree on them.
+TEST_P(AllreduceTest, AnotherKindOfStoresOnEachRank) {
+  Ranks ranks(GetParam());
+  for (int64_t elements : kSizes) {
+    for (bool in_place : {false, true}) {
+      CheckGroup(&ranks, {ReduceOp::kAverage},
+                 {{DataType::kInt8, 5}, {DataType::kFloat32, elements}}, in_place, {},
+                 /*mixes_stores=*/true);
     }
   }
 }
