@@ -1,6 +1,8 @@
 // See hosts_communicator.h.
 #include "tf_ops/collectives/hosts_communicator.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -268,8 +270,11 @@ bool HostsCommunicator::Wait(const std::function<bool()>& ready, int awaited) {
   int64_t before = 0;
   const auto flows_or_ready = [&] {
     if (ready()) return true;
+    const int64_t last = moved_;
     Progress();
     CheckPeers();
+    // Ranks of another host may share this one's core, which nobody here can know.
+    if (moved_ == last) sched_yield();
     return moved_ - before >= kWorthSpinning || ready();
   };
   const auto wait = IsPolled() ? &Waiter::Poll : &Waiter::Wait;
