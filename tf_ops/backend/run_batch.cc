@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 #include "tf_ops/collectives/adasum.h"
@@ -41,21 +42,20 @@ bool RunAdasum(const AllreduceOptions& allreduce, Group* communicator) {
                 communicator);
 }
 
-bool RunWithStores(AllreduceOptions* allreduce, Communicator* communicator) {
-  StoreChoice& choice = communicator->store_choice();
-  const int64_t bytes = AllreduceBytes(*allreduce);
-  const bool in_place = IsInPlace(*allreduce);
-  allreduce->stores = choice.Choose(bytes, in_place);
+Communicator& LocalOf(Communicator* communicator) { return *communicator; }
+Communicator& LocalOf(HostsCommunicator* hosts) { return hosts->local(); }
+
+template <typename Group>
+bool RunWithStores(AllreduceOptions* allreduce, Group* communicator) {
+  StoreChoice& choice = LocalOf(communicator).store_choice();
+  const StoreUse use = {AllreduceBytes(*allreduce), IsInPlace(*allreduce),
+                        std::is_same_v<Group, HostsCommunicator>};
+  allreduce->stores = choice.Choose(use);
   const Clock::time_point start = Clock::now();
   if (!Allreduce(*allreduce, communicator)) return false;
   const std::chrono::duration<double> taken = Clock::now() - start;
-  choice.Learn(bytes, in_place, allreduce->stores, taken.count());
+  choice.Learn(use, allreduce->stores, taken.count());
   return true;
-}
-
-// Between hosts they are the ordinary ones.
-bool RunWithStores(AllreduceOptions* allreduce, HostsCommunicator* hosts) {
-  return Allreduce(*allreduce, hosts);
 }
 
 template <typename Group>

@@ -41,6 +41,8 @@ class HostsReducer {
         stages_(options.reduction, hosts_.count(), hosts_.hosts()),
         lane_(local_.index()),
         alone_(local_.count() == 1),
+        copy_in_(options.stores == Stores::kStreaming ? CopyStreaming : CopyOrdinary),
+        copy_out_(options.stores == Stores::kOrdinary ? CopyOrdinary : CopyStreaming),
         inputs_(std::max(local_.count(), hosts_.hosts())) {}
 
   void SetWindowBytes(int64_t bytes) {
@@ -81,6 +83,7 @@ class HostsReducer {
     for (int lane = 0; lane < hosts_.lanes(); ++lane) {
       if (lane != lane_) CopyIn(window, window.Part(lane, hosts_.lanes()));
     }
+    if (options_.stores == Stores::kStreaming) StoreFence();
     local_.Publish();
     if (!local_.AwaitAllPublished()) return false;
     Enter(CollectivePhase::kReduce, window);
@@ -120,6 +123,7 @@ class HostsReducer {
       const int lane = (lane_ + step) % hosts_.lanes();
       CopyOut(number, lane, window.Part(lane, hosts_.lanes()));
     }
+    if (options_.stores != Stores::kOrdinary) StoreFence();
     return true;
   }
 
@@ -149,6 +153,8 @@ class HostsReducer {
   const StagedReduction stages_;
   const int lane_;    // this rank's place on its host
   const bool alone_;  // on its host
+  void (*const copy_in_)(char* to, const char* from, int64_t bytes);
+  void (*const copy_out_)(char* to, const char* from, int64_t bytes);
   int64_t window_bytes_ = 0;
   int64_t windows_ = 0;
   int64_t slice_bytes_ = 0;  // the largest
@@ -166,14 +172,14 @@ class HostsReducer {
     char* const to = local_.ExchangeMemory(lane_) - window.begin;
     ForEachPiece(part, [&](const AllreduceTensor& tensor, int64_t offset,
                            int64_t position, int64_t bytes) {
-      CopyOrdinary(to + position, Input(tensor, offset), bytes);
+      copy_in_(to + position, Input(tensor, offset), bytes);
     });
   }
 
   void CopyOut(int64_t number, int lane, const Window& part) {
     ForEachPiece(part, [&](const AllreduceTensor& tensor, int64_t offset,
                            int64_t position, int64_t bytes) {
-      CopyOrdinary(Output(tensor, offset), Shared(number, lane, position), bytes);
+      copy_out_(Output(tensor, offset), Shared(number, lane, position), bytes);
     });
   }
 };

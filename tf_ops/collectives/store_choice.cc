@@ -23,23 +23,24 @@ constexpr double kBetter = 0.98;
 
 }  // namespace
 
-int StoreChoice::ClassOf(int64_t bytes, bool in_place) {
-  const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(bytes));
-  return (in_place ? kSizes : 0) + std::min(bits, kSizes - 1);
+int StoreChoice::ClassOf(const StoreUse& use) {
+  const int bits = 63 - __builtin_clzll(static_cast<unsigned long long>(use.bytes));
+  return (use.in_place ? kSizes : 0) + (use.between_hosts ? 2 * kSizes : 0) +
+         std::min(bits, kSizes - 1);
 }
 
-Stores StoreChoice::Choose(int64_t bytes, bool in_place) const {
-  if (bytes < kLeastBytes) return Stores::kOrdinary;
-  const auto& chosen = (*followed_)[ClassOf(bytes, in_place)];
+Stores StoreChoice::Choose(const StoreUse& use) const {
+  if (use.bytes < kLeastBytes) return Stores::kOrdinary;
+  const auto& chosen = (*followed_)[ClassOf(use)];
   return static_cast<Stores>(chosen.load(std::memory_order_relaxed));
 }
 
-void StoreChoice::Learn(int64_t bytes, bool in_place, Stores stores, double seconds) {
-  if (bytes < kLeastBytes || followed_ != own_) return;
-  const int number = ClassOf(bytes, in_place);
+void StoreChoice::Learn(const StoreUse& use, Stores stores, double seconds) {
+  if (use.bytes < kLeastBytes || followed_ != own_) return;
+  const int number = ClassOf(use);
   Class& known = classes_[number];
   const int kind = static_cast<int>(stores);
-  const double time = seconds / static_cast<double>(bytes);
+  const double time = seconds / static_cast<double>(use.bytes);
   known.count += 1;
   if (kind == known.best) {
     LearnBest(&known, time);

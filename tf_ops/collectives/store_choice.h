@@ -1,7 +1,7 @@
 // Chooses the stores for an allreduce of a given size by trying them.
 //
-// Which are fastest depends on the machine, on where the ranks run, on the size, and on
-// whether the result replaces the input. A program cannot query this. It may even
+// Which are fastest depends on the machine, on where the ranks run, on the size, on
+// whether the result replaces the input, and on whether it comes from other hosts. A program cannot query this. It may even
 // change by a factor of five at run time, when a virtual machine's processors are
 // moved. So every kind is tried at first and the fastest is used. The others are tried
 // again from time to time; the slower one was, the more rarely.
@@ -20,6 +20,13 @@
 
 namespace keras_hvd {
 
+// What decides which stores are best for an allreduce.
+struct StoreUse {
+  int64_t bytes;
+  bool in_place;  // the result takes the place of the input
+  bool between_hosts = false;
+};
+
 class StoreChoice {
  public:
   // `own`: where other ranks read what this one has chosen.
@@ -28,17 +35,17 @@ class StoreChoice {
   // From now on the rank that writes this table chooses; see above.
   void Follow(const StoreTable& table) { followed_ = &table; }
 
-  // The stores for the next allreduce of this many bytes.
-  Stores Choose(int64_t bytes, bool in_place) const;
-  // Reports how long an allreduce took with the chosen stores.
-  void Learn(int64_t bytes, bool in_place, Stores stores, double seconds);
+  // The stores for the next such allreduce.
+  Stores Choose(const StoreUse& use) const;
+  // Reports how long one took with the chosen stores.
+  void Learn(const StoreUse& use, Stores stores, double seconds);
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
   // Sizes that differ by less than a factor of two share their measurements. So do all
   // sizes from 64 MiB up, which fit no cache.
   static constexpr int kSizes = 27;
-  static constexpr int kClasses = 2 * kSizes;
+  static constexpr int kClasses = 4 * kSizes;
   static_assert(kClasses <= std::tuple_size_v<StoreTable>);
 
   // Times are per byte, each the better of two calls in a row: the first call may have
@@ -59,7 +66,7 @@ class StoreChoice {
   static void LearnBest(Class* known, double time);
   static void LearnTrial(Class* known, double time);
   static void StartTrial(Class* known);
-  static int ClassOf(int64_t bytes, bool in_place);
+  static int ClassOf(const StoreUse& use);
 
   StoreTable* const own_;
   const StoreTable* followed_;

@@ -39,7 +39,7 @@ enum class Departure : uint32_t {
 };
 
 // The stores that a rank's collectives take; see collectives/store_choice.h.
-using StoreTable = std::array<std::atomic<uint8_t>, 64>;
+using StoreTable = std::array<std::atomic<uint8_t>, 128>;
 
 // What a rank tells the others. Only the rank itself writes each word, with these
 // exceptions: the doorbell, `life` (where the kernel records the owner's death), and
