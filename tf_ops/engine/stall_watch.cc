@@ -69,6 +69,7 @@ void StallWatch::CheckSilentCoordinator() {
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
   const double waited = std::chrono::duration<double>(Clock::now() - since).count();
+  if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
   const auto text = [&] {
     std::string text = job_->Describe(awaited) + " has not answered for " +
                        std::to_string(static_cast<int>(waited)) + " s";

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tf_ops/transport/liveness.h"
+
 namespace keras_hvd {
 namespace {
 
@@ -23,6 +25,11 @@ struct Settings {
   int64_t exchange_bytes;
   uint32_t check, timeline_on, timeline_paused;
   uint32_t zeros = 0;
+};
+
+// Whether a rank's process runs, as it travels.
+struct RankState {
+  int32_t rank, process_state;
 };
 
 // What a leader has carried out, as it travels, before the name: hosts' clocks differ.
@@ -90,7 +97,9 @@ std::string HostsJobState::Describe(int rank) const {
 }
 
 std::string HostsJobState::Obstacle(int rank) const {
-  return topology().is_local(rank) ? SharedJobState::Obstacle(rank) : "";
+  if (topology().is_local(rank)) return SharedJobState::Obstacle(rank);
+  const auto told = process_states_.find(rank);
+  return told == process_states_.end() ? "" : ObstacleOf(told->second);
 }
 
 // Other hosts' leaders say for whom something waits; see CoordinatorService.
@@ -136,6 +145,28 @@ bool HostsJobState::IsSilent(int rank) const {
   return std::any_of(neighbors_.begin(), neighbors_.end(), [&](const Neighbor& each) {
     return each.link->peer() == rank && each.asked_at < Clock::now() - kSignOfLife;
   });
+}
+
+void HostsJobState::GiveSign(Neighbor* asking) {
+  std::string bytes;
+  for (const int rank : topology().local_ranks()) {
+    bytes += AsBytes(RankState{rank, ProcessStateOf(rank)});
+  }
+  asking->link->Queue(FrameType::kSign, bytes);
+  if (asking->is_above) AskForSigns();
+}
+
+// What comes from below is for the coordinator, which reports who keeps all waiting.
+void HostsJobState::TakeSign(Neighbor* from, std::string_view bytes) {
+  from->asked_at = Clock::time_point::max();
+  std::string_view left = bytes;
+  for (RankState told; Take(&left, &told);) {
+    const bool is_elsewhere =
+        told.rank >= 0 && told.rank < size() && !topology().is_local(told.rank);
+    if (!is_elsewhere) return NoteNonsense(from);
+    process_states_[told.rank] = static_cast<char>(told.process_state);
+  }
+  if (!from->is_above) QueueAbove(FrameType::kSign, bytes);
 }
 
 // ---- What the coordinator says for all
@@ -199,11 +230,7 @@ void HostsJobState::TellOfBatch(BatchElsewhere batch) {
                                 0,
                                 nanoseconds(Clock::now() - batch.end),
                                 nanoseconds(batch.end - batch.begin)};
-  for (Neighbor& neighbor : neighbors_) {
-    if (!neighbor.is_above) continue;
-    neighbor.link->Queue(FrameType::kBatch,
-                         AsBytes(account) + batch.name.substr(0, kLongestName));
-  }
+  QueueAbove(FrameType::kBatch, AsBytes(account) + batch.name.substr(0, kLongestName));
 }
 
 void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
@@ -218,11 +245,7 @@ void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
   const std::chrono::nanoseconds delay = from->link->OneWayDelay();
   if (!is_coordinator()) {
     account.age_ns += delay.count();
-    for (Neighbor& neighbor : neighbors_) {
-      if (!neighbor.is_above) continue;
-      neighbor.link->Queue(FrameType::kBatch, AsBytes(account) + std::string(bytes));
-    }
-    return;
+    return QueueAbove(FrameType::kBatch, AsBytes(account) + std::string(bytes));
   }
   if (batches_.size() >= kMostBatches) return;
   BatchElsewhere& batch = batches_.emplace_back();
@@ -300,6 +323,12 @@ void HostsJobState::QueueForAll(FrameType type, std::string_view bytes, bool abo
   }
 }
 
+void HostsJobState::QueueAbove(FrameType type, std::string_view bytes) {
+  for (Neighbor& neighbor : neighbors_) {
+    if (neighbor.is_above) neighbor.link->Queue(type, bytes);
+  }
+}
+
 bool HostsJobState::Poll() {
   bool progressed = false;
   const Clock::time_point now = Clock::now();
@@ -350,10 +379,9 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
     case FrameType::kAllKnow:
       return wave_.Take(from->link.get(), type, bytes);
     case FrameType::kQuestion:
-      return from->link->Queue(FrameType::kSign, "");
+      return GiveSign(from);
     case FrameType::kSign:
-      from->asked_at = Clock::time_point::max();
-      return;
+      return TakeSign(from, bytes);
     case FrameType::kSettings:
       return TakeSettings(from, bytes);
     case FrameType::kDeparture:

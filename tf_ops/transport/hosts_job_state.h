@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -89,6 +90,8 @@ class HostsJobState final : public SharedJobState {
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
   bool PassOnDeparture(Neighbor* from);
+  void GiveSign(Neighbor* asking);
+  void TakeSign(Neighbor* from, std::string_view bytes);
   void TakeBatch(Neighbor* from, std::string_view bytes);
   void TellOfSettings();
   void NoteNonsense(Neighbor* from);
@@ -97,6 +100,7 @@ class HostsJobState final : public SharedJobState {
   void AwaitOthers();
   // `above` too, or only below.
   void QueueForAll(FrameType type, std::string_view bytes, bool above);
+  void QueueAbove(FrameType type, std::string_view bytes);
   void ChangeSettings();
 
   const std::vector<RankName> names_;
@@ -107,6 +111,7 @@ class HostsJobState final : public SharedJobState {
   std::atomic<bool> settings_changed_{false};
   std::vector<BatchElsewhere> batches_;  // the coordinator's
   OperationHistory none_{};              // of a rank that has not told
+  std::map<int, char> process_states_;   // of other hosts' ranks, as last told
 };
 
 }  // namespace keras_hvd

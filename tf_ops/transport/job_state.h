@@ -85,8 +85,8 @@ class JobState {
   virtual bool HasShutDown(int rank) const = 0;
   // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;
-  // Asks the leaders next to this rank for a sign of life, which takes a moment; for
-  // one that something waits for.
+  // Asks the leaders next to this rank for a sign of life, which takes a moment, and
+  // those below whether their ranks' processes run; if something waits for one of them.
   virtual void AskForSigns() {}
   // Whether a leader that was asked has given none for seconds.
   virtual bool IsSilent(int) const { return false; }

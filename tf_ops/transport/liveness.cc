@@ -84,6 +84,17 @@ char ProcessState(int pid) {
   return fields.size() < 2 ? 0 : fields[1];
 }
 
+std::string ObstacleOf(char process_state) {
+  switch (process_state) {
+    case 'T':
+    case 't':
+      return "; its process is stopped (kill -CONT)";
+    case 'D':
+      return "; its process waits for the disk or the network";
+  }
+  return "";
+}
+
 Liveness::Liveness(std::shared_ptr<Segment> segment, int rank)
     : Liveness(segment, Topology::OneHost(rank, segment->size())) {}
 

@@ -63,6 +63,8 @@ class Liveness {
 // The state letter of a process from /proc ('T' stopped, 'D' uninterruptible, ...), or
 // 0 if there is no such process.
 char ProcessState(int pid);
+// Why a process in this state is not running, to end a sentence about it; "" if it is.
+std::string ObstacleOf(char process_state);
 
 // "SIGKILL", or "signal 99".
 std::string SignalName(int signal);

@@ -15,7 +15,7 @@
 namespace keras_hvd {
 
 // After how long without an answer a host counts as gone, unless told otherwise.
-inline constexpr std::chrono::seconds kHostTimeout(5);
+inline constexpr std::chrono::seconds kHostTimeout(4);
 
 // Only one thread may use it at a time.
 class Reachability {

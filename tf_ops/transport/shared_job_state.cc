@@ -76,14 +76,11 @@ std::string SharedJobState::Describe(int rank) const {
 }
 
 std::string SharedJobState::Obstacle(int rank) const {
-  switch (ProcessState(block(rank).pid.load())) {
-    case 'T':
-    case 't':
-      return "; its process is stopped (kill -CONT)";
-    case 'D':
-      return "; its process waits for the disk or the network";
-  }
-  return "";
+  return ObstacleOf(ProcessStateOf(rank));
+}
+
+char SharedJobState::ProcessStateOf(int rank) const {
+  return ProcessState(block(rank).pid.load());
 }
 
 bool SharedJobState::HasShutDown(int rank) const {

@@ -54,6 +54,8 @@ class SharedJobState : public JobState {
 
  protected:
   const Topology& topology() const { return topology_; }
+  // Of a rank of this host, as ProcessState has it.
+  char ProcessStateOf(int rank) const;
 
  private:
   // Of a rank of this host.
