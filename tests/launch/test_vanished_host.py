@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 LIMIT = 2.0  # seconds without an answer
+DEFAULT_LIMIT = 4.0
 MARGIN = 2.0
 RANKS = str(pathlib.Path(__file__).parent / "ranks")
 
@@ -123,7 +124,9 @@ def start(network: Network, tmp_path: pathlib.Path) -> Iterator[StartJob]:
     """Starts a job: two ranks on each of so many hosts, which are new ones."""
     started: list[Rank] = []
 
-    def start(hosts: int, deed: str, steps: int, per_host: int = 2) -> list[Rank]:
+    def start(
+        hosts: int, deed: str, steps: int, per_host: int = 2, limit: float = LIMIT
+    ) -> list[Rank]:
         size = hosts * per_host
         ranks: list[Rank] = []
         numbers = [network.add_host() for _ in range(hosts)]
@@ -136,8 +139,9 @@ def start(network: Network, tmp_path: pathlib.Path) -> Iterator[StartJob]:
                     "LOCAL_SIZE": per_host,
                     "RENDEZVOUS": f"10.77.0.{numbers[0] + 1}:29400",
                     "SECRET": "0123456789abcdef of tests",
-                    "HOST_TIMEOUT_SECONDS": int(LIMIT),
                 }
+                if limit != DEFAULT_LIMIT:
+                    place["HOST_TIMEOUT_SECONDS"] = int(limit)
                 environment = {f"KERAS_HVD_{k}": str(v) for k, v in place.items()}
                 ranks.append(
                     Rank(
@@ -165,9 +169,20 @@ def paths() -> str:
 
 
 @pytest.mark.parametrize("deed", ["busy", "idle"])
-@pytest.mark.parametrize(("hosts", "victim"), [(2, 0), (2, 1), (3, 0), (3, 1)])
-def test_a_host_that_vanishes_is_known_in_time(network, start, hosts, victim, deed):
-    ranks = start(hosts, deed, steps=1000)
+@pytest.mark.parametrize(
+    ("hosts", "victim", "limit", "margin"),
+    [
+        (2, 0, LIMIT, MARGIN),
+        (2, 1, LIMIT, MARGIN),
+        (3, 0, LIMIT, MARGIN),
+        # Within 5 s, and a moment for a machine that does other things.
+        (3, 1, DEFAULT_LIMIT, 1.5),
+    ],
+)
+def test_a_host_that_vanishes_is_known_in_time(
+    network, start, hosts, victim, limit, margin, deed
+):
+    ranks = start(hosts, deed, steps=1000, limit=limit)
     time.sleep(1)  # any moment will do: the ranks are busy, or idle, until it comes
     network.cut(victim)
     cut = time.monotonic()
@@ -176,16 +191,16 @@ def test_a_host_that_vanishes_is_known_in_time(network, start, hosts, victim, de
     host_name = socket.gethostname()
     reached = [said[r] for r in range(2 * hosts) if r // 2 != victim]
     for _, when, text in reached:
-        assert when - cut < LIMIT + MARGIN, said
+        assert when - cut < limit + margin, said
         assert (
             f"rank {2 * victim} (pid {ranks[2 * victim].pid()} on {host_name}) " in text
         )
         assert "cannot be reached" in text
-        assert f"for {int(LIMIT)} s. See whether that host runs" in text
+        assert f"for {int(limit)} s. See whether that host runs" in text
     assert len({text.partition(": ")[2] for _, _, text in reached}) == 1
     for rank in (2 * victim, 2 * victim + 1):
         _, when, text = said[rank]
-        assert when - cut < LIMIT + MARGIN, said
+        assert when - cut < limit + MARGIN, said
         assert "reach" in text
 
 
