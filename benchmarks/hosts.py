@@ -33,6 +33,9 @@ NETWORKS = {
     "1 Gbit/s, 0.1 ms": ("1gbit", 1e-4),
     "1 Gbit/s, 2 ms": ("1gbit", 2e-3),
 }
+# In bytes per second; and what a frame of Ethernet takes of it for its headers.
+RATES = {"1gbit": 1e9 / 8, "100mbit": 1e8 / 8}
+FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 OURS = "keras_hvd"
 BY_MPI = "keras_hvd by MPI"
 PEERS = ("Open MPI", "gloo")
@@ -63,6 +66,7 @@ def main() -> None:
         sys.exit(f"There can be no network namespaces here: {why}")
     measured: dict[str, Measured] = {}
     versions: dict[str, str] = {}
+    checks: list[Check] = []
     for hosts in options.hosts:
         for name in options.networks:
             rate, delay = NETWORKS[name]
@@ -73,7 +77,9 @@ def main() -> None:
                 print(f"{title}: starting the contenders ...", flush=True)
                 measured[title], found = compare(place, options)
                 versions |= found
-    checks = [check for each in measured.items() for check in requirements(*each)]
+                checks += requirements(title, measured[title])
+                if rate:
+                    checks += line_requirement(title, hosts, rate, measured[title])
     tables.publish(
         options.output,
         {
@@ -204,6 +210,20 @@ def requirements(title: str, measured: Measured) -> list[Check]:
             text = f"{title}, {what}: as fast as {peer}"
             checks.append(Check(text, ratio, wanted, True, "x"))
     return [*checks, *requirements_by_mpi(title, measured.get(size_text(64 * MIB), {}))]
+
+
+def line_requirement(
+    title: str, hosts: int, rate: str, measured: Measured
+) -> list[Check]:
+    """Of what the cables carry, 64 MiB must use nearly all."""
+    row = measured.get(size_text(64 * MIB))
+    if row is None:
+        return []
+    # What each host must send in any scheme, and headers.
+    sent = 2 * (hosts - 1) / hosts * 64 * MIB * FRAME_BYTES / PAYLOAD_BYTES
+    line = sent / RATES[rate]
+    text = f"{title}, 64 MiB: of the line's {line * 1e3:.0f} ms"
+    return [Check(text, 100 * line / row[OURS]["median"], 90, True, "%")]
 
 
 def requirements_by_mpi(title: str, row: Summaries) -> list[Check]:

@@ -5,7 +5,7 @@ host: the engine's own state machines do their work for real on a virtual networ
 (tf_ops/simulation). Prints where the time goes. `--compare` runs real jobs of up to 8
 ranks as well, which have two virtual hosts on this machine, and simulates the same.
 Where there is `perf`, it compares the CPU time of each part of the work too.
-Prints tables, and draws a plot.
+Prints tables, draws a plot, and writes JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import environments
+import measurement
 import plots
-from tables import Table
+import tables
+from tables import Check, Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, PROGRAM = "tf_ops/simulation", "simulate"
@@ -48,6 +51,10 @@ PARTS_OF_FUNCTIONS = {
     "Requests::Take": "ranks decode",
     "UnpackResults": "ranks decode",
 }
+# What a step may take, and how far the simulated work of jobs may be from that of real
+# ones: measured and simulated.
+MOST_SECONDS = {4096: 1e-3}
+LEAST_RATIO, MOST_RATIO = 0.75, 1.3
 PROFILED_STEPS = 3000
 SAMPLES_PER_SECOND = 4000
 
@@ -72,11 +79,29 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true", help="with real jobs")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results")
     options = parser.parse_args()
+    machine = measurement.machine()
     program = built()
-    options.output.mkdir(parents=True, exist_ok=True)
-    points = compare(program, options.steps) if options.compare else {}
-    if options.ranks:
-        simulate_sizes(program, options, points)
+    real = compare(program, options.steps) if options.compare else Compared()
+    simulated = simulate_sizes(program, options) if options.ranks else {}
+    if simulated:
+        options.output.mkdir(parents=True, exist_ok=True)
+        medians = {ranks: step["critical"] for ranks, step in simulated.items()}
+        title = f"Coordination of {REQUESTS} gradients, simulated: microseconds a step"
+        plots.stacked(options.output / "simulate.svg", title, medians, real.points)
+        real.tables.insert(0, sizes_table(title, simulated))
+    checks = [*requirements(simulated), *real.checks]
+    tables.publish(
+        options.output,
+        {
+            "benchmark": "simulate",
+            "machine": machine,
+            "versions": {},
+            "settings": {"hop": options.hop, "connection": options.connection},
+            "measured": simulated,
+            "checks": checks,
+            "tables": [*real.tables, tables.check_table(checks)],
+        },
+    )
 
 
 def built() -> Path:
@@ -95,26 +120,42 @@ def simulate(program: Path, *arguments: float) -> dict:
     )
 
 
-def simulate_sizes(program: Path, options: argparse.Namespace, points: Points) -> None:
-    """Prints a table with a row for each number of ranks, and draws it."""
-    results = {}
+def simulate_sizes(program: Path, options: argparse.Namespace) -> dict[int, dict]:
+    """The median step of each number of ranks."""
+    median_steps = {}
     for ranks in options.ranks:
-        results[ranks] = simulate(
+        result = simulate(
             program, ranks, 8, options.hop, options.connection, 1, 0, options.steps, 0
         )
-    parts = list(results[options.ranks[0]]["steps"][0]["critical"])
-    rows, medians = [], {}
-    for ranks, result in results.items():
         steps = sorted(result["steps"], key=lambda step: step["seconds"])
-        median = steps[len(steps) // 2]
-        medians[ranks] = median["critical"]
-        rows.append(
-            [f"{ranks:,}", f"{result['hosts']:,}", micro(median["seconds"])]
-            + [micro(median["critical"][part]) for part in parts]
+        median_steps[ranks] = {**steps[len(steps) // 2], "hosts": result["hosts"]}
+    return median_steps
+
+
+def sizes_table(title: str, simulated: dict[int, dict]) -> Table:
+    """A row for each number of ranks."""
+    parts = list(next(iter(simulated.values()))["critical"])
+    rows = [
+        [f"{ranks:,}", f"{step['hosts']:,}", micro(step["seconds"])]
+        + [micro(step["critical"][part]) for part in parts]
+        for ranks, step in simulated.items()
+    ]
+    return Table(title, ["ranks", "hosts", "all", *parts], rows)
+
+
+def requirements(simulated: dict[int, dict]) -> list[Check]:
+    """What coordination may take."""
+    return [
+        Check(
+            f"a step of {ranks:,} ranks",
+            simulated[ranks]["seconds"] * 1e6,
+            most * 1e6,
+            False,
+            "us",
         )
-    title = f"Coordination of {REQUESTS} gradients, simulated: microseconds a step"
-    print(Table(title, ["ranks", "hosts", "all", *parts], rows).markdown())
-    plots.stacked(options.output / "simulate.svg", title, medians, points)
+        for ranks, most in MOST_SECONDS.items()
+        if ranks in simulated
+    ]
 
 
 def micro(seconds: float) -> str:
@@ -122,11 +163,20 @@ def micro(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}"
 
 
-def compare(program: Path, steps: int) -> Points:
-    """Prints a table of real jobs and the same ones simulated, and returns both."""
+@dataclass
+class Compared:
+    """What real jobs and the same ones simulated have given."""
+
+    points: Points = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+
+
+def compare(program: Path, steps: int) -> Compared:
+    """Runs real jobs, and simulates the same ones."""
     hop = loopback_seconds() * 1e6
+    compared = Compared()
     rows, work_rows = [], []
-    points: Points = {}
     for counts in REAL:
         real = run_job(counts)
         cores = os.cpu_count() or 1
@@ -135,29 +185,34 @@ def compare(program: Path, steps: int) -> Points:
         )
         simulated = statistics.median(step["seconds"] for step in result["steps"])
         where = "one host" if len(counts) == 1 else "two hosts"
-        kind = f"{REQUESTS} floats, {where}"
-        points.setdefault(f"{kind}, measured", []).append((sum(counts), real))
-        points.setdefault(f"{kind}, simulated", []).append((sum(counts), simulated))
-        rows.append(
-            [" + ".join(map(str, counts)), micro(real), micro(simulated)]
-            + [f"{real / simulated:.2f}"]
-        )
+        for how, seconds in (("measured", real), ("simulated", simulated)):
+            label = f"{REQUESTS} floats, {where}, {how}"
+            compared.points.setdefault(label, []).append((sum(counts), seconds))
+        name = " + ".join(map(str, counts))
+        rows.append([name, micro(real), micro(simulated), f"{real / simulated:.2f}"])
         if shutil.which("perf"):
-            work_rows += compare_work(counts, result)
+            work = compare_work(counts, result)
+            work_rows += [[name, part, *figures] for part, *figures in work]
+            ratio = float(work[-1][-1])
+            text = f"CPU time of {name} ranks, measured and simulated"
+            compared.checks += [
+                Check(text, ratio, LEAST_RATIO, True, "x"),
+                Check(text, ratio, MOST_RATIO, False, "x"),
+            ]
     title = f"{REQUESTS} allreduces of one float, a hop of {hop:.1f} us"
     header = ["ranks", "measured (us)", "simulated (us)", "ratio"]
-    print(Table(title, header, rows).markdown())
+    compared.tables.append(Table(title, header, rows))
     if not work_rows:
         print("without perf, the parts of the work are not compared")
-        return points
+        return compared
     title = "CPU time of the same, of all ranks together"
     header = ["ranks", "part", "measured (us)", "simulated (us)", "ratio"]
-    print(Table(title, header, work_rows).markdown())
-    return points
+    compared.tables.append(Table(title, header, work_rows))
+    return compared
 
 
 def compare_work(counts: list[int], simulated: dict) -> list[list[str]]:
-    """Rows of a table: what each part takes in a real job, and in the simulated one."""
+    """What each part takes in a real job, and in the simulated one; all at last."""
     measured = profile_job(counts)
     steps = simulated["steps"]
     work = {
@@ -165,10 +220,8 @@ def compare_work(counts: list[int], simulated: dict) -> list[list[str]]:
         for part in dict.fromkeys(PARTS_OF_FUNCTIONS.values())
     }
     measured["all"], work["all"] = sum(measured.values()), sum(work.values())
-    name = " + ".join(map(str, counts))
     return [
-        [name, part, micro(measured[part]), micro(seconds)]
-        + [f"{measured[part] / seconds:.2f}"]
+        [part, micro(measured[part]), micro(seconds), f"{measured[part] / seconds:.2f}"]
         for part, seconds in work.items()
         if seconds > 0
     ]

@@ -123,7 +123,8 @@ def report(result: dict) -> str:
             f"{cores} cores): these figures say little."
         )
     versions = ", ".join(sorted(set(result["versions"].values())))
-    parts.append(f"Versions: {versions}.")
+    if versions:
+        parts.append(f"Versions: {versions}.")
     parts += [Table(**table).markdown() for table in result["tables"]]
     return "\n\n".join(parts)
 
