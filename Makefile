@@ -56,7 +56,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
-.PHONY: sanitize soak bench test-gpu bench-gpu
+.PHONY: sanitize soak layouts bench test-gpu bench-gpu
 
 install: $(BUILT)
 
@@ -345,7 +345,8 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
 # jobs in one process; more than 2 GiB at once between hosts; then all parallel tests on
-# three and four ranks, those too that `make test` runs on others only.
+# three and four ranks, those too that `make test` runs on others only; and `make
+# layouts`.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
 	$(BIN)/python -m pytest -q --kills 50 \
@@ -357,6 +358,27 @@ soak: install
 		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x --all-tests \
 			tests/parallel; \
 	done
+	$(MAKE) --no-print-directory layouts
+
+# Collectives and Keras' optimizer between more hosts, slower ones, and farther ones:
+# hosts, their ranks, what a cable carries, its delay in ms, and whether they use TLS.
+layouts: install
+	while read -r counts rate delay tls; do \
+		echo "$$counts ranks, $$rate, $$delay ms, TLS: $$tls"; \
+		KERAS_HVD_TLS=$$tls $(BIN)/python tests/on_hosts.py --rate $$rate \
+			--delay $$delay $${counts//+/ } $(BIN)/python -m pytest -q -x \
+			--all-tests tests/parallel/collectives tests/parallel/test_*.py \
+			</dev/null; \
+	done <<<"$$LAYOUTS"
+
+define LAYOUTS
+2+2 1gbit 0 1
+2+2 100mbit 2 0
+1+1+1+1 1gbit 0.1 1
+1+1+1+1 100mbit 0 0
+2+2+2+2 1gbit 0 0
+endef
+export LAYOUTS
 
 # On a machine with a GPU: the C API on it, by NCCL and through host memory, several ranks
 # on one and one on each; and TensorFlow, where it is there and sees the GPU. Everything

@@ -73,8 +73,9 @@ def rate(allreduce: Mapping[int, float], node: Node) -> list[Finding]:
             warning(
                 *(name, f"{figure} of the interface's {_bits(speed)}"),
                 "other traffic, a slower switch or a busy host is in the way: compare "
-                "with iperf3 between the hosts; try larger frames (ip link set mtu "
-                "9000, on all hosts and switches)",
+                "with iperf3 between the hosts; try several connections "
+                "(KERAS_HVD_DATA_CONNECTIONS=4) and larger frames (ip link set mtu "
+                "9000), both on all hosts",
             )
         )
     return findings
