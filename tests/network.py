@@ -8,6 +8,7 @@ however that ends. Only root can make them: `unavailable` says why not.
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 _SWITCH_WITH_DELAY = Path(__file__).resolve().with_name("slow_switch.py")
 # What a cable holds back before it drops, as switches do.
 _BUFFER = "50ms"
+# In /proc/net/tcp.
+_STATES = {"connected": "01", "listening": "0A"}
 # Large frames, so that the switch with a delay keeps up with a gigabit.
 _LARGE_FRAME = "9000"
 
@@ -36,10 +39,12 @@ class Host:
             + [f"hostname {self.name} && mount -t tmpfs none /dev/shm && echo && cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         if not self._keeper.stdout.readline():
-            raise RuntimeError("unshare failed")
+            _, error = self._keeper.communicate()
+            raise RuntimeError(error.strip())
 
     @property
     def pid(self) -> int:
@@ -54,7 +59,7 @@ class Host:
 
     def run(self, *words: str) -> None:
         """Runs a command on this host, which must succeed."""
-        subprocess.run(self.command(words), check=True, capture_output=True, text=True)
+        _run(self.command(words))
 
     def unplug(self) -> None:
         """Pulls the cable."""
@@ -69,6 +74,7 @@ class Host:
         self._keeper.stdin.close()
         self._keeper.wait()
         self._keeper.stdout.close()
+        self._keeper.stderr.close()
 
 
 @contextlib.contextmanager
@@ -103,6 +109,45 @@ def connected(hosts: int, rate: str = "", delay: float = 0) -> Iterator[list[Hos
         yield made
 
 
+def join(*hosts: Host) -> list[str]:
+    """Lays one more cable between two hosts, a network of its own.
+
+    Returns:
+        Their addresses there.
+    """
+    _lay("direct", hosts[0], "direct", hosts[1])
+    addresses = [f"10.88.0.{number}" for number in (1, 2)]
+    for host, address in zip(hosts, addresses, strict=True):
+        host.run("ip", "address", "add", f"{address}/24", "dev", "direct")
+        host.run("ip", "link", "set", "direct", "up")
+    return addresses
+
+
+def addresses_in_use(state: str, process: int | str = "self") -> set[str]:
+    """Where TCP sockets of a process's host are.
+
+    Args:
+        state: "listening", or "connected": then those of both ends.
+        process: by its number.
+
+    Returns:
+        IP addresses; those of IPv6 as the kernel writes them.
+    """
+    found: set[str] = set()
+    for family in "tcp", "tcp6":
+        lines = Path(f"/proc/{process}/net/{family}").read_text().splitlines()[1:]
+        for _, local, peer, its_state, *_ in map(str.split, lines):
+            if its_state == _STATES[state]:
+                found |= {local} if state == "listening" else {local, peer}
+    return {_readable(end.partition(":")[0]) for end in found}
+
+
+def _readable(address: str) -> str:
+    return (
+        socket.inet_ntoa(bytes.fromhex(address)[::-1]) if len(address) == 8 else address
+    )
+
+
 def agent(hosts: Sequence[Host], path: Path) -> Path:
     """Writes a script that runs a command on a host, as ssh does; returns its path."""
     lines = ["#!/bin/sh", "while [ $# -gt 1 ]; do case $1 in"]
@@ -115,11 +160,7 @@ def agent(hosts: Sequence[Host], path: Path) -> Path:
 
 
 def _connect(host: Host, switch: Host, port: str, rate: str, frame: str) -> None:
-    subprocess.run(
-        ["ip", "link", "add", "cable", "netns", str(host.pid), "type", "veth"]
-        + ["peer", "name", port, "netns", str(switch.pid)],
-        check=True,
-    )
+    _lay("cable", host, port, switch)
     host.run("ip", "address", "add", f"{host.address}/24", "dev", "cable")
     host.run("ip", "link", "set", "lo", "up")
     for on, device in (host, "cable"), (switch, port):
@@ -129,6 +170,19 @@ def _connect(host: Host, switch: Host, port: str, rate: str, frame: str) -> None
                 *("tc", "qdisc", "add", "dev", device, "root", "tbf"),
                 *("rate", rate, "burst", "128kb", "latency", _BUFFER),
             )
+
+
+def _lay(end: str, host: Host, other_end: str, other: Host) -> None:
+    """Makes a cable between two hosts, of which each has an end as a device."""
+    _run(
+        ["ip", "link", "add", end, "netns", str(host.pid), "type", "veth"]
+        + ["peer", "name", other_end, "netns", str(other.pid)]
+    )
+
+
+def _run(command: list[str]) -> None:
+    """Runs a command, which must succeed; the error has what it says."""
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @contextlib.contextmanager
@@ -158,6 +212,6 @@ def unavailable() -> str:
     except FileNotFoundError as error:
         return f"{error.filename} is not installed"
     except subprocess.CalledProcessError as error:
-        return f"{' '.join(error.cmd)}: {error.stderr}"
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
     except RuntimeError as error:
         return str(error)

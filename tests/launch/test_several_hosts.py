@@ -6,6 +6,7 @@ import ctypes
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import struct
@@ -264,6 +265,133 @@ def test_ranks_of_one_host_that_meet_are_a_job_like_others(rendezvous):
     assert [job.communicate(timeout=60)[0] for job in started] == ["[0, 1] 1\n"] * 2
 
 
+SUM_OF_ALL = """
+import ctypes
+from allreduce_loop import SUM, reduce_in_place
+import keras_hvd
+keras_hvd.init()
+values = (ctypes.c_int32 * 1)(10 ** keras_hvd.rank())
+reduce_in_place("a", values, SUM)
+print(values[0], keras_hvd.cross_rank(), keras_hvd.cross_size())
+"""
+
+
+def test_ranks_of_torchrun_meet_beside_its_store(khvdrun):
+    # An address of this test's own, so that nobody else has the port after it.
+    address = f"127.78.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
+    variables = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": address,
+        "KERAS_HVD_SECRET": SECRET,
+        "KERAS_HVD_INIT_TIMEOUT_SECONDS": "20",
+        "KERAS_HVD_TEST_MARK": khvdrun.mark,
+        "PYTHONPATH": os.pathsep.join([RANKS, *sys.path]),
+    }
+    places = [("one", 0, 2), ("one", 1, 2), ("other", 0, 1)]
+    with socket.create_server((address, 0)) as store:
+        variables["MASTER_PORT"] = str(store.getsockname()[1])
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", SUM_OF_ALL],
+                env={
+                    **os.environ,
+                    **variables,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local_rank),
+                    "LOCAL_WORLD_SIZE": str(local_size),
+                    "KERAS_HVD_HOST_KEY": host,
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, (host, local_rank, local_size) in enumerate(places)
+        ]
+        ended = end(*started)
+        # The ranks speak another language.
+        store.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            store.accept()
+    shown = [output for _, output, _ in ended]
+    assert shown == ["111 0 2\n", "111 0 1\n", "111 1 2\n"], ended
+
+
+# --- networks ------------------------------------------------------------------------
+
+# Before a rank tells of itself, all its sockets listen.
+WHERE = """
+import network
+from allreduce_loop import allreduce
+import keras_hvd
+from keras_hvd.rendezvous import rank_table
+def show(state):
+    print(state, *sorted(network.addresses_in_use(state)), flush=True)
+identity = rank_table.identity
+rank_table.identity = lambda key: show("listening") or identity(key)
+keras_hvd.init()
+allreduce("all are connected", 1)
+show("connected")
+allreduce("all have looked", 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts_with_two_networks(tmp_path_factory):
+    """Two hosts and, by network, their addresses; "both" names the first on both."""
+    if why := network.unavailable():
+        pytest.skip(f"there can be no hosts: {why}")
+    names = tmp_path_factory.mktemp("names") / "hosts"
+    with network.connected(2) as hosts:
+        networks = {
+            "cable": [host.address for host in hosts],
+            "direct": network.join(*hosts),
+        }
+        lines = [f"{address} both\n" for address, _ in networks.values()]
+        names.write_text("".join(lines))
+        for host in hosts:
+            host.run("mount", "--bind", str(names), "/etc/hosts")
+        yield hosts, networks
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options", "variables"),
+    [
+        ("direct", ("--network-interfaces", "direct"), {}),
+        ("cable", (), {"HOROVOD_GLOO_IFACE": "cable"}),
+    ],
+    ids=["option", "variable"],
+)
+def test_of_two_networks_only_the_chosen_one_is_used(
+    khvdrun, hosts_with_two_networks, chosen, options, variables
+):
+    hosts, networks = hosts_with_two_networks
+    command = ("-np", 2, "--no-prefix", sys.executable, "-c", WHERE)
+
+    def start(number):
+        place = ("--nnodes", 2, "--node-rank", number, "--rendezvous", "both:29400")
+        environment = {
+            **variables,
+            "KERAS_HVD_SECRET": SECRET,
+            "KERAS_HVD_HOST_KEY": f"host {number}",
+            "PYTHONPATH": os.pathsep.join([RANKS, *sys.path]),
+        }
+        on = hosts[number]
+        return khvdrun.start(*place, *options, *command, on=on, env=environment)
+
+    with start(0) as first:
+        while not (waiting := network.addresses_in_use("listening", hosts[0].pid)):
+            assert first.poll() is None, first.communicate()
+        ended = end(first, start(1))
+    assert waiting == {networks[chosen][0]}
+    for (code, output, error), own in zip(ended, networks[chosen], strict=True):
+        assert code == 0, error
+        assert set(output.splitlines()) == {
+            f"listening {own}",
+            f"connected {' '.join(networks[chosen])}",
+        }
+
+
 # --- TLS -----------------------------------------------------------------------------
 
 # A tensor and an object, which no other job on this machine has. TensorFlow takes long
@@ -352,24 +480,43 @@ def test_with_tls_nothing_can_be_read_on_the_way(khvdrun, encrypted):
 
 # --- ranks that die ------------------------------------------------------------------
 
+CORE_PATTERN = pathlib.Path("/proc/sys/kernel/core_pattern").read_text()
+# Whether a core comes to be where the process is: not if a program gets it.
+LEAVES_CORES = CORE_PATTERN.startswith("core") and (
+    resource.getrlimit(resource.RLIMIT_CORE)[1] == resource.RLIM_INFINITY
+)
+
 # TensorFlow takes long to import.
 REDUCE_FOR_EVER = """
-import ctypes, os, signal, sys, time
+import ctypes, mmap, os, resource, signal, sys, time
 from allreduce_loop import allreduce
 import keras_hvd
 keras_hvd.init()
 deeds = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "crash": lambda: ctypes.string_at(0),
+    "crash": lambda: (write_pid(), dump_for_long()),
     "exit": lambda: os._exit(3),
     "stop rank 2": lambda: (signal_rank_2(signal.SIGSTOP), deeds["kill"]()),
 }
 def signal_rank_2(number):
     with open(sys.argv[3]) as file:
         os.kill(int(file.read()), number)
-if keras_hvd.rank() == 2:
+def write_pid():
     with open(sys.argv[3], "w") as file:
         file.write(str(os.getpid()))
+def dump_for_long():
+    # The kernel looks at each page, and leaves a hole in the file for what was never
+    # used: 200 GiB take six seconds, and neither memory nor disk.
+    os.chdir(os.path.dirname(sys.argv[3]))
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    MAP_NORESERVE = 0x4000
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, int(sys.argv[4]) << 30, flags)
+    memory[0] = 1
+    ctypes.string_at(0)
+if sys.argv[2] == "stop rank 2" and keras_hvd.rank() == 2:
+    write_pid()
 try:
     allreduce("first", 1)
     allreduce("second", 1)
@@ -400,6 +547,8 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
             victim,
             deed,
             tmp_path / "pid",
+            # A program that gets the core reads all of it.
+            200 if LEAVES_CORES else 1,
         )
         variables = [{} for _ in counts]
         variables[-1] = variables_of_the_last
@@ -407,7 +556,17 @@ def reduce_for_ever(start, monkeypatch, tmp_path):
             start(number, len(counts), "-np", count, *command, **variables[number])
             for number, count in enumerate(counts)
         ]
-        output = "".join(output + error for _, output, error in end(*started))
+        ended = []
+        if deed == "crash":
+            own = next(n for n in range(len(counts)) if victim < sum(counts[: n + 1]))
+            # The other hosts do not wait for the core. The rest of it nobody needs.
+            ended = end(*(job for job in started if job is not started[own]))
+            started = [started[own]]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        ended += end(*started)
+        assert deed != "crash" or not LEAVES_CORES or [*tmp_path.glob("core*")]
+        output = "".join(output + error for _, output, error in ended)
         # khvdrun says in front of each line which rank has written it.
         return re.sub(r"^\[\d+\] ", "", output, flags=re.MULTILINE)
 
@@ -452,8 +611,9 @@ def test_all_hosts_say_the_same_of_a_rank_that_dies(reduce_for_ever, victim, dee
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_rank_that_dies_alone_on_its_host_is_named_too(reduce_for_ever, victim):
-    output = reduce_for_ever(victim, "kill", (1, 1, 1))
+@pytest.mark.parametrize("deed", ["kill", "crash"])
+def test_a_rank_that_dies_alone_on_its_host_is_named_too(reduce_for_ever, victim, deed):
+    output = reduce_for_ever(victim, deed, (1, 1, 1))
     pid = re.search(r"dies (\d+) ", output)[1]
     who = f"rank {victim} (pid {pid} on {socket.gethostname()})"
     error = same_error(output, survivors=2)
@@ -608,9 +768,16 @@ print("done", flush=True)
     [
         (0, (1, 1), 1, "has not answered for"),
         (2, (2, 2), 0, "does not answer, which speaks for its host"),
+        # Its leader answers for it.
+        (
+            3,
+            (2, 2),
+            0,
+            "has not; its last was allreduce 'first'; its process is stopped",
+        ),
     ],
 )
-def test_a_leader_that_is_stopped_is_named(
+def test_a_rank_that_is_stopped_is_named(
     start, monkeypatch, victim, counts, reporter, expected
 ):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
@@ -628,7 +795,8 @@ def test_a_leader_that_is_stopped_is_named(
             break
         errors += named
     os.kill(pid, signal.SIGCONT)
-    assert f"rank {victim} (pid {pid} on {socket.gethostname()}) {expected}" in named
+    who = f"rank {victim} (pid {pid} on {socket.gethostname()})"
+    assert f"{who} {expected}" in named, errors
     for code, _, error in end(*jobs):
         assert code == 0
         errors += error
