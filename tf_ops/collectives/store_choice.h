@@ -1,10 +1,11 @@
 // Chooses the stores for an allreduce of a given size by trying them.
 //
 // Which are fastest depends on the machine, on where the ranks run, on the size, on
-// whether the result replaces the input, and on whether it comes from other hosts. A program cannot query this. It may even
-// change by a factor of five at run time, when a virtual machine's processors are
-// moved. So every kind is tried at first and the fastest is used. The others are tried
-// again from time to time; the slower one was, the more rarely.
+// whether the result replaces the input, and on whether it comes from other hosts. A
+// program cannot query this. It may even change by a factor of five at run time, when a
+// virtual machine's processors are moved. So every kind is tried at first and the
+// fastest is used. The others are tried again from time to time; the slower one was,
+// the more rarely.
 //
 // The first member of a process set on a host chooses for all members there. They read
 // its choice when they begin, without waiting for it: any stores make the same result.

@@ -365,6 +365,7 @@ std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t
   if (const auto* departure = std::get_if<RankDeparture>(&first)) {
     AddInteger(kDeparts, &message_);
     AddInteger(departure->rank, &message_);
+    AddInteger(departure->carried_out, &message_);
     return message_;
   }
   const auto& merged = std::get<MergedSubmission>(first);
@@ -483,7 +484,7 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
   if (flags == kDeparts) {
     const int rank = fields.Integer("rank", 0, below_.back());
     CheckRank(rank, below_, &fields);
-    upward->emplace_back(RankDeparture{rank});
+    upward->emplace_back(RankDeparture{rank, fields.Integer("decisions", 0, kAny)});
     return fields.End();
   }
   if (flags == kIsRun) {

@@ -437,7 +437,9 @@ TEST_F(MergedTest, HasWhatEachRankGives) {
 }
 
 TEST_F(MergedTest, MayBeADeparture) {
-  EXPECT_EQ(Decode<RankDeparture>(Encode(RankDeparture{3})).rank, 3);
+  const auto departure = Decode<RankDeparture>(Encode(RankDeparture{3, 5}));
+  EXPECT_EQ(departure.rank, 3);
+  EXPECT_EQ(departure.carried_out, 5);
 }
 
 // Descriptions without a number live no longer than their message, so others get their

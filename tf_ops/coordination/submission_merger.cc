@@ -171,11 +171,11 @@ void SubmissionMerger::ForgetAll() {
   waiting_ = 0;
 }
 
-void SubmissionMerger::Leave(int rank) {
+void SubmissionMerger::Leave(const RankDeparture& departure) {
   PassOnAll();
   ForgetAll();
   somebody_left_ = true;
-  passed_on_.emplace_back(RankDeparture{rank});
+  passed_on_.emplace_back(departure);
 }
 
 void SubmissionMerger::EndJoin(const std::vector<int>& ranks) {

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -29,7 +30,9 @@ namespace keras_hvd {
 
 // The rank has left the job, and has submitted everything before.
 struct RankDeparture {
+  static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   int rank = 0;
+  int64_t carried_out = kAll;  // of the coordinator's decisions, as far as is known
 };
 using Upward = std::variant<MergedSubmission, RankDeparture>;
 
@@ -45,7 +48,7 @@ class SubmissionMerger {
   void RemoveProcessSet(int32_t id);
 
   void Submit(MergedSubmission submission);
-  void Leave(int rank);
+  void Leave(const RankDeparture& departure);
   // A join of these ranks has ended, well or not. Others' ranks may be among them.
   void EndJoin(const std::vector<int>& ranks);
   // Passes on what has been held since before the last call, so the coordinator gets to

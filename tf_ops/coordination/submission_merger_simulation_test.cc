@@ -541,7 +541,7 @@ class Simulation {
     Host& host = hosts_[h];
     if (host.merger == nullptr) return TellCoordinator(message);
     if (const auto* departure = std::get_if<RankDeparture>(&message)) {
-      host.merger->Leave(departure->rank);
+      host.merger->Leave(*departure);
     } else {
       host.merger->Submit(std::get<MergedSubmission>(std::move(message)));
     }

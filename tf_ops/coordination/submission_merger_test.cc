@@ -326,13 +326,13 @@ TEST_F(SubmissionMergerTest, ARankMayHaveSeveralJoins) {
 
 TEST_F(SubmissionMergerTest, ADepartureComesAfterWhatWasSubmittedBefore) {
   Submit({1, 2}, a_);
-  merger_.Leave(2);
+  merger_.Leave({2});
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2", "rank 2 left"));
 }
 
 TEST_F(SubmissionMergerTest, NothingIsHeldOnceARankHasLeft) {
   Submit({1}, a_);
-  merger_.Leave(2);
+  merger_.Leave({2});
   Submit({4}, a_);
   Submit({4}, b_);
   EXPECT_THAT(Passed(),

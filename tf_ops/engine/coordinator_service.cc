@@ -36,7 +36,7 @@ CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
       coordinator_(job_->size(), fusion_bytes),
       reader_(world,
               {[this](MergedSubmission submission) { Submit(std::move(submission)); },
-               [this](int rank) { Leave(rank); }}),
+               [this](const RankDeparture& departure) { Leave(departure); }}),
       encoder_(cache_capacity, topology_.host_of_ranks()),
       decisions_(world.channels->ToRanks()),
       below_(world.channels->ToBelow()) {}
@@ -73,14 +73,39 @@ void CoordinatorService::Submit(MergedSubmission submission) {
   coordinator_.Submit(std::move(submission), now_);
 }
 
-void CoordinatorService::Leave(int rank) {
+void CoordinatorService::Leave(const RankDeparture& departure) {
+  const int rank = departure.rank;
+  if (topology_.hosts() > 1) CheckCarriedOut(departure);
   if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
   coordinator_.Leave(
       rank,
       job_->Describe(rank) + " has left the job: its script ended or called shutdown");
 }
 
+// Members on its own host see whom they wait for. Those on others do not, if they wait
+// for it on a GPU.
+void CoordinatorService::CheckCarriedOut(const RankDeparture& departure) {
+  for (const auto& [process_set, last] : last_runs_) {
+    if (last.decision <= departure.carried_out || !last.members.Has(departure.rank))
+      continue;
+    job_->Fail(Code::kRankFailed, job_->Describe(departure.rank) +
+                                      " left the job in the middle of '" + last.name +
+                                      "'");
+  }
+}
+
+// For those who leave. Who is sent a result with the decision waits for nobody.
+void CoordinatorService::NoteLastRun(const Decision& decision) {
+  if (decision.ranks.size() == 1 || !decision.given.empty()) return;
+  const TensorKey& first = decision.tensors.front();
+  LastRun& last = last_runs_[first.process_set];
+  if (last.members != decision.ranks) last.members = decision.ranks;
+  last.name = first.name;
+  last.decision = queued_;
+}
+
 void CoordinatorService::Queue(std::string_view message) {
+  queued_ += 1;
   decisions_->Queue(message);
   if (below_ != nullptr) below_->Queue(message);
 }
@@ -93,6 +118,7 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
     batches_ += 1;
   }
   Queue(encoder_.Encode(decision));
+  if (decision.type == Decision::Type::kRun) NoteLastRun(decision);
 }
 
 // ---- Autotuning

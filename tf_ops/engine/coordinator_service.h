@@ -43,7 +43,9 @@ class CoordinatorService {
 
  private:
   void Submit(MergedSubmission submission);
-  void Leave(int rank);
+  void Leave(const RankDeparture& departure);
+  void CheckCarriedOut(const RankDeparture& departure);
+  void NoteLastRun(const Decision& decision);
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();
   void WriteDecision(const Decision& decision);
@@ -58,7 +60,15 @@ class CoordinatorService {
   Timeline& timeline_;
   Coordinator coordinator_;
   SubmissionReader reader_;
-  double now_ = 0;        // when reading began, in seconds
+  // What the members of a process set ran last, and which decision that was.
+  struct LastRun {
+    RankSet members;
+    std::string name;
+    int64_t decision = 0;
+  };
+  std::unordered_map<int32_t, LastRun> last_runs_;  // by process set
+  int64_t queued_ = 0;                              // decisions; ranks count them alike
+  double now_ = 0;                                  // when reading began, in seconds
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;

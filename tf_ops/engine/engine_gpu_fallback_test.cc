@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tf_ops/engine/engine_gpu_testing.h"
+#include "tf_ops/engine/gpu_plan_testing.h"
 #include "tf_ops/engine/random_plan_testing.h"
 #include "tf_ops/operation/log.h"
 
@@ -118,30 +119,6 @@ std::vector<Plan> Plans(int size, uint64_t seed, size_t count) {
   return plans;
 }
 
-// All under way together; the CPU's results, bit for bit.
-void RunAll(GpuRank* self, int rank, const std::vector<Plan>& plans) {
-  std::vector<size_t> numbers;
-  for (size_t i = 0; i < plans.size(); ++i) {
-    numbers.push_back(self->Submit(plans[i].asks[rank], {i % 2 == 0, i % 3 == 0}));
-  }
-  for (size_t i = 0; i < plans.size(); ++i) {
-    ASSERT_EQ(self->End(numbers[i]).message, "");
-    if (i % 3 == 0) self->Await(numbers[i]);
-  }
-  for (size_t i = 0; i < plans.size(); ++i) {
-    const Description& description = plans[i].asks[rank].description;
-    Buffer output = self->Output(numbers[i]);
-    Buffer expected = plans[i].expected[rank];
-    if (description.kind == Kind::kReducescatter) {
-      const int size = static_cast<int>(plans[i].asks.size());
-      const int64_t rows = description.tensors.front().shape.front();
-      const size_t own = PartSize(rows, rank, size) * 3 * sizeof(int32_t);
-      output.resize(own), expected.resize(own);
-    }
-    EXPECT_EQ(output, expected) << Details(description);
-  }
-}
-
 void ExpectSum(GpuRank* self, int32_t process_set, float own, float sum) {
   Buffer output;
   const Ask ask = In(process_set, Sum("sum", {own, 2 * own}));
@@ -174,7 +151,7 @@ void ExpectOneWarning(CapturedErrors* errors, const Failure& failure) {
   EXPECT_TRUE(Contains(text, "keras_hvd [" + speaker)) << text;
   EXPECT_TRUE(Contains(text, "warning: ")) << text;
   EXPECT_TRUE(Contains(text, "slow: " + speaker)) << text;
-  EXPECT_TRUE(Contains(text, " (pid " + std::to_string(getpid()) + " on here)"))
+  EXPECT_TRUE(Contains(text, " (pid " + std::to_string(getpid()) + " on host0)"))
       << text;
   EXPECT_TRUE(Contains(text, "NCCL failed in " + failure.function + ": ")) << text;
 }

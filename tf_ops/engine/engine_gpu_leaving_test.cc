@@ -16,20 +16,22 @@ using stand_in::StandIn;
 // The other would wait for it on its GPU for ever.
 TEST(GpuLeavingTest, ARankThatLeavesBeforeItsGpuIsDoneEndsTheJob) {
   const StandIn libraries;
-  GpuJob job(libraries, 2, 1);
-  job.Connect();
-  libraries->HoldCollectives(1, true);
-  job.ForEach([&](GpuRank& self, int) {
-    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
-  });
-  job.Stop(1);
-  job[0].Synchronize();
-  EXPECT_TRUE(job.state().Failed());
-  const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
-  EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
-      << status.message;
-  EXPECT_TRUE(Contains(status.message, "'held'")) << status.message;
-  libraries->HoldCollectives(1, false);
+  for (const Layout& layout : {Layout{{0, 0}}, Layout{{0, 1}}}) {
+    GpuJob job(libraries, layout, 1);
+    job.Connect();
+    libraries->HoldCollectives(1, true);
+    job.ForEach([&](GpuRank& self, int) {
+      ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
+    });
+    job.Stop(1);
+    job[0].Synchronize();
+    EXPECT_TRUE(job.state().Failed());
+    const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
+    EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
+        << status.message;
+    EXPECT_TRUE(Contains(status.message, "'held'")) << status.message;
+    libraries->HoldCollectives(1, false);
+  }
 }
 
 int64_t Polls(const StandIn& libraries, int rank) {
@@ -42,32 +44,43 @@ int64_t Polls(const StandIn& libraries, int rank) {
 
 // It has asked for something that is decided while it waits for its GPU, on its way
 // out; or, which is as good, before that.
-TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJob) {
+void LeaveWithoutRunningWhatWasDecided(int leaver, const Layout& layout) {
   const StandIn libraries;
-  GpuJob job(libraries, 2, 1);
+  GpuJob job(libraries, layout, 1);
   job.Connect();
-  libraries->HoldCollectives(0, true);
+  libraries->HoldCollectives(1 - leaver, true);
   job.ForEach([](GpuRank& self, int) {
     ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
   });
-  const size_t last = job[1].Submit(Sum("last", {1}));
-  const int64_t polls = Polls(libraries, 1);
-  std::thread leaves([&] { job.Stop(1); });
+  const size_t last = job[leaver].Submit(Sum("last", {1}));
+  const int64_t polls = Polls(libraries, leaver);
+  std::thread leaves([&] { job.Stop(leaver); });
   // It does nothing else any more.
-  EXPECT_TRUE(Eventually([&] { return Polls(libraries, 1) > polls + 100; }));
-  const size_t number = job[0].Submit(Sum("last", {1}));
-  const Status enqueued = job[0].End(number);
-  libraries->HoldCollectives(0, false);
+  EXPECT_TRUE(Eventually([&] { return Polls(libraries, leaver) > polls + 100; }));
+  GpuRank& other = job[1 - leaver];
+  const size_t number = other.Submit(Sum("last", {1}));
+  const Status enqueued = other.End(number);
+  libraries->HoldCollectives(1 - leaver, false);
   leaves.join();
-  EXPECT_EQ(job[1].End(last).code, Code::kShutDown);
-  job[0].Synchronize();
+  EXPECT_EQ(job[leaver].End(last).code, Code::kShutDown);
+  other.Synchronize();
   EXPECT_TRUE(enqueued.ok()) << enqueued.message;
-  const Status status = job[0].End(job[0].Submit(Sum("later", {1})));
+  const Status status = other.End(other.Submit(Sum("later", {1})));
   EXPECT_EQ(status.code, Code::kRankFailed);
-  EXPECT_TRUE(Contains(status.message, "rank 1")) << status.message;
+  EXPECT_TRUE(Contains(status.message, "rank " + std::to_string(leaver)))
+      << status.message;
   EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
       << status.message;
   EXPECT_TRUE(Contains(status.message, "'last'")) << status.message;
+}
+
+TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJob) {
+  LeaveWithoutRunningWhatWasDecided(1, Layout{{0, 0}});
+}
+
+TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJobOnOtherHosts) {
+  LeaveWithoutRunningWhatWasDecided(1, Layout{{0, 1}});
+  LeaveWithoutRunningWhatWasDecided(0, Layout{{0, 1}});
 }
 
 }  // namespace

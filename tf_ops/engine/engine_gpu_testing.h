@@ -21,6 +21,7 @@
 
 #include "tf_ops/collectives/number.h"
 #include "tf_ops/engine/engine_testing.h"
+#include "tf_ops/engine/hosts_testing.h"
 #include "tf_ops/testing/gpu/stand_in.h"
 
 namespace keras_hvd {
@@ -331,25 +332,29 @@ inline int64_t CountCalls(const stand_in::StandIn& libraries,
   return count;
 }
 
-// A job of several ranks in this process, each with a GPU.
+// A job of several ranks in this process, each with a GPU, on one host or several.
 class GpuJob {
  public:
-  explicit GpuJob(
+  using Change = std::function<void(EngineOptions*, int rank)>;
+
+  GpuJob(
       const stand_in::StandIn& libraries, int size, uint64_t seed,
-      const std::function<void(EngineOptions*, int rank)>& change = [](EngineOptions*,
-                                                                       int) {},
-      int devices = 0)
-      : libraries_(libraries), job_(size, {}, false) {
-    if (devices == 0) devices = size;
+      const Change& change = [](EngineOptions*, int) {}, int devices = 0)
+      : GpuJob(libraries, Layout{std::vector<int>(size)}, seed, change, devices) {}
+  GpuJob(
+      const stand_in::StandIn& libraries, const Layout& layout, uint64_t seed,
+      const Change& change = [](EngineOptions*, int) {}, int devices = 0)
+      : libraries_(libraries), hosts_(layout, kTinyExchange) {
+    if (devices == 0) devices = layout.size();
     libraries_->Reset(seed, devices);
-    for (int rank = 0; rank < size; ++rank) {
-      job_.Start(rank, [&](EngineOptions* options) {
-        options->local_rank = rank % devices;
-        options->gpu_libraries = {stand_in::kCudaLibrary, stand_in::kNcclLibrary};
-        change(options, rank);
-      });
-      ranks_.push_back(
-          std::make_unique<GpuRank>(libraries_, &job_[rank], rank, rank % devices));
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      EngineOptions options;
+      options.local_rank = rank % devices;
+      options.gpu_libraries = {stand_in::kCudaLibrary, stand_in::kNcclLibrary};
+      change(&options, rank);
+      ranks_.push_back(std::make_unique<Rank>(options, hosts_.WorldOf(rank)));
+      on_gpu_.push_back(std::make_unique<GpuRank>(libraries_, ranks_[rank].get(), rank,
+                                                  rank % devices));
     }
   }
   // Nothing is left, and nothing was wrong.
@@ -363,20 +368,21 @@ class GpuJob {
 
   // All ranks at once: a communicator ends on all of them.
   void Leave() {
-    job_.ForEach([](Rank& rank, int) { rank.Stop(); });
-    ranks_.clear();
-    for (int rank = 0; rank < job_.size(); ++rank) job_[rank].Leave();
+    ForEach([this](GpuRank&, int rank) { Stop(rank); });
+    on_gpu_.clear();
+    for (const auto& rank : ranks_) rank->Leave();
   }
 
   // What a call that is made to fail does not give back.
   void AllowLeaks(int count) { allowed_leaks_ = count; }
 
   // One rank's engine ends.
-  void Stop(int rank) { job_[rank].Stop(); }
+  void Stop(int rank) { ranks_[rank]->Stop(); }
 
-  int size() const { return job_.size(); }
-  GpuRank& operator[](int rank) { return *ranks_[rank]; }
-  SharedJobState state(int rank = 0) { return job_.state(rank); }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  GpuRank& operator[](int rank) { return *on_gpu_[rank]; }
+  // As the ranks of its host share it.
+  SharedJobState state(int rank = 0) { return hosts_.StateOf(rank); }
 
   // Makes the communicator of all ranks.
   void Connect() {
@@ -388,16 +394,21 @@ class GpuJob {
 
   // Runs `body(rank)` for all ranks at once.
   void ForEach(const std::function<void(GpuRank&, int)>& body) {
-    job_.ForEach([&](Rank&, int rank) {
-      libraries_->SetRank(rank);
-      body(*ranks_[rank], rank);
-    });
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        libraries_->SetRank(rank);
+        body(*on_gpu_[rank], rank);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 
  private:
   const stand_in::StandIn& libraries_;
-  Job job_;
-  std::vector<std::unique_ptr<GpuRank>> ranks_;
+  Hosts hosts_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<GpuRank>> on_gpu_;
   int allowed_leaks_ = 0;
 };
 

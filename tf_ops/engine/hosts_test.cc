@@ -12,11 +12,13 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/engine/engine_testing.h"
 #include "tf_ops/engine/hosts_testing.h"
 #include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/engine/stall_watch.h"
 #include "tf_ops/engine/timeline_testing.h"
 #include "tf_ops/testing/child.h"
 
@@ -28,7 +30,7 @@ class HostsJob {
  public:
   explicit HostsJob(const Layout& layout, const EngineOptions& options = {},
                     int64_t exchange_bytes = kTinyExchange)
-      : layout_(layout), hosts_(layout, exchange_bytes) {
+      : hosts_(layout, exchange_bytes) {
     for (int rank = 0; rank < layout.size(); ++rank) {
       ranks_.push_back(std::make_unique<Rank>(options, hosts_.WorldOf(rank)));
     }
@@ -36,10 +38,7 @@ class HostsJob {
 
   Rank& operator[](int rank) { return *ranks_[rank]; }
   int size() const { return static_cast<int>(ranks_.size()); }
-  SharedJobState StateOf(int rank) {
-    const Topology topology = layout_.Of(rank);
-    return SharedJobState(hosts_.segment(topology.host()), topology);
-  }
+  SharedJobState StateOf(int rank) { return hosts_.StateOf(rank); }
 
   // Runs `body(rank)` for all ranks at once. They leave together.
   template <typename Body>
@@ -55,22 +54,9 @@ class HostsJob {
   }
 
  private:
-  const Layout layout_;
   Hosts hosts_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
-
-// What has the same bits on one host and on several: all but narrow floats, which are
-// rounded as they leave a host.
-Plan PlanForHosts(int number, int size, std::mt19937_64* random) {
-  while (true) {
-    const Plan plan = RandomPlan(number, size, random, FillWithSmallNumbers);
-    const Description& description = plan.asks.front().description;
-    if (description.kind != Kind::kAllreduce) return plan;
-    const DataType dtype = description.tensors.front().dtype;
-    if (!IsFloating(dtype) || Bytes(dtype) >= 4) return plan;
-  }
-}
 
 class HostsTest : public testing::TestWithParam<Layout> {
  protected:
@@ -351,6 +337,47 @@ TEST_P(HostsTest, TheTimelineHasARowForEachOtherHost) {
       return Contains(row, leader);
     })) << leader;
   }
+}
+
+// Of sets that do not have it: one of ranks above and below it in the tree, and one of
+// a rank of its own host, whose submissions wake it only for such a set.
+TEST(IdleLeaderTest, ForwardsForSetsThatItIsNotInAndSleepsInBetween) {
+  HostsJob job({{0, 1, 2, 1}, 1});
+  const std::vector<std::vector<int>> sets = {{0, 2}, {0, 3}};
+  job.ForEach([&](Rank& self, int) {
+    for (const std::vector<int>& set : sets) {
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet(set, &id).message, "");
+    }
+  });
+  constexpr int kRounds = 100;
+  Rank& idle = job[1];
+  const int64_t batches = idle.counters().batches;
+  for (size_t set = 0; set < sets.size(); ++set) {
+    const int32_t id = static_cast<int32_t>(set + 1);
+    const int first = sets[set].front(), last = sets[set].back();
+    // It has nothing under way, and nobody has asked it for anything for a while.
+    ASSERT_TRUE(idle.AwaitRest());
+    const Clock::time_point begin = Clock::now();
+    for (int round = 0; round < kRounds; ++round) {
+      // Within the messages, and over the connections of those who reduce them.
+      const std::vector<float> own(round % 2 == 0 ? 3 : 5000, 1.0f + round);
+      const int64_t sleeps = idle.counters().sleeps;
+      const size_t below = job[last].Submit(In(id, Sum("sum", own)));
+      // It does not watch for what comes next, however soon that always comes.
+      ASSERT_TRUE(Eventually([&] { return idle.counters().sleeps > sleeps; }));
+      const size_t above = job[first].Submit(In(id, Sum("sum", own)));
+      for (const auto& [rank, number] : {std::pair(first, above), {last, below}}) {
+        ASSERT_EQ(job[rank].End(number).message, "");
+        ASSERT_EQ(FromBytes<float>(job[rank].Output(number)),
+                  std::vector<float>(own.size(), 2 + 2.0f * round));
+      }
+    }
+    // It is woken at once, not when whoever waits looks for stalls.
+    EXPECT_LT(Clock::now() - begin, kRounds * StallWatch::kInterval / 2);
+  }
+  EXPECT_EQ(idle.counters().batches, batches);
+  job.LeaveAll();
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HostsTest,

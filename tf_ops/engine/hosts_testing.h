@@ -1,5 +1,5 @@
-// For tests of the engine: several hosts in this process. Each is a segment of its own,
-// and sockets connect them.
+// For tests of the engine: one host or several in this process. Each is a segment of
+// its own, and sockets connect them.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
 #define KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
 
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tf_ops/backend/hosts_world.h"
+#include "tf_ops/transport/shared_job_state.h"
 #include "tf_ops/transport/tls_testing.h"
 
 namespace keras_hvd {
@@ -99,9 +100,14 @@ class Hosts {
 
   World WorldOf(int rank) {
     const Topology topology = layout_.Of(rank);
+    if (topology.hosts() == 1) return SharedMemoryWorld(segments_.front(), rank);
     return HostsWorld(topology, segments_[topology.host()], names_, mesh_.Take(rank));
   }
-  const std::shared_ptr<Segment>& segment(int host) { return segments_[host]; }
+  // As the ranks of its host share it.
+  SharedJobState StateOf(int rank) {
+    const Topology topology = layout_.Of(rank);
+    return SharedJobState(segments_[topology.host()], topology);
+  }
 
  private:
   static std::string NameOf(int host) { return "host" + std::to_string(host); }

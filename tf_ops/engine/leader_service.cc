@@ -11,15 +11,16 @@ LeaderService::LeaderService(const World& world, size_t cache_capacity)
     : job_(world.job),
       ranks_(world.topology.ranks_below(world.topology.host())),
       merger_(ranks_),
-      reader_(world, {[this](MergedSubmission submission) {
-                        merger_.Submit(std::move(submission));
-                      },
-                      [this, topology = world.topology](int rank) {
-                        merger_.Leave(rank);
-                        if (topology.is_local(rank)) {
-                          local_->Drop(topology.local_index(rank));
-                        }
-                      }}),
+      reader_(world,
+              {[this](MergedSubmission submission) {
+                 merger_.Submit(std::move(submission));
+               },
+               [this, topology = world.topology](const RankDeparture& departure) {
+                 merger_.Leave(departure);
+                 if (topology.is_local(departure.rank)) {
+                   local_->Drop(topology.local_index(departure.rank));
+                 }
+               }}),
       encoder_(cache_capacity),
       decoder_(job_->size()),
       above_(world.channels->ToAbove()),
@@ -98,7 +99,12 @@ void LeaderService::PassOnOld() {
 
 void LeaderService::Leave() {
   Poll();
-  for (int rank : ranks_) merger_.Leave(rank);
+  for (int rank : ranks_) {
+    RankDeparture departure = {rank};
+    // The others below may still carry out what comes.
+    if (rank == job_->rank()) departure.carried_out = job_->CarriedOut(rank);
+    merger_.Leave(departure);
+  }
   PassUp();
 }
 

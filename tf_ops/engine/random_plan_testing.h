@@ -2,6 +2,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 #define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -175,6 +176,38 @@ inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
   if (description.kind == Kind::kReducescatter) KeepOwnRows(&plan);
   if (description.kind == Kind::kAlltoall) ExchangeRows(&plan);
   return plan;
+}
+
+// What has the same bits on one host and on several: all but narrow floats, which are
+// rounded as they leave a host.
+inline Plan PlanForHosts(int number, int size, std::mt19937_64* random) {
+  while (true) {
+    const Plan plan = RandomPlan(number, size, random, FillWithSmallNumbers);
+    const Description& description = plan.asks.front().description;
+    if (description.kind != Kind::kAllreduce) return plan;
+    const DataType dtype = description.tensors.front().dtype;
+    if (!IsFloating(dtype) || Bytes(dtype) >= 4) return plan;
+  }
+}
+
+// Thirds differ in their last bits between NCCL and the CPU.
+inline bool IsRoundedByNccl(const Plan& plan) {
+  return plan.asks.front().description.reduction.op == ReduceOp::kAverage &&
+         plan.asks.size() == 3;
+}
+
+// Whether a member got what it must: of a reducescatter's memory only its own rows are
+// its result.
+inline bool HasResult(const Plan& plan, size_t index, const Buffer& output) {
+  const Description& description = plan.asks[index].description;
+  const Buffer& expected = plan.expected[index];
+  if (description.kind != Kind::kReducescatter) return output == expected;
+  const int64_t rows = description.tensors.front().shape.front();
+  const int64_t own =
+      PartSize(rows, static_cast<int>(index), static_cast<int>(plan.asks.size())) * 3 *
+      sizeof(int32_t);
+  return output.size() == expected.size() &&
+         std::equal(output.begin(), output.begin() + own, expected.begin());
 }
 
 }  // namespace keras_hvd

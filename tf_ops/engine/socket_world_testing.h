@@ -225,6 +225,7 @@ class SocketJob final : public JobState {
   }
   bool has_departed() const override { return shut_down_[rank()].load(); }
   uint64_t CarriedOut(int) const override { return carried_out_.load(); }
+  bool HasLeftBefore(int, uint64_t) const override { return false; }
   void NoteCarriedOut() override { ++carried_out_; }
   OperationHistory& History(int rank) override {
     return rank == this->rank() ? own_history_ : no_history_;

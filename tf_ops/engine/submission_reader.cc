@@ -63,7 +63,8 @@ bool SubmissionReader::NoteDepartures() {
     HandleSubmissions(&submitter);
     submitter.departed = true;
     progressed = true;
-    listener_.leave(submitter.rank);
+    listener_.leave(
+        {submitter.rank, static_cast<int64_t>(job_->CarriedOut(submitter.rank))});
   }
   return progressed;
 }
@@ -108,7 +109,7 @@ void SubmissionReader::HandleMessages(LeaderBelow* from) {
     if (!status.ok()) return Refuse(from->rank, status);
     for (Upward& each : upward_) {
       if (const auto* departure = std::get_if<RankDeparture>(&each)) {
-        listener_.leave(departure->rank);
+        listener_.leave(*departure);
       } else {
         listener_.submit(std::move(std::get<MergedSubmission>(each)));
       }

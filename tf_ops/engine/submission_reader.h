@@ -20,7 +20,7 @@ class SubmissionReader {
   // Receives what is read. A rank that leaves submits nothing more.
   struct Listener {
     std::function<void(MergedSubmission)> submit;
-    std::function<void(int rank)> leave;
+    std::function<void(const RankDeparture&)> leave;
   };
 
   SubmissionReader(const World& world, Listener listener);

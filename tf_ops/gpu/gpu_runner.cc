@@ -244,7 +244,7 @@ uint64_t GpuRunner::CurrentDecision() const { return job_->CarriedOut(rank_) + 1
 bool GpuRunner::CheckMembers(const std::vector<int>& members, uint64_t decision,
                              const std::string& title) {
   for (const int member : members) {
-    if (!job_->HasShutDown(member) || job_->CarriedOut(member) >= decision) continue;
+    if (!job_->HasLeftBefore(member, decision)) continue;
     job_->Fail(Code::kRankFailed,
                job_->Describe(member) + " left the job in the middle of " + title);
     return false;

@@ -143,6 +143,7 @@ Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
   const int first = FirstWithout(members);
   *all_have_nccl = first < 0;
   *capabilities = CapabilitiesOf(members);
+  another_warns_ |= first >= 0 && first != batch->index;
   if (first != batch->index) return status;
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
@@ -167,7 +168,7 @@ Status NcclCommunicators::OpenLibrary() {
 // logged for those who want every detail.
 void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
-  const bool first = job_->ClaimGpuWarning();
+  const bool first = !another_warns_ && job_->ClaimGpuWarning();
   Log(rank_, first ? LogLevel::kWarning : LogLevel::kInfo,
       "collectives of tensors on GPUs go through host memory, which is slow: " +
           reason);
@@ -245,6 +246,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
 // Applies from now on; sets that have a communicator keep it.
 void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   failure_ = "a communicator could not be made before";
+  another_warns_ |= !says_so;
   if (!says_so) return;
   failure_ = job_->Describe(rank_) +
              " could not make a communicator with the others: " + reason;

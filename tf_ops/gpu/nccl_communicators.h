@@ -76,6 +76,7 @@ class NcclCommunicators {
   const JointAttempt* attempt_ = nullptr;  // the current attempt to make a communicator
   std::string failure_;                    // of such an attempt; "": none
   bool warned_ = false;
+  bool another_warns_ = false;  // of a set that this rank is in
 };
 
 }  // namespace keras_hvd

@@ -27,6 +27,13 @@ struct Settings {
   uint32_t zeros = 0;
 };
 
+// A leader that has left, and how many decisions it has carried out, as it travels.
+struct LeaderDeparture {
+  int32_t leader;
+  uint32_t zeros;
+  uint64_t carried_out;
+};
+
 // Whether a rank's process runs, as it travels.
 struct RankState {
   int32_t rank, process_state;
@@ -63,10 +70,6 @@ std::vector<ControlLink*> Borrow(
   std::vector<ControlLink*> borrowed;
   for (const auto& link : links) borrowed.push_back(link.get());
   return borrowed;
-}
-
-bool TakeInteger(std::string_view* bytes, int32_t least, int32_t most, int32_t* value) {
-  return Take(bytes, value) && *value >= least && *value <= most;
 }
 
 }  // namespace
@@ -107,8 +110,12 @@ bool HostsJobState::HasShutDown(int rank) const {
   return topology().is_local(rank) && SharedJobState::HasShutDown(rank);
 }
 
-uint64_t HostsJobState::CarriedOut(int rank) const {
-  return topology().is_local(rank) ? SharedJobState::CarriedOut(rank) : 0;
+bool HostsJobState::HasLeftBefore(int rank, uint64_t decision) const {
+  if (topology().is_local(rank)) return SharedJobState::HasLeftBefore(rank, decision);
+  // The coordinator sees to ranks elsewhere.
+  const bool has_left =
+      header().departed_above.load() == static_cast<uint32_t>(rank + 1);
+  return has_left && header().carried_out_above.load() < decision;
 }
 
 OperationHistory& HostsJobState::History(int rank) {
@@ -121,14 +128,11 @@ bool HostsJobState::HasHistory(int rank) const {
   return topology().is_local(rank) || wave_.FindHistory(rank) != nullptr;
 }
 
-bool HostsJobState::ClaimGpuWarning() {
-  return topology().host() == 0 && SharedJobState::ClaimGpuWarning();
-}
-
 void HostsJobState::ShutDown() {
   SharedJobState::ShutDown();
   const Clock::time_point deadline = Clock::now() + kFarewell;
-  QueueForAll(FrameType::kDeparture, AsBytes(int32_t{rank()}), /*above=*/true);
+  const LeaderDeparture departure = {rank(), 0, CarriedOut(rank())};
+  QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/true);
   for (Neighbor& neighbor : neighbors_) neighbor.link->Finish(deadline);
   for (Neighbor& neighbor : neighbors_) neighbor.link->AwaitEnd(deadline);
 }
@@ -394,21 +398,28 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
 // A leader above that leaves cuts off all hosts below. One below has told already, in
 // its submissions, of whom it cuts off.
 void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
-  int32_t departed;
-  if (!TakeInteger(&bytes, 0, size() - 1, &departed)) return NoteNonsense(from);
-  if (departed == from->link->peer()) {
+  LeaderDeparture departure;
+  const bool is_one = Take(&bytes, &departure) && departure.leader >= 0 &&
+                      departure.leader < size() &&
+                      !topology().is_local(departure.leader);
+  if (!is_one) return NoteNonsense(from);
+  if (departure.leader == from->link->peer()) {
     from->has_departed = true;
     from->link->Finish(Clock::now());
   }
-  if (from->is_above) from->departed_above = departed;
+  if (!from->is_above) return;
+  from->departed_above = departure.leader;
+  from->carried_out_above = departure.carried_out;
 }
 
 // Those who wait for a decision that came before the departure must get it first.
 bool HostsJobState::PassOnDeparture(Neighbor* from) {
   if (from->departed_above < 0 || !from->inbox.empty()) return false;
-  const int32_t departed = std::exchange(from->departed_above, -1);
-  header().departed_above.store(departed + 1);
-  QueueForAll(FrameType::kDeparture, AsBytes(departed), /*above=*/false);
+  const LeaderDeparture departure = {std::exchange(from->departed_above, -1), 0,
+                                     from->carried_out_above};
+  header().carried_out_above.store(departure.carried_out);
+  header().departed_above.store(departure.leader + 1);
+  QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/false);
   RingAll();
   return true;
 }

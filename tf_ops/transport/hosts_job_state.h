@@ -42,14 +42,13 @@ class HostsJobState final : public SharedJobState {
   std::string Obstacle(int rank) const override;
   bool HasShutDown(int rank) const override;
   void ShutDown() override;
-  uint64_t CarriedOut(int rank) const override;
+  bool HasLeftBefore(int rank, uint64_t decision) const override;
   OperationHistory& History(int rank) override;
   bool HasHistory(int rank) const override;
   void AwaitAllKnow() override;
   bool ClaimFailureReport() override;
   void AskForSigns() override;
   bool IsSilent(int rank) const override;
-  bool ClaimGpuWarning() override;
 
   void set_compares_outputs(bool compares) override;
   void set_timeline_on(bool on) override;
@@ -78,6 +77,7 @@ class HostsJobState final : public SharedJobState {
     bool has_departed = false;
     bool is_lost = false;
     int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
+    uint64_t carried_out_above = 0;  // by that leader
 
     bool IsUnreachable() const {
       return link->is_unreachable() || reachability.is_lost();

@@ -95,9 +95,12 @@ class JobState {
   virtual int DepartedAbove() const = 0;
   // Whether this rank has left or is crashing.
   virtual bool has_departed() const = 0;
-  // How many of the coordinator's decisions a rank has carried out. The number stops
-  // growing when the rank leaves.
+  // How many of the coordinator's decisions a rank of this host has carried out. The
+  // number stops growing when the rank leaves.
   virtual uint64_t CarriedOut(int rank) const = 0;
+  // Whether a rank has left cleanly without carrying out the decision of this number,
+  // from 1 on. Of other hosts' ranks, true for those only of which DepartedAbove tells.
+  virtual bool HasLeftBefore(int rank, uint64_t decision) const = 0;
   // Counts one more for this rank. Only one thread may call it at a time.
   virtual void NoteCarriedOut() = 0;
   virtual OperationHistory& History(int rank) = 0;

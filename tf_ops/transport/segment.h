@@ -97,8 +97,9 @@ struct SegmentHeader {
   std::atomic<uint32_t> all_know;
 
   // One more than the rank of a leader above this host's that has left; see
-  // JobState::DepartedAbove.
+  // JobState::DepartedAbove. How many decisions it has carried out.
   std::atomic<uint32_t> departed_above;
+  std::atomic<uint64_t> carried_out_above;
 
   // The last batch with a reported stall, so that one rank reports for all.
   alignas(64) std::atomic<uint64_t> stall_reported;

@@ -110,6 +110,10 @@ uint64_t SharedJobState::CarriedOut(int rank) const {
   return block(rank).decisions_carried_out.value.load();
 }
 
+bool SharedJobState::HasLeftBefore(int rank, uint64_t decision) const {
+  return HasShutDown(rank) && CarriedOut(rank) < decision;
+}
+
 void SharedJobState::NoteCarriedOut() {
   std::atomic<uint64_t>& count = self_.decisions_carried_out.value;
   count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);

@@ -33,6 +33,7 @@ class SharedJobState : public JobState {
   int DepartedAbove() const override;
   bool has_departed() const override;
   uint64_t CarriedOut(int rank) const override;
+  bool HasLeftBefore(int rank, uint64_t decision) const override;
   void NoteCarriedOut() override;
   OperationHistory& History(int rank) override;
 
