@@ -337,7 +337,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 		-fno-sanitize-recover=all -I. -o $(FUZZ)/$*/fuzzer tf_ops/$*_fuzz.cc $(FUZZED) \
 		"$$(bazel info bazel-bin)"/tf_ops/collectives/_objs/collectives/*.o -pthread -ldl
 	$(FUZZ)/$*/fuzzer -runs=$(FUZZ_INPUTS) -max_len=1024 -use_value_profile=1 \
-		-malloc_limit_mb=64 -artifact_prefix=$(FUZZ)/$*/ \
+		-malloc_limit_mb=4 -artifact_prefix=$(FUZZ)/$*/ \
 		$(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
 	$(FUZZ)/$*/fuzzer -merge=1 tf_ops/$(*D)/corpus/$(*F) $(FUZZ)/$*/found
 
