@@ -361,24 +361,18 @@ soak: install
 	$(MAKE) --no-print-directory layouts
 
 # Collectives and Keras' optimizer between more hosts, slower ones, and farther ones:
-# hosts, their ranks, what a cable carries, its delay in ms, and whether they use TLS.
+# the ranks of each host, what a cable carries, its delay in ms, and whether they use TLS.
+LAYOUTS := 2+2:1gbit:0:1 2+2:100mbit:2:0 1+1+1+1:1gbit:0.1:1 1+1+1+1:100mbit:0:0 \
+	2+2+2+2:1gbit:0:0
+
 layouts: install
-	while read -r counts rate delay tls; do \
+	for layout in $(LAYOUTS); do \
+		IFS=: read -r counts rate delay tls <<<"$$layout"; \
 		echo "$$counts ranks, $$rate, $$delay ms, TLS: $$tls"; \
 		KERAS_HVD_TLS=$$tls $(BIN)/python tests/on_hosts.py --rate $$rate \
 			--delay $$delay $${counts//+/ } $(BIN)/python -m pytest -q -x \
-			--all-tests tests/parallel/collectives tests/parallel/test_*.py \
-			</dev/null; \
-	done <<<"$$LAYOUTS"
-
-define LAYOUTS
-2+2 1gbit 0 1
-2+2 100mbit 2 0
-1+1+1+1 1gbit 0.1 1
-1+1+1+1 100mbit 0 0
-2+2+2+2 1gbit 0 0
-endef
-export LAYOUTS
+			--all-tests tests/parallel/collectives tests/parallel/test_*.py; \
+	done
 
 # On a machine with a GPU: the C API on it, by NCCL and through host memory, several ranks
 # on one and one on each; and TensorFlow, where it is there and sees the GPU. Everything

@@ -4,6 +4,7 @@ khvdrun -np 2 python examples/data_service.py
 """
 
 import argparse
+import gc
 
 import keras
 import tensorflow as tf
@@ -70,5 +71,8 @@ taken = int(keras_hvd.allreduce(taken, name="taken", op=keras_hvd.Sum))
 if rank == 0:
     print(f"Training accuracy: {history.history['accuracy'][-1]:.2%}")
     print(f"All ranks together got {taken // arguments.epochs} batches in an epoch")
-# The servers end with their processes, and others may still read from them.
+# The servers end with their processes, and wait for whoever still reads from them: all
+# ranks must have put their readers away, which fetch batches ahead.
+del dataset, model, history
+gc.collect()
 keras_hvd.barrier()

@@ -7,6 +7,7 @@ of processes. Python runs this file when it starts, since the Makefile puts its 
 into PYTHONPATH.
 """
 
+import atexit
 import gc
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -56,3 +57,6 @@ class _Finder:
 
 
 sys.meta_path.insert(0, _Finder)
+# At its end a process looks for all garbage, as others do: what modules refer to may
+# have to go before something else.
+atexit.register(gc.unfreeze)

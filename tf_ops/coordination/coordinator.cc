@@ -507,6 +507,7 @@ bool Coordinator::Next(Decision* decision) {
   *decision = Decision();
   decision->type = Decision::Type::kRun;
   decision->ranks = settled_.front().members;
+  decision->first = first;
   Take(&settled_.front(), decision);
   settled_.pop_front();
   if (first->kind != Kind::kAllreduce) return true;

@@ -40,7 +40,8 @@ struct Decision {
   Type type = Type::kRun;
   std::vector<TensorKey> tensors;  // of one process set; exactly one for kFail
   RankSet ranks;                   // for kRun: the members of the set
-  std::vector<Zeros> zeros;        // for kRun: for some of its tensors
+  std::shared_ptr<const Description> first;  // for kRun: of the first tensor
+  std::vector<Zeros> zeros;                  // for kRun: for some of its tensors
   // The members' inputs for a tensor, sent with their submissions, in rank order; ""
   // for a member that contributes zeros.
   struct Given {

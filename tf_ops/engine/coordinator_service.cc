@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tf_ops/coordination/autotune_log.h"
+#include "tf_ops/operation/description.h"
 #include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
@@ -75,33 +76,29 @@ void CoordinatorService::Submit(MergedSubmission submission) {
 
 void CoordinatorService::Leave(const RankDeparture& departure) {
   const int rank = departure.rank;
-  if (topology_.hosts() > 1) CheckCarriedOut(departure);
+  departures_.push_back(departure);
+  for (const auto& [process_set, last] : last_gpu_runs_) CheckRun(last, departure);
   if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
   coordinator_.Leave(
       rank,
       job_->Describe(rank) + " has left the job: its script ended or called shutdown");
 }
 
-// Members on its own host see whom they wait for. Those on others do not, if they wait
-// for it on a GPU.
-void CoordinatorService::CheckCarriedOut(const RankDeparture& departure) {
-  for (const auto& [process_set, last] : last_runs_) {
-    if (last.decision <= departure.carried_out || !last.members.Has(departure.rank))
-      continue;
-    job_->Fail(Code::kRankFailed, job_->Describe(departure.rank) +
-                                      " left the job in the middle of '" + last.name +
-                                      "'");
+// Who waits for the rank on a GPU sees that it has left only on the same host.
+void CoordinatorService::CheckRun(const LastRun& last, const RankDeparture& departure) {
+  if (last.decision <= departure.carried_out || !last.members.Has(departure.rank)) {
+    return;
   }
+  job_->Fail(Code::kRankFailed,
+             job_->Describe(departure.rank) + " left the job before it ran " +
+                 Title(*last.description) + ", which it had submitted");
 }
 
-// For those who leave. Who is sent a result with the decision waits for nobody.
-void CoordinatorService::NoteLastRun(const Decision& decision) {
-  if (decision.ranks.size() == 1 || !decision.given.empty()) return;
-  const TensorKey& first = decision.tensors.front();
-  LastRun& last = last_runs_[first.process_set];
-  if (last.members != decision.ranks) last.members = decision.ranks;
-  last.name = first.name;
-  last.decision = queued_;
+void CoordinatorService::NoteGpuRun(const Decision& decision) {
+  LastRun& last = last_gpu_runs_[decision.first->process_set];
+  last = {decision.ranks, decision.first, queued_};
+  // What a rank submitted last may be decided after it has left.
+  for (const RankDeparture& departure : departures_) CheckRun(last, departure);
 }
 
 void CoordinatorService::Queue(std::string_view message) {
@@ -118,7 +115,9 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
     batches_ += 1;
   }
   Queue(encoder_.Encode(decision));
-  if (decision.type == Decision::Type::kRun) NoteLastRun(decision);
+  const bool runs = decision.type == Decision::Type::kRun;
+  if (runs && decision.first->on_gpu && topology_.hosts() > 1) NoteGpuRun(decision);
+  if (decision.agreed == Kind::kRemoveProcessSet) last_gpu_runs_.erase(decision.answer);
 }
 
 // ---- Autotuning
@@ -194,7 +193,7 @@ std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
   return text;
 }
 
-void CoordinatorService::CheckStalls(double warning, double abort) {
+void CoordinatorService::CheckStalls(double warning, double abort, double patience) {
   const double now = Seconds(Clock::now());
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();
@@ -202,7 +201,7 @@ void CoordinatorService::CheckStalls(double warning, double abort) {
   timeline_.AddStalls(stalls, now);
   for (const Stall& stall : stalls) {
     const double seconds = now - stall.since;
-    if (warning >= 0 && seconds >= warning / 2) job_->AskForSigns();
+    if (seconds >= patience / 2) job_->AskForSigns();
     if (abort > 0 && seconds >= abort) {
       job_->Fail(Code::kRankFailed,
                  StallText(stall, seconds) +

@@ -37,15 +37,24 @@ class CoordinatorService {
   bool HasSubmissions() const { return reader_.HasSubmissions(); }
   bool HasNews() const;
   // Reports each request that has waited for more than `warning` seconds once. Fails
-  // the job if one has waited for more than `abort` seconds (0: never).
-  void CheckStalls(double warning, double abort);
+  // the job if one has waited for more than `abort` seconds (0: never). Asks others for
+  // signs of life after half of `patience` seconds.
+  void CheckStalls(double warning, double abort, double patience);
   bool anything_waits() const { return anything_waits_; }
 
  private:
+  // What the members of a process set ran last on their GPUs, and which decision that
+  // was.
+  struct LastRun {
+    RankSet members;
+    std::shared_ptr<const Description> description;
+    int64_t decision = 0;
+  };
+
   void Submit(MergedSubmission submission);
   void Leave(const RankDeparture& departure);
-  void CheckCarriedOut(const RankDeparture& departure);
-  void NoteLastRun(const Decision& decision);
+  void CheckRun(const LastRun& last, const RankDeparture& departure);
+  void NoteGpuRun(const Decision& decision);
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();
   void WriteDecision(const Decision& decision);
@@ -60,15 +69,10 @@ class CoordinatorService {
   Timeline& timeline_;
   Coordinator coordinator_;
   SubmissionReader reader_;
-  // What the members of a process set ran last, and which decision that was.
-  struct LastRun {
-    RankSet members;
-    std::string name;
-    int64_t decision = 0;
-  };
-  std::unordered_map<int32_t, LastRun> last_runs_;  // by process set
-  int64_t queued_ = 0;                              // decisions; ranks count them alike
-  double now_ = 0;                                  // when reading began, in seconds
+  std::unordered_map<int32_t, LastRun> last_gpu_runs_;  // by process set
+  std::vector<RankDeparture> departures_;
+  int64_t queued_ = 0;    // decisions; ranks count them alike
+  double now_ = 0;        // when reading began, in seconds
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike
   DecisionEncoder encoder_;
   const std::unique_ptr<MessageSender> decisions_;

@@ -2,6 +2,7 @@
 // that rank never enqueues.
 #include <gtest/gtest.h>
 
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -42,6 +43,16 @@ int64_t Polls(const StandIn& libraries, int rank) {
   return polls;
 }
 
+// Of the job, because a rank has left without running what it had asked for last.
+void ExpectFailure(GpuRank* other, int leaver) {
+  const Status status = other->End(other->Submit(Sum("later", {1})));
+  EXPECT_EQ(status.code, Code::kRankFailed);
+  EXPECT_TRUE(Contains(status.message, "rank " + std::to_string(leaver)))
+      << status.message;
+  EXPECT_TRUE(Contains(status.message, "left the job ")) << status.message;
+  EXPECT_TRUE(Contains(status.message, "allreduce 'last'")) << status.message;
+}
+
 // It has asked for something that is decided while it waits for its GPU, on its way
 // out; or, which is as good, before that.
 void LeaveWithoutRunningWhatWasDecided(int leaver, const Layout& layout) {
@@ -65,13 +76,7 @@ void LeaveWithoutRunningWhatWasDecided(int leaver, const Layout& layout) {
   EXPECT_EQ(job[leaver].End(last).code, Code::kShutDown);
   other.Synchronize();
   EXPECT_TRUE(enqueued.ok()) << enqueued.message;
-  const Status status = other.End(other.Submit(Sum("later", {1})));
-  EXPECT_EQ(status.code, Code::kRankFailed);
-  EXPECT_TRUE(Contains(status.message, "rank " + std::to_string(leaver)))
-      << status.message;
-  EXPECT_TRUE(Contains(status.message, "left the job in the middle of"))
-      << status.message;
-  EXPECT_TRUE(Contains(status.message, "'last'")) << status.message;
+  ExpectFailure(&other, leaver);
 }
 
 TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJob) {
@@ -81,6 +86,31 @@ TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJob) {
 TEST(GpuLeavingTest, ARankThatDoesNotRunWhatWasDecidedEndsTheJobOnOtherHosts) {
   LeaveWithoutRunningWhatWasDecided(1, Layout{{0, 1}});
   LeaveWithoutRunningWhatWasDecided(0, Layout{{0, 1}});
+}
+
+// Rank 0 hears of the request and of the departure at once.
+TEST(GpuLeavingTest, ARankThatLeavesBeforeItsRequestIsDecidedEndsTheJob) {
+  const StandIn libraries;
+  GpuJob job(libraries, Layout{{0, 1}}, 1);
+  job.Connect();
+  const size_t last = job[0].Submit(Sum("last", {1}));
+  std::promise<void> is_busy, goes_on;
+  Ask busy = Sum("busy", {1});
+  const size_t of_other = job[1].Submit(busy);
+  busy.on_end = [&] {
+    is_busy.set_value();
+    goes_on.get_future().wait();
+  };
+  job[0].Submit(busy);
+  is_busy.get_future().wait();
+  ASSERT_TRUE(job[1].End(of_other).ok());
+  const size_t of_leaver = job[1].Submit(Sum("last", {1}));
+  job.Stop(1);
+  EXPECT_EQ(job[1].End(of_leaver).code, Code::kShutDown);
+  goes_on.set_value();
+  EXPECT_EQ(job[0].End(last).code, Code::kRankFailed);
+  job[0].Synchronize();
+  ExpectFailure(&job[0], 1);
 }
 
 }  // namespace

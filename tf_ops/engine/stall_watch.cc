@@ -33,7 +33,8 @@ double StallWatch::PatienceSeconds() const {
 void StallWatch::CheckAt(Clock::time_point now) {
   next_check_ = now + kInterval;
   if (coordinator_service_ != nullptr) {
-    return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_);
+    return coordinator_service_->CheckStalls(warning_seconds_, abort_seconds_,
+                                             PatienceSeconds());
   }
   if (leader_service_ != nullptr) {
     leader_service_->PassOnOld();

@@ -164,8 +164,9 @@ Status NcclCommunicators::OpenLibrary() {
   return access_->OpenNccl(&library_);
 }
 
-// The first member of the first set with a reason warns for all. What others met is
-// logged for those who want every detail.
+// The first member of the first set with a reason warns for all; if sets meet at the
+// same time, one on each host may. What others met is logged for those who want every
+// detail.
 void NcclCommunicators::Warn(const std::string& reason) {
   if (std::exchange(warned_, true)) return;
   const bool first = !another_warns_ && job_->ClaimGpuWarning();

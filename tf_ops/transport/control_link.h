@@ -27,7 +27,8 @@ enum class FrameType : uint8_t {
   kKnown = 6,       // up: the failure is known here and below, and who did what last
   kAllKnow = 7,     // down: the failure is known everywhere
   kQuestion = 8,    // both ways: whether the receiver's engine still runs
-  kSign = 9,        // both ways: that it does, and who does not on its host; on up
+  kSign = 9,        // both ways: that it does, with the state of each process of its
+                    // host; passed on upwards
   kBatch = 10,      // up: what a host has carried out, for the timeline
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "tf_ops/transport/liveness.h"
@@ -14,8 +15,9 @@ namespace {
 // How long a leader that leaves waits until the leaders next to it know.
 constexpr std::chrono::milliseconds kFarewell(500);
 
-// How long an engine may take to say that it runs.
+// How long an engine may take to say that it runs, and how often it is asked.
 constexpr std::chrono::seconds kSignOfLife(2);
+constexpr std::chrono::milliseconds kBetweenQuestions(500);
 
 // How long to sleep at most while the hosts tell each other of a failure.
 constexpr std::chrono::milliseconds kMoment(2);
@@ -112,10 +114,22 @@ bool HostsJobState::HasShutDown(int rank) const {
 
 bool HostsJobState::HasLeftBefore(int rank, uint64_t decision) const {
   if (topology().is_local(rank)) return SharedJobState::HasLeftBefore(rank, decision);
-  // The coordinator sees to ranks elsewhere.
-  const bool has_left =
-      header().departed_above.load() == static_cast<uint32_t>(rank + 1);
-  return has_left && header().carried_out_above.load() < decision;
+  // The coordinator sees to ranks that are not above.
+  const int above = HostsAbove(rank);
+  if (above >= SegmentHeader::kMostAbove) return false;
+  const uint64_t one_more = header().carried_out_above[above].load();
+  return one_more > 0 && one_more <= decision;
+}
+
+// How many hosts are in the tree between this one and that of a leader above; many if
+// the rank is no such leader.
+int HostsJobState::HostsAbove(int rank) const {
+  int above = 0;
+  for (int host = topology().parent(); host >= 0; host = topology().parent_of(host)) {
+    if (topology().leader_of(host) == rank) return above;
+    ++above;
+  }
+  return std::numeric_limits<int>::max();
 }
 
 OperationHistory& HostsJobState::History(int rank) {
@@ -138,9 +152,12 @@ void HostsJobState::ShutDown() {
 }
 
 void HostsJobState::AskForSigns() {
+  const Clock::time_point now = Clock::now();
   for (Neighbor& neighbor : neighbors_) {
-    if (neighbor.asked_at != Clock::time_point::max()) continue;
-    neighbor.asked_at = Clock::now();
+    const bool waits_for_answer = neighbor.asked_at != Clock::time_point::max();
+    if (waits_for_answer || now < neighbor.next_question) continue;
+    neighbor.asked_at = now;
+    neighbor.next_question = now + kBetweenQuestions;
     neighbor.link->Queue(FrameType::kQuestion, "");
   }
 }
@@ -408,18 +425,22 @@ void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
     from->link->Finish(Clock::now());
   }
   if (!from->is_above) return;
-  from->departed_above = departure.leader;
-  from->carried_out_above = departure.carried_out;
+  from->departed_above.emplace_back(departure.leader, departure.carried_out);
 }
 
 // Those who wait for a decision that came before the departure must get it first.
 bool HostsJobState::PassOnDeparture(Neighbor* from) {
-  if (from->departed_above < 0 || !from->inbox.empty()) return false;
-  const LeaderDeparture departure = {std::exchange(from->departed_above, -1), 0,
-                                     from->carried_out_above};
-  header().carried_out_above.store(departure.carried_out);
-  header().departed_above.store(departure.leader + 1);
-  QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/false);
+  if (from->departed_above.empty() || !from->inbox.empty()) return false;
+  for (const auto& [leader, carried_out] : from->departed_above) {
+    const LeaderDeparture departure = {leader, 0, carried_out};
+    const int above = HostsAbove(leader);
+    if (above < SegmentHeader::kMostAbove) {
+      header().carried_out_above[above].store(carried_out + 1);
+    }
+    header().departed_above.store(leader + 1);
+    QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/false);
+  }
+  from->departed_above.clear();
   RingAll();
   return true;
 }

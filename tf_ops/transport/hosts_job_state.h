@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/transport/control_link.h"
@@ -76,8 +77,10 @@ class HostsJobState final : public SharedJobState {
     Clock::time_point asked_at = Clock::time_point::max();  // max: it has answered
     bool has_departed = false;
     bool is_lost = false;
-    int32_t departed_above = -1;  // a leader, of which the ranks here do not know yet
-    uint64_t carried_out_above = 0;  // by that leader
+    Clock::time_point next_question{};
+    // Leaders, and how many decisions each has carried out; the ranks here do not know
+    // of them yet.
+    std::vector<std::pair<int32_t, uint64_t>> departed_above{};
 
     bool IsUnreachable() const {
       return link->is_unreachable() || reachability.is_lost();
@@ -90,6 +93,7 @@ class HostsJobState final : public SharedJobState {
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
   bool PassOnDeparture(Neighbor* from);
+  int HostsAbove(int rank) const;
   void GiveSign(Neighbor* asking);
   void TakeSign(Neighbor* from, std::string_view bytes);
   void TakeBatch(Neighbor* from, std::string_view bytes);

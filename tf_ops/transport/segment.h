@@ -97,9 +97,13 @@ struct SegmentHeader {
   std::atomic<uint32_t> all_know;
 
   // One more than the rank of a leader above this host's that has left; see
-  // JobState::DepartedAbove. How many decisions it has carried out.
+  // JobState::DepartedAbove.
   std::atomic<uint32_t> departed_above;
-  std::atomic<uint64_t> carried_out_above;
+  // Of each leader above that has left, one more than the decisions that it has carried
+  // out; the next one above comes first. A tree of all hosts that there can be is no
+  // higher.
+  static constexpr int kMostAbove = 12;
+  std::atomic<uint64_t> carried_out_above[kMostAbove];
 
   // The last batch with a reported stall, so that one rank reports for all.
   alignas(64) std::atomic<uint64_t> stall_reported;
