@@ -35,8 +35,8 @@ NETWORKS = {
 }
 # In bytes per second.
 RATES = {"1gbit": 1e9 / 8, "100mbit": 1e8 / 8}
-# Of Ethernet, IP and TCP in each frame, and without those of the first the most that
-# one has: a network with a delay has larger ones.
+# What Ethernet, IP and TCP take of each frame, and Ethernet alone; and the largest
+# frame without the latter, which is larger in networks with a delay.
 HEADER_BYTES, ETHERNET_BYTES = 66, 14
 FRAME_BYTES = {False: 1500, True: 9000}
 OURS = "keras_hvd"

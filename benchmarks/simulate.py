@@ -54,7 +54,7 @@ PARTS_OF_FUNCTIONS = {
 # What a step may take, and how far the simulated work of jobs may be from that of real
 # ones: measured and simulated.
 MOST_SECONDS = {4096: 1e-3}
-LEAST_RATIO, MOST_RATIO = 0.75, 1.3
+LEAST_RATIO, MOST_RATIO = 0.75, 1.25
 PROFILED_STEPS = 3000
 SAMPLES_PER_SECOND = 4000
 

@@ -806,6 +806,21 @@ def test_a_rank_that_is_stopped_is_named(
     assert f"rank {victim ^ 1} (pid" not in errors
 
 
+def test_a_stall_that_ends_the_job_without_a_warning_names_who_is_stopped(
+    start, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
+    limits = {"STALL_WARNING_SECONDS": "-1", "STALL_ABORT_SECONDS": "4"}
+    command = (sys.executable, "-c", STOP, 3)
+    jobs = [start(n, 2, "-np", 2, *command, **limits) for n in range(2)]
+    pid = int(re.search(r"stops (\d+)", jobs[1].stdout.readline())[1])
+    ((code, _, error),) = end(jobs[0])
+    os.kill(pid, signal.SIGCONT)
+    end(jobs[1])
+    assert code == 1
+    assert re.search(rf"rank 3 \(pid {pid} on .*; its process is stopped", error), error
+
+
 def test_a_stopped_rank_0_is_passed_over_in_the_one_report(start, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
     limits = {"STALL_WARNING_SECONDS": "-1", "STALL_ABORT_SECONDS": "4"}

@@ -99,7 +99,7 @@ class JobState {
   // number stops growing when the rank leaves.
   virtual uint64_t CarriedOut(int rank) const = 0;
   // Whether a rank has left cleanly without carrying out the decision of this number,
-  // from 1 on. Of other hosts' ranks, true for those only of which DepartedAbove tells.
+  // from 1 on. Of other hosts' ranks, true for the leaders above this host only.
   virtual bool HasLeftBefore(int rank, uint64_t decision) const = 0;
   // Counts one more for this rank. Only one thread may call it at a time.
   virtual void NoteCarriedOut() = 0;
