@@ -7,7 +7,6 @@ of processes. Python runs this file when it starts, since the Makefile puts its 
 into PYTHONPATH.
 """
 
-import atexit
 import gc
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -34,8 +33,6 @@ class _Large(SourceFileLoader):
         try:
             super().exec_module(module)
         finally:
-            # What modules have made stays, and need not be looked at later either.
-            gc.freeze()
             gc.enable()
 
 
@@ -57,6 +54,3 @@ class _Finder:
 
 
 sys.meta_path.insert(0, _Finder)
-# At its end a process looks for all garbage, as others do: what modules refer to may
-# have to go before something else.
-atexit.register(gc.unfreeze)
