@@ -44,6 +44,7 @@ PARTS_OF_FUNCTIONS = {
     "SubmissionReader::HandleMessages": "leaders read leaders",
     "SubmissionMerger::Next": "leaders pass up",
     "MergedEncoder::Encode": "leaders pass up",
+    "CoordinatorService::TakeMerged": "coordinator decides",
     "Coordinator::Next": "coordinator decides",
     "DecisionEncoder::Encode": "coordinator decides",
     "LeaderService::Note": "leaders pass down",

@@ -30,7 +30,7 @@ constexpr int64_t kAllFlags = 15;
 // What a merged one may hold besides; or it is no submission, but says who left.
 constexpr int64_t kDefinesRanks = 16;
 constexpr int64_t kDeparts = 32;
-// Or it holds several that are known, and have nothing but their descriptions.
+// Or it is a run, of what is known.
 constexpr int64_t kIsRun = 33;
 
 // In nanoseconds: a time that can still be subtracted from a later one.
@@ -38,6 +38,9 @@ constexpr int64_t kLongestAge = kAny / 2;
 
 // More requests are no run, so no message asks for much more memory than it has.
 constexpr size_t kLongestRun = 4096;
+
+// So many runs are remembered of each host below.
+constexpr size_t kMostRuns = 16;
 
 // All names of a step usually have one list of ranks.
 constexpr size_t kMostRankLists = 256;
@@ -344,15 +347,6 @@ Status SubmissionDecoder::Decode(std::string_view message, Submission* submissio
 
 // ---- From a leader to the leader above
 
-namespace {
-
-// Whether nothing but its description tells it from others of the same ranks.
-bool IsPlain(const MergedSubmission& merged) {
-  return !merged.duplicate && merged.submitted.empty() && merged.inputs.empty();
-}
-
-}  // namespace
-
 MergedEncoder::MergedEncoder(size_t cache_capacity)
     : descriptions_(cache_capacity), rank_lists_(kMostRankLists) {}
 
@@ -386,15 +380,19 @@ std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t
 // How many messages from the first one on are a run, whose numbers are then in `run_`.
 size_t MergedEncoder::FindRun(const std::vector<Upward>& upward, size_t first) {
   run_.clear();
-  const RankSet* ranks = nullptr;
+  const MergedSubmission* first_one = nullptr;
   size_t place = first;
   for (; place < upward.size() && place - first < kLongestRun; ++place) {
     const auto* merged = std::get_if<MergedSubmission>(&upward[place]);
-    if (merged == nullptr || !IsPlain(*merged)) break;
-    const bool same = ranks == nullptr ? rank_lists_.Find(merged->ranks) >= 0
-                                       : merged->ranks == *ranks;
-    if (!same) break;
-    ranks = &merged->ranks;
+    if (merged == nullptr || !merged->is_plain()) break;
+    if (IsAgreement(merged->description->kind)) break;
+    const bool fits = first_one == nullptr
+                          ? rank_lists_.Find(merged->ranks) >= 0
+                          : merged->ranks == first_one->ranks &&
+                                merged->description->process_set ==
+                                    first_one->description->process_set;
+    if (!fits) break;
+    if (first_one == nullptr) first_one = merged;
     const int64_t number = descriptions_.Find(merged->description);
     if (number < 0) break;
     if (!run_.empty() && run_.back().second + 1 == number) {
@@ -453,46 +451,67 @@ RankSet ReadRanks(bool is_new, const RankSet& below, std::vector<RankSet>* rank_
   return numbered == nullptr ? RankSet() : *numbered;
 }
 
-void ReadRun(const std::vector<std::shared_ptr<const Description>>& dictionary,
-             const RankSet& ranks, Fields* from, std::vector<Upward>* upward) {
+// As MergedEncoder does, with no more than it does.
+void ReadRun(const Descriptions& dictionary, Fields* from, Descriptions* run) {
   const int64_t known = static_cast<int64_t>(dictionary.size());
-  int64_t length = 0;
   for (int64_t left = from->Count("number of sequences", 2); left > 0; --left) {
     const int64_t first = from->Integer("first description", 0, known - 1);
     const int64_t last = from->Integer("last description", first, known - 1);
-    length += last - first + 1;
-    if (length > static_cast<int64_t>(kLongestRun)) {
+    if (last - first >= static_cast<int64_t>(kLongestRun - run->size())) {
       from->Refuse("it is of more than " + std::to_string(kLongestRun) + " requests");
     }
     if (!from->status().ok()) return;
-    upward->reserve(upward->size() + last - first + 1);
-    for (int64_t number = first; number <= last; ++number) {
-      MergedSubmission merged;
-      merged.description = dictionary[number];
-      merged.ranks = ranks;
-      upward->emplace_back(std::move(merged));
+    run->insert(run->end(), dictionary.begin() + first, dictionary.begin() + last + 1);
+  }
+  if (run->empty()) return from->Refuse("it is of no request");
+  for (const auto& description : *run) {
+    const int32_t process_set = run->front()->process_set;
+    if (IsAgreement(description->kind) || description->process_set != process_set) {
+      return from->Refuse(Title(*description) + " is not part of a run");
     }
   }
 }
 
 }  // namespace
 
+Status MergedDecoder::DecodeRun(std::string_view sequences,
+                                std::shared_ptr<const Descriptions>* descriptions) {
+  std::string key(sequences);
+  const auto known = runs_.find(key);
+  if (known != runs_.end()) {
+    *descriptions = known->second;
+    return Status::Ok();
+  }
+  Fields fields(sequences);
+  auto read = std::make_shared<Descriptions>();
+  ReadRun(dictionary_, &fields, read.get());
+  const Status status = fields.End();
+  if (!status.ok()) return status;
+  if (runs_.size() >= kMostRuns) runs_.clear();
+  runs_.emplace(std::move(key), read);
+  *descriptions = std::move(read);
+  return status;
+}
+
 Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
-                             std::vector<Upward>* upward) {
+                             UpwardMessage* decoded) {
   Fields fields(message);
   const int64_t flags = fields.Integer("flags", 0, kIsRun);
   if (flags == kDeparts) {
     const int rank = fields.Integer("rank", 0, below_.back());
     CheckRank(rank, below_, &fields);
-    upward->emplace_back(RankDeparture{rank, fields.Integer("decisions", 0, kAny)});
+    *decoded = RankDeparture{rank, fields.Integer("decisions", 0, kAny)};
     return fields.End();
   }
   if (flags == kIsRun) {
-    const RankSet ranks = ReadRanks(/*is_new=*/false, below_, &rank_lists_, &fields);
-    ReadRun(dictionary_, ranks, &fields, upward);
-    return fields.End();
+    auto& run = decoded->emplace<SubmissionRun>();
+    run.ranks = ReadRanks(/*is_new=*/false, below_, &rank_lists_, &fields);
+    if (!fields.status().ok()) return fields.status();
+    return DecodeRun(fields.rest(), &run.descriptions);
   }
-  MergedSubmission merged;
+  // The numbers in a run may mean something else from now on.
+  if ((flags & kDefines) != 0) runs_.clear();
+  auto& merged = decoded->emplace<MergedSubmission>();
   merged.description =
       ReadNumberedDescription((flags & kDefines) != 0, &pool_, &dictionary_, &fields);
   merged.duplicate = (flags & kDuplicate) != 0;
@@ -511,7 +530,6 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
     if (!fields.status().ok()) break;
     CheckInput(*merged.description, input.size(), &fields);
   }
-  upward->emplace_back(std::move(merged));
   return fields.End();
 }
 

@@ -132,13 +132,15 @@ class SubmissionDecoder {
 
 // ---- From a leader to the leader above
 
+using UpwardMessage = std::variant<MergedSubmission, SubmissionRun, RankDeparture>;
+
 class MergedEncoder {
  public:
   // `cache_capacity`: how many descriptions travel as numbers.
   explicit MergedEncoder(size_t cache_capacity);
 
-  // Encodes what is at `*next`, and what follows it as long as it is known and differs
-  // in the description only. `*next` is then behind that. `now`: of this host's clock,
+  // Encodes what is at `*next`, and what follows it as long as that makes a run of what
+  // is known. `*next` is then behind that. `now`: of this host's clock,
   // which has told the times. They travel as ages, since hosts' clocks differ. The
   // result is valid until the next call.
   std::string_view Encode(const std::vector<Upward>& upward, size_t* next,
@@ -166,16 +168,21 @@ class MergedDecoder {
   MergedDecoder(RankSet below, DescriptionPool* pool)
       : below_(std::move(below)), pool_(*pool) {}
 
-  // Appends what the message holds. `now`: of this host's clock, which tells the times
-  // from then on.
+  // `now`: of this host's clock, which tells the times from then on.
   Status Decode(std::string_view message, Clock::time_point now,
-                std::vector<Upward>* upward);
+                UpwardMessage* decoded);
 
  private:
+  Status DecodeRun(std::string_view sequences,
+                   std::shared_ptr<const Descriptions>* descriptions);
+
   const RankSet below_;
   DescriptionPool& pool_;
   std::vector<std::shared_ptr<const Description>> dictionary_;
   std::vector<RankSet> rank_lists_;
+  // Runs that have come since the dictionary changed, by what said so: the same ones
+  // come in each step.
+  std::unordered_map<std::string, std::shared_ptr<const Descriptions>> runs_;
 };
 
 // ---- From the coordinator to all ranks

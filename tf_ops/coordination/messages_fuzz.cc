@@ -51,11 +51,13 @@ class CoordinatorsHost {
  public:
   CoordinatorsHost()
       : coordinator_(kRanks, kFusionBytes),
+        merger_({0, 1, 2, 3}),
         below_(RankSet({2, 3}), &pool_),
         encoder_(/*cache_capacity=*/2, {0, 0, 1, 1}),
         decoder_(kRanks) {
     for (int rank = 0; rank < kRanks; ++rank) ranks_.emplace_back(&pool_);
     coordinator_.set_wants_times(true);
+    merger_.AddProcessSet(0, {0, 1, 2, 3});
   }
 
   void ReadFromRank(int rank, std::string_view message) {
@@ -67,27 +69,35 @@ class CoordinatorsHost {
     merged.ranks = RankSet({rank});
     if (submission.submitted.has_value()) merged.submitted = {*submission.submitted};
     if (submission.input.has_value()) merged.inputs = {std::move(*submission.input)};
-    coordinator_.Submit(std::move(merged), /*now=*/1);
+    merger_.Submit(std::move(merged));
     Decide();
   }
 
   void ReadFromBelow(std::string_view message) {
-    std::vector<Upward> found;
+    UpwardMessage found;
     if (!below_.Decode(message, Clock::time_point(), &found).ok()) return;
-    for (Upward& upward : found) {
-      if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
-        coordinator_.Leave(departure->rank, "its script ended");
-      } else {
-        coordinator_.Submit(std::move(std::get<MergedSubmission>(upward)), /*now=*/1);
-      }
+    if (const auto* departure = std::get_if<RankDeparture>(&found)) {
+      merger_.Leave(*departure);
+    } else if (const auto* run = std::get_if<SubmissionRun>(&found)) {
+      merger_.Submit(*run);
+    } else {
+      merger_.Submit(std::move(std::get<MergedSubmission>(found)));
     }
     Decide();
   }
 
  private:
   void Decide() {
+    for (Upward message; merger_.Next(&message);) {
+      if (const auto* departure = std::get_if<RankDeparture>(&message)) {
+        coordinator_.Leave(departure->rank, "its script ended");
+      } else {
+        coordinator_.Submit(std::get<MergedSubmission>(std::move(message)), /*now=*/1);
+      }
+    }
     Decision decision;
     while (coordinator_.Next(&decision)) {
+      merger_.Note(decision);
       const std::string_view message = encoder_.Encode(decision);
       DecisionMessage decoded;
       if (!decoder_.Decode(message, &decoded).ok()) abort();
@@ -98,6 +108,7 @@ class CoordinatorsHost {
 
   DescriptionPool pool_{kRanks};
   Coordinator coordinator_;
+  SubmissionMerger merger_;
   std::vector<SubmissionDecoder> ranks_;
   MergedDecoder below_;
   DecisionEncoder encoder_;

@@ -270,11 +270,10 @@ class MergedTest : public ::testing::Test {
   std::string Encode(const Upward& upward) { return EncodeBy(&encoder_, upward); }
   template <typename Message = MergedSubmission>
   Message Decode(std::string_view message) {
-    std::vector<Upward> upward;
-    const Status status = decoder_.Decode(message, kHere, &upward);
+    UpwardMessage decoded;
+    const Status status = decoder_.Decode(message, kHere, &decoded);
     EXPECT_TRUE(status.ok()) << status.message;
-    EXPECT_THAT(upward, SizeIs(1));
-    return std::get<Message>(upward.at(0));
+    return std::get<Message>(decoded);
   }
   // Each message that these become.
   std::vector<std::string> EncodeAll(const std::vector<Upward>& upward) {
@@ -285,8 +284,9 @@ class MergedTest : public ::testing::Test {
     return messages;
   }
   std::string ErrorOf(std::string_view message) {
-    std::vector<Upward> upward;
-    const Status status = MergedDecoder(kBelow, &pool_).Decode(message, kHere, &upward);
+    UpwardMessage decoded;
+    const Status status =
+        MergedDecoder(kBelow, &pool_).Decode(message, kHere, &decoded);
     EXPECT_EQ(status.code, Code::kInternal);
     return status.message;
   }
@@ -325,11 +325,9 @@ TEST_F(MergedTest, IsShortTheSecondTime) {
   EXPECT_THAT(Decode(again).ranks, ElementsAre(1, 3));
 }
 
-std::vector<std::string> NamesOf(const std::vector<Upward>& upward) {
+std::vector<std::string> NamesOf(const SubmissionRun& run) {
   std::vector<std::string> names;
-  for (const Upward& each : upward) {
-    names.push_back(std::get<MergedSubmission>(each).description->name);
-  }
+  for (const auto& description : *run.descriptions) names.push_back(description->name);
   return names;
 }
 
@@ -345,12 +343,33 @@ TEST_F(MergedTest, KnownRequestsOfTheSameRanksAreOneMessage) {
   std::swap(upward[0], upward[2]);  // c, b, a, d
   const std::vector<std::string> messages = EncodeAll(upward);
   EXPECT_THAT(messages, ElementsAre(SizeIs((3 + 4 * 2) * 8)));
-  std::vector<Upward> decoded;
-  ASSERT_TRUE(decoder_.Decode(messages[0], kHere, &decoded).ok());
-  EXPECT_THAT(NamesOf(decoded), ElementsAre("c", "b", "a", "d"));
-  for (const Upward& each : decoded) {
-    EXPECT_THAT(std::get<MergedSubmission>(each).ranks, ElementsAre(1, 3));
-  }
+  const auto run = Decode<SubmissionRun>(messages[0]);
+  EXPECT_THAT(NamesOf(run), ElementsAre("c", "b", "a", "d"));
+  EXPECT_THAT(run.ranks, ElementsAre(1, 3));
+  // Who keeps something for each list need not do so anew.
+  EXPECT_EQ(Decode<SubmissionRun>(messages[0]).descriptions, run.descriptions);
+}
+
+TEST_F(MergedTest, NumbersOfARunMeanWhatTheyMeanNow) {
+  const auto of_name = [this](const char* name) {
+    MergedSubmission merged = Merged();
+    merged.description = Share(Allreduce(name));
+    return Upward(merged);
+  };
+  MergedEncoder encoder(2);
+  const auto tell = [&](const Upward& upward) { Decode(EncodeBy(&encoder, upward)); };
+  const auto run_of = [&](const Upward& a, const Upward& b) {
+    size_t next = 0;
+    return std::string(encoder.Encode({a, b}, &next, kThere));
+  };
+  const Upward a = of_name("a"), b = of_name("b"), c = of_name("c"), d = of_name("d");
+  for (const Upward& each : {a, b}) tell(each);
+  const std::string first = run_of(a, b);
+  EXPECT_THAT(NamesOf(Decode<SubmissionRun>(first)), ElementsAre("a", "b"));
+  for (const Upward& each : {c, d}) tell(each);
+  const std::string second = run_of(c, d);
+  ASSERT_EQ(first, second);
+  EXPECT_THAT(NamesOf(Decode<SubmissionRun>(second)), ElementsAre("c", "d"));
 }
 
 TEST_F(MergedTest, WhatIsUnusualIsAMessageOfItsOwn) {
@@ -361,20 +380,27 @@ TEST_F(MergedTest, WhatIsUnusualIsAMessageOfItsOwn) {
   MergedSubmission timed = std::get<MergedSubmission>(usual);
   timed.submitted = {kThere, kThere};
   const Upward with_inputs = Full();
-  for (const Upward& each : {usual, of_one, with_inputs}) Decode(Encode(each));
-  for (const Upward& unusual : {of_one, Upward(duplicate), Upward(timed), with_inputs,
-                                Upward(Merged()), Upward(RankDeparture{1})}) {
+  MergedSubmission join = Merged();
+  join.description = Share(Join());
+  MergedSubmission of_set = Merged();
+  of_set.description = Share(Allreduce("a", 3, ReduceOp::kSum, /*process_set=*/1));
+  for (const Upward& each :
+       {usual, of_one, with_inputs, Upward(join), Upward(of_set)}) {
+    Decode(Encode(each));
+  }
+  for (const Upward& unusual :
+       {of_one, Upward(duplicate), Upward(timed), with_inputs, Upward(join),
+        Upward(of_set), Upward(Merged()), Upward(RankDeparture{1})}) {
     const auto messages = EncodeAll({usual, usual, unusual, usual, usual});
     ASSERT_THAT(messages, SizeIs(3));
-    std::vector<Upward> decoded;
-    for (const std::string& message : messages) {
-      ASSERT_TRUE(decoder_.Decode(message, kHere, &decoded).ok());
-    }
-    ASSERT_THAT(decoded, SizeIs(5));
-    ASSERT_EQ(decoded[2].index(), unusual.index());
+    EXPECT_THAT(NamesOf(Decode<SubmissionRun>(messages[0])), SizeIs(2));
     const auto* merged = std::get_if<MergedSubmission>(&unusual);
+    if (merged == nullptr) {
+      EXPECT_EQ(Decode<RankDeparture>(messages[1]).rank, 1);
+    }
+    EXPECT_THAT(NamesOf(Decode<SubmissionRun>(messages[2])), SizeIs(2));
     if (merged == nullptr) continue;
-    const auto& there = std::get<MergedSubmission>(decoded[2]);
+    const auto there = Decode(messages[1]);
     EXPECT_EQ(there.ranks, merged->ranks);
     EXPECT_EQ(there.duplicate, merged->duplicate);
     EXPECT_EQ(there.inputs, merged->inputs);
@@ -389,29 +415,36 @@ TEST_F(MergedTest, RunsHaveALimit) {
   EXPECT_THAT(messages, SizeIs(3));
   size_t decoded = 0;
   for (const std::string& message : messages) {
-    std::vector<Upward> upward;
-    ASSERT_TRUE(decoder_.Decode(message, kHere, &upward).ok());
-    decoded += upward.size();
+    decoded += Decode<SubmissionRun>(message).descriptions->size();
   }
   EXPECT_EQ(decoded, 10000u);
 }
 
 TEST_F(MergedTest, ErrorsSayWhatIsWrongWithARun) {
   Decode(Encode(Merged()));
+  MergedSubmission join = Merged();
+  join.description = Share(Join());
+  Decode(Encode(join));
+  MergedSubmission of_set = Merged();
+  of_set.description = Share(Allreduce("a", 3, ReduceOp::kSum, /*process_set=*/1));
+  Decode(Encode(of_set));
   const auto error = [&](std::initializer_list<int64_t> fields) {
-    std::vector<Upward> upward;
-    return decoder_.Decode(Fields(fields), kHere, &upward).message;
+    UpwardMessage decoded;
+    return decoder_.Decode(Fields(fields), kHere, &decoded).message;
   };
   EXPECT_EQ(error({33, 0, 1, 0, 0}), "");
   EXPECT_THAT(error({33, 1, 1, 0, 0}), HasSubstr("ranks = 1, which is not in 0..0"));
-  EXPECT_THAT(error({33, 0, 1, 1, 1}), HasSubstr("first description = 1"));
-  EXPECT_THAT(error({33, 0, 1, 0, 1}), HasSubstr("last description = 1"));
+  EXPECT_THAT(error({33, 0, 1, 3, 3}), HasSubstr("first description = 3"));
+  EXPECT_THAT(error({33, 0, 1, 0, 3}), HasSubstr("last description = 3"));
+  EXPECT_THAT(error({33, 0, 0}), HasSubstr("it is of no request"));
+  EXPECT_THAT(error({33, 0, 1, 1, 1}), HasSubstr("join() is not part of a run"));
+  EXPECT_THAT(error({33, 0, 2, 0, 0, 2, 2}), HasSubstr("'a' is not part of a run"));
   EXPECT_THAT(error({33, 0, 2, 0, 0}), HasSubstr("number of sequences = 2"));
   EXPECT_THAT(error({33, 0, 1, 0, 0, 0}), HasSubstr("8 bytes follow its end"));
   std::string many = Fields({33, 0, 4097});
   for (int i = 0; i < 4097; ++i) many += Fields({0, 0});
-  std::vector<Upward> upward;
-  EXPECT_THAT(decoder_.Decode(many, kHere, &upward).message,
+  UpwardMessage decoded;
+  EXPECT_THAT(decoder_.Decode(many, kHere, &decoded).message,
               HasSubstr("it is of more than 4096 requests"));
 }
 
@@ -464,10 +497,10 @@ TEST_F(MergedTest, ThereMayBeManyListsOfRanks) {
   MergedSubmission merged = Merged();
   const auto bytes_with = [&](const std::vector<int>& ranks) {
     merged.ranks = ranks;
-    std::vector<Upward> upward;
+    UpwardMessage decoded;
     const std::string message = Encode(merged);
-    EXPECT_TRUE(decoder.Decode(message, kHere, &upward).ok());
-    EXPECT_EQ(std::get<MergedSubmission>(upward.at(0)).ranks, ranks);
+    EXPECT_TRUE(decoder.Decode(message, kHere, &decoded).ok());
+    EXPECT_EQ(std::get<MergedSubmission>(decoded).ranks, ranks);
     return message.size();
   };
   bytes_with({0});
@@ -787,15 +820,14 @@ TEST_F(MergedTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
     MergedEncoder encoder(4);
     const std::string message = Changed(EncodeBy(&encoder, messages[which]), &random);
     DescriptionPool pool(kSize);
-    std::vector<Upward> decoded;
+    UpwardMessage decoded;
     if (!MergedDecoder(kBelow, &pool).Decode(message, kHere, &decoded).ok()) continue;
     ++accepted[which];
-    const Upward& upward = decoded.at(0);
-    if (const auto* departure = std::get_if<RankDeparture>(&upward)) {
+    if (const auto* departure = std::get_if<RankDeparture>(&decoded)) {
       EXPECT_THAT(kBelow, Contains(departure->rank));
       continue;
     }
-    const auto& merged = std::get<MergedSubmission>(upward);
+    const auto& merged = std::get<MergedSubmission>(decoded);
     EXPECT_THAT(merged.ranks, AnyOf(ElementsAre(1), ElementsAre(3), ElementsAre(1, 3)));
     EXPECT_TRUE(!merged.duplicate || merged.ranks.size() == 1);
     const auto none_or_all = AnyOf(IsEmpty(), SizeIs(merged.ranks.size()));

@@ -10,7 +10,9 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
+#include "tf_ops/coordination/merged_submission.h"
 #include "tf_ops/operation/description.h"
 
 namespace keras_hvd {
@@ -50,9 +52,22 @@ class NameTable {
     return value;
   }
 
+  // The values of these, in their order; valid until any are erased. A list that has
+  // been used before is found by its address too.
+  const std::vector<Value*>& Of(const std::shared_ptr<const Descriptions>& list) {
+    const auto known = by_list_.find(list);
+    if (known != by_list_.end()) return known->second;
+    if (by_list_.size() >= kMostLists) by_list_.clear();
+    std::vector<Value*>& values = by_list_[list];
+    values.reserve(list->size());
+    for (const auto& description : *list) values.push_back(&Of(description));
+    return values;
+  }
+
   template <typename Condition>
   void EraseIf(const Condition& condition) {
     by_address_.clear();
+    by_list_.clear();
     for (auto it = values_.begin(); it != values_.end();) {
       it = condition(it->first, it->second) ? values_.erase(it) : std::next(it);
     }
@@ -76,10 +91,12 @@ class NameTable {
   // With fewer names than this, none is dropped.
   static constexpr size_t kKept = 4096;
   static constexpr size_t kMostAddresses = 2 * kKept;
+  static constexpr size_t kMostLists = 64;
 
   std::unordered_map<TensorKey, Value, TensorKeyHash> values_;
   // Keeps its descriptions alive, so none has the address of another.
   std::unordered_map<std::shared_ptr<const Description>, Value*> by_address_;
+  std::unordered_map<std::shared_ptr<const Descriptions>, std::vector<Value*>> by_list_;
   size_t most_ = kKept;
 };
 

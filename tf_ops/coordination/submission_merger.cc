@@ -70,13 +70,60 @@ void SubmissionMerger::Submit(MergedSubmission submission) {
   if (IsAgreement(submission.description->kind)) {
     return SubmitAgreement(std::move(submission));
   }
-  const RankSet* const set = SetThatHolds(submission);
+  const RankSet* const set =
+      SetThatHolds(submission.description->process_set, submission.ranks);
   if (set == nullptr) {
     passed_on_.emplace_back(std::move(submission));
     return;
   }
-  names_.EraseIdleOfMany([](const Rounds& rounds) { return rounds.empty(); });
+  EraseIdleOfMany();
   Rounds& rounds = names_.Of(submission.description);
+  Add(std::move(submission), *set, &rounds);
+}
+
+void SubmissionMerger::Submit(const SubmissionRun& run) {
+  const auto at = [&run](size_t place) {
+    return MergedSubmission{(*run.descriptions)[place], false, run.ranks, {}, {}};
+  };
+  const size_t count = run.descriptions->size();
+  const RankSet* const set =
+      SetThatHolds(run.descriptions->front()->process_set, run.ranks);
+  if (set == nullptr) {
+    for (size_t i = 0; i < count; ++i) passed_on_.emplace_back(at(i));
+    return;
+  }
+  EraseIdleOfMany();
+  const std::vector<Rounds*>& rounds = names_.Of(run.descriptions);
+  for (size_t i = 0; i < count; ++i) {
+    const bool was_alike =
+        AddToHeld((*run.descriptions)[i], run.ranks, *set, rounds[i]);
+    if (!was_alike) Add(at(i), *set, rounds[i]);
+  }
+}
+
+// Adds a plain request to what others have submitted alike, as Add would. Who is not in
+// the first round is in none behind it.
+bool SubmissionMerger::AddToHeld(const std::shared_ptr<const Description>& description,
+                                 const RankSet& ranks, const RankSet& set,
+                                 Rounds* rounds) {
+  if (rounds->empty()) return false;
+  Round& round = rounds->front();
+  if (round.held.description != description || !round.held.is_plain()) return false;
+  const auto& both = unions_.Of(round.has, ranks.bitmap());
+  if (both == nullptr) return false;
+  round.has = both;
+  if (round.has->count() == set.size()) Complete(1, rounds);
+  return true;
+}
+
+void SubmissionMerger::EraseIdleOfMany() {
+  names_.EraseIdleOfMany([](const Rounds& rounds) { return rounds.empty(); });
+}
+
+// Adds it to the first round that none of its ranks has come to.
+void SubmissionMerger::Add(MergedSubmission submission, const RankSet& set,
+                           Rounds* to) {
+  Rounds& rounds = *to;
   const size_t place = FirstRoundAfter(submission.ranks, rounds);
   if (place == rounds.size()) {
     rounds.emplace_back();
@@ -94,11 +141,15 @@ void SubmissionMerger::Submit(MergedSubmission submission) {
   } else {
     Hold(std::move(submission), &round);
   }
-  if (round.has->count() < set->size()) return;
-  PassOn(place + 1, &rounds);
-  // No rank will come to an earlier round any more.
-  rounds.erase(rounds.begin(), rounds.begin() + place + 1);
-  waiting_ -= place + 1;
+  if (round.has->count() == set.size()) Complete(place + 1, &rounds);
+}
+
+// All ranks have come to the last of the first `count` rounds, and so will not come to
+// an earlier one any more.
+void SubmissionMerger::Complete(size_t count, Rounds* rounds) {
+  PassOn(count, rounds);
+  rounds->erase(rounds->begin(), rounds->begin() + count);
+  waiting_ -= count;
 }
 
 void SubmissionMerger::Hold(MergedSubmission submission, Round* round) {
@@ -125,14 +176,13 @@ void SubmissionMerger::SubmitAgreement(MergedSubmission submission) {
 // The set whose members below all have to submit this; null if it is not to be held: a
 // rank that has joined or left may never submit it, and to an unknown set, or one
 // without the rank, the coordinator has an answer at once.
-const RankSet* SubmissionMerger::SetThatHolds(
-    const MergedSubmission& submission) const {
+const RankSet* SubmissionMerger::SetThatHolds(int32_t process_set,
+                                              const RankSet& ranks) const {
   if (somebody_left_ || !joins_.empty()) return nullptr;
-  const auto found = process_sets_.find(submission.description->process_set);
+  const auto found = process_sets_.find(process_set);
   if (found == process_sets_.end()) return nullptr;
   // All ranks below are usually members.
-  const bool holds =
-      found->second == ranks_ || found->second.HasAllOf(submission.ranks);
+  const bool holds = found->second == ranks_ || found->second.HasAllOf(ranks);
   return holds ? &found->second : nullptr;
 }
 
@@ -182,6 +232,21 @@ void SubmissionMerger::EndJoin(const std::vector<int>& ranks) {
   for (int rank : ranks) {
     const auto join = joins_.find(rank);
     if (join != joins_.end()) joins_.erase(join);
+  }
+}
+
+void SubmissionMerger::Note(const Decision& decision) {
+  const bool failed = decision.type == Decision::Type::kFail;
+  if (failed && decision.tensors.front().name == kJoinName) {
+    EndJoin(decision.ranks.list());
+  }
+  if (decision.type != Decision::Type::kAgree) return;
+  if (decision.agreed == Kind::kJoin) {
+    EndJoin(decision.ranks.list());
+  } else if (decision.agreed == Kind::kAddProcessSet) {
+    AddProcessSet(decision.answer, decision.members);
+  } else {
+    RemoveProcessSet(decision.answer);
   }
 }
 

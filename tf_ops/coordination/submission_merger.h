@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/merged_submission.h"
 #include "tf_ops/coordination/name_table.h"
 #include "tf_ops/coordination/rank_set.h"
@@ -48,9 +49,14 @@ class SubmissionMerger {
   void RemoveProcessSet(int32_t id);
 
   void Submit(MergedSubmission submission);
+  // As if each of them were submitted.
+  void Submit(const SubmissionRun& run);
   void Leave(const RankDeparture& departure);
   // A join of these ranks has ended, well or not. Others' ranks may be among them.
   void EndJoin(const std::vector<int>& ranks);
+  // The coordinator has decided this, which may add or remove a process set or end a
+  // join. Call this before any rank below hears of it.
+  void Note(const Decision& decision);
   // Passes on what has been held since before the last call, so the coordinator gets to
   // know who waits for whom. To be called every half second or so.
   void PassOnOld();
@@ -73,7 +79,12 @@ class SubmissionMerger {
   using Rounds = std::vector<Round>;
 
   void SubmitAgreement(MergedSubmission submission);
-  const RankSet* SetThatHolds(const MergedSubmission& submission) const;
+  const RankSet* SetThatHolds(int32_t process_set, const RankSet& ranks) const;
+  void EraseIdleOfMany();
+  void Add(MergedSubmission submission, const RankSet& set, Rounds* rounds);
+  bool AddToHeld(const std::shared_ptr<const Description>& description,
+                 const RankSet& ranks, const RankSet& set, Rounds* rounds);
+  void Complete(size_t count, Rounds* rounds);
   size_t FirstRoundAfter(const RankSet& ranks, const Rounds& rounds);
   static void Hold(MergedSubmission submission, Round* round);
   void PassOn(size_t count, Rounds* rounds);

@@ -197,6 +197,8 @@ class Simulation {
         merged_(size_),
         flat_(size_),
         ranks_(size_) {
+    sends_at_once_ = Chance(50);
+    repeats_ = Chance(50);
     MakeHosts();
     MakeProcessSets();
     has_times_ = Chance(50);
@@ -215,7 +217,7 @@ class Simulation {
     int64_t before;
     do {
       before = messages_;
-      for (size_t host = 1; host < hosts_.size(); ++host) {
+      for (size_t host = 0; host < hosts_.size(); ++host) {
         for (int time = 0; time < 2; ++time) PassOnOld(host);
       }
       while (!HasFatalFailure() && Step()) {
@@ -227,6 +229,8 @@ class Simulation {
 
   // How many requests have ended how: the first word or words only.
   const std::map<std::string, int64_t>& ends() const { return ends_; }
+  // How many requests came in runs.
+  int64_t in_runs() const { return in_runs_; }
 
  private:
   struct Item {
@@ -252,9 +256,10 @@ class Simulation {
     explicit Host(Topology its_topology) : topology(std::move(its_topology)) {}
 
     const Topology topology;
-    Clock::time_point now;                     // what its clock says, all the time
-    std::unique_ptr<SubmissionMerger> merger;  // null on the coordinator's host
-    MergedEncoder encoder{5};
+    Clock::time_point now;  // what its clock says, all the time
+    std::unique_ptr<SubmissionMerger> merger;
+    std::unique_ptr<MergedEncoder> encoder;
+    bool has_news = false;                   // for its parent, perhaps
     std::unique_ptr<MergedDecoder> decoder;  // of the host above, for this one
     std::deque<std::string> to_parent;
     int64_t messages = 0;
@@ -280,9 +285,9 @@ class Simulation {
       hosts_.emplace_back(Topology(root.leader_of(host), hosts, fan_out));
       Host& made = hosts_.back();
       made.now = Clock::time_point(std::chrono::hours(100 + Random(1000)));
-      if (host == 0) continue;
       const std::vector<int> below = root.ranks_below(host);
       made.merger = std::make_unique<SubmissionMerger>(below);
+      made.encoder = std::make_unique<MergedEncoder>(Chance(50) ? 5 : 100);
       made.decoder = std::make_unique<MergedDecoder>(below, &pool_);
     }
   }
@@ -300,7 +305,6 @@ class Simulation {
       merged_.AddProcessSet(id, members);
       flat_.AddProcessSet(id, members);
       for (Host& host : hosts_) {
-        if (host.merger == nullptr) continue;
         if (specials_.late_sets) {
           host.unknown_sets.emplace_back(id, members);
         } else {
@@ -327,18 +331,27 @@ class Simulation {
 
   Description RandomDescription(const Key& key) {
     // Some travel within the messages, some are too large for that.
+    const int64_t most = repeats_ ? 40000 : 400;
     Description description =
-        Allreduce(key.second, 1 + Random(400), ReduceOp::kSum, key.first);
+        Allreduce(key.second, 1 + Random(most), ReduceOp::kSum, key.first);
     if (Chance(20)) description.reduction.op = ReduceOp::kMax;
     if (Chance(10)) description.kind = Kind::kBroadcast;
     return description;
+  }
+
+  // Where the same requests come again and again, hosts tell each other runs of them.
+  Shared UsualDescription(const Key& key) {
+    if (!repeats_) return Share(RandomDescription(key));
+    Shared& usual = usual_[key];
+    if (usual == nullptr || Chance(10)) usual = Share(RandomDescription(key));
+    return usual;
   }
 
   void AddEpoch() {
     if (Special(specials_.sets, 60)) AddProcessSet();
     const bool joins = specials_.joins && Chance(80);
     const bool uneven = joins || Special(specials_.uneven, 50);
-    const int64_t most = Random(20);
+    const int64_t most = Random(repeats_ ? 60 : 20);
     std::vector<int64_t> counts;
     for (int rank = 0; rank < size_; ++rank) {
       counts.push_back(!uneven || Chance(50) ? most : Random(most + 1));
@@ -349,7 +362,7 @@ class Simulation {
     for (int64_t i = 0; i < most; ++i) {
       const auto set = std::next(sets_.begin(), Chance(50) ? 0 : Random(sets_.size()));
       const Key key = {set->first, "n" + std::to_string(Random(names))};
-      turns[key].push_back(Share(RandomDescription(key)));
+      turns[key].push_back(UsualDescription(key));
       rounds_[key.first] += 1;
       for (int rank : set->second) {
         if (i < counts[rank]) keys[rank].push_back(key);
@@ -456,10 +469,13 @@ class Simulation {
         possible_.emplace_back(&Simulation::TellOfProcessSet, h);
       }
     }
-    if (possible_.empty()) return false;
-    if (hosts_.size() > 1 && Special(specials_.old, 5)) {
-      PassOnOld(1 + Random(hosts_.size() - 1));
+    // Seldom, so that much goes up together.
+    for (int h = 0; h < static_cast<int>(hosts_.size()); ++h) {
+      const bool may = hosts_[h].has_news && (possible_.empty() || Chance(2));
+      if (may) possible_.emplace_back(&Simulation::Send, h);
     }
+    if (possible_.empty()) return false;
+    if (Special(specials_.old, 5)) PassOnOld(Random(hosts_.size()));
     const auto [what, which] = possible_[Random(possible_.size())];
     (this->*what)(which);
     return true;
@@ -529,40 +545,53 @@ class Simulation {
   void TellParent(int h) {
     Host& host = hosts_[h];
     const int parent = host.topology.parent();
-    std::vector<Upward> messages;
+    UpwardMessage message;
     const Status status =
-        host.decoder->Decode(host.to_parent.front(), hosts_[parent].now, &messages);
+        host.decoder->Decode(host.to_parent.front(), hosts_[parent].now, &message);
     ASSERT_TRUE(status.ok()) << status.message;
     host.to_parent.pop_front();
-    for (Upward& message : messages) Tell(parent, std::move(message));
+    Tell(parent, std::move(message));
   }
 
-  void Tell(int h, Upward message) {
+  void Tell(int h, UpwardMessage message) {
     Host& host = hosts_[h];
-    if (host.merger == nullptr) return TellCoordinator(message);
     if (const auto* departure = std::get_if<RankDeparture>(&message)) {
       host.merger->Leave(*departure);
+    } else if (const auto* run = std::get_if<SubmissionRun>(&message)) {
+      in_runs_ += run->descriptions->size();
+      host.merger->Submit(*run);
     } else {
       host.merger->Submit(std::get<MergedSubmission>(std::move(message)));
     }
-    Send(&host);
+    SendSometime(h);
   }
 
   void PassOnOld(int h) {
     hosts_[h].merger->PassOnOld();
-    Send(&hosts_[h]);
+    SendSometime(h);
   }
 
-  void Send(Host* host) {
+  void SendSometime(int h) {
+    hosts_[h].has_news = true;
+    if (sends_at_once_) Send(h);
+  }
+
+  void Send(int h) {
+    Host& host = hosts_[h];
+    host.has_news = false;
     std::vector<Upward> messages;
-    for (Upward message; host->merger->Next(&message);) {
+    for (Upward message; host.merger->Next(&message);) {
       messages.push_back(std::move(message));
     }
-    for (size_t next = 0; next < messages.size();) {
-      host->to_parent.emplace_back(host->encoder.Encode(messages, &next, host->now));
-    }
-    host->messages += messages.size();
+    host.messages += messages.size();
     messages_ += messages.size();
+    if (h == 0) {
+      for (const Upward& message : messages) TellCoordinator(message);
+      return;
+    }
+    for (size_t next = 0; next < messages.size();) {
+      host.to_parent.emplace_back(host.encoder->Encode(messages, &next, host.now));
+    }
   }
 
   // All of the rank's submissions before an agreement or a departure have arrived
@@ -611,10 +640,8 @@ class Simulation {
     Host& host = hosts_[h];
     const size_t number = host.decisions.front();
     host.decisions.pop_front();
-    if (host.merger != nullptr) {
-      TellMerger(issued_[number], host.merger.get());
-      Send(&host);
-    }
+    host.merger->Note(issued_[number]);
+    SendSometime(h);
     for (int child : host.topology.children()) {
       hosts_[child].decisions.push_back(number);
     }
@@ -628,18 +655,6 @@ class Simulation {
     const auto [id, members] = host.unknown_sets.front();
     host.unknown_sets.pop_front();
     host.merger->AddProcessSet(id, members);
-  }
-
-  static void TellMerger(const Decision& decision, SubmissionMerger* merger) {
-    if (decision.tensors[0].name == Join().name) {
-      merger->EndJoin(decision.ranks.list());
-    } else if (decision.type == Decision::Type::kFail) {
-      return;
-    } else if (decision.agreed == Kind::kAddProcessSet) {
-      merger->AddProcessSet(decision.answer, decision.members);
-    } else {
-      merger->RemoveProcessSet(decision.answer);
-    }
   }
 
   void TellRank(int r) {
@@ -664,7 +679,7 @@ class Simulation {
   // Each host has passed on one message for each round of each set with members below.
   void CheckCounts() {
     if (HasFatalFailure()) return;
-    for (size_t h = 1; h < hosts_.size(); ++h) {
+    for (size_t h = 0; h < hosts_.size(); ++h) {
       const std::vector<int> below = hosts_[0].topology.ranks_below(h);
       int64_t wanted = 0;
       for (const auto& [id, members] : sets_) {
@@ -727,6 +742,10 @@ class Simulation {
   int32_t last_set_ = 0;
   std::map<int32_t, int64_t> rounds_;  // by process set
   bool has_times_ = false;
+  bool sends_at_once_ = false;
+  bool repeats_ = false;
+  std::map<Key, Shared> usual_;
+  int64_t in_runs_ = 0;
   Decider merged_;
   Decider flat_;
   std::vector<Rank> ranks_;
@@ -739,15 +758,18 @@ class Simulation {
 
 TEST(SubmissionMergerSimulationTest, ThousandsOfRandomTrees) {
   std::map<std::string, int64_t> ends;
+  int64_t in_runs = 0;
   for (uint64_t seed = 0; seed < 6000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Simulation simulation(seed);
     simulation.Run();
     if (HasFatalFailure()) return;
     for (const auto& [end, count] : simulation.ends()) ends[end] += count;
+    in_runs += simulation.in_runs();
   }
   // The schedules do come to what they are for.
   EXPECT_GT(ends["run"], 100000);
+  EXPECT_GT(in_runs, 30000);
   EXPECT_GT(ends["departed"], 10000);
   EXPECT_GT(ends["agreement"], 10000);
   for (const char* mistake : kMistakes) EXPECT_GT(ends[mistake], 10000) << mistake;

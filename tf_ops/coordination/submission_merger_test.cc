@@ -48,6 +48,10 @@ class SubmissionMergerTest : public ::testing::Test {
   void Submit(std::vector<int> ranks, const Shared& description) {
     merger_.Submit(Of(std::move(ranks), description));
   }
+  void SubmitRun(std::vector<int> ranks, Descriptions descriptions) {
+    merger_.Submit({std::make_shared<Descriptions>(std::move(descriptions)),
+                    RankSet(std::move(ranks))});
+  }
   void SubmitAgain(int rank, const Shared& description) {
     MergedSubmission submission = Of({rank}, description);
     submission.duplicate = true;
@@ -100,6 +104,50 @@ TEST_F(SubmissionMergerTest, WhatALeaderBelowHasMergedIsMergedWithTheRest) {
   EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
   Submit({1, 2, 4}, b_);
   EXPECT_THAT(Passed(), ElementsAre("b: ranks 1, 2, 4"));
+}
+
+TEST_F(SubmissionMergerTest, ARunIsMergedAsItsRequestsAre) {
+  Submit({2}, a_);
+  SubmitRun({1, 4}, {a_, b_});
+  EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
+  SubmitRun({2}, {b_, a_});
+  EXPECT_THAT(Passed(), ElementsAre("b: ranks 1, 2, 4"));
+  SubmitRun({1, 4}, {a_, b_});
+  EXPECT_THAT(Passed(), ElementsAre("a: ranks 1, 2, 4"));
+  // A second one of the same ranks is of the next round.
+  SubmitRun({1, 4}, {a_, b_});
+  SubmitRun({2}, {b_, b_, a_});
+  EXPECT_THAT(Passed(),
+              ElementsAre("b: ranks 1, 2, 4", "b: ranks 1, 2, 4", "a: ranks 1, 2, 4"));
+}
+
+TEST_F(SubmissionMergerTest, WhatDiffersFromARunIsPassedOnAtOnce) {
+  SubmitRun({1}, {a_, b_});
+  Submit({2}, other_a_);
+  EXPECT_THAT(Passed(), ElementsAre("a: rank 1", "a: rank 2"));
+  SubmitRun({4}, {b_, a_});
+  EXPECT_THAT(Passed(), ElementsAre("a: rank 4"));
+  Submit({2}, b_);
+  EXPECT_THAT(Passed(), ElementsAre("b: ranks 1, 2, 4"));
+  SubmitAgain(1, b_);
+  SubmitRun({2, 4}, {b_});
+  EXPECT_THAT(Passed(), ElementsAre("b: rank 1", "b: ranks 2, 4"));
+  MergedSubmission timed = Of({1}, b_);
+  timed.submitted = {At(1)};
+  merger_.Submit(timed);
+  SubmitRun({2, 4}, {b_});
+  EXPECT_THAT(Passed(), ElementsAre("b: rank 1", "b: ranks 2, 4"));
+}
+
+TEST_F(SubmissionMergerTest, NothingIsHeldOfARunOnceARankHasLeft) {
+  SubmitRun({1}, {a_, b_});
+  merger_.Leave({2});
+  SubmitRun({4}, {a_, b_});
+  const std::vector<std::string> passed = Passed();
+  EXPECT_THAT(std::vector(passed.begin(), passed.begin() + 2),
+              UnorderedElementsAre("a: rank 1", "b: rank 1"));
+  EXPECT_THAT(std::vector(passed.begin() + 2, passed.end()),
+              ElementsAre("rank 2 left", "a: rank 4", "b: rank 4"));
 }
 
 TEST_F(SubmissionMergerTest, NamesDoNotWaitForEachOther) {

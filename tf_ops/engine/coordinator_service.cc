@@ -27,6 +27,14 @@ std::string SecondsText(double seconds) {
   return text;
 }
 
+std::unique_ptr<SubmissionMerger> MergerOf(const Topology& topology) {
+  if (topology.hosts() == 1) return nullptr;
+  std::vector<int> all = topology.ranks_below(topology.host());
+  auto merger = std::make_unique<SubmissionMerger>(all);
+  merger->AddProcessSet(0, all);
+  return merger;
+}
+
 }  // namespace
 
 CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
@@ -35,9 +43,8 @@ CoordinatorService::CoordinatorService(const World& world, int64_t fusion_bytes,
       topology_(world.topology),
       timeline_(*timeline),
       coordinator_(job_->size(), fusion_bytes),
-      reader_(world,
-              {[this](MergedSubmission submission) { Submit(std::move(submission)); },
-               [this](const RankDeparture& departure) { Leave(departure); }}),
+      merger_(MergerOf(topology_)),
+      reader_(world, Listener()),
       encoder_(cache_capacity, topology_.host_of_ranks()),
       decisions_(world.channels->ToRanks()),
       below_(world.channels->ToBelow()) {}
@@ -50,6 +57,7 @@ bool CoordinatorService::Poll() {
   coordinator_.set_wants_times(timeline_.WantsTimes());
   now_ = Seconds(Clock::now());
   bool progressed = reader_.Read();
+  TakeMerged();
   for (const BatchElsewhere& batch : job_->TakeBatches()) {
     timeline_.AddBatchElsewhere(batch);
   }
@@ -67,6 +75,28 @@ bool CoordinatorService::Send() {
   if (!decisions_->Flush()) return false;
   job_->RingAll();
   return true;
+}
+
+SubmissionReader::Listener CoordinatorService::Listener() {
+  if (merger_ == nullptr) {
+    return {[this](MergedSubmission submission) { Submit(std::move(submission)); },
+            nullptr, [this](const RankDeparture& departure) { Leave(departure); }};
+  }
+  return {
+      [this](MergedSubmission submission) { merger_->Submit(std::move(submission)); },
+      [this](const SubmissionRun& run) { merger_->Submit(run); },
+      [this](const RankDeparture& departure) { merger_->Leave(departure); }};
+}
+
+void CoordinatorService::TakeMerged() {
+  if (merger_ == nullptr) return;
+  for (Upward message; merger_->Next(&message);) {
+    if (const auto* departure = std::get_if<RankDeparture>(&message)) {
+      Leave(*departure);
+    } else {
+      Submit(std::get<MergedSubmission>(std::move(message)));
+    }
+  }
 }
 
 void CoordinatorService::Submit(MergedSubmission submission) {
@@ -114,6 +144,7 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
   } else if (decision.agreed == Kind::kAddProcessSet) {
     batches_ += 1;
   }
+  if (merger_ != nullptr) merger_->Note(decision);
   Queue(encoder_.Encode(decision));
   const bool runs = decision.type == Decision::Type::kRun;
   if (runs && decision.first->on_gpu && topology_.hosts() > 1) NoteGpuRun(decision);
@@ -195,6 +226,8 @@ std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
 
 void CoordinatorService::CheckStalls(double warning, double abort, double patience) {
   const double now = Seconds(Clock::now());
+  if (merger_ != nullptr) merger_->PassOnOld();
+  TakeMerged();
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();
   if (stalls.empty()) warned_.clear();

@@ -13,6 +13,7 @@
 #include "tf_ops/coordination/autotune.h"
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/messages.h"
+#include "tf_ops/coordination/submission_merger.h"
 #include "tf_ops/engine/submission_reader.h"
 #include "tf_ops/timeline/timeline.h"
 
@@ -40,7 +41,9 @@ class CoordinatorService {
   // the job if one has waited for more than `abort` seconds (0: never). Asks others for
   // signs of life after half of `patience` seconds.
   void CheckStalls(double warning, double abort, double patience);
-  bool anything_waits() const { return anything_waits_; }
+  bool anything_waits() const {
+    return anything_waits_ || (merger_ != nullptr && merger_->anything_waits());
+  }
 
  private:
   // What the members of a process set ran last on their GPUs, and which decision that
@@ -51,6 +54,8 @@ class CoordinatorService {
     int64_t decision = 0;
   };
 
+  SubmissionReader::Listener Listener();
+  void TakeMerged();
   void Submit(MergedSubmission submission);
   void Leave(const RankDeparture& departure);
   void CheckRun(const LastRun& last, const RankDeparture& departure);
@@ -68,6 +73,9 @@ class CoordinatorService {
   const Topology topology_;
   Timeline& timeline_;
   Coordinator coordinator_;
+  // Null if all ranks are on one host. Else it costs less to merge what many hosts pass
+  // on than to keep it apart.
+  const std::unique_ptr<SubmissionMerger> merger_;
   SubmissionReader reader_;
   std::unordered_map<int32_t, LastRun> last_gpu_runs_;  // by process set
   std::vector<RankDeparture> departures_;

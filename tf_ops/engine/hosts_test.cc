@@ -49,6 +49,12 @@ class HostsJob {
     }
     for (std::thread& thread : threads) thread.join();
   }
+  // All have come to a barrier, and each out of it, before any goes on.
+  void MeetAll() {
+    ForEach([](Rank& self, int) {
+      EXPECT_EQ(self.Run(Meet("all are there")).message, "");
+    });
+  }
   void LeaveAll() {
     ForEach([](Rank& self, int) { self.Leave(); });
   }
@@ -176,8 +182,8 @@ TEST_P(HostsTest, JoinedRanksGiveZeros) {
 TEST_P(HostsTest, WhoLeavesIsNamedToThoseWhoNeedIt) {
   const int leaver = size() - 1;
   HostsJob job(GetParam());
+  job.MeetAll();
   job.ForEach([&](Rank& self, int rank) {
-    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
     if (rank == leaver) return self.Leave();
     const Status end = self.Run(Meet("without the last"));
     EXPECT_EQ(end.code, Code::kRankFailed);
@@ -190,8 +196,8 @@ TEST_P(HostsTest, WhoLeavesIsNamedToThoseWhoNeedIt) {
 
 TEST_P(HostsTest, NothingIsDecidedWithoutTheCoordinator) {
   HostsJob job(GetParam());
+  job.MeetAll();
   job.ForEach([&](Rank& self, int rank) {
-    EXPECT_EQ(self.Run(Meet("all are there")).message, "");
     if (rank == 0) return self.Leave();
     const Status end = self.Run(Meet("without rank 0"));
     EXPECT_EQ(end.code, Code::kRankFailed);
@@ -207,8 +213,8 @@ TEST_P(HostsTest, WhoComesLateHearsWhoLeftFirst) {
       HostsJob job(GetParam());
       std::promise<void> left;
       const std::shared_future<void> early_left = left.get_future().share();
+      job.MeetAll();
       job.ForEach([&](Rank& self, int rank) {
-        EXPECT_EQ(self.Run(Meet("all are there")).message, "");
         if (rank == leaver) return self.Leave();
         if (rank != early) early_left.wait();
         const Status end = self.Run(Meet("without one"));

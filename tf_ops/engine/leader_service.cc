@@ -15,6 +15,7 @@ LeaderService::LeaderService(const World& world, size_t cache_capacity)
               {[this](MergedSubmission submission) {
                  merger_.Submit(std::move(submission));
                },
+               [this](const SubmissionRun& run) { merger_.Submit(run); },
                [this, topology = world.topology](const RankDeparture& departure) {
                  merger_.Leave(departure);
                  if (topology.is_local(departure.rank)) {

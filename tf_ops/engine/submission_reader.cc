@@ -104,15 +104,15 @@ Clock::time_point SubmissionReader::SentAt(LeaderBelow* from) {
 void SubmissionReader::HandleMessages(LeaderBelow* from) {
   std::string_view message;
   while (from->channel->Next(&message)) {
-    upward_.clear();
-    const Status status = from->decoder.Decode(message, SentAt(from), &upward_);
+    UpwardMessage decoded;
+    const Status status = from->decoder.Decode(message, SentAt(from), &decoded);
     if (!status.ok()) return Refuse(from->rank, status);
-    for (Upward& each : upward_) {
-      if (const auto* departure = std::get_if<RankDeparture>(&each)) {
-        listener_.leave(*departure);
-      } else {
-        listener_.submit(std::move(std::get<MergedSubmission>(each)));
-      }
+    if (const auto* departure = std::get_if<RankDeparture>(&decoded)) {
+      listener_.leave(*departure);
+    } else if (const auto* run = std::get_if<SubmissionRun>(&decoded)) {
+      listener_.submit_run(*run);
+    } else {
+      listener_.submit(std::move(std::get<MergedSubmission>(decoded)));
     }
   }
 }

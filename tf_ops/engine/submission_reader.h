@@ -20,6 +20,7 @@ class SubmissionReader {
   // Receives what is read. A rank that leaves submits nothing more.
   struct Listener {
     std::function<void(MergedSubmission)> submit;
+    std::function<void(const SubmissionRun&)> submit_run;  // from other hosts only
     std::function<void(const RankDeparture&)> leave;
   };
 
@@ -60,7 +61,6 @@ class SubmissionReader {
   DescriptionPool descriptions_;
   std::vector<Submitter> submitters_;  // by local index
   std::vector<LeaderBelow> below_;
-  std::vector<Upward> upward_;  // of the message that is read
 };
 
 }  // namespace keras_hvd

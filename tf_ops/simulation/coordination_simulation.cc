@@ -120,7 +120,7 @@ struct LeaderNode {
     for (int child : children) {
       from_below.emplace_back(topology.ranks_below(child), &pool);
     }
-    if (parent < 0) return;
+    if (topology.hosts() == 1) return;
     std::vector<int> all(size);
     for (int rank = 0; rank < size; ++rank) all[rank] = rank;
     merger = std::make_unique<SubmissionMerger>(topology.ranks_below(topology.host()));
@@ -134,7 +134,7 @@ struct LeaderNode {
   DescriptionPool pool;
   std::vector<SubmissionDecoder> from_ranks;
   std::vector<MergedDecoder> from_below;
-  std::unique_ptr<SubmissionMerger> merger;  // null on the first host
+  std::unique_ptr<SubmissionMerger> merger;  // null if there is one host
   MergedEncoder encoder{kCacheCapacity};
   DecisionDecoder decoder;
   DecisionMessage decision;  // that was read last
@@ -378,8 +378,8 @@ class Simulation {
       Measure(event, Part::kBelow);
     }
     const std::shared_ptr<Bytes> bytes = Empty(&leader.sent);
-    if (leader.merger == nullptr) {
-      Decide(bytes.get());
+    if (leader.parent < 0) {
+      Decide(leader.merger.get(), bytes.get());
       Measure(event, Part::kDecide);
       if (!bytes->empty()) SendDown(leader, bytes);
       return;
@@ -402,27 +402,25 @@ class Simulation {
       merged.description = std::move(submission.description);
       merged.ranks = leader->ranks_alone[event.from];
       if (submission.input.has_value()) merged.inputs = {std::move(*submission.input)};
-      Take(std::move(merged), leader);
+      if (leader->merger == nullptr) {
+        coordinator_.Submit(std::move(merged), 0);
+      } else {
+        leader->merger->Submit(std::move(merged));
+      }
     });
   }
 
   void ReadBelow(const Event& event, LeaderNode* leader) {
     event.bytes->ForEach([&](std::string_view message) {
-      leader->upward.clear();
+      UpwardMessage decoded;
       Require(leader->from_below[event.from].Decode(message, Clock::time_point(),
-                                                    &leader->upward));
-      for (Upward& each : leader->upward) {
-        Take(std::move(std::get<MergedSubmission>(each)), leader);
+                                                    &decoded));
+      if (const auto* run = std::get_if<SubmissionRun>(&decoded)) {
+        leader->merger->Submit(*run);
+      } else {
+        leader->merger->Submit(std::move(std::get<MergedSubmission>(decoded)));
       }
     });
-  }
-
-  void Take(MergedSubmission merged, LeaderNode* leader) {
-    if (leader->merger == nullptr) {
-      coordinator_.Submit(std::move(merged), 0);
-    } else {
-      leader->merger->Submit(std::move(merged));
-    }
   }
 
   static void PassUp(LeaderNode* leader, Bytes* bytes) {
@@ -436,7 +434,12 @@ class Simulation {
     }
   }
 
-  void Decide(Bytes* bytes) {
+  void Decide(SubmissionMerger* merger, Bytes* bytes) {
+    if (merger != nullptr) {
+      for (Upward message; merger->Next(&message);) {
+        coordinator_.Submit(std::move(std::get<MergedSubmission>(message)), 0);
+      }
+    }
     Decision decision;
     for (; coordinator_.Next(&decision); result_->decisions += 1) {
       bytes->Add(decision_encoder_.Encode(decision));
