@@ -140,9 +140,9 @@ class MergedEncoder {
   explicit MergedEncoder(size_t cache_capacity);
 
   // Encodes what is at `*next`, and what follows it as long as that makes a run of what
-  // is known. `*next` is then behind that. `now`: of this host's clock,
-  // which has told the times. They travel as ages, since hosts' clocks differ. The
-  // result is valid until the next call.
+  // is known. `*next` is then behind that. `now`: of this host's clock, which has told
+  // the times. They travel as ages, since hosts' clocks differ. The result is valid
+  // until the next call.
   std::string_view Encode(const std::vector<Upward>& upward, size_t* next,
                           Clock::time_point now);
 

@@ -57,16 +57,24 @@ bool CoordinatorService::Poll() {
   coordinator_.set_wants_times(timeline_.WantsTimes());
   now_ = Seconds(Clock::now());
   bool progressed = reader_.Read();
-  TakeMerged();
   for (const BatchElsewhere& batch : job_->TakeBatches()) {
     timeline_.AddBatchElsewhere(batch);
   }
+  progressed |= Decide();
+  return progressed;
+}
+
+// Sends what can be decided now. Returns true if there was anything.
+bool CoordinatorService::Decide() {
   Decision decision;
   bool decided = false;
-  for (; coordinator_.Next(&decision); decided = true) WriteDecision(decision);
+  // What a process set has held is passed on when it is removed.
+  for (TakeMerged(); coordinator_.Next(&decision); TakeMerged()) {
+    WriteDecision(decision);
+    decided = true;
+  }
   if (decided) timeline_.AddCycle();
-  progressed |= Send();
-  return progressed;
+  return Send();
 }
 
 bool CoordinatorService::Send() {
@@ -226,8 +234,10 @@ std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
 
 void CoordinatorService::CheckStalls(double warning, double abort, double patience) {
   const double now = Seconds(Clock::now());
-  if (merger_ != nullptr) merger_->PassOnOld();
-  TakeMerged();
+  if (merger_ != nullptr) {
+    merger_->PassOnOld();
+    Decide();
+  }
   const std::vector<Stall> stalls = coordinator_.Stalls();
   anything_waits_ = !stalls.empty();
   if (stalls.empty()) warned_.clear();

@@ -55,6 +55,7 @@ class CoordinatorService {
   };
 
   SubmissionReader::Listener Listener();
+  bool Decide();
   void TakeMerged();
   void Submit(MergedSubmission submission);
   void Leave(const RankDeparture& departure);

@@ -40,8 +40,10 @@ bool LeaderService::HasNews() const {
 bool LeaderService::Poll() {
   bool progressed = reader_.Read();
   progressed |= PassUp();
-  progressed |= PassDown();
-  return progressed;
+  if (!PassDown()) return progressed;
+  // What a process set has held is passed on when it is removed.
+  PassUp();
+  return true;
 }
 
 bool LeaderService::PassUp() {
