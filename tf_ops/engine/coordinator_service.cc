@@ -68,13 +68,24 @@ bool CoordinatorService::Poll() {
 bool CoordinatorService::Decide() {
   Decision decision;
   bool decided = false;
-  // What a process set has held is passed on when it is removed.
-  for (TakeMerged(); coordinator_.Next(&decision); TakeMerged()) {
+  TakeMerged();
+  while (!leaves_ && coordinator_.Next(&decision)) {
     WriteDecision(decision);
     decided = true;
+    // What a process set has held is passed on when it is removed.
+    TakeMerged();
   }
   if (decided) timeline_.AddCycle();
   return Send();
+}
+
+void CoordinatorService::BeginToLeave() {
+  Poll();
+  leaves_ = true;
+}
+
+bool CoordinatorService::IsNeeded() {
+  return uses_gpus_ && topology_.hosts() > 1 && !job_->HaveCarriedOut(queued_);
 }
 
 bool CoordinatorService::Send() {
@@ -109,6 +120,7 @@ void CoordinatorService::TakeMerged() {
 
 void CoordinatorService::Submit(MergedSubmission submission) {
   anything_waits_ = true;
+  uses_gpus_ |= submission.description->on_gpu;
   coordinator_.Submit(std::move(submission), now_);
 }
 

@@ -45,6 +45,12 @@ class CoordinatorService {
     return anything_waits_ || (merger_ != nullptr && merger_->anything_waits());
   }
 
+  // This rank leaves the job. From now on nothing more is decided.
+  void BeginToLeave();
+  // Whether ranks have not come to all that was decided. Others may wait for one of
+  // them on their GPUs, and would not hear that it has left.
+  bool IsNeeded();
+
  private:
   // What the members of a process set ran last on their GPUs, and which decision that
   // was.
@@ -61,6 +67,7 @@ class CoordinatorService {
   void Leave(const RankDeparture& departure);
   void CheckRun(const LastRun& last, const RankDeparture& departure);
   void NoteGpuRun(const Decision& decision);
+  bool Decide();
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();
   void WriteDecision(const Decision& decision);
@@ -80,6 +87,8 @@ class CoordinatorService {
   SubmissionReader reader_;
   std::unordered_map<int32_t, LastRun> last_gpu_runs_;  // by process set
   std::vector<RankDeparture> departures_;
+  bool uses_gpus_ = false;  // some rank does
+  bool leaves_ = false;
   int64_t queued_ = 0;    // decisions; ranks count them alike
   double now_ = 0;        // when reading began, in seconds
   uint64_t batches_ = 0;  // and new process sets, decided; ranks count them alike

@@ -2,7 +2,9 @@
 // that rank never enqueues.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -112,6 +114,177 @@ TEST(GpuLeavingTest, ARankThatLeavesBeforeItsRequestIsDecidedEndsTheJob) {
   job[0].Synchronize();
   ExpectFailure(&job[0], 1);
 }
+
+// ---- Leaders that leave first
+
+// One rank leads the host of another one, or a host above that. The rank that waits is
+// on a third host, or on that of the leader.
+struct Led {
+  Layout layout;
+  int leader, leaver, waiter;
+};
+
+void PrintTo(const Led& led, std::ostream* to) {
+  PrintTo(led.layout, to);
+  *to << ", leader " << led.leader << ", leaver " << led.leaver;
+}
+
+class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
+ protected:
+  GpuLeaderLeavingTest() : job_(libraries_, GetParam().layout, 1) {
+    job_.Connect();
+    without_leader_ = AddProcessSet(led_.leaver, led_.waiter);
+    with_leader_ = AddProcessSet(led_.leader, led_.waiter);
+  }
+
+  int32_t AddProcessSet(int one, int other) {
+    int32_t id = 0;
+    job_.ForEach([&](GpuRank& self, int rank) {
+      int32_t added = 0;
+      const std::vector<int> members = {std::min(one, other), std::max(one, other)};
+      ASSERT_EQ(self.engine().AddProcessSet(members, &added).message, "");
+      if (rank == 0) id = added;
+    });
+    return id;
+  }
+
+  // Enqueues it on both, but a rank's GPU does not come to it.
+  void Hold(int rank, const Ask& ask) {
+    libraries_->Hold(job_[rank].stream(), true);
+    const size_t number = job_[rank].Submit(ask);
+    GpuRank& waiter = job_[led_.waiter];
+    ASSERT_TRUE(waiter.End(waiter.Submit(ask)).ok());
+    ASSERT_TRUE(job_[rank].End(number).ok());
+  }
+
+  // A rank that waits for its GPU on its way out, and does nothing else any more.
+  std::thread BeginToLeave(int rank) {
+    const int64_t polls = Polls(libraries_, rank);
+    std::thread leaves([this, rank] { job_.Stop(rank); });
+    EXPECT_TRUE(Eventually([&] { return Polls(libraries_, rank) > polls + 100; }));
+    return leaves;
+  }
+
+  // Its communicators, of all ranks and of one process set, are the last that it gives
+  // back before it tells that it leaves.
+  void AwaitEndOfGpu(int leader) {
+    EXPECT_TRUE(Eventually([&] {
+      int64_t ended = 0;
+      for (const stand_in::Call& call : libraries_->Calls()) {
+        const bool is_end = call.function == "ncclCommDestroy" && call.rank == leader;
+        if (is_end) ended += call.times;
+      }
+      return ended == 2;
+    }));
+  }
+
+  // The leaver has asked for it, and does not run it: it is on its way out.
+  void Decide(const Ask& ask) {
+    GpuRank& waiter = job_[led_.waiter];
+    const Status enqueued = waiter.End(waiter.Submit(ask));
+    EXPECT_TRUE(enqueued.ok()) << enqueued.message;
+  }
+
+  void ExpectFailureOfWaiter() {
+    job_[led_.waiter].Synchronize();
+    ExpectFailure(&job_[led_.waiter], led_.leaver);
+  }
+
+  static Ask In(int32_t process_set, Ask ask) {
+    ask.description.process_set = process_set;
+    return ask;
+  }
+
+  const StandIn libraries_;
+  GpuJob job_;
+  const Led led_ = GetParam();
+  int32_t without_leader_ = 0, with_leader_ = 0;
+};
+
+// What the other one does not run was decided before the leader leaves.
+TEST_P(GpuLeaderLeavingTest, OneBelowThatDoesNotRunWhatWasDecidedEndsTheJob) {
+  Hold(led_.leaver, In(without_leader_, Sum("held", {1})));
+  const Ask last = In(without_leader_, Sum("last", {1}));
+  const size_t of_leaver = job_[led_.leaver].Submit(last);
+  std::thread leaves = BeginToLeave(led_.leaver);
+  Decide(last);
+  std::thread leader_leaves([&] { job_.Stop(led_.leader); });
+  AwaitEndOfGpu(led_.leader);
+  libraries_->Hold(job_[led_.leaver].stream(), false);
+  leader_leaves.join();
+  leaves.join();
+  EXPECT_EQ(job_[led_.leaver].End(of_leaver).code, Code::kShutDown);
+  ExpectFailureOfWaiter();
+}
+
+// It is decided while the leader itself waits for its GPU.
+TEST_P(GpuLeaderLeavingTest, WhatIsDecidedWhileALeaderLeavesIsNotMissed) {
+  Hold(led_.leader, In(with_leader_, Sum("of leader", {1})));
+  Hold(led_.leaver, In(without_leader_, Sum("held", {1})));
+  const Ask last = In(without_leader_, Sum("last", {1}));
+  job_[led_.leaver].Submit(last);
+  std::thread leader_leaves = BeginToLeave(led_.leader);
+  std::thread leaves = BeginToLeave(led_.leaver);
+  Decide(last);
+  libraries_->Hold(job_[led_.leader].stream(), false);
+  AwaitEndOfGpu(led_.leader);
+  libraries_->Hold(job_[led_.leaver].stream(), false);
+  leader_leaves.join();
+  leaves.join();
+  ExpectFailureOfWaiter();
+}
+
+// Those who have run all that was decided keep no leader.
+TEST_P(GpuLeaderLeavingTest, ALeaderDoesNotWaitForOnesThatGoOn) {
+  Buffer output;
+  const Ask sum = In(without_leader_, Sum("w", {1}));
+  std::thread other([&] { EXPECT_TRUE(job_[led_.leaver].Run(sum, &output).ok()); });
+  Buffer of_waiter;
+  EXPECT_TRUE(job_[led_.waiter].Run(sum, &of_waiter).ok());
+  other.join();
+  const Clock::time_point since = Clock::now();
+  job_.Stop(led_.leader);
+  EXPECT_LT(Clock::now() - since, std::chrono::seconds(2));
+  job_.Stop(led_.leaver);
+  EXPECT_FALSE(job_.state(led_.leaver).Failed());
+  EXPECT_FALSE(job_.state(led_.waiter).Failed());
+}
+
+// Others wait in a collective for the leader, which does not take part any more. It
+// does not wait for them.
+TEST_P(GpuLeaderLeavingTest, OnesThatWaitForALeaderDoNotKeepIt) {
+  // The links of its process would end, which others notice. Its world stays here.
+  if (!led_.layout.Of(led_.leader).is_local(led_.leaver)) return;
+  Hold(led_.leader, In(with_leader_, Sum("of leader", {1})));
+  const int64_t batches = job_[led_.leaver].engine().counters().batches;
+  const Ask in_memory = Sum("in memory", std::vector<float>(20'000, 1));
+  job_[led_.leader].on_cpu().Submit(in_memory);
+  std::thread leader_leaves = BeginToLeave(led_.leader);
+  std::thread others([&] {
+    job_.ForEach([&](GpuRank& self, int rank) {
+      if (rank == led_.leader) return;
+      Buffer output;
+      const Status status = self.RunOnCpu(in_memory, &output);
+      EXPECT_EQ(status.code, Code::kRankFailed);
+      EXPECT_TRUE(Contains(status.message, "rank " + std::to_string(led_.leader)))
+          << status.message;
+    });
+  });
+  // It has begun there.
+  const EngineCounters& counters = job_[led_.leaver].engine().counters();
+  EXPECT_TRUE(Eventually([&] { return counters.batches > batches; }));
+  libraries_->Hold(job_[led_.leader].stream(), false);
+  leader_leaves.join();
+  others.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuLeaderLeavingTest,
+                         testing::Values(Led{Layout{{0, 1, 1}}, 1, 2, 0},
+                                         Led{Layout{{0, 1, 2}, 1}, 1, 2, 0},
+                                         Led{Layout{{0, 0, 1}}, 0, 1, 2},
+                                         Led{Layout{{0, 1, 2}}, 0, 2, 1},
+                                         Led{Layout{{0, 1, 1, 2}}, 1, 2, 3},
+                                         Led{Layout{{0, 1, 2, 3}, 1}, 0, 3, 1}));
 
 }  // namespace
 }  // namespace keras_hvd

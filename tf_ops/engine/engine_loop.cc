@@ -77,6 +77,9 @@ void EngineLoop::Loop() {
 }
 
 void EngineLoop::Leave() {
+  work_.BeginToLeave();
+  const Clock::time_point since = Clock::now();
+  while (work_.MustStay()) Nap([] { return false; }, since);
   work_.Leave();
   requests_.EndAll(Code::kShutDown, kShutDownHere);
   // The peers have all decisions that were made, so they may now learn that this rank
@@ -190,14 +193,14 @@ bool EngineLoop::Await(const Ready& ready, int awaited, bool is_rung) {
     if (is_rung) {
       SleepInCollective(ready, stopping);
     } else {
-      NapInCollective(ready, since);
+      Nap(ready, since);
     }
   }
 }
 
 // For what rings for nobody. It yields for a moment, and then sleeps for a part of the
 // time that the wait has taken already.
-void EngineLoop::NapInCollective(const Ready& ready, Clock::time_point since) {
+void EngineLoop::Nap(const Ready& ready, Clock::time_point since) {
   const Clock::time_point now = Clock::now();
   if (now - since < kLongestYields) {
     sched_yield();

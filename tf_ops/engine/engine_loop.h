@@ -67,11 +67,11 @@ class EngineLoop : private Waiter {
   bool Pause(int64_t times) override;
   bool Await(const Ready& ready, int awaited, bool is_rung);
   void SleepInCollective(const Ready& ready, bool stopping);
-  void NapInCollective(const Ready& ready, Clock::time_point since);
   // Outside a collective.
   bool SpinForNews();
   void Rest(std::unique_lock<std::mutex>* driving);
 
+  void Nap(const Ready& ready, Clock::time_point since);
   void Announce(uint32_t listening = Doorbell::kEverything);
   void Cancel();
   bool SpinUntil(const Ready& ready, Clock::duration spin) const;

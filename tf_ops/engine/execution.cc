@@ -71,18 +71,49 @@ bool Execution::Read() {
 }
 
 void Execution::CarryOutNext() {
-  const std::string message = std::move(to_do_.front());
-  to_do_.pop_front();
+  std::string message;
   DecisionMessage decision;
-  const Status status = decoder_.Decode(message, &decision);
+  if (TakeNext(&message, &decision)) CarryOut(decision);
+}
+
+bool Execution::CarryOutRest() {
+  std::string message;
+  DecisionMessage decision;
+  while (anything_to_do()) {
+    if (!TakeNext(&message, &decision) || NeedsThisRank(decision)) return false;
+    CarryOut(decision);
+  }
+  return true;
+}
+
+// What is decided lies within the message. Returns false if the job has failed.
+bool Execution::TakeNext(std::string* message, DecisionMessage* decision) {
+  *message = std::move(to_do_.front());
+  to_do_.pop_front();
+  const Status status = decoder_.Decode(*message, decision);
   if (!status.ok()) {
     job_->Fail(status.code,
                job_->Describe(JobState::kCoordinator) + " has sent rank " +
                    std::to_string(rank_) +
                    " a decision that is malformed: " + status.message +
                    ". This is a bug in keras_hvd, or memory was overwritten");
-    return;
   }
+  return status.ok();
+}
+
+// Whether others may wait for this rank to take part.
+bool Execution::NeedsThisRank(const DecisionMessage& decision) const {
+  if (const auto* agree = std::get_if<AgreeMessage>(&decision)) {
+    return agree->kind == Kind::kAddProcessSet;
+  }
+  const auto* run = std::get_if<RunMessage>(&decision);
+  if (run == nullptr || run->results.has_value()) return false;
+  const std::vector<int>& members =
+      requests_.process_sets().MembersOf(run->tensors.front().process_set);
+  return std::binary_search(members.begin(), members.end(), rank_);
+}
+
+void Execution::CarryOut(const DecisionMessage& decision) {
   std::visit([this](const auto& each) { CarryOut(each); }, decision);
   job_->NoteCarriedOut();
 }

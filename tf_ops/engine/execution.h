@@ -58,6 +58,9 @@ class Execution {
   bool anything_to_do() const { return !to_do_.empty(); }
   // Carries out the next decision, which may wait for peers.
   void CarryOutNext();
+  // On a rank that takes part in nothing any more: carries out what was read, up to the
+  // first decision that needs it. Returns false if there is one.
+  bool CarryOutRest();
 
   // How many batches and new process sets, decided for any of the ranks, have been
   // carried out.
@@ -79,6 +82,9 @@ class Execution {
   }
 
  private:
+  bool TakeNext(std::string* message, DecisionMessage* decision);
+  bool NeedsThisRank(const DecisionMessage& decision) const;
+  void CarryOut(const DecisionMessage& decision);
   void CarryOut(const RunMessage& run);
   void CarryOut(const FailMessage& fail);
   void CarryOut(const AgreeMessage& agree);

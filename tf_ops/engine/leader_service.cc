@@ -13,6 +13,7 @@ LeaderService::LeaderService(const World& world, size_t cache_capacity)
       merger_(ranks_),
       reader_(world,
               {[this](MergedSubmission submission) {
+                 uses_gpus_ |= submission.description->on_gpu;
                  merger_.Submit(std::move(submission));
                },
                [this](const SubmissionRun& run) { merger_.Submit(run); },
@@ -34,16 +35,26 @@ LeaderService::LeaderService(const World& world, size_t cache_capacity)
 }
 
 bool LeaderService::HasNews() const {
-  return reader_.HasNews() || from_above_->HasNews() || local_->CanFlush();
+  return reader_.HasNews() || (!leaves_ && from_above_->HasNews()) ||
+         local_->CanFlush();
 }
 
 bool LeaderService::Poll() {
+  // The leader above must hear of departures before the answer.
+  const bool has_answer = HasAnswer();
   bool progressed = reader_.Read();
   progressed |= PassUp();
+  if (has_answer) job_->AnswerAbove();
   if (!PassDown()) return progressed;
   // What a process set has held is passed on when it is removed.
   PassUp();
   return true;
+}
+
+// That this rank leaves is an answer, too.
+bool LeaderService::HasAnswer() {
+  const uint64_t asked_about = job_->AskedAbout();
+  return asked_about > 0 && !leaves_ && job_->HaveCarriedOut(asked_about);
 }
 
 bool LeaderService::PassUp() {
@@ -59,9 +70,10 @@ bool LeaderService::PassUp() {
 }
 
 bool LeaderService::PassDown() {
-  if (!from_above_->Receive() && !local_->CanFlush()) return false;
+  const bool has_decisions = !leaves_ && from_above_->Receive();
+  if (!has_decisions && !local_->CanFlush()) return false;
   std::string_view message;
-  while (from_above_->Next(&message)) {
+  while (has_decisions && from_above_->Next(&message)) {
     const Status status = Note(message);
     if (!status.ok()) {
       job_->Fail(status.code, job_->Describe(JobState::kCoordinator) +
@@ -70,6 +82,7 @@ bool LeaderService::PassDown() {
                                   ". This is a bug in keras_hvd");
       return true;
     }
+    passed_down_ += 1;
     local_->Queue(message);
     if (below_ != nullptr) below_->Queue(message);
   }
@@ -100,13 +113,22 @@ void LeaderService::PassOnOld() {
   PassUp();
 }
 
+void LeaderService::BeginToLeave() {
+  Poll();
+  leaves_ = true;
+  merger_.Leave({job_->rank(), static_cast<int64_t>(job_->CarriedOut(job_->rank()))});
+  PassUp();
+}
+
+bool LeaderService::IsNeeded() {
+  return uses_gpus_ && !job_->HaveCarriedOut(passed_down_);
+}
+
 void LeaderService::Leave() {
   Poll();
   for (int rank : ranks_) {
-    RankDeparture departure = {rank};
-    // The others below may still carry out what comes.
-    if (rank == job_->rank()) departure.carried_out = job_->CarriedOut(rank);
-    merger_.Leave(departure);
+    // They will not hear of later decisions.
+    if (rank != job_->rank()) merger_.Leave({rank, passed_down_});
   }
   PassUp();
 }

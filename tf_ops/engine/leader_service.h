@@ -33,10 +33,16 @@ class LeaderService {
   void PassOnOld();
   bool anything_waits() const { return merger_.anything_waits(); }
 
-  // This rank leaves the job, and with it all ranks below, which reach nobody any more.
+  // This rank leaves the job. From now on it passes nothing more down.
+  void BeginToLeave();
+  // Whether ranks below have not come to all that was passed down. Others may wait for
+  // one of them on their GPUs, and would not hear that it has left.
+  bool IsNeeded();
+  // With this rank all ranks below leave, which reach nobody any more.
   void Leave();
 
  private:
+  bool HasAnswer();
   bool PassUp();
   bool PassDown();
   Status Note(std::string_view decision);
@@ -49,6 +55,9 @@ class LeaderService {
   MergedEncoder encoder_;
   DecisionDecoder decoder_;
   DecisionMessage decision_;  // that was read last
+  int64_t passed_down_ = 0;   // decisions; ranks count them alike
+  bool uses_gpus_ = false;    // some rank below does
+  bool leaves_ = false;
   const std::unique_ptr<MessageSender> above_;
   const std::unique_ptr<MessageReceiver> from_above_;
   const std::unique_ptr<MessageSender> local_;

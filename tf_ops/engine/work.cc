@@ -118,22 +118,41 @@ void Work::HandleFailure() {
   requests_.EndAll(reason.code, reason.message);
 }
 
+void Work::BeginToLeave() {
+  if (job_->Failed()) return;
+  execution_.gpu().Leave();
+  leaves_ = true;
+  if (coordinator_service_ != nullptr) coordinator_service_->BeginToLeave();
+  if (leader_service_ != nullptr) leader_service_->BeginToLeave();
+}
+
+// Those that wait in something for this rank only go on when it leaves.
+bool Work::MustStay() {
+  if (job_->Failed() || !IsNeededBelow()) return false;
+  Poll();
+  return execution_.CarryOutRest();
+}
+
+bool Work::IsNeededBelow() {
+  if (coordinator_service_ != nullptr) return coordinator_service_->IsNeeded();
+  return leader_service_ != nullptr && leader_service_->IsNeeded();
+}
+
 void Work::Leave() {
-  if (job_->Failed()) {
-    execution_.gpu().Abort();
-    job_->AwaitAllKnow();
-    ReportFailureOnce(job_.get());
-  } else {
-    execution_.gpu().Leave();
-    if (leader_service_ != nullptr) leader_service_->Leave();
-  }
+  // Hears of departures for the last time.
+  if (coordinator_service_ != nullptr) coordinator_service_->Poll();
+  if (leader_service_ != nullptr) leader_service_->Leave();
+  if (!job_->Failed()) return;
+  execution_.gpu().Abort();
+  job_->AwaitAllKnow();
+  ReportFailureOnce(job_.get());
 }
 
 // Without the coordinator, or a leader on the way to it, nothing more is decided for
 // this rank. Earlier decisions are carried out.
 void Work::CheckDepartedAbove() {
   if (job_->is_coordinator() || execution_.anything_to_do()) return;
-  if (job_->has_departed()) return;
+  if (leaves_ || job_->has_departed()) return;
   const int departed = job_->DepartedAbove();
   if (departed < 0 || execution_.HasNews()) return;
   if (!requests_.any_pending() || job_->Failed()) return;

@@ -53,6 +53,9 @@ class Work {
   bool has_ended() const { return has_ended_; }
 
   // Waits for what is still running, at the end of this rank's part in the job.
+  void BeginToLeave();
+  // Whether this rank still has to poll for those below it.
+  bool MustStay();
   void Leave();
 
   StallWatch& stall_watch() { return stall_watch_; }
@@ -60,6 +63,7 @@ class Work {
 
  private:
   void HandleFailure();
+  bool IsNeededBelow();
   void CheckDepartedAbove();
 
   const std::shared_ptr<JobState> job_;
@@ -69,6 +73,7 @@ class Work {
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;
+  bool leaves_ = false;
 };
 
 }  // namespace keras_hvd

@@ -20,7 +20,7 @@ struct Header {
 };
 
 // The types are numbered from 1.
-constexpr uint8_t kTypes = static_cast<uint8_t>(FrameType::kBatch);
+constexpr uint8_t kTypes = static_cast<uint8_t>(FrameType::kCarriedOut);
 // More than any frame has.
 constexpr uint32_t kMostBytes = 1 << 30;
 constexpr size_t kReadBytes = 64 << 10;

@@ -30,6 +30,8 @@ enum class FrameType : uint8_t {
   kSign = 9,        // both ways: that it does, with the state of each process of its
                     // host; passed on upwards
   kBatch = 10,      // up: what a host has carried out, for the timeline
+  kCarriedOut = 11  // down: whether as many decisions have been carried out by all from
+                    // the receiver on; up: that they have
 };
 
 // Only one thread may use it at a time.

@@ -282,6 +282,34 @@ std::vector<BatchElsewhere> HostsJobState::TakeBatches() {
   return std::exchange(batches_, {});
 }
 
+// ---- Before a leader leaves
+
+bool HostsJobState::HaveCarriedOut(uint64_t decisions) {
+  const std::vector<int>& local = topology().local_ranks();
+  bool all = std::all_of(local.begin(), local.end(), [&](int rank) {
+    return HasShutDown(rank) || CarriedOut(rank) >= decisions;
+  });
+  for (Neighbor& below : neighbors_) {
+    if (below.is_above) continue;
+    if (std::exchange(below.asked_about, decisions) != decisions) {
+      below.link->Queue(FrameType::kCarriedOut, AsBytes(decisions));
+    }
+    // One that leaves has waited for those below it.
+    all &= below.carried_out >= decisions || below.has_departed;
+  }
+  return all;
+}
+
+void HostsJobState::AnswerAbove() {
+  QueueAbove(FrameType::kCarriedOut, AsBytes(std::exchange(asked_about_, 0)));
+}
+
+void HostsJobState::TakeCarriedOut(Neighbor* from, std::string_view bytes) {
+  uint64_t decisions;
+  if (!Take(&bytes, &decisions)) return NoteNonsense(from);
+  (from->is_above ? asked_about_ : from->carried_out) = decisions;
+}
+
 // ---- Failure
 
 // The others of a host that has lost its leader say how it ended.
@@ -375,6 +403,8 @@ Clock::time_point HostsJobState::NextPoll() const {
     return wave_.AllKnow(now) ? Clock::time_point::max() : now + kMoment;
   }
   Clock::time_point next = Clock::time_point::max();
+  // Nobody rings when a rank has carried out a decision.
+  if (asked_about_ > 0) next = now + kMoment;
   for (const Neighbor& neighbor : neighbors_) {
     if (neighbor.is_lost) {
       // Until somebody has said why, or the next Poll does.
@@ -409,6 +439,8 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
       return TakeDeparture(from, bytes);
     case FrameType::kBatch:
       return TakeBatch(from, bytes);
+    case FrameType::kCarriedOut:
+      return TakeCarriedOut(from, bytes);
   }
 }
 

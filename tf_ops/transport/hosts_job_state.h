@@ -55,6 +55,10 @@ class HostsJobState final : public SharedJobState {
   void set_timeline_on(bool on) override;
   void set_timeline_paused(bool paused) override;
 
+  bool HaveCarriedOut(uint64_t decisions) override;
+  uint64_t AskedAbout() const override { return asked_about_; }
+  void AnswerAbove() override;
+
   void TellOfBatch(BatchElsewhere batch) override;
   std::vector<BatchElsewhere> TakeBatches() override;
 
@@ -78,6 +82,9 @@ class HostsJobState final : public SharedJobState {
     bool has_departed = false;
     bool is_lost = false;
     Clock::time_point next_question{};
+    // How many decisions one below was asked about, and how many all from it on have
+    // carried out, as it has said.
+    uint64_t asked_about = 0, carried_out = 0;
     // Leaders, and how many decisions each has carried out; the ranks here do not know
     // of them yet.
     std::vector<std::pair<int32_t, uint64_t>> departed_above{};
@@ -97,6 +104,7 @@ class HostsJobState final : public SharedJobState {
   void GiveSign(Neighbor* asking);
   void TakeSign(Neighbor* from, std::string_view bytes);
   void TakeBatch(Neighbor* from, std::string_view bytes);
+  void TakeCarriedOut(Neighbor* from, std::string_view bytes);
   void TellOfSettings();
   void NoteNonsense(Neighbor* from);
   void NoteLost(Neighbor* neighbor, Clock::time_point now);
@@ -113,6 +121,7 @@ class HostsJobState final : public SharedJobState {
   FailureWave wave_;
   std::atomic<bool> has_failure_news_{false};
   std::atomic<bool> settings_changed_{false};
+  uint64_t asked_about_ = 0;             // by the leader above, without an answer
   std::vector<BatchElsewhere> batches_;  // the coordinator's
   OperationHistory none_{};              // of a rank that has not told
   std::map<int, char> process_states_;   // of other hosts' ranks, as last told

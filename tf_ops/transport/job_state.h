@@ -130,6 +130,15 @@ class JobState {
 
   // ---- Other hosts
 
+  // Whether all ranks of a leader's host, and of those below, have carried out as many
+  // of the coordinator's decisions, or have left. Asks the leaders below, which takes a
+  // moment. Only the driving thread may call it.
+  virtual bool HaveCarriedOut(uint64_t) { return true; }
+  // How many decisions the leader above asks about so; 0: it does not.
+  virtual uint64_t AskedAbout() const { return 0; }
+  // Tells it that they have. Only the driving thread may call it.
+  virtual void AnswerAbove() {}
+
   // Tells the coordinator what this rank has carried out, if it leads another host and
   // submissions carry times. Only the driving thread may call it.
   virtual void TellOfBatch(BatchElsewhere) {}
