@@ -145,8 +145,21 @@ void CoordinatorService::CheckRun(const LastRun& last, const RankDeparture& depa
 }
 
 void CoordinatorService::NoteGpuRun(const Decision& decision) {
-  LastRun& last = last_gpu_runs_[decision.first->process_set];
-  last = {decision.ranks, decision.first, queued_};
+  NoteLast({decision.ranks, decision.first, queued_});
+}
+
+// All ranks make the set's communicator together, out of the one that they have.
+void CoordinatorService::NoteAddition(const Decision& decision) {
+  const auto of_all = last_gpu_runs_.find(0);
+  if (of_all == last_gpu_runs_.end()) return;
+  const auto addition = std::make_shared<Description>();
+  addition->kind = decision.agreed;
+  addition->name = decision.tensors.front().name;
+  NoteLast({of_all->second.members, addition, queued_});
+}
+
+void CoordinatorService::NoteLast(const LastRun& last) {
+  last_gpu_runs_[last.description->process_set] = last;
   // What a rank submitted last may be decided after it has left.
   for (const RankDeparture& departure : departures_) CheckRun(last, departure);
 }
@@ -168,6 +181,7 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
   Queue(encoder_.Encode(decision));
   const bool runs = decision.type == Decision::Type::kRun;
   if (runs && decision.first->on_gpu && topology_.hosts() > 1) NoteGpuRun(decision);
+  if (decision.agreed == Kind::kAddProcessSet) NoteAddition(decision);
   if (decision.agreed == Kind::kRemoveProcessSet) last_gpu_runs_.erase(decision.answer);
 }
 

@@ -67,6 +67,8 @@ class CoordinatorService {
   void Leave(const RankDeparture& departure);
   void CheckRun(const LastRun& last, const RankDeparture& departure);
   void NoteGpuRun(const Decision& decision);
+  void NoteAddition(const Decision& decision);
+  void NoteLast(const LastRun& last);
   bool Decide();
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <future>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/engine/engine_gpu_testing.h"
@@ -113,6 +115,45 @@ TEST(GpuLeavingTest, ARankThatLeavesBeforeItsRequestIsDecidedEndsTheJob) {
   EXPECT_EQ(job[0].End(last).code, Code::kRankFailed);
   job[0].Synchronize();
   ExpectFailure(&job[0], 1);
+}
+
+// A new process set is a part of the communicator of all ranks, which all have to make.
+TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
+  const StandIn libraries;
+  GpuJob job(libraries, Layout{{0, 1}}, 1);
+  job.Connect();
+  libraries->Hold(job[1].stream(), true);
+  job.ForEach([](GpuRank& self, int) {
+    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
+  });
+  auto addition = std::make_unique<Operation>();
+  Description description;
+  description.kind = Kind::kAddProcessSet;
+  description.name = "keras_hvd.process_sets";
+  description.members = {0};
+  addition->description = std::make_shared<Description>(description);
+  addition->done = [](const Status& status) {
+    EXPECT_EQ(status.code, Code::kShutDown);
+  };
+  ASSERT_TRUE(job[1].engine().Submit(std::move(addition)).ok());
+  const int64_t polls = Polls(libraries, 1);
+  std::thread leaves([&] { job.Stop(1); });
+  EXPECT_TRUE(Eventually([&] { return Polls(libraries, 1) > polls + 100; }));
+  const int64_t of_other = Polls(libraries, 0);
+  std::thread adds([&] {
+    libraries->SetRank(0);
+    int32_t id = 0;
+    const Status status = job[0].engine().AddProcessSet({0}, &id);
+    EXPECT_EQ(status.code, Code::kRankFailed);
+    EXPECT_TRUE(
+        Contains(status.message, "left the job before it ran add_process_set()"))
+        << status.message;
+  });
+  // It waits for its GPU before it makes its part.
+  EXPECT_TRUE(Eventually([&] { return Polls(libraries, 0) > of_other + 100; }));
+  libraries->Hold(job[1].stream(), false);
+  leaves.join();
+  adds.join();
 }
 
 // ---- Leaders that leave first
