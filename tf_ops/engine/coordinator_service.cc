@@ -84,8 +84,8 @@ void CoordinatorService::BeginToLeave() {
   leaves_ = true;
 }
 
-bool CoordinatorService::IsNeeded() {
-  return uses_gpus_ && topology_.hosts() > 1 && !job_->HaveCarriedOut(queued_);
+std::vector<int> CoordinatorService::NeededBy() {
+  return uses_gpus_ ? job_->Behind(queued_) : std::vector<int>();
 }
 
 bool CoordinatorService::Send() {

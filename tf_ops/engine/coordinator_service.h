@@ -47,9 +47,9 @@ class CoordinatorService {
 
   // This rank leaves the job. From now on nothing more is decided.
   void BeginToLeave();
-  // Whether ranks have not come to all that was decided. Others may wait for one of
-  // them on their GPUs, and would not hear that it has left.
-  bool IsNeeded();
+  // Ranks that have not come to all that was decided. Others may wait for them on their
+  // GPUs, and would not hear that one of them has left.
+  std::vector<int> NeededBy();
 
  private:
   // What the members of a process set ran last on their GPUs, and which decision that
@@ -69,7 +69,6 @@ class CoordinatorService {
   void NoteGpuRun(const Decision& decision);
   void NoteAddition(const Decision& decision);
   void NoteLast(const LastRun& last);
-  bool Decide();
   // Sends what is queued for the ranks. Returns true if there was anything.
   bool Send();
   void WriteDecision(const Decision& decision);

@@ -172,7 +172,11 @@ void PrintTo(const Led& led, std::ostream* to) {
 
 class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
  protected:
-  GpuLeaderLeavingTest() : job_(libraries_, GetParam().layout, 1) {
+  // `abort`: after how many seconds of a stall the leader ends the job; 0: never.
+  explicit GpuLeaderLeavingTest(double abort = 0)
+      : job_(libraries_, GetParam().layout, 1, [&](EngineOptions* options, int rank) {
+          if (rank == led_.leader) options->stall_abort_seconds = abort;
+        }) {
     job_.Connect();
     without_leader_ = AddProcessSet(led_.leaver, led_.waiter);
     with_leader_ = AddProcessSet(led_.leader, led_.waiter);
@@ -236,9 +240,9 @@ class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
     return ask;
   }
 
+  const Led led_ = GetParam();
   const StandIn libraries_;
   GpuJob job_;
-  const Led led_ = GetParam();
   int32_t without_leader_ = 0, with_leader_ = 0;
 };
 
@@ -319,13 +323,32 @@ TEST_P(GpuLeaderLeavingTest, OnesThatWaitForALeaderDoNotKeepIt) {
   others.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, GpuLeaderLeavingTest,
-                         testing::Values(Led{Layout{{0, 1, 1}}, 1, 2, 0},
-                                         Led{Layout{{0, 1, 2}, 1}, 1, 2, 0},
-                                         Led{Layout{{0, 0, 1}}, 0, 1, 2},
-                                         Led{Layout{{0, 1, 2}}, 0, 2, 1},
-                                         Led{Layout{{0, 1, 1, 2}}, 1, 2, 3},
-                                         Led{Layout{{0, 1, 2, 3}, 1}, 0, 3, 1}));
+class ImpatientGpuLeaderLeavingTest : public GpuLeaderLeavingTest {
+ protected:
+  ImpatientGpuLeaderLeavingTest() : GpuLeaderLeavingTest(1) {}
+};
+
+// It stays for as long as it would wait elsewhere, and says for whom.
+TEST_P(ImpatientGpuLeaderLeavingTest, OneThatDoesNotGoOnKeepsItNoLonger) {
+  Hold(led_.leaver, In(without_leader_, Sum("held", {1})));
+  const Ask last = In(without_leader_, Sum("last", {1}));
+  job_[led_.leaver].Submit(last);
+  std::thread leaves = BeginToLeave(led_.leaver);
+  Decide(last);
+  job_.Stop(led_.leader);
+  const std::string reason = job_.state(led_.waiter).Failure().message;
+  EXPECT_TRUE(Contains(reason, "has not answered for 1 s")) << reason;
+  EXPECT_TRUE(Contains(reason, "KERAS_HVD_STALL_ABORT_SECONDS")) << reason;
+  libraries_->Hold(job_[led_.leaver].stream(), false);
+  leaves.join();
+}
+
+const auto kLed = testing::Values(
+    Led{Layout{{0, 1, 1}}, 1, 2, 0}, Led{Layout{{0, 1, 2}, 1}, 1, 2, 0},
+    Led{Layout{{0, 0, 1}}, 0, 1, 2}, Led{Layout{{0, 1, 2}}, 0, 2, 1},
+    Led{Layout{{0, 1, 1, 2}}, 1, 2, 3}, Led{Layout{{0, 1, 2, 3}, 1}, 0, 3, 1});
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuLeaderLeavingTest, kLed);
+INSTANTIATE_TEST_SUITE_P(Layouts, ImpatientGpuLeaderLeavingTest, kLed);
 
 }  // namespace
 }  // namespace keras_hvd

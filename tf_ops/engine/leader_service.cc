@@ -54,7 +54,7 @@ bool LeaderService::Poll() {
 // That this rank leaves is an answer, too.
 bool LeaderService::HasAnswer() {
   const uint64_t asked_about = job_->AskedAbout();
-  return asked_about > 0 && !leaves_ && job_->HaveCarriedOut(asked_about);
+  return asked_about > 0 && !leaves_ && job_->Behind(asked_about).empty();
 }
 
 bool LeaderService::PassUp() {
@@ -120,8 +120,8 @@ void LeaderService::BeginToLeave() {
   PassUp();
 }
 
-bool LeaderService::IsNeeded() {
-  return uses_gpus_ && !job_->HaveCarriedOut(passed_down_);
+std::vector<int> LeaderService::NeededBy() {
+  return uses_gpus_ ? job_->Behind(passed_down_) : std::vector<int>();
 }
 
 void LeaderService::Leave() {

@@ -35,9 +35,9 @@ class LeaderService {
 
   // This rank leaves the job. From now on it passes nothing more down.
   void BeginToLeave();
-  // Whether ranks below have not come to all that was passed down. Others may wait for
-  // one of them on their GPUs, and would not hear that it has left.
-  bool IsNeeded();
+  // Ranks below that have not come to all that was passed down. Others may wait for
+  // them on their GPUs, and would not hear that one of them has left.
+  std::vector<int> NeededBy();
   // With this rank all ranks below leave, which reach nobody any more.
   void Leave();
 

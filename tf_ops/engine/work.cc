@@ -122,20 +122,24 @@ void Work::BeginToLeave() {
   if (job_->Failed()) return;
   execution_.gpu().Leave();
   leaves_ = true;
+  leaves_since_ = Clock::now();
   if (coordinator_service_ != nullptr) coordinator_service_->BeginToLeave();
   if (leader_service_ != nullptr) leader_service_->BeginToLeave();
 }
 
-// Those that wait in something for this rank only go on when it leaves.
 bool Work::MustStay() {
-  if (job_->Failed() || !IsNeededBelow()) return false;
+  if (job_->Failed()) return false;
+  const std::vector<int> behind = NeededBy();
+  if (behind.empty()) return false;
+  stall_watch_.CheckPeer(behind.front(), leaves_since_);
   Poll();
+  // Those that wait in something for this rank only go on when it leaves.
   return execution_.CarryOutRest();
 }
 
-bool Work::IsNeededBelow() {
-  if (coordinator_service_ != nullptr) return coordinator_service_->IsNeeded();
-  return leader_service_ != nullptr && leader_service_->IsNeeded();
+std::vector<int> Work::NeededBy() {
+  if (coordinator_service_ != nullptr) return coordinator_service_->NeededBy();
+  return leader_service_ != nullptr ? leader_service_->NeededBy() : std::vector<int>();
 }
 
 void Work::Leave() {

@@ -63,7 +63,7 @@ class Work {
 
  private:
   void HandleFailure();
-  bool IsNeededBelow();
+  std::vector<int> NeededBy();
   void CheckDepartedAbove();
 
   const std::shared_ptr<JobState> job_;
@@ -74,6 +74,7 @@ class Work {
   StallWatch stall_watch_;
   bool has_ended_ = false;
   bool leaves_ = false;
+  Clock::time_point leaves_since_;
 };
 
 }  // namespace keras_hvd

@@ -284,20 +284,21 @@ std::vector<BatchElsewhere> HostsJobState::TakeBatches() {
 
 // ---- Before a leader leaves
 
-bool HostsJobState::HaveCarriedOut(uint64_t decisions) {
-  const std::vector<int>& local = topology().local_ranks();
-  bool all = std::all_of(local.begin(), local.end(), [&](int rank) {
-    return HasShutDown(rank) || CarriedOut(rank) >= decisions;
-  });
+std::vector<int> HostsJobState::Behind(uint64_t decisions) {
+  std::vector<int> behind;
+  for (int rank : topology().local_ranks()) {
+    if (!HasShutDown(rank) && CarriedOut(rank) < decisions) behind.push_back(rank);
+  }
   for (Neighbor& below : neighbors_) {
     if (below.is_above) continue;
     if (std::exchange(below.asked_about, decisions) != decisions) {
       below.link->Queue(FrameType::kCarriedOut, AsBytes(decisions));
     }
     // One that leaves has waited for those below it.
-    all &= below.carried_out >= decisions || below.has_departed;
+    if (below.carried_out >= decisions || below.has_departed) continue;
+    behind.push_back(below.link->peer());
   }
-  return all;
+  return behind;
 }
 
 void HostsJobState::AnswerAbove() {

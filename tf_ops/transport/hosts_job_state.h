@@ -55,7 +55,7 @@ class HostsJobState final : public SharedJobState {
   void set_timeline_on(bool on) override;
   void set_timeline_paused(bool paused) override;
 
-  bool HaveCarriedOut(uint64_t decisions) override;
+  std::vector<int> Behind(uint64_t decisions) override;
   uint64_t AskedAbout() const override { return asked_about_; }
   void AnswerAbove() override;
 

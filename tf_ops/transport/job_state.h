@@ -130,10 +130,10 @@ class JobState {
 
   // ---- Other hosts
 
-  // Whether all ranks of a leader's host, and of those below, have carried out as many
-  // of the coordinator's decisions, or have left. Asks the leaders below, which takes a
-  // moment. Only the driving thread may call it.
-  virtual bool HaveCarriedOut(uint64_t) { return true; }
+  // The ranks of a leader's host that have neither left nor carried out as many of the
+  // coordinator's decisions, and leaders that have not said that all from them on have
+  // done so. Asks these, which takes a moment. Only the driving thread may call it.
+  virtual std::vector<int> Behind(uint64_t) { return {}; }
   // How many decisions the leader above asks about so; 0: it does not.
   virtual uint64_t AskedAbout() const { return 0; }
   // Tells it that they have. Only the driving thread may call it.
