@@ -128,6 +128,7 @@ void SubmissionMerger::Add(MergedSubmission submission, const RankSet& set,
   if (place == rounds.size()) {
     rounds.emplace_back();
     rounds.back().period = period_;
+    rounds.back().number = begun_++;
     waiting_ += 1;
   }
   Round& round = rounds[place];
@@ -198,22 +199,38 @@ size_t SubmissionMerger::FirstRoundAfter(const RankSet& ranks, const Rounds& rou
 // Passes on what is held of the first `count` rounds. What belongs to them and is still
 // to come will not be held.
 void SubmissionMerger::PassOn(size_t count, Rounds* rounds) {
-  for (size_t i = 0; i < count; ++i) {
-    Round& round = (*rounds)[i];
-    if (round.passed_on) continue;
-    round.passed_on = true;
-    if (round.held.description == nullptr) continue;
-    SortByRank(round.arrivals, &round.held);
-    const RankSet& below = process_sets_.at(round.held.description->process_set);
-    round.held.ranks =
-        round.has->count() == below.size() ? below : RankSet(round.has->List());
-    passed_on_.emplace_back(std::move(round.held));
-    round.held.description = nullptr;
+  for (size_t i = 0; i < count; ++i) PassOn(&(*rounds)[i]);
+}
+
+void SubmissionMerger::PassOn(Round* round) {
+  if (std::exchange(round->passed_on, true)) return;
+  MergedSubmission& held = round->held;
+  if (held.description == nullptr) return;
+  SortByRank(round->arrivals, &held);
+  const RankSet& below = process_sets_.at(held.description->process_set);
+  held.ranks =
+      round->has->count() == below.size() ? below : RankSet(round->has->List());
+  passed_on_.emplace_back(std::move(held));
+  held.description = nullptr;
+}
+
+// In the order in which they began: reports of stalls say what came first, and what
+// ranks submitted last.
+template <typename Condition>
+void SubmissionMerger::PassOnThose(const Condition& condition) {
+  std::vector<Round*> those;
+  for (auto& [key, rounds] : names_) {
+    for (Round& round : rounds) {
+      if (condition(round)) those.push_back(&round);
+    }
   }
+  std::sort(those.begin(), those.end(),
+            [](const Round* a, const Round* b) { return a->number < b->number; });
+  for (Round* round : those) PassOn(round);
 }
 
 void SubmissionMerger::PassOnAll() {
-  for (auto& [key, rounds] : names_) PassOn(rounds.size(), &rounds);
+  PassOnThose([](const Round&) { return true; });
 }
 
 void SubmissionMerger::ForgetAll() {
@@ -251,12 +268,7 @@ void SubmissionMerger::Note(const Decision& decision) {
 }
 
 void SubmissionMerger::PassOnOld() {
-  for (auto& [key, rounds] : names_) {
-    const auto young =
-        std::find_if(rounds.begin(), rounds.end(),
-                     [&](const Round& round) { return round.period == period_; });
-    PassOn(young - rounds.begin(), &rounds);
-  }
+  PassOnThose([this](const Round& round) { return round.period < period_; });
   period_ += 1;
 }
 

@@ -1,10 +1,11 @@
-// Merges what ranks submit on its way to the coordinator, at each host's leader.
+// Merges what ranks of several hosts submit on its way to the coordinator, at each
+// host's leader.
 //
 // A pure state machine, as the coordinator is. What goes in is what the leader's own
 // ranks submit and what the leaders below pass on; what comes out is for the leader
-// above. A request that all ranks below have submitted equally goes up as one message,
-// so the coordinator's host reads one from each host below it, and not one from each
-// rank.
+// above, and on the first host for the coordinator. A request that all ranks below have
+// submitted equally goes up as one message, so the coordinator's host reads one from
+// each host below it, and not one from each rank.
 //
 // A merged message stands for one submission of each of its ranks. Merging changes when
 // the coordinator hears of them, never what it decides: the submissions of one rank
@@ -63,7 +64,8 @@ class SubmissionMerger {
   // Whether some ranks have not come to what others have submitted.
   bool anything_waits() const { return waiting_ > 0; }
 
-  // Takes the next message for the leader above. Returns false if there is none now.
+  // Takes the next message for the leader above, or the coordinator. Returns false if
+  // there is none now.
   bool Next(Upward* message);
 
  private:
@@ -75,6 +77,7 @@ class SubmissionMerger {
     std::shared_ptr<const RankBitmap> has;  // ranks whose submissions belong here
     bool passed_on = false;
     int64_t period = 0;  // in which it began: how often PassOnOld had been called
+    int64_t number = 0;  // in the order of all that began
   };
   using Rounds = std::vector<Round>;
 
@@ -88,6 +91,9 @@ class SubmissionMerger {
   size_t FirstRoundAfter(const RankSet& ranks, const Rounds& rounds);
   static void Hold(MergedSubmission submission, Round* round);
   void PassOn(size_t count, Rounds* rounds);
+  void PassOn(Round* round);
+  template <typename Condition>
+  void PassOnThose(const Condition& condition);
   void PassOnAll();
   void ForgetAll();
 
@@ -97,6 +103,7 @@ class SubmissionMerger {
   // a rank's submissions keep their order.
   NameTable<Rounds> names_;
   size_t waiting_ = 0;  // how many rounds there are
+  int64_t begun_ = 0;   // how many there have been
   RankUnions unions_;
   std::multiset<int> joins_;  // that have not ended, by rank
   bool somebody_left_ = false;

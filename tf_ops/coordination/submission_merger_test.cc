@@ -403,6 +403,18 @@ TEST_F(SubmissionMergerTest, WhatIsOldIsPassedOn) {
   EXPECT_THAT(Passed(), IsEmpty());
 }
 
+TEST_F(SubmissionMergerTest, WhatIsPassedOnIsInTheOrderInWhichItCame) {
+  std::vector<std::string> in_order;
+  for (int i = 0; i < 20; ++i) {
+    const Shared description = Share(Allreduce("name " + std::to_string(i)));
+    Submit({1}, description);
+    in_order.push_back(description->name + ": rank 1");
+  }
+  merger_.PassOnOld();
+  merger_.PassOnOld();
+  EXPECT_EQ(Passed(), in_order);
+}
+
 TEST_F(SubmissionMergerTest, LateRanksFollowAtOnce) {
   Submit({1}, a_);
   merger_.PassOnOld();

@@ -80,8 +80,17 @@ bool CoordinatorService::Decide() {
 }
 
 void CoordinatorService::BeginToLeave() {
+  if (topology_.hosts() == 1) return;
   Poll();
   leaves_ = true;
+}
+
+void CoordinatorService::Leave() {
+  if (topology_.hosts() == 1) return;
+  Poll();
+  // Those whose leader has left do not hear from this rank either.
+  const int rank = job_->rank();
+  CheckRuns({rank, static_cast<int64_t>(job_->CarriedOut(rank))});
 }
 
 std::vector<int> CoordinatorService::NeededBy() {
@@ -127,11 +136,15 @@ void CoordinatorService::Submit(MergedSubmission submission) {
 void CoordinatorService::Leave(const RankDeparture& departure) {
   const int rank = departure.rank;
   departures_.push_back(departure);
-  for (const auto& [process_set, last] : last_gpu_runs_) CheckRun(last, departure);
+  CheckRuns(departure);
   if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
   coordinator_.Leave(
       rank,
       job_->Describe(rank) + " has left the job: its script ended or called shutdown");
+}
+
+void CoordinatorService::CheckRuns(const RankDeparture& departure) {
+  for (const auto& [process_set, last] : last_gpu_runs_) CheckRun(last, departure);
 }
 
 // Who waits for the rank on a GPU sees that it has left only on the same host.

@@ -45,11 +45,13 @@ class CoordinatorService {
     return anything_waits_ || (merger_ != nullptr && merger_->anything_waits());
   }
 
-  // This rank leaves the job. From now on nothing more is decided.
+  // This rank leaves the job of several hosts. From now on nothing more is decided.
   void BeginToLeave();
   // Ranks that have not come to all that was decided. Others may wait for them on their
   // GPUs, and would not hear that one of them has left.
   std::vector<int> NeededBy();
+  // Hears of departures for the last time.
+  void Leave();
 
  private:
   // What the members of a process set ran last on their GPUs, and which decision that
@@ -65,6 +67,7 @@ class CoordinatorService {
   void TakeMerged();
   void Submit(MergedSubmission submission);
   void Leave(const RankDeparture& departure);
+  void CheckRuns(const RankDeparture& departure);
   void CheckRun(const LastRun& last, const RankDeparture& departure);
   void NoteGpuRun(const Decision& decision);
   void NoteAddition(const Decision& decision);

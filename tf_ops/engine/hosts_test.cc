@@ -49,7 +49,8 @@ class HostsJob {
     }
     for (std::thread& thread : threads) thread.join();
   }
-  // All have come to a barrier, and each out of it, before any goes on.
+  // All have come to a barrier, and each out of it, before any goes on: who leaves ends
+  // the job once one needs it, also for those who are still in the barrier.
   void MeetAll() {
     ForEach([](Rank& self, int) {
       EXPECT_EQ(self.Run(Meet("all are there")).message, "");

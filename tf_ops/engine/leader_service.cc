@@ -104,6 +104,9 @@ Status LeaderService::Note(std::string_view decision) {
     }
   } else if (const auto* fail = std::get_if<FailMessage>(&decision_)) {
     if (fail->tensor.name == kJoinName) merger_.EndJoin(fail->ranks);
+  } else if (const auto* run = std::get_if<RunMessage>(&decision_)) {
+    // Ranks may take part that never had anything to submit.
+    for (const auto& zeros : run->zeros) uses_gpus_ |= zeros.description->on_gpu;
   }
   return status;
 }

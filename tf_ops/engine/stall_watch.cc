@@ -69,18 +69,36 @@ void StallWatch::CheckSilentCoordinator() {
 }
 
 void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
-  const double waited = std::chrono::duration<double>(Clock::now() - since).count();
-  if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
-  const auto text = [&] {
-    std::string text = job_->Describe(awaited) + " has not answered for " +
-                       std::to_string(static_cast<int>(waited)) + " s";
+  CheckWait(awaited, since, [this](const std::string& seconds) {
+    std::string text = " has not answered for " + seconds;
     const std::string& running = execution_.running();
     if (!running.empty()) text += " in " + running;
-    return text + job_->Obstacle(awaited);
+    return text;
+  });
+}
+
+void StallWatch::CheckStay(int awaited, Clock::time_point since) {
+  CheckWait(awaited, since, [this](const std::string& seconds) {
+    return ", or a rank that it leads, has not started for " + seconds +
+           " what was decided, for which others may wait on their GPUs. Rank " +
+           std::to_string(job_->rank()) +
+           ", which leaves the job, stays until they have, or have left";
+  });
+}
+
+// `text(seconds)`: what to say after the rank's name.
+template <typename Text>
+void StallWatch::CheckWait(int awaited, Clock::time_point since, const Text& text) {
+  const double waited = std::chrono::duration<double>(Clock::now() - since).count();
+  if (waited >= PatienceSeconds() / 2) job_->AskForSigns();
+  const auto report = [&] {
+    return job_->Describe(awaited) +
+           text(std::to_string(static_cast<int>(waited)) + " s") +
+           job_->Obstacle(awaited);
   };
   if (abort_seconds_ > 0 && waited >= abort_seconds_) {
     job_->Fail(Code::kRankFailed,
-               text() + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
+               report() + ". The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
     return;
   }
   if (warning_seconds_ < 0 || waited < warning_seconds_) return;
@@ -89,7 +107,7 @@ void StallWatch::CheckPeer(int awaited, Clock::time_point since) {
   const uint64_t stalled = execution_.sequence() + 1;
   if (std::exchange(reported_, stalled) == stalled) return;
   if (!job_->ClaimStallReport(stalled)) return;
-  Log(job_->rank(), LogLevel::kWarning, text());
+  Log(job_->rank(), LogLevel::kWarning, report());
 }
 
 }  // namespace keras_hvd

@@ -35,9 +35,13 @@ class StallWatch {
   }
   // Checks on a rank that this one has waited for since `since`.
   void CheckPeer(int awaited, Clock::time_point since);
+  // Checks on a rank for which this one has stayed since `since`, though it leaves.
+  void CheckStay(int awaited, Clock::time_point since);
 
  private:
   void CheckAt(Clock::time_point now);
+  template <typename Text>
+  void CheckWait(int awaited, Clock::time_point since, const Text& text);
   // How long to wait before this rank asks why: until the earlier of both limits.
   double PatienceSeconds() const;
   void CheckSilentLeader();

@@ -131,7 +131,7 @@ bool Work::MustStay() {
   if (job_->Failed()) return false;
   const std::vector<int> behind = NeededBy();
   if (behind.empty()) return false;
-  stall_watch_.CheckPeer(behind.front(), leaves_since_);
+  stall_watch_.CheckStay(behind.front(), leaves_since_);
   Poll();
   // Those that wait in something for this rank only go on when it leaves.
   return execution_.CarryOutRest();
@@ -143,9 +143,10 @@ std::vector<int> Work::NeededBy() {
 }
 
 void Work::Leave() {
-  // Hears of departures for the last time.
-  if (coordinator_service_ != nullptr) coordinator_service_->Poll();
-  if (leader_service_ != nullptr) leader_service_->Leave();
+  if (!job_->Failed()) {
+    if (coordinator_service_ != nullptr) coordinator_service_->Leave();
+    if (leader_service_ != nullptr) leader_service_->Leave();
+  }
   if (!job_->Failed()) return;
   execution_.gpu().Abort();
   job_->AwaitAllKnow();

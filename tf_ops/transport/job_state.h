@@ -134,7 +134,8 @@ class JobState {
   // coordinator's decisions, and leaders that have not said that all from them on have
   // done so. Asks these, which takes a moment. Only the driving thread may call it.
   virtual std::vector<int> Behind(uint64_t) { return {}; }
-  // How many decisions the leader above asks about so; 0: it does not.
+  // How many decisions the leader above asks about so; 0: it does not. Only the driving
+  // thread may call it.
   virtual uint64_t AskedAbout() const { return 0; }
   // Tells it that they have. Only the driving thread may call it.
   virtual void AnswerAbove() {}
