@@ -71,8 +71,12 @@ taken = int(keras_hvd.allreduce(taken, name="taken", op=keras_hvd.Sum))
 if rank == 0:
     print(f"Training accuracy: {history.history['accuracy'][-1]:.2%}")
     print(f"All ranks together got {taken // arguments.epochs} batches in an epoch")
-# The servers end with their processes, and wait for whoever still reads from them: all
-# ranks must have put their readers away, which fetch batches ahead.
+# A worker waits for whoever still reads from it, and a server that prepares a batch for
+# the dispatcher: first all readers go, which fetch batches ahead, then all workers.
 del dataset, model, history
 gc.collect()
 keras_hvd.barrier()
+worker.stop()
+keras_hvd.barrier()
+if dispatcher is not None:
+    dispatcher.stop()
