@@ -123,10 +123,10 @@ exec unshare --fork --time --monotonic {AHEAD} --boottime {AHEAD} "$@"
 
 @pytest.mark.skipif(bool(network.unavailable()), reason=network.unavailable())
 def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
-    """A message travels for 6 ms, which does not count, and rank 1 is a day ahead."""
+    """A message travels for 2 ms, which does not count, and rank 1 is a day ahead."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([RANKS, *sys.path]))
     path = tmp_path / "timeline.json"
-    on_hosts = [sys.executable, str(TESTS / "on_hosts.py"), "--delay", "6", "1", "1"]
+    on_hosts = [sys.executable, str(TESTS / "on_hosts.py"), "--delay", "2", "1", "1"]
     on_clocks = ["sh", "-c", ON_CLOCKS, "sh"]
     command = [*on_hosts, *on_clocks, sys.executable, "-c", SUBMIT, str(path)]
     printed = subprocess.run(
@@ -146,8 +146,8 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
         really = submitted[1][step] - AHEAD - submitted[0][step]
         errors.append(later - 1e6 * really)
     assert len(errors) > 40
-    assert abs(statistics.median(errors)) < 2000, errors
-    # Host 1 has a row. It hears of each decision after 6 ms, and then carries it out.
+    assert abs(statistics.median(errors)) < 500, errors
+    # Host 1 has a row. It hears of each decision after 2 ms, and then carries it out.
     decided = {
         names[event["tid"]]: event["ts"] + event["dur"]
         for event in events
@@ -158,7 +158,7 @@ def test_other_hosts_times_are_on_rank_0s_clock(tmp_path, monkeypatch):
     assert row.startswith("rank 1 (pid ")
     later = [e["ts"] - decided[e["args"]["tensors"]] for e in elsewhere]
     assert len(later) > 40
-    assert 4500 < statistics.median(later) < 9000, later
+    assert 1500 < statistics.median(later) < 3000, later
     summary = subprocess.run(
         [sys.executable, "-m", "keras_hvd.timeline", str(path)],
         check=True,

@@ -170,11 +170,17 @@ def paths() -> str:
 
 @pytest.mark.parametrize("deed", ["busy", "idle"])
 @pytest.mark.parametrize(
-    ("hosts", "victim", "limit"),
-    [(2, 0, LIMIT), (2, 1, LIMIT), (3, 0, LIMIT), (3, 1, DEFAULT_LIMIT)],
+    ("hosts", "victim", "limit", "margin"),
+    [
+        (2, 0, LIMIT, MARGIN),
+        (2, 1, LIMIT, MARGIN),
+        (3, 0, LIMIT, MARGIN),
+        # Within 5 s, and a moment for a machine that does other things.
+        (3, 1, DEFAULT_LIMIT, 1.5),
+    ],
 )
 def test_a_host_that_vanishes_is_known_in_time(
-    network, start, hosts, victim, limit, deed
+    network, start, hosts, victim, limit, margin, deed
 ):
     ranks = start(hosts, deed, steps=1000, limit=limit)
     time.sleep(1)  # any moment will do: the ranks are busy, or idle, until it comes
@@ -185,7 +191,7 @@ def test_a_host_that_vanishes_is_known_in_time(
     host_name = socket.gethostname()
     reached = [said[r] for r in range(2 * hosts) if r // 2 != victim]
     for _, when, text in reached:
-        assert when - cut < limit + MARGIN, said
+        assert when - cut < limit + margin, said
         assert (
             f"rank {2 * victim} (pid {ranks[2 * victim].pid()} on {host_name}) " in text
         )
