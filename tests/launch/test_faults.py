@@ -56,7 +56,7 @@ def first_match(jobs, pattern: re.Pattern[str]) -> tuple[re.Match[str] | None, s
     with selectors.DefaultSelector() as selector:
         for job in jobs:
             selector.register(job.stderr, selectors.EVENT_READ, job)
-        while ready := selector.get_map() and selector.select(timeout=60):
+        while ready := selector.get_map() and selector.select(timeout=20):
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16).decode()
                 seen[key.data] += chunk
