@@ -89,23 +89,13 @@ void SubmissionReader::HandleSubmission(Submitter* from, std::string_view messag
   listener_.submit(std::move(merged));
 }
 
-// When a message that is read now was sent, by this host's clock. What it says of times
-// is how long they were ago then.
-Clock::time_point SubmissionReader::SentAt(LeaderBelow* from) {
-  constexpr std::chrono::seconds kInterval(1);
-  const Clock::time_point now = Clock::now();
-  if (now >= from->measured + kInterval) {
-    from->measured = now;
-    from->delay = from->channel->OneWayDelay();
-  }
-  return now - from->delay;
-}
-
 void SubmissionReader::HandleMessages(LeaderBelow* from) {
   std::string_view message;
   while (from->channel->Next(&message)) {
     UpwardMessage decoded;
-    const Status status = from->decoder.Decode(message, SentAt(from), &decoded);
+    // What it says of times is how long they were ago then.
+    const Status status =
+        from->decoder.Decode(message, from->channel->SentAt(), &decoded);
     if (!status.ok()) return Refuse(from->rank, status);
     if (const auto* departure = std::get_if<RankDeparture>(&decoded)) {
       listener_.leave(*departure);

@@ -3,7 +3,6 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_READER_H_
 #define KERAS_HVD_TF_OPS_ENGINE_SUBMISSION_READER_H_
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -45,14 +44,11 @@ class SubmissionReader {
     int rank;
     std::unique_ptr<MessageReceiver> channel;
     MergedDecoder decoder;
-    std::chrono::microseconds delay{0};  // of its messages
-    Clock::time_point measured = {};     // when that was
   };
 
   bool NoteDepartures();
   void HandleSubmissions(Submitter* from);
   void HandleSubmission(Submitter* from, std::string_view message);
-  static Clock::time_point SentAt(LeaderBelow* from);
   void HandleMessages(LeaderBelow* from);
   void Refuse(int rank, const Status& status);
 

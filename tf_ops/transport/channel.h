@@ -6,10 +6,11 @@
 #ifndef KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 #define KERAS_HVD_TF_OPS_TRANSPORT_CHANNEL_H_
 
-#include <chrono>
 #include <memory>
 #include <string_view>
 #include <vector>
+
+#include "tf_ops/transport/doorbell.h"
 
 namespace keras_hvd {
 
@@ -44,10 +45,9 @@ class MessageReceiver {
   // Gives the next complete message, valid until the next Next or Receive. Returns
   // false if there is none.
   virtual bool Next(std::string_view* message) = 0;
-  // How long its messages travel.
-  virtual std::chrono::microseconds OneWayDelay() const {
-    return std::chrono::microseconds(0);
-  }
+  // When the one that Next gave last was sent, by this host's clock; at the latest, if
+  // it comes from this host.
+  virtual Clock::time_point SentAt() const { return Clock::now(); }
 };
 
 // Makes one rank's ends of the job's channels, each once.

@@ -12,11 +12,13 @@
 namespace keras_hvd {
 namespace {
 
-// In front of each frame's bytes: how many there are, and the type.
+// In front of each frame's bytes: how many there are, the type, and what the sender's
+// clock showed.
 struct Header {
   uint32_t bytes;
   uint8_t type;
   uint8_t zeros[3];
+  int64_t clock_ns;
 };
 
 // The types are numbered from 1.
@@ -26,6 +28,10 @@ constexpr uint32_t kMostBytes = 1 << 30;
 constexpr size_t kReadBytes = 64 << 10;
 // Other links must have their turn.
 constexpr size_t kMostReadAtOnce = 1 << 20;
+// No clock shows more: a hundred years.
+constexpr int64_t kMostNanoseconds = int64_t{1} << 61;
+// How often to ask the kernel how long a message takes.
+constexpr std::chrono::seconds kBetweenMeasurements(1);
 
 }  // namespace
 
@@ -47,8 +53,9 @@ void ControlLink::Queue(FrameType type, std::string_view bytes) {
                  " bytes was to be sent");
   }
   if (!why_closed_.empty()) return;
+  const std::chrono::nanoseconds now = Clock::now().time_since_epoch();
   const Header header = {
-      static_cast<uint32_t>(bytes.size()), static_cast<uint8_t>(type), {}};
+      static_cast<uint32_t>(bytes.size()), static_cast<uint8_t>(type), {}, now.count()};
   unsent_.append(reinterpret_cast<const char*>(&header), sizeof(header));
   unsent_.append(bytes);
 }
@@ -112,7 +119,15 @@ bool ControlLink::Receive() {
     if (bytes < kReadBytes) break;
   }
   if (!connection_.why_closed().empty()) Close(connection_.why_closed());
+  if (read > 0) NoteRead(Clock::now());
   return read > 0;
+}
+
+void ControlLink::NoteRead(Clock::time_point now) {
+  read_at_ = now;
+  if (now < measured_ + kBetweenMeasurements) return;
+  measured_ = now;
+  delay_ = connection_.OneWayDelay();
 }
 
 bool ControlLink::Next(FrameType* type, std::string_view* bytes) {
@@ -127,9 +142,24 @@ bool ControlLink::Next(FrameType* type, std::string_view* bytes) {
     return false;
   }
   if (left - sizeof(header) < header.bytes) return false;
+  if (!NoteSent(std::chrono::nanoseconds(header.clock_ns))) return false;
   *type = static_cast<FrameType>(header.type);
   *bytes = std::string_view(received_).substr(taken_ + sizeof(header), header.bytes);
   taken_ += sizeof(header) + header.bytes;
+  return true;
+}
+
+// No clock goes backwards.
+bool ControlLink::NoteSent(std::chrono::nanoseconds clock) {
+  const Clock::time_point sent(clock);
+  if (sent < told_ || clock.count() > kMostNanoseconds) {
+    Close("it sent a frame at a time of " + std::to_string(clock.count()) +
+          " ns, which cannot be");
+    taken_ = received_.size();
+    return false;
+  }
+  told_ = sent;
+  sent_at_ = clock_.Note(sent, read_at_, delay_);
   return true;
 }
 

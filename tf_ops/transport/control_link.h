@@ -14,6 +14,7 @@
 
 #include "tf_ops/transport/connection.h"
 #include "tf_ops/transport/doorbell.h"
+#include "tf_ops/transport/peer_clock.h"
 
 namespace keras_hvd {
 
@@ -62,8 +63,8 @@ class ControlLink {
   // Gives the next complete frame, valid until the next Next or Receive. Returns false
   // if there is none.
   bool Next(FrameType* type, std::string_view* bytes);
-
-  std::chrono::microseconds OneWayDelay() const { return connection_.OneWayDelay(); }
+  // When that was queued, by this host's clock.
+  Clock::time_point sent_at() const { return sent_at_; }
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
@@ -72,6 +73,8 @@ class ControlLink {
 
  private:
   void Close(const std::string& why);
+  void NoteRead(Clock::time_point now);
+  bool NoteSent(std::chrono::nanoseconds clock);
   bool Await(short events, Clock::time_point deadline) const;
 
   Connection connection_;
@@ -80,6 +83,12 @@ class ControlLink {
   size_t sent_ = 0;  // bytes of unsent_
   std::string received_;
   size_t taken_ = 0;  // bytes of received_ that Next has given out
+  PeerClock clock_;
+  std::chrono::microseconds delay_{0};  // of a small message
+  Clock::time_point measured_{};        // when that was
+  Clock::time_point read_at_{};         // when something came last
+  Clock::time_point told_{};            // by the other host's clock, in the last frame
+  Clock::time_point sent_at_{};
   std::string why_closed_;
 };
 

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -94,20 +96,83 @@ TEST_P(ControlLinkTest, AnEndIsSeenBehindTheLastFrame) {
   EXPECT_EQ(b_->why_closed(), "it was closed");
 }
 
-TEST(ControlLinkFrameTest, WhatIsNoFrameEndsTheLink) {
-  for (const char* bytes :
-       {"\1\0\0\0\0\0\0\0", "\1\0\0\0\77\0\0\0", "\377\377\377\377\1\0\0\0"}) {
+// A link that hears what a test writes.
+class ControlLinkFrameTest : public testing::Test {
+ protected:
+  ControlLinkFrameTest() {
     int ends[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    ControlLink link(ends[0], 1);
-    ASSERT_EQ(write(ends[1], bytes, 8), 8);
-    EXPECT_TRUE(link.Receive());
-    FrameType type;
-    std::string_view frame;
-    EXPECT_FALSE(link.Next(&type, &frame));
-    EXPECT_NE(link.why_closed().find("which does not exist"), std::string::npos);
-    close(ends[1]);
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    link_ = std::make_unique<ControlLink>(ends[0], 1);
+    other_ = ends[1];
   }
+  ~ControlLinkFrameTest() override { close(other_); }
+
+  // Returns whether that is a frame.
+  bool Hear(uint32_t bytes, uint32_t type, int64_t clock_ns) {
+    const uint32_t start[] = {bytes, type};
+    std::string header(reinterpret_cast<const char*>(start), sizeof(start));
+    header.append(reinterpret_cast<const char*>(&clock_ns), sizeof(clock_ns));
+    EXPECT_EQ(write(other_, header.data(), header.size()), 16);
+    EXPECT_TRUE(link_->Receive());
+    FrameType found;
+    std::string_view frame;
+    return link_->Next(&found, &frame);
+  }
+
+  std::unique_ptr<ControlLink> link_;
+  int other_;
+};
+
+constexpr int64_t kDay = 86'400'000'000'000;
+
+TEST_F(ControlLinkFrameTest, OfNoTypeEndsTheLink) {
+  EXPECT_FALSE(Hear(0, 0, 0));
+  EXPECT_EQ(link_->why_closed(),
+            "it sent a frame of type 0 and 0 bytes, which does not exist");
+}
+
+TEST_F(ControlLinkFrameTest, OfAnUnknownTypeEndsTheLink) {
+  EXPECT_FALSE(Hear(0, 63, 0));
+  EXPECT_EQ(link_->why_closed(),
+            "it sent a frame of type 63 and 0 bytes, which does not exist");
+}
+
+TEST_F(ControlLinkFrameTest, TooLongEndsTheLink) {
+  EXPECT_FALSE(Hear(0xffffffff, 1, 0));
+  EXPECT_EQ(link_->why_closed(),
+            "it sent a frame of type 1 and 4294967295 bytes, which does not exist");
+}
+
+TEST_F(ControlLinkFrameTest, OfATimeBeforeTheLastOnesEndsTheLink) {
+  EXPECT_TRUE(Hear(0, 1, kDay));
+  EXPECT_TRUE(Hear(0, 1, kDay));
+  EXPECT_FALSE(Hear(0, 1, kDay - 1));
+  EXPECT_EQ(link_->why_closed(),
+            "it sent a frame at a time of 86399999999999 ns, which cannot be");
+}
+
+TEST_F(ControlLinkFrameTest, OfATimeThatNoClockShowsEndsTheLink) {
+  EXPECT_FALSE(Hear(0, 1, std::numeric_limits<int64_t>::max()));
+  EXPECT_EQ(link_->why_closed(),
+            "it sent a frame at a time of 9223372036854775807 ns, which cannot be");
+}
+
+TEST_F(ControlLinkFrameTest, OfATimeBeforeTheClockBeganEndsTheLink) {
+  EXPECT_FALSE(Hear(0, 1, -1));
+}
+
+// The first frame is read at once, the second one a while after it was sent.
+TEST_F(ControlLinkFrameTest, TheTimeIsWhenItWasSentByThisHostsClock) {
+  const Clock::time_point before = Clock::now();
+  ASSERT_TRUE(Hear(0, 1, kDay));
+  const Clock::time_point after = Clock::now();
+  EXPECT_GE(link_->sent_at(), before);
+  EXPECT_LE(link_->sent_at(), after);
+  while (Clock::now() < after + std::chrono::milliseconds(50)) continue;
+  ASSERT_TRUE(Hear(0, 1, kDay + 1000));
+  const Clock::duration drift = (Clock::now() - before) / PeerClock::kMostDrift;
+  EXPECT_GE(link_->sent_at(), before + std::chrono::microseconds(1));
+  EXPECT_LE(link_->sent_at(), after + std::chrono::microseconds(1) + drift);
 }
 
 TEST_P(ControlLinkTest, BothEndsFinishAndNothingIsLost) {

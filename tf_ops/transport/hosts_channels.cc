@@ -37,7 +37,7 @@ class NeighborSender final : public MessageSender {
 class NeighborReceiver final : public MessageReceiver {
  public:
   NeighborReceiver(std::shared_ptr<HostsJobState> job, Neighbor* sender)
-      : job_(std::move(job)), inbox_(sender->inbox), link_(*sender->link) {}
+      : job_(std::move(job)), inbox_(sender->inbox) {}
 
   bool HasNews() const override { return !inbox_.empty(); }
   bool Receive() override { return !inbox_.empty(); }
@@ -45,16 +45,15 @@ class NeighborReceiver final : public MessageReceiver {
     if (inbox_.empty()) return false;
     current_ = std::move(inbox_.front());
     inbox_.pop_front();
-    *message = current_;
+    *message = current_.bytes;
     return true;
   }
-  std::chrono::microseconds OneWayDelay() const override { return link_.OneWayDelay(); }
+  Clock::time_point SentAt() const override { return current_.sent_at; }
 
  private:
   const std::shared_ptr<HostsJobState> job_;
-  std::deque<std::string>& inbox_;
-  const ControlLink& link_;
-  std::string current_;
+  std::deque<Neighbor::Message>& inbox_;
+  Neighbor::Message current_;
 };
 
 }  // namespace

@@ -263,9 +263,10 @@ void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
       account.age_ns < kLongestNanoseconds && account.duration_ns >= 0 &&
       account.duration_ns < kLongestNanoseconds && bytes.size() <= kLongestName;
   if (!is_account) return NoteNonsense(from);
-  const std::chrono::nanoseconds delay = from->link->OneWayDelay();
+  const std::chrono::nanoseconds age(account.age_ns), duration(account.duration_ns);
+  const Clock::time_point end = from->link->sent_at() - age;
   if (!is_coordinator()) {
-    account.age_ns += delay.count();
+    account.age_ns = std::chrono::nanoseconds(Clock::now() - end).count();
     return QueueAbove(FrameType::kBatch, AsBytes(account) + std::string(bytes));
   }
   if (batches_.size() >= kMostBatches) return;
@@ -274,8 +275,8 @@ void HostsJobState::TakeBatch(Neighbor* from, std::string_view bytes) {
   batch.kind = account.kind;
   batch.requests = account.requests;
   batch.name = bytes;
-  batch.end = Clock::now() - delay - std::chrono::nanoseconds(account.age_ns);
-  batch.begin = batch.end - std::chrono::nanoseconds(account.duration_ns);
+  batch.end = end;
+  batch.begin = end - duration;
 }
 
 std::vector<BatchElsewhere> HostsJobState::TakeBatches() {
@@ -424,7 +425,7 @@ void HostsJobState::TakeFrame(Neighbor* from, FrameType type, std::string_view b
     case FrameType::kSubmission:
     case FrameType::kDecision:
       if (from->is_above != (type == FrameType::kDecision)) return NoteNonsense(from);
-      from->inbox.emplace_back(bytes);
+      from->inbox.push_back({std::string(bytes), from->link->sent_at()});
       return;
     case FrameType::kFailure:
     case FrameType::kKnown:

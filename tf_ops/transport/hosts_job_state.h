@@ -73,10 +73,15 @@ class HostsJobState final : public SharedJobState {
 
   // A leader next to this one in the tree.
   struct Neighbor {
+    struct Message {
+      std::string bytes;
+      Clock::time_point sent_at;  // by this host's clock
+    };
+
     std::unique_ptr<ControlLink> link;
     Reachability reachability;
     bool is_above;
-    std::deque<std::string> inbox{};  // messages that nobody has taken yet
+    std::deque<Message> inbox{};  // what nobody has taken yet
     Clock::time_point lost_at{};
     Clock::time_point asked_at = Clock::time_point::max();  // max: it has answered
     bool has_departed = false;

@@ -78,8 +78,9 @@ class Listener {
   std::unique_ptr<HostsJobState> state_;
 };
 
+// All are sent at the same time, as the sender's clock says.
 std::string Frame(uint8_t type, std::string_view bytes) {
-  std::string frame(8, '\0');
+  std::string frame(16, '\0');
   frame[0] = static_cast<char>(bytes.size());
   frame[1] = static_cast<char>(bytes.size() >> 8);
   frame[4] = static_cast<char>(type);

@@ -1,4 +1,4 @@
-// What leaders of two hosts ask each other, and how often.
+// What leaders of two hosts ask and tell each other.
 #include "tf_ops/transport/hosts_job_state.h"
 
 #include <gmock/gmock.h>
@@ -36,9 +36,12 @@ class Leader {
   }
 
   HostsJobState& state() { return *state_; }
-  void Tell(FrameType type, std::string_view bytes = "") {
+  void Send(FrameType type, std::string_view bytes = "") {
     other_->Queue(type, bytes);
     other_->Flush();
+  }
+  void Tell(FrameType type, std::string_view bytes = "") {
+    Send(type, bytes);
     state_->Poll();
   }
   // The types of what the other one has got since the last call.
@@ -98,6 +101,36 @@ TEST(HostsJobStateTest, AQuestionFromAboveIsAnsweredOnce) {
   leader.state().AnswerAbove();
   EXPECT_EQ(leader.state().AskedAbout(), 0u);
   EXPECT_THAT(leader.Told(), ElementsAre(FrameType::kCarriedOut));
+}
+
+// Of a leader's batch, as it travels.
+struct BatchAccount {
+  int32_t rank = 1, kind = 0, requests = 1;
+  uint32_t zeros = 0;
+  int64_t age_ns, duration_ns;
+};
+
+// The coordinator has read what came before in time.
+TEST(HostsJobStateTest, ABatchThatIsHeardOfLateHasNotEndedLate) {
+  using std::chrono::milliseconds;
+  Leader leader(0);
+  const Clock::time_point before = Clock::now();
+  leader.Tell(FrameType::kSign);
+  const Clock::time_point after = Clock::now();
+  BatchAccount account;
+  account.age_ns = 3'000'000;
+  account.duration_ns = 2'000'000;
+  const std::string bytes(reinterpret_cast<const char*>(&account), sizeof(account));
+  leader.Send(FrameType::kBatch, bytes + "x");
+  const Clock::time_point sent = Clock::now();
+  while (Clock::now() < sent + milliseconds(50)) continue;
+  leader.state().Poll();
+  const std::vector<BatchElsewhere> batches = leader.state().TakeBatches();
+  ASSERT_EQ(batches.size(), 1u);
+  EXPECT_EQ(batches[0].end - batches[0].begin, milliseconds(2));
+  const Clock::duration drift = (Clock::now() - before) / PeerClock::kMostDrift;
+  EXPECT_GE(batches[0].end, after - milliseconds(3));
+  EXPECT_LE(batches[0].end, sent - milliseconds(3) + (after - before) + drift);
 }
 
 }  // namespace

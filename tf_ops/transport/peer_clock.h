@@ -1,0 +1,35 @@
+// What another host's clock shows, told by the messages that come from there.
+//
+// Each says when it was sent. The one that was on its way for the shortest time says
+// best how far the clocks are apart: the others came late, or were read late.
+#ifndef KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_
+#define KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_
+
+#include <chrono>
+#include <optional>
+
+#include "tf_ops/transport/doorbell.h"
+
+namespace keras_hvd {
+
+class PeerClock {
+ public:
+  // The other clock may be faster or slower than this host's by one part in so many, as
+  // one that is being set right.
+  static constexpr int kMostDrift = 2000;
+
+  // Takes in a message: when it was sent by the other clock, and when it was read by
+  // this one's. Returns when it was sent by this one's, if the shortest way takes
+  // `delay`.
+  Clock::time_point Note(Clock::time_point sent, Clock::time_point read,
+                         std::chrono::nanoseconds delay);
+
+ private:
+  // How much more this host's clock shows, and the shortest way, together.
+  std::optional<Clock::duration> ahead_;
+  Clock::time_point noted_;  // when that was noted last
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_TRANSPORT_PEER_CLOCK_H_
