@@ -360,6 +360,7 @@ std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t
     AddInteger(kDeparts, &message_);
     AddInteger(departure->rank, &message_);
     AddInteger(departure->carried_out, &message_);
+    AddInteger(departure->leader + 1, &message_);
     return message_;
   }
   const auto& merged = std::get<MergedSubmission>(first);
@@ -500,7 +501,10 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
   if (flags == kDeparts) {
     const int rank = fields.Integer("rank", 0, below_.back());
     CheckRank(rank, below_, &fields);
-    *decoded = RankDeparture{rank, fields.Integer("decisions", 0, kAny)};
+    const int64_t carried_out = fields.Integer("decisions", 0, kAny);
+    const int leader = fields.Integer("leader", 0, below_.back() + 1) - 1;
+    if (leader >= 0) CheckRank(leader, below_, &fields);
+    *decoded = RankDeparture{rank, carried_out, leader};
     return fields.End();
   }
   if (flags == kIsRun) {

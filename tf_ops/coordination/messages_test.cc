@@ -470,9 +470,12 @@ TEST_F(MergedTest, HasWhatEachRankGives) {
 }
 
 TEST_F(MergedTest, MayBeADeparture) {
-  const auto departure = Decode<RankDeparture>(Encode(RankDeparture{3, 5}));
-  EXPECT_EQ(departure.rank, 3);
-  EXPECT_EQ(departure.carried_out, 5);
+  for (const int leader : {-1, 1}) {
+    const auto departure = Decode<RankDeparture>(Encode(RankDeparture{3, 5, leader}));
+    EXPECT_EQ(departure.rank, 3);
+    EXPECT_EQ(departure.carried_out, 5);
+    EXPECT_EQ(departure.leader, leader);
+  }
 }
 
 // Descriptions without a number live no longer than their message, so others get their
@@ -576,8 +579,9 @@ TEST_F(MergedTest, RanksAreThoseBelowTheSenderInTheirOrder) {
   EXPECT_THAT(error({1, 4}), HasSubstr("ranks = 4"));
   EXPECT_THAT(error({1, 2}), HasSubstr("rank 2 is not below the host"));
   EXPECT_THAT(error({}), HasSubstr("it is of no rank"));
-  EXPECT_THAT(ErrorOf(Upward(RankDeparture{2})),
-              HasSubstr("rank 2 is not below the host"));
+  for (const RankDeparture& departure : {RankDeparture{2}, RankDeparture{3, 0, 2}}) {
+    EXPECT_THAT(ErrorOf(Upward(departure)), HasSubstr("rank 2 is not below the host"));
+  }
 }
 
 TEST_F(MergedTest, ADuplicateIsOfOneRank) {
@@ -825,6 +829,7 @@ TEST_F(MergedTest, RandomOnesAreErrorsOrHaveNothingOutOfRange) {
     ++accepted[which];
     if (const auto* departure = std::get_if<RankDeparture>(&decoded)) {
       EXPECT_THAT(kBelow, Contains(departure->rank));
+      EXPECT_TRUE(departure->leader == -1 || kBelow.Has(departure->leader));
       continue;
     }
     const auto& merged = std::get<MergedSubmission>(decoded);

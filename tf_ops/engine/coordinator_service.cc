@@ -135,12 +135,21 @@ void CoordinatorService::Submit(MergedSubmission submission) {
 
 void CoordinatorService::Leave(const RankDeparture& departure) {
   const int rank = departure.rank;
-  departures_.push_back(departure);
+  // A leader that leaves tells of all below it, also of those that have left before.
+  if (!departures_.emplace(rank, departure).second) return;
   CheckRuns(departure);
   if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
   coordinator_.Leave(
-      rank,
-      job_->Describe(rank) + " has left the job: its script ended or called shutdown");
+      rank, HowItLeft(departure, "") + ": its script ended or called shutdown");
+}
+
+// `what`: it did not do.
+std::string CoordinatorService::HowItLeft(const RankDeparture& departure,
+                                          const std::string& what) const {
+  const std::string rank = job_->Describe(departure.rank);
+  if (departure.leader < 0) return rank + " has left the job" + what;
+  return rank + " was cut off from rank 0" + what + ": " +
+         job_->Describe(departure.leader) + ", between them, has left the job";
 }
 
 void CoordinatorService::CheckRuns(const RankDeparture& departure) {
@@ -153,8 +162,8 @@ void CoordinatorService::CheckRun(const LastRun& last, const RankDeparture& depa
     return;
   }
   job_->Fail(Code::kRankFailed,
-             job_->Describe(departure.rank) + " left the job before it ran " +
-                 Title(*last.description) + ", which it had submitted");
+             HowItLeft(departure, " before it ran " + Title(*last.description) +
+                                      ", which it had submitted"));
 }
 
 void CoordinatorService::NoteGpuRun(const Decision& decision) {
@@ -174,7 +183,7 @@ void CoordinatorService::NoteAddition(const Decision& decision) {
 void CoordinatorService::NoteLast(const LastRun& last) {
   last_gpu_runs_[last.description->process_set] = last;
   // What a rank submitted last may be decided after it has left.
-  for (const RankDeparture& departure : departures_) CheckRun(last, departure);
+  for (const auto& [rank, departure] : departures_) CheckRun(last, departure);
 }
 
 void CoordinatorService::Queue(std::string_view message) {
@@ -195,7 +204,6 @@ void CoordinatorService::WriteDecision(const Decision& decision) {
   const bool runs = decision.type == Decision::Type::kRun;
   if (runs && decision.first->on_gpu && topology_.hosts() > 1) NoteGpuRun(decision);
   if (decision.agreed == Kind::kAddProcessSet) NoteAddition(decision);
-  if (decision.agreed == Kind::kRemoveProcessSet) last_gpu_runs_.erase(decision.answer);
 }
 
 // ---- Autotuning

@@ -3,6 +3,7 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_COORDINATOR_SERVICE_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -67,6 +68,7 @@ class CoordinatorService {
   void TakeMerged();
   void Submit(MergedSubmission submission);
   void Leave(const RankDeparture& departure);
+  std::string HowItLeft(const RankDeparture& departure, const std::string& what) const;
   void CheckRuns(const RankDeparture& departure);
   void CheckRun(const LastRun& last, const RankDeparture& departure);
   void NoteGpuRun(const Decision& decision);
@@ -89,9 +91,10 @@ class CoordinatorService {
   // on than to keep it apart.
   const std::unique_ptr<SubmissionMerger> merger_;
   SubmissionReader reader_;
-  std::unordered_map<int32_t, LastRun> last_gpu_runs_;  // by process set
-  std::vector<RankDeparture> departures_;
-  bool uses_gpus_ = false;  // some rank does
+  // By process set, also of removed ones: a member may still have it before it.
+  std::unordered_map<int32_t, LastRun> last_gpu_runs_;
+  std::map<int, RankDeparture> departures_;  // by rank
+  bool uses_gpus_ = false;                   // some rank does
   bool leaves_ = false;
   int64_t queued_ = 0;    // decisions; ranks count them alike
   double now_ = 0;        // when reading began, in seconds

@@ -117,6 +117,20 @@ TEST(GpuLeavingTest, ARankThatLeavesBeforeItsRequestIsDecidedEndsTheJob) {
   ExpectFailure(&job[0], 1);
 }
 
+// What a rank asks for about a process set, and leaves before it has come to that.
+std::unique_ptr<Operation> CutShort(Kind kind, const std::vector<int>& members) {
+  auto operation = std::make_unique<Operation>();
+  Description description;
+  description.kind = kind;
+  description.name = "keras_hvd.process_sets";
+  description.members = members;
+  operation->description = std::make_shared<Description>(description);
+  operation->done = [](const Status& status) {
+    EXPECT_EQ(status.code, Code::kShutDown);
+  };
+  return operation;
+}
+
 // A new process set is a part of the communicator of all ranks, which all have to make.
 TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
   const StandIn libraries;
@@ -126,16 +140,7 @@ TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
   job.ForEach([](GpuRank& self, int) {
     ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
   });
-  auto addition = std::make_unique<Operation>();
-  Description description;
-  description.kind = Kind::kAddProcessSet;
-  description.name = "keras_hvd.process_sets";
-  description.members = {0};
-  addition->description = std::make_shared<Description>(description);
-  addition->done = [](const Status& status) {
-    EXPECT_EQ(status.code, Code::kShutDown);
-  };
-  ASSERT_TRUE(job[1].engine().Submit(std::move(addition)).ok());
+  ASSERT_TRUE(job[1].engine().Submit(CutShort(Kind::kAddProcessSet, {0})).ok());
   const int64_t polls = Polls(libraries, 1);
   std::thread leaves([&] { job.Stop(1); });
   EXPECT_TRUE(Eventually([&] { return Polls(libraries, 1) > polls + 100; }));
@@ -146,7 +151,7 @@ TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
     const Status status = job[0].engine().AddProcessSet({0}, &id);
     EXPECT_EQ(status.code, Code::kRankFailed);
     EXPECT_TRUE(
-        Contains(status.message, "left the job before it ran add_process_set()"))
+        Contains(status.message, "has left the job before it ran add_process_set()"))
         << status.message;
   });
   // It waits for its GPU before it makes its part.
@@ -154,6 +159,47 @@ TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
   libraries->Hold(job[1].stream(), false);
   leaves.join();
   adds.join();
+}
+
+// What a set has run last is known after its end, too.
+TEST(GpuLeavingTest, ARankThatRunsNothingBeforeItsProcessSetEndsEndsTheJob) {
+  const StandIn libraries;
+  GpuJob job(libraries, Layout{{0, 1, 2}}, 1);
+  job.Connect();
+  job.ForEach([](GpuRank& self, int) {
+    int32_t id = 0;
+    ASSERT_EQ(self.engine().AddProcessSet({0, 1}, &id).message, "");
+    ASSERT_EQ(id, 1);
+  });
+  libraries->Hold(job[1].stream(), true);
+  job.ForEach([](GpuRank& self, int) {
+    ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
+  });
+  Ask last = Sum("last", {1});
+  last.description.process_set = 1;
+  const size_t of_leaver = job[1].Submit(last);
+  auto removal = CutShort(Kind::kRemoveProcessSet, {0, 1});
+  ASSERT_TRUE(job[1].engine().Submit(std::move(removal)).ok());
+  const int64_t polls = Polls(libraries, 1);
+  std::thread leaves([&] { job.Stop(1); });
+  EXPECT_TRUE(Eventually([&] { return Polls(libraries, 1) > polls + 100; }));
+  const Status enqueued = job[0].End(job[0].Submit(last));
+  EXPECT_TRUE(enqueued.ok()) << enqueued.message;
+  std::vector<std::thread> remove;
+  for (const int rank : {0, 2}) {
+    remove.emplace_back([&, rank] {
+      libraries->SetRank(rank);
+      (void)job[rank].engine().RemoveProcessSet(1).ok();
+    });
+  }
+  // Rank 0 has come to the end of the set.
+  EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, "ncclCommFinalize") > 0; }));
+  libraries->Hold(job[1].stream(), false);
+  leaves.join();
+  for (std::thread& thread : remove) thread.join();
+  EXPECT_EQ(job[1].End(of_leaver).code, Code::kShutDown);
+  job[0].Synchronize();
+  ExpectFailure(&job[0], 1);
 }
 
 // ---- Leaders that leave first

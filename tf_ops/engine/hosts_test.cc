@@ -235,6 +235,68 @@ TEST_P(HostsTest, WhoComesLateHearsWhoLeftFirst) {
   }
 }
 
+// Rank 2, which has not left itself, and rank 0 know who has.
+TEST(CutOffTest, TheLeaderThatLeftIsNamed) {
+  for (const Layout& layout : {Layout{{0, 1, 1}}, Layout{{0, 1, 2}, 1}}) {
+    HostsJob job(layout);
+    job.ForEach([](Rank& self, int) {
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet({0, 2}, &id).message, "");
+      ASSERT_EQ(id, 1);
+    });
+    job.MeetAll();
+    job[1].Leave();
+    Ask sum = Sum("in the set", {1});
+    sum.description.process_set = 1;
+    const Status end = job[0].Run(sum);
+    EXPECT_EQ(end.code, Code::kRankFailed);
+    const std::string host = std::to_string(layout.hosts[2]);
+    EXPECT_TRUE(Contains(end.message, "on host" + host + ") was cut off from rank 0: " +
+                                          "rank 1 (pid " + std::to_string(getpid()) +
+                                          " on host1), between them, has left the job"))
+        << end.message;
+    job.LeaveAll();
+  }
+}
+
+// A rank that is busy does not read what its leader passes on, and more is decided than
+// there is room for. Then rank 0 leaves.
+TEST(BusyRankTest, DecisionsThatWaitForRoomComeBeforeADeparture) {
+  const std::vector<float> values(2600, 1.0f);
+  const auto submit = [&](Rank& self) {
+    std::vector<size_t> numbers;
+    for (int i = 0; i < 100; ++i) {
+      numbers.push_back(self.Submit(Sum("sum " + std::to_string(i), values)));
+    }
+    return numbers;
+  };
+  HostsJob job(Layout{{0, 1, 1}});
+  std::promise<void> is_busy, goes_on;
+  std::vector<size_t> of_busy = submit(job[2]);
+  std::thread busy([&] {
+    Ask ask = Sum("busy", {1});
+    ask.on_end = [&] {
+      is_busy.set_value();
+      goes_on.get_future().wait();
+    };
+    of_busy.push_back(job[2].Submit(ask));
+  });
+  for (int rank : {0, 1}) job[rank].Submit(Sum("busy", {1}));
+  is_busy.get_future().wait();
+  const std::vector<size_t> of_leader = submit(job[1]);
+  for (size_t number : submit(job[0])) EXPECT_EQ(job[0].End(number).message, "");
+  job[0].Leave();
+  // What has come is read before a sleep.
+  const int64_t sleeps = job[1].counters().sleeps;
+  EXPECT_TRUE(Eventually([&] { return job[1].counters().sleeps > sleeps + 2; }));
+  EXPECT_LT(job[1].ended(), of_leader.size());
+  goes_on.set_value();
+  busy.join();
+  for (size_t number : of_leader) ASSERT_EQ(job[1].End(number).message, "");
+  for (size_t number : of_busy) ASSERT_EQ(job[2].End(number).message, "");
+  job.LeaveAll();
+}
+
 TEST_P(HostsTest, AnErrorThatWasHandledIsNotWhyALeaderLeaves) {
   HostsJob job(GetParam());
   job.ForEach([&](Rank& self, int rank) {

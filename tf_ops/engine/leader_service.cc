@@ -45,10 +45,13 @@ bool LeaderService::Poll() {
   bool progressed = reader_.Read();
   progressed |= PassUp();
   if (has_answer) job_->AnswerAbove();
-  if (!PassDown()) return progressed;
-  // What a process set has held is passed on when it is removed.
-  PassUp();
-  return true;
+  if (PassDown()) {
+    // What a process set has held is passed on when it is removed.
+    PassUp();
+    progressed = true;
+  }
+  if (!local_->has_unsent()) progressed |= job_->PassOnDepartures();
+  return progressed;
 }
 
 // That this rank leaves is an answer, too.
@@ -131,7 +134,7 @@ void LeaderService::Leave() {
   Poll();
   for (int rank : ranks_) {
     // They will not hear of later decisions.
-    if (rank != job_->rank()) merger_.Leave({rank, passed_down_});
+    if (rank != job_->rank()) merger_.Leave({rank, passed_down_, job_->rank()});
   }
   PassUp();
 }

@@ -362,6 +362,7 @@ class SocketSender final : public MessageSender {
   }
   // Messages without room are the job's thread's.
   bool CanFlush() const override { return false; }
+  bool has_unsent() const override { return !queued_.empty(); }
   void Drop(int receiver) override { takes_[receiver] = false; }
 
  private:

@@ -121,6 +121,8 @@ void Work::HandleFailure() {
 void Work::BeginToLeave() {
   if (job_->Failed()) return;
   execution_.gpu().Leave();
+  // The GPU may not have ended.
+  if (job_->Failed()) return;
   leaves_ = true;
   leaves_since_ = Clock::now();
   if (coordinator_service_ != nullptr) coordinator_service_->BeginToLeave();

@@ -28,6 +28,8 @@ class MessageSender {
   // Whether messages found no room and there may be some by now. Any thread may call
   // it.
   virtual bool CanFlush() const = 0;
+  // Whether messages wait for room.
+  virtual bool has_unsent() const = 0;
   // A receiver has left and must no longer hold up the others. Once none are left,
   // messages are discarded.
   virtual void Drop(int receiver) = 0;

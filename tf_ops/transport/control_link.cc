@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -28,7 +29,7 @@ constexpr uint32_t kMostBytes = 1 << 30;
 constexpr size_t kReadBytes = 64 << 10;
 // Other links must have their turn.
 constexpr size_t kMostReadAtOnce = 1 << 20;
-// No clock shows more: a hundred years.
+// No clock shows more: 73 years.
 constexpr int64_t kMostNanoseconds = int64_t{1} << 61;
 // How often to ask the kernel how long a message takes.
 constexpr std::chrono::seconds kBetweenMeasurements(1);
@@ -43,6 +44,14 @@ void ControlLink::Close(const std::string& why) {
   why_closed_ = why;
   unsent_.clear();
   sent_ = 0;
+}
+
+// The other end sees that this one has ended it.
+void ControlLink::Refuse(const std::string& what) {
+  has_refused_ = why_closed_.empty();
+  Close("it sent a frame " + what + ", which does not exist");
+  taken_ = received_.size();
+  connection_.EndSending();
 }
 
 // ---- Sending
@@ -136,30 +145,21 @@ bool ControlLink::Next(FrameType* type, std::string_view* bytes) {
   if (left < sizeof(header)) return false;
   memcpy(&header, received_.data() + taken_, sizeof(header));
   if (header.type < 1 || header.type > kTypes || header.bytes > kMostBytes) {
-    Close("it sent a frame of type " + std::to_string(header.type) + " and " +
-          std::to_string(header.bytes) + " bytes, which does not exist");
-    taken_ = received_.size();
+    Refuse("of type " + std::to_string(header.type) + " and " +
+           std::to_string(header.bytes) + " bytes");
+    return false;
+  }
+  if (header.clock_ns < 0 || header.clock_ns > kMostNanoseconds) {
+    Refuse("of the time " + std::to_string(header.clock_ns) + " ns");
     return false;
   }
   if (left - sizeof(header) < header.bytes) return false;
-  if (!NoteSent(std::chrono::nanoseconds(header.clock_ns))) return false;
+  // Those of several cores may differ a little.
+  told_ = std::max(told_, Clock::time_point(std::chrono::nanoseconds(header.clock_ns)));
+  sent_at_ = clock_.Note(told_, read_at_, delay_);
   *type = static_cast<FrameType>(header.type);
   *bytes = std::string_view(received_).substr(taken_ + sizeof(header), header.bytes);
   taken_ += sizeof(header) + header.bytes;
-  return true;
-}
-
-// No clock goes backwards.
-bool ControlLink::NoteSent(std::chrono::nanoseconds clock) {
-  const Clock::time_point sent(clock);
-  if (sent < told_ || clock.count() > kMostNanoseconds) {
-    Close("it sent a frame at a time of " + std::to_string(clock.count()) +
-          " ns, which cannot be");
-    taken_ = received_.size();
-    return false;
-  }
-  told_ = sent;
-  sent_at_ = clock_.Note(sent, read_at_, delay_);
   return true;
 }
 

@@ -68,13 +68,15 @@ class ControlLink {
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
+  // Whether this end has ended it, because of what came.
+  bool has_refused() const { return has_refused_; }
   // Whether that is because the other host does not answer.
   bool is_unreachable() const { return connection_.is_unreachable(); }
 
  private:
   void Close(const std::string& why);
+  void Refuse(const std::string& what);
   void NoteRead(Clock::time_point now);
-  bool NoteSent(std::chrono::nanoseconds clock);
   bool Await(short events, Clock::time_point deadline) const;
 
   Connection connection_;
@@ -87,9 +89,10 @@ class ControlLink {
   std::chrono::microseconds delay_{0};  // of a small message
   Clock::time_point measured_{};        // when that was
   Clock::time_point read_at_{};         // when something came last
-  Clock::time_point told_{};            // by the other host's clock, in the last frame
+  Clock::time_point told_{};            // the latest time by the other host's clock
   Clock::time_point sent_at_{};
   std::string why_closed_;
+  bool has_refused_ = false;
 };
 
 }  // namespace keras_hvd

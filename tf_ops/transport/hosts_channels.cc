@@ -1,6 +1,7 @@
 // See hosts_channels.h.
 #include "tf_ops/transport/hosts_channels.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,11 @@ class NeighborSender final : public MessageSender {
   }
   // What finds no room leaves when the job's state is polled.
   bool CanFlush() const override { return false; }
+  bool has_unsent() const override {
+    return std::any_of(
+        receivers_.begin(), receivers_.end(),
+        [](const Neighbor* receiver) { return receiver->link->has_unsent(); });
+  }
   // A leader that has left takes nothing more in, and nobody waits for it.
   void Drop(int) override {}
 

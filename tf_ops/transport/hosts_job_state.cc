@@ -317,8 +317,8 @@ void HostsJobState::TakeCarriedOut(Neighbor* from, std::string_view bytes) {
 // The others of a host that has lost its leader say how it ended.
 bool HostsJobState::IsReported(const Neighbor& neighbor, Clock::time_point now) const {
   const int host = topology().host_of(neighbor.link->peer());
-  return !neighbor.IsUnreachable() && wave_.HasOthers(host) &&
-         now < neighbor.lost_at + FailureWave::kSuccession;
+  return !neighbor.IsUnreachable() && !neighbor.link->has_refused() &&
+         wave_.HasOthers(host) && now < neighbor.lost_at + FailureWave::kSuccession;
 }
 
 void HostsJobState::NoteLost(Neighbor* neighbor, Clock::time_point now) {
@@ -337,6 +337,10 @@ void HostsJobState::NoteLost(Neighbor* neighbor, Clock::time_point now) {
     text += " cannot be reached: nothing has come from its host for " +
             std::to_string(limit) +
             " s. See whether that host runs, and whether the network to it works";
+  } else if (neighbor->link->has_refused()) {
+    text +=
+        " has sent " + Describe(rank()) +
+        " something else than keras_hvd's messages: " + neighbor->link->why_closed();
   } else {
     text += " has gone without a word: its connections to other hosts have ended";
   }
@@ -389,7 +393,6 @@ bool HostsJobState::Poll() {
     FrameType type;
     std::string_view bytes;
     while (neighbor.link->Next(&type, &bytes)) TakeFrame(&neighbor, type, bytes);
-    progressed |= PassOnDeparture(&neighbor);
     const bool closed = !neighbor.link->why_closed().empty();
     if (closed || neighbor.reachability.IsLost(now)) NoteLost(&neighbor, now);
   }
@@ -462,19 +465,22 @@ void HostsJobState::TakeDeparture(Neighbor* from, std::string_view bytes) {
   from->departed_above.emplace_back(departure.leader, departure.carried_out);
 }
 
-// Those who wait for a decision that came before the departure must get it first.
-bool HostsJobState::PassOnDeparture(Neighbor* from) {
-  if (from->departed_above.empty() || !from->inbox.empty()) return false;
-  for (const auto& [leader, carried_out] : from->departed_above) {
+bool HostsJobState::PassOnDepartures() {
+  const auto above = std::find_if(neighbors_.begin(), neighbors_.end(),
+                                  [](const Neighbor& each) { return each.is_above; });
+  if (above == neighbors_.end()) return false;
+  // Those who wait for a decision that came before must get it first.
+  if (above->departed_above.empty() || !above->inbox.empty()) return false;
+  for (const auto& [leader, carried_out] : above->departed_above) {
     const LeaderDeparture departure = {leader, 0, carried_out};
-    const int above = HostsAbove(leader);
-    if (above < SegmentHeader::kMostAbove) {
-      header().carried_out_above[above].store(carried_out + 1);
+    const int hosts_above = HostsAbove(leader);
+    if (hosts_above < SegmentHeader::kMostAbove) {
+      header().carried_out_above[hosts_above].store(carried_out + 1);
     }
     header().departed_above.store(leader + 1);
     QueueForAll(FrameType::kDeparture, AsBytes(departure), /*above=*/false);
   }
-  from->departed_above.clear();
+  above->departed_above.clear();
   RingAll();
   return true;
 }

@@ -62,6 +62,8 @@ class HostsJobState final : public SharedJobState {
   void TellOfBatch(BatchElsewhere batch) override;
   std::vector<BatchElsewhere> TakeBatches() override;
 
+  bool PassOnDepartures() override;
+
   bool Poll() override;
   Clock::time_point NextPoll() const override;
 
@@ -91,7 +93,7 @@ class HostsJobState final : public SharedJobState {
     // carried out, as it has said.
     uint64_t asked_about = 0, carried_out = 0;
     // Leaders, and how many decisions each has carried out; the ranks here do not know
-    // of them yet.
+    // of them yet, nor do those below.
     std::vector<std::pair<int32_t, uint64_t>> departed_above{};
 
     bool IsUnreachable() const {
@@ -104,7 +106,6 @@ class HostsJobState final : public SharedJobState {
   void TakeFrame(Neighbor* from, FrameType type, std::string_view bytes);
   void TakeSettings(Neighbor* from, std::string_view bytes);
   void TakeDeparture(Neighbor* from, std::string_view bytes);
-  bool PassOnDeparture(Neighbor* from);
   int HostsAbove(int rank) const;
   void GiveSign(Neighbor* asking);
   void TakeSign(Neighbor* from, std::string_view bytes);

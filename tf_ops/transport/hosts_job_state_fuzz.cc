@@ -70,6 +70,7 @@ class Listener {
   void Poll() {
     state_->Poll();
     for (auto& neighbor : state_->neighbors()) neighbor.inbox.clear();
+    state_->PassOnDepartures();
     char answer[kPieceBytes];
     while (recv(speaker_, answer, sizeof(answer), MSG_DONTWAIT) > 0) continue;
   }

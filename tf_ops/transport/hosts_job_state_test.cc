@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -16,6 +17,7 @@ namespace keras_hvd {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A leader of one of two hosts, and what the other one reads and writes.
@@ -42,6 +44,11 @@ class Leader {
   }
   void Tell(FrameType type, std::string_view bytes = "") {
     Send(type, bytes);
+    state_->Poll();
+  }
+  void TellBytes(const std::string& bytes) {
+    EXPECT_EQ(write(other_->socket(), bytes.data(), bytes.size()),
+              static_cast<ssize_t>(bytes.size()));
     state_->Poll();
   }
   // The types of what the other one has got since the last call.
@@ -101,6 +108,28 @@ TEST(HostsJobStateTest, AQuestionFromAboveIsAnsweredOnce) {
   leader.state().AnswerAbove();
   EXPECT_EQ(leader.state().AskedAbout(), 0u);
   EXPECT_THAT(leader.Told(), ElementsAre(FrameType::kCarriedOut));
+}
+
+TEST(HostsJobStateTest, WhatIsNoMessageIsShown) {
+  Leader leader(0);
+  leader.TellBytes(std::string("\0\0\0\0\77\0\0\0", 8) + std::string(8, '\0'));
+  EXPECT_THAT(leader.state().Failure().message,
+              HasSubstr("rank 1 (pid 2 on other) has sent rank 0 "));
+  EXPECT_THAT(leader.state().Failure().message,
+              HasSubstr("it sent a frame of type 63 and 0 bytes"));
+}
+
+// Of leaders above. The second number says how many decisions one has carried out.
+TEST(HostsJobStateTest, ADepartureIsKnownBehindTheDecisionsBeforeIt) {
+  Leader leader(1);
+  leader.Tell(FrameType::kDecision, "some");
+  leader.Tell(FrameType::kDeparture, Number(0) + Number(1));
+  EXPECT_FALSE(leader.state().PassOnDepartures());
+  EXPECT_EQ(leader.state().DepartedAbove(), -1);
+  leader.state().neighbors().front().inbox.clear();
+  EXPECT_TRUE(leader.state().PassOnDepartures());
+  EXPECT_EQ(leader.state().DepartedAbove(), 0);
+  EXPECT_FALSE(leader.state().PassOnDepartures());
 }
 
 // Of a leader's batch, as it travels.

@@ -147,6 +147,11 @@ class JobState {
   // driving thread may call it.
   virtual std::vector<BatchElsewhere> TakeBatches() { return {}; }
 
+  // Tells this rank's host, and those below, of leaders above that have left. What was
+  // decided before that must be with the ranks here. Returns true if there was
+  // anything. Only the driving thread may call it.
+  virtual bool PassOnDepartures() { return false; }
+
   // Exchanges what is new with other hosts, without waiting. Returns true if there was
   // anything. Only the driving thread may call it.
   virtual bool Poll() { return false; }

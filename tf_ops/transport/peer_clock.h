@@ -17,6 +17,9 @@ class PeerClock {
   // The other clock may be faster or slower than this host's by one part in so many, as
   // one that is being set right.
   static constexpr int kMostDrift = 2000;
+  // If none was that early for so long, the other clock has stood still, as that of a
+  // machine that was paused.
+  static constexpr std::chrono::seconds kPatience{10};
 
   // Takes in a message: when it was sent by the other clock, and when it was read by
   // this one's. Returns when it was sent by this one's, if the shortest way takes
@@ -25,9 +28,12 @@ class PeerClock {
                          std::chrono::nanoseconds delay);
 
  private:
-  // How much more this host's clock shows, and the shortest way, together.
+  // How much more this host's clock shows, and the shortest way, together; and what
+  // was the least of that since a message was as early.
   std::optional<Clock::duration> ahead_;
-  Clock::time_point noted_;  // when that was noted last
+  Clock::duration least_ = Clock::duration::max();
+  Clock::time_point noted_;  // when a message was noted last
+  Clock::time_point early_;  // when one was as early
 };
 
 }  // namespace keras_hvd

@@ -27,6 +27,11 @@ class Hosts {
 
   Clock::time_point now() const { return Clock::time_point(kStart + passed_); }
   void Pass(nanoseconds time) { passed_ += time; }
+  // The other one, with its clock.
+  void PauseTheOther(nanoseconds time) {
+    Pass(time);
+    apart_ -= time;
+  }
   // Sends a message that is read so late. Returns by how much the time is wrong.
   nanoseconds Send(nanoseconds late) {
     const Clock::time_point sent = now();
@@ -37,7 +42,7 @@ class Hosts {
   }
 
  private:
-  const nanoseconds apart_;
+  nanoseconds apart_;
   const double drift_;
   nanoseconds passed_{0};
   PeerClock clock_;
@@ -73,6 +78,20 @@ TEST(PeerClockTest, AClockThatRunsFasterOrSlowerIsFollowed) {
       ASSERT_LT(std::max(error, -error), microseconds(300)) << drift;
     }
   }
+}
+
+TEST(PeerClockTest, AMachineThatWasPausedIsRightAgainAfterAWhile) {
+  Hosts hosts(hours(1), 0);
+  std::mt19937 random(7);
+  hosts.Send(nanoseconds(0));
+  hosts.PauseTheOther(seconds(3));
+  const Clock::time_point until = hosts.now() + PeerClock::kPatience;
+  nanoseconds error{0};
+  while (hosts.now() < until + milliseconds(10)) {
+    hosts.Pass(milliseconds(1));
+    error = hosts.Send(microseconds(random() % 5000));
+  }
+  EXPECT_LT(std::max(error, -error), microseconds(300));
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ class SharedMemorySender final : public MessageSender {
   bool CanFlush() const override {
     return has_no_room_.load() && state_.sender_waits.load() == 0;
   }
+  bool has_unsent() const override { return !queued_.empty(); }
   void Drop(int receiver) override { read_[receiver] = nullptr; }
 
  private:
