@@ -152,8 +152,10 @@ void EngineLoop::LeaveDriving() {
     work_.Poll();
     Announce(work_.Listening());
   }
+  // It does not wake for what it did not listen to when it fell asleep.
+  const bool hears_all = (work_.Listening() & ~rests_listening_to_) == 0;
   // Ring after announcing: the engine's thread may have slept since before that.
-  if (work_.PollHosts() || requests_.any_pending() ||
+  if (!hears_all || work_.PollHosts() || requests_.any_pending() ||
       work_.HasNews(work_.Listening()) || work_.HasDecision() || stopping_.load()) {
     bell_.Ring();
   }
@@ -277,6 +279,7 @@ void EngineLoop::Rest(std::unique_lock<std::mutex>* driving) {
     return Cancel();
   }
   counters_.sleeps += 1;
+  rests_listening_to_ = listening;
   Clock::time_point deadline = job_->NextPoll();
   if (watchful && !work_.has_ended()) {
     deadline = std::min(deadline, Clock::now() + StallWatch::kInterval);

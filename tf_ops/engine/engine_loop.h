@@ -90,6 +90,8 @@ class EngineLoop : private Waiter {
   std::mutex driving_;
   Work work_;                                             // guarded by driving_
   Clock::time_point stop_at_ = Clock::time_point::max();  // guarded by driving_
+  // What its last sleep was for; guarded by driving_.
+  uint32_t rests_listening_to_ = 0;
   bool was_idle_ = false;  // the last sleep ended without a ring; guarded by driving_
 
   std::atomic<int> callers_{0};  // threads that want to drive

@@ -5,11 +5,13 @@
 #include <atomic>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "tf_ops/engine/engine_testing.h"
 #include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/engine/stall_watch.h"
 
 namespace keras_hvd {
 namespace {
@@ -101,6 +103,32 @@ TEST(ProcessSetTest, OneThatIsHeldUpInTheMiddleHoldsUpNoOther) {
     done = true;
   });
   EXPECT_EQ(job[0].counters().lost_wakes, 0);
+}
+
+// Rank 0 adds it while its engine's thread sleeps, which so far need not hear what
+// others submit. It has nothing to do afterwards.
+TEST(ProcessSetTest, OneWithoutAnIdleRank0NeedsNothingOfIt) {
+  Job job(3);
+  ASSERT_TRUE(job[0].AwaitRest());
+  std::vector<std::thread> add;
+  for (const int rank : {1, 2}) {
+    const int64_t sleeps = job[rank].counters().sleeps;
+    add.emplace_back([&, rank] {
+      int32_t id = 0;
+      EXPECT_EQ(job[rank].engine().AddProcessSet({1, 2}, &id).message, "");
+    });
+    EXPECT_TRUE(Eventually([&] { return job[rank].counters().sleeps > sleeps; }));
+  }
+  int32_t id = 0;
+  EXPECT_EQ(job[0].engine().AddProcessSet({1, 2}, &id).message, "");
+  for (std::thread& thread : add) thread.join();
+  const Clock::time_point begin = Clock::now();
+  const size_t numbers[] = {job[1].Submit(In(id, Sum("x", {1}))),
+                            job[2].Submit(In(id, Sum("x", {1})))};
+  EXPECT_EQ(job[1].End(numbers[0]).message, "");
+  EXPECT_EQ(job[2].End(numbers[1]).message, "");
+  // Not when whoever waits looks for stalls, and rings.
+  EXPECT_LT(Clock::now() - begin, StallWatch::kInterval / 2);
 }
 
 TEST(ProcessSetTest, ARankOutsideOfItFailsAtOnceAndHoldsUpNobody) {
