@@ -30,13 +30,13 @@
 
 namespace keras_hvd {
 
-// The rank has left the job, or is cut off from it, and has submitted everything before.
+// The rank has left the job, or is cut off, and has submitted everything before.
 struct RankDeparture {
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   int rank = 0;
   int64_t carried_out = kAll;  // of the coordinator's decisions, as far as is known
-  // Who has left and has so cut it off: a leader between it and the coordinator. -1: the
-  // rank itself has left.
+  // A leader between it and the coordinator that has left, and so has cut it off; -1:
+  // the rank itself has left.
   int leader = -1;
 };
 using Upward = std::variant<MergedSubmission, RankDeparture>;

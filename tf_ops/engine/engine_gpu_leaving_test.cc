@@ -193,7 +193,8 @@ TEST(GpuLeavingTest, ARankThatRunsNothingBeforeItsProcessSetEndsEndsTheJob) {
     });
   }
   // Rank 0 has come to the end of the set.
-  EXPECT_TRUE(Eventually([&] { return CountCalls(libraries, "ncclCommFinalize") > 0; }));
+  EXPECT_TRUE(
+      Eventually([&] { return CountCalls(libraries, "ncclCommFinalize") > 0; }));
   libraries->Hold(job[1].stream(), false);
   leaves.join();
   for (std::thread& thread : remove) thread.join();
