@@ -143,7 +143,7 @@ void CoordinatorService::Leave(const RankDeparture& departure) {
       rank, HowItLeft(departure, "") + ": its script ended or called shutdown");
 }
 
-// `what`: it did not do.
+// `what`: what it has not done, as in " before it ran ...".
 std::string CoordinatorService::HowItLeft(const RankDeparture& departure,
                                           const std::string& what) const {
   const std::string rank = job_->Describe(departure.rank);

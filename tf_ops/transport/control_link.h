@@ -68,10 +68,10 @@ class ControlLink {
 
   // Why nothing more comes or goes, as in "it was closed"; "" while it is open.
   const std::string& why_closed() const { return why_closed_; }
-  // Whether this end has ended it, because of what came.
-  bool has_refused() const { return has_refused_; }
   // Whether that is because the other host does not answer.
   bool is_unreachable() const { return connection_.is_unreachable(); }
+  // Whether this end has ended it, because of what came.
+  bool has_refused() const { return has_refused_; }
 
  private:
   void Close(const std::string& why);
