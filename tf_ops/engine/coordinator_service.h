@@ -91,7 +91,7 @@ class CoordinatorService {
   // on than to keep it apart.
   const std::unique_ptr<SubmissionMerger> merger_;
   SubmissionReader reader_;
-  // By process set, also of removed ones: a member may still have it before it.
+  // By process set, also of removed ones: some member may not have come to its run yet.
   std::unordered_map<int32_t, LastRun> last_gpu_runs_;
   std::map<int, RankDeparture> departures_;  // by rank
   bool uses_gpus_ = false;                   // some rank does
