@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as trainer_module
+from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
@@ -25,11 +26,13 @@ from keras_hvd import current_strategy
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import log
 from keras_hvd.strategy import keras_patches
+from keras_hvd.strategy.distributed_dataset import DistributedDataset
 
 
 def install() -> None:
     """Makes Keras iterate over data as a `keras_hvd.Strategy` needs it."""
     keras_patches.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
+    keras_patches.replace(data_adapters, "is_tf_dataset", _is_tf_dataset)
 
 
 def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
@@ -79,6 +82,12 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
     """The iterator of `fit`, `evaluate` and `predict` under a strategy."""
 
     def __init__(self, distribute_strategy: Any, **arguments: Any):
+        is_distributed = isinstance(arguments["x"], DistributedDataset)
+        if is_distributed and arguments.get("class_weight") is not None:
+            raise ValueError(
+                "fit takes no class_weight with a distributed dataset: let its "
+                "elements be (x, y, sample_weight)"
+            )
         EpochIterator.__init__(self, **arguments)
         self._distribute_strategy = distribute_strategy
         self._several = current_strategy.several_ranks(distribute_strategy)
@@ -95,14 +104,15 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         with self._agreed_shuffle():
             dataset = adapter.get_tf_dataset()
         self.element_spec = dataset.element_spec
-        if not isinstance(dataset, tf.distribute.DistributedDataset):
+        if is_distributed:
+            # Its parts may be different data by intention.
+            self._several = None
+        else:
             if _has_optionals(dataset):
                 dataset = dataset.enumerate().map(_without_optionals)
             if self._several is not None:
                 dataset = self._noting_first(dataset)
             dataset = distribute_strategy.experimental_distribute_dataset(dataset)
-        else:
-            self._several = None
         self._distributed_dataset = dataset
 
     def _agreed_shuffle(self) -> contextlib.AbstractContextManager:
@@ -249,6 +259,11 @@ def _epoch_iterator(plain, distribute_strategy=None, **arguments):
     if not current_strategy.is_ours(distribute_strategy):
         return plain(distribute_strategy=distribute_strategy, **arguments)
     return StrategyEpochIterator(distribute_strategy, **arguments)
+
+
+def _is_tf_dataset(plain, data):
+    # Keras knows distributed datasets by the names of TensorFlow's own classes.
+    return isinstance(data, DistributedDataset) or plain(data)
 
 
 def _checksum(array: Any) -> int:

@@ -138,6 +138,28 @@ def dataset(x, y, batch) -> dict[str, Any]:
     return {"x": data, "class_weight": {each: 1.0 + each % 2 for each in range(10)}}
 
 
+def distributed(x, y, batch) -> dict[str, Any]:
+    """Datasets that the strategy has distributed, for training and validation."""
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+    if tf.distribute.has_strategy():
+        data = tf.distribute.get_strategy().experimental_distribute_dataset(data)
+    return {"x": data, "validation_data": data}
+
+
+def in_parts(x, y, batch) -> dict[str, Any]:
+    """Each rank makes its rows of each batch, of a number that it does not know."""
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+
+    def part(context):
+        number, of = context.input_pipeline_id, context.num_input_pipelines
+        some = data.map(lambda *batch: [each[number::of] for each in batch])
+        return some.map(lambda x, y: (x, y)).filter(lambda *_: True)
+
+    if tf.distribute.has_strategy():
+        data = tf.distribute.get_strategy().distribute_datasets_from_function(part)
+    return {"x": data, "validation_data": data}
+
+
 def generator(x, y, batch) -> dict[str, Any]:
     """One that cannot be read twice; a batch that were lost would be missed."""
 
@@ -191,6 +213,10 @@ CASES = {
         data=dataset,
         compiled={"steps_per_execution": 3},
     ),
+    "distributed": Case(
+        without_shape, data=distributed, compiled={"steps_per_execution": 2}
+    ),
+    "in_parts": Case(without_shape, data=in_parts, epochs=2),
     "generator": Case(without_shape, data=generator, epochs=2),
     "pairs": Case(
         Subclassed,
@@ -349,6 +375,15 @@ def test_other_data(reader, strategy, rank, several_ranks, raises_on_all_ranks):
     with pytest.raises(expected) as raised:
         model.fit(**arguments, verbose=0)
     raises_on_all_ranks(raised.value, *parts)
+
+
+def test_class_weights_of_distributed_data(strategy, raises_on_all_ranks):
+    with strategy.scope():
+        model = linear()
+        model.compile("sgd", "mse")
+    with strategy.scope(), pytest.raises(ValueError) as raised:
+        model.fit(distributed(np.ones((6, 1)), np.ones(6), 3)["x"], class_weight={1: 2})
+    raises_on_all_ranks(raised.value, "class_weight", "(x, y, sample_weight)")
 
 
 def test_python_random_is_agreed(strategy, rank, digits, several_ranks):

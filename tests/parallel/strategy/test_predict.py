@@ -27,7 +27,11 @@ def predict(xla: bool) -> dict[str, Any]:
     model = nested()
     model.compile(jit_compile=xla, steps_per_execution=2)
     data = tf.data.Dataset.from_tensor_slices(rows(30)).batch(7)
+    own = data
+    if tf.distribute.has_strategy():
+        own = tf.distribute.get_strategy().experimental_distribute_dataset(data)
     return {
+        "distributed": model.predict(own, verbose=0),
         "arrays": model.predict(rows(50), batch_size=7, verbose=0),
         "dataset": model.predict(data, verbose=0),
         "some": model.predict(data, steps=2, verbose=0),
