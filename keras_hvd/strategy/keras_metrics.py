@@ -48,7 +48,7 @@ def means_over_ranks(logs: Any, strategy: Any) -> Any:
     >>> logs["own"].numpy().item()
     1.5
     """
-    flat = keras.tree.flatten(logs)
+    flat = keras.tree.flatten(_tensors(logs))
     own = [
         i
         for i, each in enumerate(flat)
@@ -95,6 +95,7 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
     """The logs of a custom step, with its metrics' results over all ranks."""
     if not isinstance(logs, dict):
         return logs
+    logs = _tensors(logs)
     chosen = [
         each
         for each in metrics
@@ -103,7 +104,7 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
     ]
     if not chosen:
         return logs
-    here = {each.name: each.result() for each in chosen}
+    here = _tensors({each.name: each.result() for each in chosen})
     over_ranks = _of_sums(
         lambda: {each.name: each.result() for each in chosen}, chosen, strategy
     )
@@ -125,7 +126,7 @@ def _of_sums(
     """Computes with the sums over the ranks in place of metrics' variables."""
     variables = [each for metric in metrics for each in metric.variables]
     if not variables:
-        return compute()
+        return _tensors(compute())
     # In a step, the host would wait for the GPU; outside a step, the host needs them.
     with on_cpu() if tf.executing_eagerly() else contextlib.nullcontext():
         sums = grouped_allreduce(
@@ -136,7 +137,17 @@ def _of_sums(
         )
         mapping = list(zip(variables, sums, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            return compute()
+            return _tensors(compute())
+
+
+def _tensors(results: Any) -> Any:
+    """The results, with the present values of those that are variables."""
+
+    def value(each):
+        is_variable = isinstance(each, (keras.Variable, tf.Variable))
+        return tf.convert_to_tensor(each) if is_variable else each
+
+    return keras.tree.map_structure(value, results)
 
 
 def _get_metrics_result_or_logs(plain, model, logs):

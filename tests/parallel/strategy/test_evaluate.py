@@ -124,3 +124,46 @@ def test_metric_of_ones_own(both_ways, require_equal, digits):
         return {"results": model.evaluate(x[:100], y[:100], 33, verbose=0)}
 
     require_equal(*both_ways(run, "own", *digits))
+
+
+class Sevens(keras.metrics.Metric):
+    """Its result is its variable itself."""
+
+    def __init__(self):
+        super().__init__(name="sevens")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(tf.reduce_sum(tf.cast(y_true == 7, "float32")))
+
+    def result(self):
+        return self.count
+
+
+class LogsItsMetrics(keras.Model):
+    def train_step(self, data):
+        super().train_step(data)
+        return {"scale": self.scale, **{m.name: m.result() for m in self.metrics}}
+
+
+def count_sevens(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in (keras.Model, LogsItsMetrics):
+        inputs = keras.Input((14, 14, 1))
+        model = kind(inputs, layers.Dense(10)(layers.Flatten()(inputs)))
+        model.scale = model.layers[-1].bias
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.0), loss, metrics=[Sevens()])
+        history = model.fit(x[:100], y[:100], 33, verbose=0)
+        found[kind.__name__] = {
+            "fit": history.history,
+            "train": model.train_on_batch(x[:21], y[:21], return_dict=True),
+            "evaluate": model.evaluate(x[:41], y[:41], verbose=0, return_dict=True),
+        }
+    assert found["Model"]["evaluate"]["sevens"] == np.sum(y[:41] == 7)
+    return found
+
+
+def test_result_that_is_a_variable(both_ways, require_equal, digits):
+    """A metric as in Keras' guides, and a weight that a step logs."""
+    require_equal(*both_ways(count_sevens, "sevens", *digits))
