@@ -135,7 +135,9 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
     names = [name for name in ("x", "y", "sample_weight") if name in arguments]
-    batch = {name: arguments[name] for name in names}
+    batch = keras.tree.map_structure(
+        _text_as_tensor, {name: arguments[name] for name in names}
+    )
     # A training batch may be augmented differently on each rank.
     same = "x" if method == "predict_on_batch" else "y"
     rows = rows_of_rank(batch, same if same in batch else "x", strategy, method)
@@ -219,6 +221,12 @@ def _symbol_of(array: Any) -> keras.KerasTensor | None:
         return None
     dtype = keras.backend.standardize_dtype(array.dtype)
     return keras.KerasTensor((None, *array.shape[1:]), dtype)
+
+
+def _text_as_tensor(array: Any) -> Any:
+    """Strings as TensorFlow's; Keras' symbols know no arrays of them."""
+    kind = getattr(getattr(array, "dtype", None), "kind", None)
+    return tf.convert_to_tensor(array) if kind in ("O", "S", "U") else array
 
 
 def _shape_of(spec: Any) -> list[int | None] | None:

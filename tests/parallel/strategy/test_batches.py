@@ -48,6 +48,29 @@ def test_on_batch(both_ways, require_equal, digits):
     require_equal(*both_ways(batch_by_batch, "batches", *digits))
 
 
+def words_batch_by_batch(dtype: Any) -> dict[str, Any]:
+    words = layers.TextVectorization(vocabulary=["a", "b"], output_mode="count")
+    begin = keras.Input((), dtype="string")
+    model = keras.Model(begin, layers.Dense(1, kernel_initializer="ones")(words(begin)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    texts = np.array(["a b", "b", "a", "b a", "a a", "c b a"], dtype)
+    y = np.arange(6.0)[:, None]
+    results = [
+        [
+            float(model.train_on_batch(texts[:rows], y[:rows])),
+            float(model.test_on_batch(texts[:rows], y[:rows])),
+            model.predict_on_batch(texts[:rows]),
+        ]
+        for rows in (6, 5, 1)
+    ]
+    return {"results": results, "weights": model.get_weights()}
+
+
+@pytest.mark.parametrize("dtype", [object, "U", "S"])
+def test_strings_on_batch(dtype, both_ways, require_equal):
+    require_equal(*both_ways(words_batch_by_batch, f"words {dtype}", dtype))
+
+
 def test_other_lengths(strategy, rank, several_ranks, digits, raises_on_all_ranks):
     x, y = digits
     with strategy.scope():
