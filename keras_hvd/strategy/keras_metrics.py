@@ -1,7 +1,7 @@
-"""Metrics under a strategy: sums over the ranks in each step.
+"""Metrics under a strategy: results are computed from sums over the ranks.
 
-Reading a metric is never a collective. The ranks' variables are added up in each step,
-for its logs, and after an epoch; results are computed from the sums.
+The ranks' variables are added up in each step, for its logs, after an epoch, and where
+a loop by hand asks for a result. Reading the variables is never a collective.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from keras_hvd import current_strategy
 from keras_hvd.collectives.allreduce import grouped_allreduce
@@ -25,6 +26,9 @@ from keras_hvd.strategy import keras_patches
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
 
+# Set on a metric: the strategy in whose replicas it is updated.
+_UPDATED_UNDER = "_keras_hvd_updated_under"
+
 _here = threading.local()
 
 
@@ -35,6 +39,7 @@ def install() -> None:
         keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
     )
     keras_patches.replace(keras.Model, "_make_function", _make_function)
+    keras_patches.replace(keras.Metric, "__init__", _init)
 
 
 def means_over_ranks(logs: Any, strategy: Any) -> Any:
@@ -66,6 +71,42 @@ def means_over_ranks(logs: Any, strategy: Any) -> Any:
         for i, mean in zip(own, means, strict=True):
             flat[i] = mean
     return keras.tree.pack_sequence_as(logs, flat)
+
+
+def _init(plain, metric, *args, **kwargs):
+    plain(metric, *args, **kwargs)
+    for name, replacement in ("result", _result), ("update_state", _update_state):
+        _replace_once(_class_that_defines(name, type(metric)), name, replacement)
+
+
+def _class_that_defines(name: str, kind: type) -> type:
+    return next(each for each in kind.__mro__ if name in vars(each))
+
+
+@functools.cache
+def _replace_once(kind: type, name: str, replacement: Callable[..., Any]) -> None:
+    keras_patches.replace(kind, name, replacement)
+
+
+def _update_state(plain, metric, *args, **kwargs):
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
+    if strategy is not None:
+        # A metric that is updated outside of replicas has the same values on each rank.
+        vars(metric)[_UPDATED_UNDER] = strategy
+    return plain(metric, *args, **kwargs)
+
+
+def _result(plain, metric, *args, **kwargs):
+    strategy = vars(metric).get(_UPDATED_UNDER)
+    in_replica = current_strategy.of_replica() is not None
+    if strategy is None or in_replica or in_stateless_scope():
+        return plain(metric, *args, **kwargs)
+    return _of_sums(
+        lambda: plain(metric, *args, **kwargs),
+        [metric],
+        strategy,
+        f"{metric.name}.result()",
+    )
 
 
 def _get_metrics_result(plain, model):
@@ -121,7 +162,10 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
 
 
 def _of_sums(
-    compute: Callable[[], Any], metrics: list[keras.Metric], strategy: Any
+    compute: Callable[[], Any],
+    metrics: list[keras.Metric],
+    strategy: Any,
+    name: str = "metrics",
 ) -> Any:
     """Computes with the sums over the ranks in place of metrics' variables."""
     variables = [each for metric in metrics for each in metric.variables]
@@ -132,7 +176,7 @@ def _of_sums(
         sums = grouped_allreduce(
             [tf.convert_to_tensor(each) for each in variables],
             op=Sum,
-            name=name_in_graph("Strategy/metrics"),
+            name=name_in_graph(f"Strategy/{name}"),
             process_set=strategy.extended.process_set,
         )
         mapping = list(zip(variables, sums, strict=True))

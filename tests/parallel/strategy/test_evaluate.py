@@ -76,16 +76,29 @@ def test_steps_log_all_ranks(strategy, digits, equal_on_all_ranks):
     assert equal_on_all_ranks([np.asarray(each) for each in seen])
 
 
-def test_plain_read_is_no_collective(strategy, digits, rank, counters):
-    """A rank can read a metric by itself."""
+def test_plain_read_is_no_collective(strategy, digits, counters):
+    """A rank can read a metric's variables by itself, to save them."""
     with strategy.scope():
         model = compiled()
     x, y = digits
     model.evaluate(x[:40], targets(y[:40]), verbose=0)
     before = counters().batches
-    results = [metric.result() for metric in model.metrics if metric.name == "loss"]
-    assert np.isfinite(results).all()
+    values = [each.numpy() for metric in model.metrics for each in metric.variables]
+    assert all(np.isfinite(each).all() for each in values)
     assert counters().batches == before
+
+
+def test_results_after_evaluate(both_ways, require_equal, digits):
+    """A result that a script asks for is over all ranks, as the logs are."""
+
+    def run(x, y):
+        model = compiled()
+        logs = model.evaluate(x[:41], targets(y[:41]), verbose=0, return_dict=True)
+        results = model.get_metrics_result()
+        assert {name: float(each) for name, each in results.items()} == logs
+        return {"results": {each.name: each.result() for each in model.metrics}}
+
+    require_equal(*both_ways(run, "results", *digits))
 
 
 def test_metric_of_ones_own(both_ways, require_equal, digits):
