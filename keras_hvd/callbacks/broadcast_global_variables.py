@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd import current_strategy
+from keras_hvd import current_strategy, random_numbers
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
     layers_of,
@@ -294,8 +294,8 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
                 )
         if len(first["seeds"]) != len(other["seeds"]):
             raise RuntimeError(
-                f"the model has {len(first['seeds'])} random layers on rank 0, and "
-                f"{len(other['seeds'])} on rank {rank}"
+                f"the model has {len(first['seeds']) - 1} random layers on rank 0, and "
+                f"{len(other['seeds']) - 1} on rank {rank}"
             )
 
 
@@ -342,11 +342,12 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
 
 def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
     for generator, seed in zip(_seed_generators(model), seeds):
-        generator.state.assign(seed + np.array([basics.rank(), 0], seed.dtype))
+        random_numbers.continue_with_rank(generator, seed, basics.rank())
 
 
 def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    generators: list[Any] = []
+    """Keras' global generator, and those of the model's layers."""
+    generators: list[Any] = [random_numbers.global_generator()]
     for layer in layers_of(model):
         for each in getattr(layer, "_seed_generators", ()):
             if not any(each is known for known in generators):

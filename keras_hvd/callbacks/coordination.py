@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import current_strategy, guarded_saving
+from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
@@ -90,6 +90,7 @@ class DistributedCallback(keras.callbacks.Callback):
         super().set_model(model)
         if basics.size() > 1:
             guarded_saving.install()
+            random_numbers.install(is_distributed)
             surround(enclosing_list(self), model)
         elif recorder.current() is not None:
             called_by = _calling_list()

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import guarded_saving
+from keras_hvd import guarded_saving, random_numbers
 from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_accumulation import accumulate
 from keras_hvd.optimizer.gradient_reduction import (
@@ -68,6 +68,7 @@ def distribute(
         _require_same_settings(optimizer, settings)
         return optimizer
     guarded_saving.install()
+    random_numbers.install(is_distributed)
     agree_on_finite_gradients(_reduction_of)
     inner = inner_optimizers(optimizer)
     for each in inner or ():

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
-from keras_hvd import current_strategy
+from keras_hvd import current_strategy, random_numbers
 from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
@@ -92,7 +92,8 @@ class Extended(current_strategy.OwnExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         context = ReplicaContext(self._container_strategy(), self._rank)
-        with tf.device(self._device), context:
+        random_numbers.continue_global_generator(self._rank)
+        with tf.device(self._device), context, random_numbers.of_rank(self._rank):
             return fn(*args, **kwargs)
 
     def _update(self, var, fn, args, kwargs, group):

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import current_strategy
+from keras_hvd import current_strategy, random_numbers
 from keras_hvd.strategy import keras_patches
 
 _here = threading.local()
@@ -132,9 +132,9 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
 def _make_seeds(plain, generator, *args, **kwargs):
     plain(generator, *args, **kwargs)
     strategy = tf.distribute.get_strategy()
-    if not current_strategy.is_ours(strategy) or not tf.executing_eagerly():
+    if not current_strategy.is_ours(strategy):
         return
     # The seed is the first rank's, but ranks must draw different numbers.
-    rank = tf.constant([strategy.extended.process_set.rank(), 0])
-    state = generator.state
-    state.assign(state + tf.cast(rank, state.dtype))
+    rank = strategy.extended.process_set.rank()
+    with tf.init_scope():
+        random_numbers.continue_with_rank(generator, generator.state, rank)

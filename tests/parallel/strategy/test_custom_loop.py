@@ -604,3 +604,24 @@ def test_ranks_draw_different_random_numbers(strategy, size):
     kept = strategy.run(lambda: dropout(tf.ones([1000]), training=True))
     of_ranks = keras_hvd.allgather_object(kept.numpy().tobytes())
     assert len({*of_ranks}) == size
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "made_in_the_step"])
+def test_ranks_draw_different_numbers_without_a_generator(
+    is_there, strategy, way, run, size
+):
+    """Though all set one seed. XLA takes no seed of tf.random."""
+    keras.utils.set_random_seed(42)
+    if is_there:
+        keras.random.normal(())
+    draws = {"keras": lambda: keras.random.normal((3,))}
+    if way != "xla":
+        draws["tf"] = lambda: tf.random.normal([3])
+    step = run(lambda: {name: draw() for name, draw in draws.items()})
+    for _ in range(2):
+        drawn = strategy.run(step)
+        of_ranks = keras_hvd.allgather_object(
+            {name: each.numpy().tobytes() for name, each in drawn.items()}
+        )
+        for name in draws:
+            assert len({each[name] for each in of_ranks}) == size
