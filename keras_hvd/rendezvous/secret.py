@@ -5,6 +5,7 @@ Whoever knows it can join the job, so it is in no message, log or error.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import stat
@@ -22,6 +23,13 @@ HOW = (
     f"set {VARIABLE} to the same random text on all hosts, such as `openssl rand -hex "
     f"32` prints, or {FILE_VARIABLE} to a file with such a text, with mode 0600, in a "
     "folder that the hosts share"
+)
+
+_ROOT = 0
+
+_IN_A_POD = (
+    "Give a Secret's volume of Kubernetes `defaultMode: 0400`, and the pod of a user "
+    "other than root a `securityContext` with `fsGroup`"
 )
 
 # What `take` removed from the environment.
@@ -121,7 +129,10 @@ def _read_file(path: str) -> bytes:
         # A pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise RendezvousError(f"{name} cannot be read: {error.strerror}") from None
+        hint = f". {_IN_A_POD}" if error.errno == errno.EACCES else ""
+        raise RendezvousError(
+            f"{name} cannot be read: {error.strerror}{hint}"
+        ) from None
     try:
         _require_private(name, path, os.fstat(descriptor))
         content = os.read(descriptor, _MOST_BYTES + 1)
@@ -135,14 +146,18 @@ def _read_file(path: str) -> bytes:
 def _require_private(name: str, path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise RendezvousError(f"{name} is not a regular file")
-    if status.st_uid != os.geteuid():
+    if status.st_uid not in (os.geteuid(), _ROOT):
         raise RendezvousError(
             f"{name} belongs to user {status.st_uid}, and this process to user "
-            f"{os.geteuid()}: it must be the user's own file"
+            f"{os.geteuid()}: it must be the user's own file, or root's"
         )
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    others = stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+    # Kubernetes gives Secrets to root, and to a group of the process.
+    groups = {os.getegid(), *os.getgroups()}
+    is_for_our_group = status.st_uid == _ROOT and status.st_gid in groups
+    if others and not (others == stat.S_IRGRP and is_for_our_group):
         mode = stat.S_IMODE(status.st_mode)
         raise RendezvousError(
             f"{name} has mode {mode:04o}, so other users may know the secret: make a "
-            f"new one, with `chmod 600 {path}`"
+            f"new one, with `chmod 600 {path}`. {_IN_A_POD}"
         )

@@ -1,7 +1,13 @@
 """Where the secret comes from, what is refused, and that it shows nowhere."""
 
 import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -34,18 +40,74 @@ def test_takes_a_file_that_others_cannot_read(file, mode):
     secret.read({FILE_VARIABLE: str(file)})
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o620, 0o660, 0o601, 0o450])
 def test_refuses_a_file_that_others_may_use(file, mode):
     file.chmod(mode)
-    with pytest.raises(RendezvousError, match=f"has mode {mode:04o}.*chmod 600") as at:
+    expected = f"has mode {mode:04o}.*chmod 600.*`defaultMode: 0400`.*`fsGroup`"
+    with pytest.raises(RendezvousError, match=expected) as at:
         secret.read({FILE_VARIABLE: str(file)})
     assert TEXT not in "".join(traceback.format_exception(at.value))
 
 
-def test_refuses_a_file_of_another_user(file, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
-    with pytest.raises(RendezvousError, match=r"belongs to user \d+, and this process"):
-        secret.read({FILE_VARIABLE: str(file)})
+# A user, and a group, that no process of these tests is of.
+NOBODY, FS_GROUP = 65_534, 2_000
+
+
+def read_as(user, groups, path):
+    """What a process of a user says of a file: its error, or the secret's key."""
+    process = subprocess.run(
+        ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={groups}"]
+        + [sys.executable, "-c", READ, str(path)],
+        env={"PYTHONPATH": os.pathsep.join(sys.path), FILE_VARIABLE: str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return process.stdout.strip()
+
+
+READ = """
+import os
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.rendezvous import secret
+try:
+    print(secret.read(os.environ).key("job").hex())
+except RendezvousError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of others")
+@pytest.mark.parametrize(
+    ("owner", "mode", "user", "groups", "expected"),
+    [
+        # As kubelet makes a Secret's file, with fsGroup and without.
+        ((0, FS_GROUP), 0o440, NOBODY, FS_GROUP, ""),
+        ((0, FS_GROUP), 0o640, NOBODY, FS_GROUP, ""),
+        ((0, FS_GROUP), 0o440, 0, FS_GROUP, ""),
+        ((0, 0), 0o400, 0, 0, ""),
+        ((0, 0), 0o400, NOBODY, NOBODY, "Permission denied. .*`fsGroup`"),
+        ((0, 0), 0o644, NOBODY, NOBODY, "has mode 0644.*`defaultMode: 0400`"),
+        ((0, FS_GROUP), 0o444, NOBODY, FS_GROUP, "has mode 0444"),
+        ((0, FS_GROUP), 0o460, NOBODY, FS_GROUP, "has mode 0460"),
+        # A group that this user only shares.
+        ((NOBODY, FS_GROUP), 0o440, NOBODY, FS_GROUP, "has mode 0440"),
+        ((0, FS_GROUP), 0o440, 0, 0, "has mode 0440"),
+        ((1, FS_GROUP), 0o440, NOBODY, FS_GROUP, "belongs to user 1, and"),
+    ],
+)
+def test_files_of_root(owner, mode, user, groups, expected):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        folder.chmod(0o755)
+        file = folder / "secret"
+        file.write_text(TEXT)
+        os.chown(file, *owner)
+        file.chmod(mode)
+        said = read_as(user, groups, file)
+    finally:
+        shutil.rmtree(folder)
+    assert re.search(expected or f"^{Secret(TEXT.encode()).key('job').hex()}$", said)
 
 
 def test_refuses_what_is_no_file(tmp_path):
