@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 
@@ -32,7 +33,11 @@ def of_this_host(options: Options) -> Share:
     variables = {**os.environ, **options.variables}
     timeout = settings.init_timeout(variables)
     known = secret.read(variables)
-    return nodes.meet(options.node, known, timeout, tls.chosen(variables))
+    return nodes.meet(options.node, known, timeout, tls.chosen(variables), _say)
+
+
+def _say(text: str) -> None:
+    print(f"khvdrun: {text}", file=sys.stderr, flush=True)
 
 
 def environment_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import math
 import os
 import socket
@@ -31,6 +32,9 @@ from keras_hvd.version import __version__
 
 # After the deadline, for a verdict that is the same everywhere.
 _VERDICT_SECONDS = 2.0
+
+# Between two looks whether this host has the address.
+_PAUSE_SECONDS = 0.5
 
 _MOST_TOLD_BYTES = 1 << 16
 _MOST_ANSWER_BYTES_PER_MEMBER = 1 << 12
@@ -64,6 +68,8 @@ class Group:
     tls: BeginTls | None = None
     # Member 0's own, if it listens already.
     listening: Sequence[socket.socket] = ()
+    # Tells the user what member 0 waits for.
+    say: Callable[[str], None] | None = None
 
     @property
     def place(self) -> str:
@@ -130,9 +136,9 @@ class Convener:
             self._welcome,
         )
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Listens at the group's address. Raises RendezvousError."""
-        for each in _listen_for(self._group):
+        for each in await _listen_for(self._group, self._deadline):
             self.listening_at.append(each.getsockname()[0])
             self._listener.start(each)
 
@@ -412,27 +418,47 @@ def about_this_process() -> dict[str, Any]:
     return {"host_name": socket.gethostname(), "pid": os.getpid()}
 
 
-def _listen_for(group: Group) -> list[socket.socket]:
+async def _listen_for(group: Group, deadline: float) -> list[socket.socket]:
+    """Listens at the group's address, as soon as this host has it.
+
+    The name of a pod may be unknown for half a minute after its start, or be that of
+    the pod before it.
+    """
     if group.listening:
         return list(group.listening)
-    try:
-        wanted = [
-            Address(source, one.port)
-            for source in group.sources()
-            for one in group.addresses
-        ]
-        return listen(wanted or group.resolved())
-    except OSError as error:
-        place = error.filename or group.place
-        raise RendezvousError(
-            f"{group.member} 0 cannot listen at {place}: "
-            f"{error.strerror or error}. {_ADVICE}"
-        ) from None
+    say = group.say
+    while True:
+        try:
+            wanted = [
+                Address(source, one.port)
+                for source in group.sources()
+                for one in group.addresses
+            ]
+            return listen(wanted or group.resolved())
+        except OSError as error:
+            failure = (
+                f"{group.member} 0 cannot listen at {error.filename or group.place}: "
+                f"{error.strerror or error}. {_ADVICE}"
+            )
+            may_pass = _may_pass(error)
+            if not may_pass or time.monotonic() + _PAUSE_SECONDS > deadline:
+                waited = f" It tried for {group.timeout:g} s" if may_pass else ""
+                raise RendezvousError(failure + waited) from None
+            if say is not None:
+                say(f"{failure} It tries for {group.timeout:g} s")
+                say = None
+        await event_loop.pause(_PAUSE_SECONDS)
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether a name may still become known, or that of this host."""
+    is_of_name = isinstance(error, socket.gaierror)
+    return is_of_name or error.errno == errno.EADDRNOTAVAIL
 
 
 _ADVICE = (
     "The rendezvous must be an address of the host where it runs, with a port that no "
-    "other program has"
+    "other program has."
 )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +43,16 @@ class Share:
 
 
 def meet(
-    node: Node, secret: Secret, timeout: float, tls: BeginTls | None = None
+    node: Node,
+    secret: Secret,
+    timeout: float,
+    tls: BeginTls | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Share:
     """Waits for the other nodes, and returns which ranks this one starts.
 
-    All nodes return, or all raise RendezvousError with the reason.
+    `say` tells the user what node 0 waits for, besides the others. All nodes return, or
+    all raise RendezvousError with the reason.
     """
     group = Group(
         member="node",
@@ -59,6 +65,7 @@ def meet(
         timeout=timeout,
         interfaces=node.interfaces,
         tls=tls,
+        say=say,
     )
     loop = EventLoop()
     deadline = time.monotonic() + timeout
@@ -72,7 +79,7 @@ def meet(
 
 async def _convene(convener: Convener, node: Node) -> Share:
     with contextlib.closing(convener):
-        convener.open()
+        await convener.open()
         told = await convener.told()
         counts = [node.ranks, *(one["ranks"] for one in told)]
         if sum(counts) > _MOST_RANKS:

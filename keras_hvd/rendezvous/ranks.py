@@ -135,7 +135,7 @@ class _Rank:
         """Rank 0's side."""
         convener = Convener(self._loop, self._group, self._deadline, self._objection)
         with contextlib.closing(convener):
-            convener.open()
+            await convener.open()
             with self._open(convener.listening_at) as (listening, offered):
                 told = await convener.told()
                 try:

@@ -340,13 +340,34 @@ def test_a_name_that_means_loopback_here_is_explained(new_job, monkeypatch):
 
 
 def test_an_address_of_another_host_is_an_error_on_rank_0(new_job):
-    job = new_job(2)
+    job = new_job(2, timeout=0.7)
     job.start(0, rendezvous="203.0.113.1:29400")
     assert re.match(
         "rank 0 cannot listen at 203.0.113.1:29400: Cannot assign requested address. "
-        "The rendezvous must be an address of the host where it runs",
+        "The rendezvous must be an address of the host where it runs, .* It tried for "
+        "0.7 s",
         job.errors()[0],
     )
+
+
+def test_a_name_may_become_that_of_this_host_later(new_job, monkeypatch):
+    """Unknown first, then of the pod before this one, then right."""
+    job = new_job(2)
+    known = iter([None, "203.0.113.1", "127.0.0.1"])
+
+    def resolve(name):
+        if name.host != "node0":
+            return [name]
+        host = next(known)
+        if host is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [address.Address(host, name.port)]
+
+    monkeypatch.setattr(address, "resolve", resolve)
+    job.start(0, rendezvous=f"node0:{job.port}")
+    job.start(1)
+    assert len(job.end()) == 2
+    assert next(known, "all were asked for") == "all were asked for"
 
 
 def test_rank_0_says_how_many_connections_carry_tensors(new_job):
