@@ -19,6 +19,7 @@ from keras_hvd import allocator, environment, exceptions
 from keras_hvd.gpu import gpu_libraries, gpu_pinning
 from keras_hvd.rendezvous import (
     address,
+    joined,
     mpi,
     network_interfaces,
     part,
@@ -142,6 +143,7 @@ def _join_once(
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
+    joined.tell(os.environ)
     # Of a part of the processes there is no recording: khvdrun has made one folder.
     report = settings.report() if world.size == launched.size else ""
     is_recorded = bool(report) if meeting is None else meeting.table.recorded

@@ -16,9 +16,9 @@ from keras_hvd.launch import (
 )
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.handed_over import HandedOver
-from keras_hvd.launch.job import CANNOT_START, Job
+from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
 from keras_hvd.launch.recorded import Recorded
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.rendezvous.nodes import NotMetError, Share
 from keras_hvd.runtime import settings
 
 
@@ -47,15 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
             return 0
-        own = share.of_this_host(options)
+        own, others = share.of_this_host(options)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
-        return CANNOT_START
+        return TRY_AGAIN if isinstance(error, NotMetError) else CANNOT_START
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return _run(
         *(options, own),
-        lambda held, mask, kept: Job(options, own, held, mask, kept),
+        lambda held, mask, kept: Job(options, own, held, mask, kept, others),
     )
 
 

@@ -23,7 +23,8 @@ from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.share import environment_of
 from keras_hvd.launch.status import RankEnd, Status
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.rendezvous import joined
+from keras_hvd.rendezvous.nodes import Others, Share
 from keras_hvd.runtime import cores
 
 FORWARDED = (
@@ -42,6 +43,9 @@ JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
 CANNOT_START = 2
 """khvdrun's exit code when there was nothing to run."""
 
+TRY_AGAIN = os.EX_TEMPFAIL
+"""khvdrun's exit code when hosts or ranks did not meet, or only others failed."""
+
 
 class _Stage(enum.IntEnum):
     RUNNING = 0
@@ -56,7 +60,8 @@ class Job:
 
     `guardian` is a descriptor that becomes readable when the guardian dies.
     `signal_mask` has the signals that were blocked when khvdrun started. `recorded` is
-    the recording that the ranks make, if they do.
+    the recording that the ranks make, if they do. `others` are the khvdruns of other
+    hosts, if there are any.
     """
 
     def __init__(
@@ -66,11 +71,15 @@ class Job:
         guardian: int,
         signal_mask: set[int],
         recorded: Recorded | None = None,
+        others: Others | None = None,
     ):
         self._options = options
         self._share = share
         self._guardian = guardian
         self._recorded = recorded
+        self._others = others
+        self._joined = None if others is None else joined.Pipe()
+        self._failed_elsewhere = ""
         self._ended = ""
         self._stdout = Screen(1)
         self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
@@ -96,6 +105,7 @@ class Job:
         """Runs the job to its end and returns khvdrun's exit code."""
         try:
             self._start()
+            self._watch_others()
             # Last: a process that has threads should not fork.
             self._serve_status()
         except OSError as error:
@@ -105,6 +115,7 @@ class Job:
         self._serve()
         for stream in [*self._streams]:
             self._close(stream)
+        self._leave_others()
         code = self._conclude()
         self._serve()
         self._finish_recording()
@@ -134,13 +145,16 @@ class Job:
             "PYTHONUNBUFFERED": "1",
             **given,
             **({} if self._recorded is None else self._recorded.variables),
+            **({} if self._joined is None else self._joined.variables),
             **allocator.variables(given),
         }
         for here in range(options.ranks):
             number = self._share.first_rank + here
             environment = environment_of(here, self._share, options, of_all)
             started = rank.start(
-                number, options, environment, bound[here], self._stdout, self._stderr
+                *(number, options, environment, bound[here]),
+                *(self._stdout, self._stderr),
+                () if self._joined is None else (self._joined.written,),
             )
             self._ranks.append(started)
             self._streams += started.streams
@@ -155,6 +169,33 @@ class Job:
         status = Status(recorded.folder, self._share.size, self._rank_ends)
         recorded.listener.serve(status)
         self._say(f"the job's status is at {recorded.listener.address}/status")
+
+    def _watch_others(self) -> None:
+        if self._others is None or self._joined is None:
+            return
+        for watched, act in (
+            (self._others, self._on_others),
+            (self._joined, self._leave_others),
+        ):
+            self._selector.register(watched, selectors.EVENT_READ, act)
+        self._on_others()
+
+    def _on_others(self) -> None:
+        """Ends the job if a rank of another host has failed before the ranks met."""
+        failure = "" if self._others is None else self._others.failure()
+        if failure and self._stage == _Stage.RUNNING:
+            self._failed_elsewhere = failure
+            self._enter(_Stage.FAILING, self._options.term_after)
+
+    def _leave_others(self) -> None:
+        """From here on the ranks know of each other; or all of this host have ended."""
+        if self._others is None or self._joined is None:
+            return
+        for watched in self._others, self._joined:
+            if watched.fileno() in self._selector.get_map():
+                self._selector.unregister(watched)
+        self._others.leave()
+        self._others = None
 
     def _rank_ends(self) -> list[RankEnd]:
         return [
@@ -269,6 +310,8 @@ class Job:
         self._note(f"rank {ended.number} {report.describe(ended)}")
         if status != 0 and self._stage == _Stage.RUNNING:
             self._enter(_Stage.FAILING, self._options.term_after)
+        if status != 0 and self._others is not None:
+            self._others.fail(report.before_it_met(ended))
 
     def _forward(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._interrupted_by is not None:
@@ -332,6 +375,17 @@ class Job:
             return 128 + by
         for line in report.report(self._ranks, self._memory, self._stopped):
             self._say(line)
+        if self._failed_elsewhere:
+            self._say(self._failed_elsewhere)
+        has_others = self._options.node is not None
+        if self._failed_elsewhere or (
+            has_others and report.is_of_others(self._ranks, first)
+        ):
+            self._ended = "failed on another host"
+            self._say(
+                f"no rank of this host failed by itself: the exit code is {TRY_AGAIN}"
+            )
+            return TRY_AGAIN
         return report.exit_code(first)
 
     def _say(self, line: str) -> None:

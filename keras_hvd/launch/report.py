@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterable, Sequence
 
 from keras_hvd.launch.memory import OutOfMemoryWatch
@@ -18,6 +19,9 @@ _BLAMES_A_PEER = re.compile(
 
 # "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...".
 _TELLS_OF_ERROR = re.compile(r"\w*(?:Error|Exception|Interrupt)\b|\berror: ")
+
+# What a rank raises that has not met the others.
+_DID_NOT_MEET = "keras_hvd.exceptions.RendezvousError: "
 
 # How khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
@@ -85,6 +89,25 @@ def last_error(rank: Rank) -> str:
     return lines[-1] if lines else ""
 
 
+def before_it_met(rank: Rank) -> str:
+    """Why a rank that has failed will not meet the others, for other hosts."""
+    said = last_error(rank)
+    return (
+        f"rank {rank.number} on {socket.gethostname()} (process {rank.process}) "
+        f"{describe(rank)} before the ranks had met" + (f": {said}" if said else "")
+    )
+
+
+def is_of_others(ranks: Sequence[Rank], first: Rank) -> bool:
+    """Whether the rank that failed first did so because of ranks of other hosts."""
+    lines = [*first.stderr.lines()]
+    if any(_DID_NOT_MEET in line for line in lines):
+        return True
+    blaming = [line for line in lines if _BLAMES_A_PEER.search(line)]
+    here = {rank.process for rank in ranks}
+    return bool(blaming) and not here & _processes_in(blaming)
+
+
 def report(
     ranks: Sequence[Rank], memory: OutOfMemoryWatch, stopped: Sequence[int]
 ) -> list[str]:
@@ -118,16 +141,17 @@ def report(
 
 def _early_leavers(ranks: Sequence[Rank], first: Rank) -> list[str]:
     """Names the ranks that `first` waited for and that had ended with exit code 0."""
-    awaited = {
-        int(process)
-        for line in first.stderr.lines()
-        for process in _PEER_PROCESS.findall(line)
-    }
+    awaited = _processes_in(first.stderr.lines())
     return [
         f"rank {rank.number} had left with exit code 0 while others still waited for it"
         for rank in ranks
         if rank.status == 0 and rank.process in awaited and _blames_a_peer(first)
     ]
+
+
+def _processes_in(lines: Iterable[str]) -> set[int]:
+    """The processes of ranks that lines name."""
+    return {int(each) for line in lines for each in _PEER_PROCESS.findall(line)}
 
 
 def _order(rank: Rank) -> tuple[bool, bool, int, bool, int]:

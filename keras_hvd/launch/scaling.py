@@ -135,7 +135,7 @@ def _be_launched(launcher: int, job: Options, output: Path) -> None:
         written = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
         for descriptor in (1, 2):
             os.dup2(written, descriptor)
-        own = share.of_this_host(job)
+        own, _ = share.of_this_host(job)
         code = guardian.run(lambda held, mask: Job(job, own, held, mask))
     except BaseException:
         traceback.print_exc()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from keras_hvd.launch.command_line import Options
 from keras_hvd.rendezvous import nodes, secret
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.rendezvous.nodes import Others, Share
 from keras_hvd.runtime import settings, tls
 
 _PREFIX = "KERAS_HVD_"
@@ -21,15 +21,16 @@ _OF_SEVERAL_HOSTS = {_PREFIX + "RENDEZVOUS", secret.VARIABLE, secret.FILE_VARIAB
 _OF_ONE_HOST = {_PREFIX + "CROSS_RANK", _PREFIX + "CROSS_SIZE"}
 
 
-def of_this_host(options: Options) -> Share:
+def of_this_host(options: Options) -> tuple[Share, Others | None]:
     """Shares out the ranks with the other hosts, if there are any.
 
-    Raises RendezvousError if the hosts do not find each other, LibraryError if there is
-    no TLS here although it is wanted, or ValueError if a variable is malformed.
+    Raises NotMetError if the hosts do not find each other, RendezvousError if there is
+    no secret, LibraryError if there is no TLS here although it is wanted, or ValueError
+    if a variable is malformed.
     """
     if options.node is None:
         job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
-        return Share(0, options.ranks, job)
+        return Share(0, options.ranks, job), None
     variables = {**os.environ, **options.variables}
     timeout = settings.init_timeout(variables)
     known = secret.read(variables)

@@ -105,7 +105,7 @@ class EventLoop:
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._waits: dict[Task, _Wait] = {}
         # Of these. A rank of a large job has thousands of waits, and is woken for each:
         # a wake must not look at all of them.
@@ -124,9 +124,26 @@ class EventLoop:
                 self._step()
             return task.result
         finally:
-            for each in [*self._waits, *(task for task, _ in self._ready)]:
-                self.cancel(each)
-            self._selector.close()
+            self.close()
+
+    def fileno(self) -> int:
+        """What another loop watches for reading, to call `poll` then."""
+        return self._selector.fileno()
+
+    def poll(self) -> None:
+        """Runs coroutines as far as they come without waiting for anything."""
+        while True:
+            if not self._ready:
+                self._select(patience=0)
+            if not self._ready:
+                return
+            self._step()
+
+    def close(self) -> None:
+        """Ends all coroutines."""
+        for each in [*self._waits, *(task for task, _ in self._ready)]:
+            self.cancel(each)
+        self._selector.close()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
         """Runs a coroutine beside the others."""
@@ -169,9 +186,10 @@ class EventLoop:
             self._by_event[wait.descriptor, wait.event] = task
             self._watch(wait.descriptor)
 
-    def _select(self) -> None:
+    def _select(self, patience: float | None = None) -> None:
         deadline = self._next_deadline()
-        patience = None if deadline == math.inf else deadline - time.monotonic()
+        if patience is None and deadline != math.inf:
+            patience = deadline - time.monotonic()
         for key, events in self._selector.select(patience):
             for event in (READ, WRITE):
                 task = self._by_event.get((key.fd, event))

@@ -42,7 +42,7 @@ _MOST_NAMED = 20
 
 # The only keys of messages that are not the members' own.
 _REFUSED = "refused"
-_FAILED = "failed"
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class Convener:
         self._members: dict[int, _Member] = {}
         self._surplus: list[_Member] = []
         self._failure = ""
+        self._keeps = False
         self._listener = Listener(
             loop,
             connection.proving(group.key, group.tls, self._is_expected),
@@ -165,10 +166,15 @@ class Convener:
         await self._until(lambda: all(one.said for one in members), self._not_ready)
         return [one.said.popleft() for one in members]
 
+    def keep(self) -> list[ProvenConnection]:
+        """Leaves the connections to the other members open, and returns them."""
+        self._keeps = True
+        return [member.proven for _, member in sorted(self._members.items())]
+
     @property
-    def has_failed(self) -> bool:
-        """Whether the next wait ends with an error."""
-        return bool(self._failure)
+    def failure(self) -> str:
+        """The error with which the next wait ends; "" for none."""
+        return self._failure
 
     def fail(self, text: str) -> None:
         """Has the current or next wait end with this error, unless there is one."""
@@ -207,7 +213,8 @@ class Convener:
         try:
             await self._serve(proven)
         finally:
-            proven.stream.close()
+            if not self._keeps:
+                proven.stream.close()
 
     async def _serve(self, proven: ProvenConnection) -> None:
         name = f"{self._group.member} {proven.peer}"
@@ -262,10 +269,10 @@ class Convener:
             except OSError:
                 self.fail(f"{name}, {member}, ended while the job was starting")
                 return
-            if _FAILED not in message:
+            if FAILED not in message:
                 member.said.append(message)
-            elif message[_FAILED]:
-                self.fail(f"{name}, {member}: {message[_FAILED]}")
+            elif message[FAILED]:
+                self.fail(f"{name}, {member}: {message[FAILED]}")
             elif len(self._members) == self._group.count - 1:
                 self.fail(self._not_ready())
             else:
@@ -361,16 +368,21 @@ class Attendee:
         """Ends the connection to member 0."""
         self._opened.close()
 
+    def keep(self) -> list[ProvenConnection]:
+        """Leaves the connection to member 0 open, and returns it."""
+        self._opened.pop_all()
+        return [self._proven]
+
     @property
-    def has_failed(self) -> bool:
-        """Whether member 0 has said that the job cannot start, or is gone."""
-        return bool(self._failure)
+    def failure(self) -> str:
+        """Why the job cannot start, as member 0 says, or that it is gone; else ""."""
+        return self._failure
 
     async def give_up(self, text: str) -> NoReturn:
         """Tells member 0 why, waits for what all are told, and raises that."""
         # Without a text of its own, member 0 knows better who is late.
         if not self._failure:
-            await self._send({_FAILED: text})
+            await self._send({FAILED: text})
             patience = time.monotonic() + _VERDICT_SECONDS
             await event_loop.until(lambda: bool(self._failure), patience)
         raise RendezvousError(self._failure or text or self._no_answer())

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.rendezvous import address as addresses
 from keras_hvd.rendezvous import gathering
-from keras_hvd.rendezvous.connection import BeginTls
+from keras_hvd.rendezvous.connection import BeginTls, ProvenConnection
 from keras_hvd.rendezvous.event_loop import EventLoop
 from keras_hvd.rendezvous.gathering import Attendee, Convener, Group
+from keras_hvd.rendezvous.messages import MessageError
 from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.rendezvous.secret import Secret
 
 _MOST_RANKS = 2**31 - 1
+_MOST_SAID_BYTES = 1 << 16
+
+# The key of the message of a node whose ranks have met all others.
+_MET = "met"
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,10 @@ class Node:
     ranks: int  # that it starts
     rendezvous: str  # HOST:PORT
     interfaces: tuple[str, ...] = ()
+
+
+class NotMetError(RendezvousError):
+    """The hosts have not met; another try may succeed."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +59,11 @@ def meet(
     timeout: float,
     tls: BeginTls | None = None,
     say: Callable[[str], None] | None = None,
-) -> Share:
+) -> tuple[Share, Others]:
     """Waits for the other nodes, and returns which ranks this one starts.
 
     `say` tells the user what node 0 waits for, besides the others. All nodes return, or
-    all raise RendezvousError with the reason.
+    all raise NotMetError with the reason.
     """
     group = Group(
         member="node",
@@ -69,15 +80,98 @@ def meet(
     )
     loop = EventLoop()
     deadline = time.monotonic() + timeout
-    if node.number == 0:
+    # What is malformed another try does not change.
+    group.sources()
+    try:
+        if node.number != 0:
+            return loop.run(_attend(Attendee(loop, group, deadline), node))
         convener = Convener(
             loop, group, deadline, lambda _, told: _objection(told, node)
         )
         return loop.run(_convene(convener, node))
-    return loop.run(_attend(Attendee(loop, group, deadline), node))
+    except RendezvousError as error:
+        raise NotMetError(str(error)) from None
 
 
-async def _convene(convener: Convener, node: Node) -> Share:
+class Others:
+    """The `khvdrun`s of the other hosts, until all ranks have met.
+
+    Node 0 has a connection to each, and the others one to node 0, which passes on what
+    one of them says. So a rank that fails before it comes does not have ranks of other
+    hosts wait for it until it is too late.
+
+    It is to be used by one process alone, whatever has inherited its connections.
+
+    Example:
+
+    >>> others = Others([], failure="")
+    >>> others.failure()
+    ''
+    """
+
+    def __init__(self, connections: Sequence[ProvenConnection], failure: str):
+        self._connections = connections
+        self._failure = failure
+
+    @functools.cached_property
+    def _loop(self) -> EventLoop:
+        loop = EventLoop()
+        for each in self._connections:
+            each.stream.deadline = math.inf
+            loop.start(self._follow(each))
+        return loop
+
+    def fileno(self) -> int:
+        """What is readable when `failure` has something to do."""
+        return self._loop.fileno()
+
+    def failure(self) -> str:
+        """Why the ranks will not meet, as far as another node has said; else ""."""
+        self._loop.poll()
+        return self._failure
+
+    def fail(self, text: str) -> None:
+        """Tells the other nodes why the ranks will not meet, unless they know."""
+        if not self._failure:
+            self._end(text)
+            self._loop.poll()
+
+    def leave(self) -> None:
+        """Tells them that this node needs them no more."""
+        self._tell({_MET: True})
+        self._loop.poll()
+        self._loop.close()
+        for each in self._connections:
+            each.stream.close()
+
+    async def _follow(self, proven: ProvenConnection) -> None:
+        name = f"the khvdrun of node {proven.peer} ({proven.host})"
+        try:
+            message = await proven.receive(_MOST_SAID_BYTES)
+        except MessageError as error:
+            self._end(f"a message of {name} is refused: {error}")
+        except OSError:
+            self._end(f"{name} ended before the ranks had met")
+        else:
+            if gathering.FAILED in message:
+                self._end(str(message[gathering.FAILED]))
+
+    def _end(self, text: str) -> None:
+        self._failure = self._failure or text
+        self._tell({gathering.FAILED: self._failure})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for each in self._connections:
+            self._loop.start(_send(each, message))
+
+
+async def _send(proven: ProvenConnection, message: dict[str, Any]) -> None:
+    # Who is gone needs to know nothing.
+    with contextlib.suppress(OSError):
+        await proven.send(message)
+
+
+async def _convene(convener: Convener, node: Node) -> tuple[Share, Others]:
     with contextlib.closing(convener):
         await convener.open()
         told = await convener.told()
@@ -90,10 +184,10 @@ async def _convene(convener: Convener, node: Node) -> Share:
             for number in range(node.count)
         ]
         await convener.answer(*map(vars, shares[1:]))
-        return shares[0]
+        return shares[0], Others(convener.keep(), convener.failure)
 
 
-async def _attend(attendee: Attendee, node: Node) -> Share:
+async def _attend(attendee: Attendee, node: Node) -> tuple[Share, Others]:
     with contextlib.closing(attendee):
         await attendee.connect()
         answer = await attendee.tell(
@@ -106,7 +200,7 @@ async def _attend(attendee: Attendee, node: Node) -> Share:
         share = _share(answer, node)
         if share is None:
             raise RendezvousError(f"node 0 at {node.rendezvous} answers nonsense")
-        return share
+        return share, Others(attendee.keep(), attendee.failure)
 
 
 def _share(answer: dict[str, Any], node: Node) -> Share | None:

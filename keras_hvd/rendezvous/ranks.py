@@ -148,7 +148,7 @@ class _Rank:
                     await convener.refuse(str(error))
                 await convener.answer({"givers": givers})
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: convener.has_failed):
+                    if not await self._are_made(links, lambda: bool(convener.failure)):
                         convener.fail(f"rank 0: {links.problem()}")
                     await convener.heard()
                     await convener.answer({})
@@ -172,7 +172,7 @@ class _Rank:
                 except TableError as error:
                     await attendee.give_up(f"the table of ranks is malformed: {error}")
                 with self._links(table, listening) as links:
-                    if not await self._are_made(links, lambda: attendee.has_failed):
+                    if not await self._are_made(links, lambda: bool(attendee.failure)):
                         await attendee.give_up(links.problem())
                     await attendee.say({})
                     return Meeting(table, links.take())

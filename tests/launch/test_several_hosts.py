@@ -60,7 +60,7 @@ def test_all_ranks_know_their_place(start, rendezvous, counts):
     assert job.startswith("khvdrun-")
     for ranks in shown:
         for one in ranks:
-            del one["TEST_MARK"]
+            del one["TEST_MARK"], one["JOINED"]
     assert shown == [
         [
             {
@@ -130,7 +130,7 @@ def test_a_host_that_never_comes_is_named(start, rendezvous):
     ended = end(*started)
     assert time.monotonic() - before < 20
     for code, output, error in ended:
-        assert (code, output) == (2, "")
+        assert (code, output) == (os.EX_TEMPFAIL, "")
         assert re.match("khvdrun: error: node .* waited 1 s, and node 1 of 3", error)
         assert error.count("\n") == 1
 
@@ -161,7 +161,7 @@ def test_a_host_that_leaves_is_named(start, rendezvous):
         check=True,
     )
     ((code, _, error),) = end(waiting)
-    assert code == 2
+    assert code == os.EX_TEMPFAIL
     assert re.match(
         "khvdrun: error: node 2, on .* ended while the job was starting", error
     )
@@ -210,12 +210,112 @@ def test_tls_on_one_host_only_is_an_error_on_both(start, encrypted):
         for number in range(2)
     ]
     for code, output, error in end(*started):
-        assert (code, output) == (2, "")
+        assert (code, output) == (os.EX_TEMPFAIL, "")
         assert re.match(
             rf"khvdrun: error: node {encrypted}.* was started with TLS, and node "
             rf"{1 - encrypted}.* without: give khvdrun --tls",
             error,
         )
+
+
+# Two of three ranks wait for one that will not come.
+FAILS_FIRST = """
+import os, sys
+import keras_hvd
+if os.environ["KERAS_HVD_RANK"] == sys.argv[1]:
+    raise ValueError("no data here")
+keras_hvd.init()
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_rank_that_fails_before_it_comes_ends_all_hosts(start, failing):
+    """And their exit codes say whose fault it was."""
+    since = time.monotonic()
+    program = (sys.executable, "-c", FAILS_FIRST, failing)
+    started = [
+        start(number, 3, "-np", 1, "--term-after", 0, *program) for number in range(3)
+    ]
+    ended = end(*started)
+    # The ranks' own limit is a minute.
+    assert time.monotonic() - since < 30
+    for number, (code, _, error) in enumerate(ended):
+        assert code == (1 if number == failing else os.EX_TEMPFAIL)
+        told = re.search(
+            rf"khvdrun: rank {failing} on \S+ \(process \d+\) ended with exit code 1 "
+            "before the ranks had met: ValueError: no data here",
+            error,
+        )
+        assert bool(told) == (number != failing), error
+        assert ("no rank of this host failed by itself" in error) == bool(told)
+
+
+WAITS = """
+import os, signal
+if os.environ["KERAS_HVD_RANK"] == "1":
+    print("here", flush=True)
+    signal.pause()
+import keras_hvd
+keras_hvd.init()
+"""
+
+
+@pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        (True, r"rank 1 on \S+ \(process \d+\) was killed by signal 9 .* had met"),
+        (False, r"the khvdrun of node 1 \(\S+\) ended before the ranks had met"),
+    ],
+)
+def test_a_khvdrun_that_is_killed_before_the_ranks_meet_is_named(start, whole, said):
+    wait = ("--term-after", 0, sys.executable, "-c", WAITS)
+    first = start(0, 2, "-np", 1, *wait)
+    second = start(1, 2, "-np", 1, *wait)
+    assert second.stdout.readline() == "[1] here\n"
+    # It consists of two processes, which end each other's work.
+    [job] = (
+        pathlib.Path(f"/proc/{second.pid}/task/{second.pid}/children")
+        .read_text()
+        .split()
+    )
+    os.kill(second.pid if whole else int(job), signal.SIGKILL)
+    (code, _, error), _ = end(first, second)
+    assert code == os.EX_TEMPFAIL
+    assert re.search(said, error), error
+
+
+def test_ranks_that_have_met_need_no_khvdrun_of_another_host(start):
+    """A command that never joins may end on one host alone."""
+    done = start(0, 2, "-np", 1, "true")
+    stays = start(1, 2, "-np", 1, sys.executable, "-c", "import signal; signal.pause()")
+    ((code, _, error),) = end(done)
+    assert (code, error) == (0, "")
+    assert stays.poll() is None
+    stays.send_signal(signal.SIGTERM)
+    ((code, _, _),) = end(stays)
+    assert code == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("known", ["", "203.0.113.7 train-0.train\n"])
+def test_the_name_of_the_first_host_may_come_late(khvdrun, two_hosts, tmp_path, known):
+    """As that of a pod, which is unknown at first, or that of the pod before it."""
+    names = tmp_path / "hosts"
+    names.write_text(known)
+    for each in two_hosts:
+        each.run("mount", "--bind", str(names), "/etc/hosts")
+    place = ("--nnodes", 2, "--rendezvous", "train-0.train:29400", "-np", 1)
+    environment = {"KERAS_HVD_SECRET": SECRET}
+    joins = (sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    jobs = [
+        khvdrun.start(
+            *(*place, "--node-rank", number, *joins), on=host, env=environment
+        )
+        for number, host in enumerate(two_hosts)
+    ]
+    line = jobs[0].stderr.readline()
+    assert "node 0 cannot listen at" in line and "It tries for 60 s" in line
+    names.write_text(f"{two_hosts[0].address} train-0.train\n")
+    assert [code for code, *_ in end(*jobs)] == [0, 0]
 
 
 def test_ctrl_c_ends_it_while_it_waits(start, rendezvous):
@@ -817,7 +917,7 @@ def test_a_stall_that_ends_the_job_without_a_warning_names_who_is_stopped(
     ((code, _, error),) = end(jobs[0])
     os.kill(pid, signal.SIGCONT)
     end(jobs[1])
-    assert code == 1
+    assert code == os.EX_TEMPFAIL
     assert re.search(rf"rank 3 \(pid {pid} on .*; its process is stopped", error), error
 
 
@@ -830,8 +930,9 @@ def test_a_stopped_rank_0_is_passed_over_in_the_one_report(start, monkeypatch):
     others = end(*jobs[1:])
     os.kill(pid, signal.SIGCONT)
     ended = [*end(jobs[0]), *others]
-    for code, _, error in ended:
-        assert code == 1
+    # What the stopped rank's host did is not another host's fault.
+    assert [code for code, *_ in ended] == [1, os.EX_TEMPFAIL, os.EX_TEMPFAIL]
+    for _, _, error in ended:
         assert f"rank 0 (pid {pid} on" in error
         assert "ended by KERAS_HVD_STALL_ABORT_SECONDS" in error
     # khvdrun shows its end once more.
@@ -864,8 +965,8 @@ def test_a_host_that_cannot_start_says_why_on_the_others(start, monkeypatch, opt
     since = time.monotonic()
     ended = end(*(start(number, 2, *command) for number in range(2)))
     assert time.monotonic() - since < 30
-    for code, _, error in ended:
-        assert code == 1
+    assert [code for code, *_ in ended] == [os.EX_TEMPFAIL, 1]
+    for _, _, error in ended:
         assert "MiB of shared memory: fallocate: File too large" in error
     (_, _, error), _ = ended
     assert re.search(r"rank [23] could not start: .*shared memory", error), error

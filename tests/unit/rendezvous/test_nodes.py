@@ -29,7 +29,8 @@ def start(threads, rendezvous):
 def test_each_starts_the_next_ranks(start, threads, begin_tls, ranks, encrypted):
     for number, count in reversed([*enumerate(ranks)]):
         start(number, len(ranks), count, tls=begin_tls if encrypted else None)
-    shares = sorted(threads.end().values(), key=lambda share: share.first_rank)
+    met = threads.end().values()
+    shares = sorted((share for share, _ in met), key=lambda share: share.first_rank)
     assert [share.first_rank for share in shares] == [
         sum(ranks[:number]) for number in range(len(ranks))
     ]
