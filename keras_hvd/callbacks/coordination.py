@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.training_progress import progress
+from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, silence
 from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.join import join
@@ -36,23 +37,10 @@ from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
-# Callbacks of Keras that write files, or to a server.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in (
-        "BackupAndRestore",
-        "CSVLogger",
-        "ModelCheckpoint",
-        "OrbaxCheckpoint",
-        "RemoteMonitor",
-        "TensorBoard",
-    )
-    if hasattr(keras.callbacks, name)
-)
-
 # Callbacks of Keras that never ask to stop in the middle of an epoch.
 _QUIET_IN_BATCHES = {
-    *_WRITERS,
+    *WRITERS,
+    *SILENT_WRITERS,
     keras.callbacks.Callback,
     keras.callbacks.EarlyStopping,
     keras.callbacks.History,
@@ -464,10 +452,11 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
     # The user's list, because all ranks must come to the same conclusions.
     before = _BeforeOthers(list(callbacks))
     after = _AfterOthers(callback_list, before.steps)
-    kept = callbacks if basics.rank() == 0 else [_without_files(c) for c in callbacks]
+    if basics.rank() != 0:
+        silence(callbacks)
     # In place: Keras is iterating over this list. As the list grows at the front, Keras
     # meets the calling callback a second time.
-    callbacks[:] = [before, *kept, after]
+    callbacks[:] = [before, *callbacks, after]
     for companion in (before, after):
         companion.set_model(model)
 
@@ -492,12 +481,6 @@ def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> No
         "put keras_hvd's callbacks before TensorBoard in the list of callbacks: they "
         "keep other ranks than 0 from writing"
     )
-
-
-def _without_files(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
-    if not isinstance(callback, _WRITERS) or getattr(callback, "every_rank", False):
-        return callback
-    return keras.callbacks.Callback()
 
 
 def enclosing_list(

@@ -416,10 +416,7 @@ def test_rank_0_alone_prints(rank, make_linear, capsys):
 
 
 class Board(keras.callbacks.TensorBoard):
-    """Writes when it is given the model, as TensorBoard does; needs no tensorboard."""
-
-    def set_model(self, model):
-        pathlib.Path(self.log_dir).mkdir()
+    """Writes when it is given the model, and never after; needs no tensorboard."""
 
 
 for hook in [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]:

@@ -1,0 +1,158 @@
+"""Callbacks of Keras that write files, or to a server: on rank 0 alone.
+
+On other ranks they do everything else: they get the model, decide what is best, and
+call what a subclass adds to them, which may take part in collectives.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class _SilentBackupAndRestore(keras.callbacks.BackupAndRestore):
+    # All ranks get what rank 0 restores.
+    def on_train_begin(self, logs=None):
+        pass
+
+    def _load_model(self):
+        pass
+
+    def _save_model(self):
+        pass
+
+    def on_train_end(self, logs=None):
+        pass
+
+
+class _SilentCSVLogger(keras.callbacks.CSVLogger):
+    filename: Any
+
+    def on_train_begin(self, logs=None):
+        filename, self.filename = self.filename, os.devnull
+        try:
+            super().on_train_begin(logs)
+        finally:
+            self.filename = filename
+
+
+class _SilentModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    verbose: Any
+
+    def _save_model(self, epoch, batch, logs):
+        verbose, self.verbose = self.verbose, 0
+        try:
+            # Rank 0 warns.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # This also keeps the best value.
+                self._should_save_model(epoch, batch, logs, self.filepath)
+        finally:
+            self.verbose = verbose
+
+
+class _SilentRemoteMonitor(keras.callbacks.RemoteMonitor):
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands for a method that writes."""
+
+
+class _SilentTensorBoard(keras.callbacks.TensorBoard):
+    # Subclasses write summaries of their own with these.
+    @property
+    def _train_writer(self):
+        return tf.summary.create_noop_writer()
+
+    @property
+    def _val_writer(self):
+        return tf.summary.create_noop_writer()
+
+    on_train_batch_end = on_test_end = _nothing
+    _write_keras_model_summary = _write_keras_model_train_graph = _nothing
+    _configure_embeddings = _log_embeddings = _nothing
+    _log_epoch_metrics = _log_weights = _nothing
+    _push_writer = _pop_writer = _nothing
+    _start_trace = _stop_trace = _start_profiler = _stop_profiler = _nothing
+
+
+_SILENT: dict[type, type] = {
+    keras.callbacks.BackupAndRestore: _SilentBackupAndRestore,
+    keras.callbacks.CSVLogger: _SilentCSVLogger,
+    keras.callbacks.ModelCheckpoint: _SilentModelCheckpoint,
+    keras.callbacks.RemoteMonitor: _SilentRemoteMonitor,
+    keras.callbacks.TensorBoard: _SilentTensorBoard,
+}
+if hasattr(keras.callbacks, "OrbaxCheckpoint"):
+    # Only newer versions of Keras have it.
+    _Orbax = keras.callbacks.OrbaxCheckpoint
+    _SILENT[_Orbax] = type(
+        "_SilentOrbaxCheckpoint", (_Orbax,), {"_save_checkpoint": _nothing}
+    )
+
+WRITERS = tuple(_SILENT)
+"""The classes of Keras."""
+
+SILENT_WRITERS = tuple(_SILENT.values())
+"""What they are on other ranks than 0."""
+
+
+def silence(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Stops the writing of Keras' callbacks, of their subclasses, and in wrappers.
+
+    Those with an attribute `every_rank = True` go on.
+
+    Example:
+
+    >>> logger = keras.callbacks.CSVLogger("/nowhere/log.csv")
+    >>> silence([logger])
+    >>> logger.on_train_begin()
+    >>> logger.filename
+    '/nowhere/log.csv'
+    """
+    for each in callbacks:
+        _silence(each, set())
+
+
+def _silence(callback: Any, seen: set[int]) -> None:
+    if id(callback) in seen or getattr(callback, "every_rank", False):
+        return
+    seen.add(id(callback))
+    kind: type = type(callback)
+    if isinstance(callback, WRITERS) and not issubclass(kind, SILENT_WRITERS):
+        # In place: others may hold it, and it may hold state.
+        callback.__class__ = _silent_class(kind)
+    for inner in callbacks_in(callback):
+        _silence(inner, seen)
+
+
+def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:
+    """The callbacks that one holds in attributes, as one that wraps others does."""
+    for value in list(vars(callback).values()):
+        if isinstance(value, dict):
+            value = list(value.values())
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(each, keras.callbacks.Callback):
+                yield each
+
+
+@functools.cache
+def _silent_class(plain: type) -> type:
+    """A subclass in which `super()` of the plain class finds methods that write not."""
+    if plain in _SILENT:
+        return _SILENT[plain]
+    silent = [_SILENT[each] for each in WRITERS if issubclass(plain, each)]
+    names = ("__doc__", "__module__", "__qualname__")
+    return type(plain)(
+        plain.__name__,
+        (plain, *silent),
+        {name: getattr(plain, name) for name in names},
+    )
