@@ -10,11 +10,8 @@ import keras
 import numpy as np
 
 from keras_hvd import current_strategy, random_numbers
-from keras_hvd.callbacks.coordination import (
-    DistributedCallback,
-    layers_of,
-    model_optimizers,
-)
+from keras_hvd.callbacks.coordination import DistributedCallback
+from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
@@ -42,9 +39,11 @@ class BroadcastGlobalVariables(DistributedCallback):
     optimizer is distributed, and that all ranks make the same number of steps in each
     epoch; lets only rank 0 print progress bars and write files (`ModelCheckpoint`,
     `BackupAndRestore`, `CSVLogger`, `TensorBoard`, ...), except in callbacks with an
-    attribute `every_rank = True`; averages the moving statistics of BatchNormalization
-    after each epoch, before validation; stops all ranks when `stop_training` is set on
-    one.
+    attribute `every_rank = True`; after each epoch, before validation, averages the
+    moving statistics of BatchNormalization, combines other weights that layers assign
+    by their `aggregation`, and warns of those that differ without one; stops all ranks
+    when `stop_training` is set on one; gives all ranks the weights that a callback of
+    one has restored at the end of training.
 
     Args:
         root_rank: the rank that sends its state.
@@ -58,7 +57,8 @@ class BroadcastGlobalVariables(DistributedCallback):
         ValueError: the job has no rank `root_rank`, or it differs between ranks (when
             training begins).
         RuntimeError: the optimizer is not distributed, or the ranks' models,
-            vocabularies, bins or optimizers differ (when training begins).
+            vocabularies, bins or optimizers differ (when training begins); or callbacks
+            change weights on some ranks only, or differently (before the next epoch).
 
     Example:
 
@@ -161,8 +161,11 @@ class BroadcastGlobalVariables(DistributedCallback):
             )
         self._waits = not _is_built(self.model)
 
+    def locals_among(self, variables: list[keras.Variable]) -> set[int]:
+        return {each for local in self._local for each in local.among(variables)}
+
     def _shared(self, variables: list[keras.Variable]) -> list[keras.Variable]:
-        local = {each for local in self._local for each in local.among(variables)}
+        local = self.locals_among(variables)
         return [each for each in variables if identity(each) not in local]
 
     def _shared_state(

@@ -9,7 +9,7 @@ must find done (moving statistics, verbosity), the other what depends on all of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -18,10 +18,12 @@ import tensorflow as tf
 
 from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
+from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
 from keras_hvd.callbacks.training_progress import progress
+from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, silence
-from keras_hvd.collectives.allreduce import allreduce, grouped_allreduce
-from keras_hvd.collectives.allreduce_op import Average, Sum
+from keras_hvd.collectives.allreduce import allreduce
+from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.meeting import meet
@@ -29,13 +31,11 @@ from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer import gradient_tape
 from keras_hvd.optimizer.distributed_class import (
     is_distributed,
-    local_variables,
     reduces_with,
 )
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers
 from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log
-from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 # Callbacks of Keras that never ask to stop in the middle of an epoch.
 _QUIET_IN_BATCHES = {
@@ -49,15 +49,6 @@ _QUIET_IN_BATCHES = {
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 }
-
-# Of BatchNormalization.
-_STATISTICS = (
-    "moving_mean",
-    "moving_variance",
-    "moving_stddev",
-    "renorm_mean",
-    "renorm_stddev",
-)
 
 _BATCH_HOOKS = (
     "on_batch_begin",
@@ -97,6 +88,10 @@ class DistributedCallback(keras.callbacks.Callback):
         Runs on every rank at the beginning of training, if size > 1.
         """
 
+    def locals_among(self, variables: list[keras.Variable]) -> set[int]:
+        """The `identity` of each variable that is to stay different on each rank."""
+        return set()
+
 
 class _Counting(keras.callbacks.Callback):
     """Counts what has been trained."""
@@ -122,9 +117,10 @@ class _Counting(keras.callbacks.Callback):
 class _BeforeOthers(_Counting):
     """At the front of the list: what the other callbacks must find done."""
 
-    def __init__(self, others: list[keras.callbacks.Callback]):
+    def __init__(self, others: list[keras.callbacks.Callback], weights: SharedWeights):
         super().__init__()
         self._others = others
+        self._weights = weights
         self._statistics_differ = False
         self._tapes_before: int | None = None
         self._epoch = 0
@@ -199,6 +195,10 @@ class _BeforeOthers(_Counting):
             return
         self._statistics_differ = False
         average_statistics(self.model)
+        self._weights.after_steps(self._epoch)
+
+    def on_train_end(self, logs=None):
+        self._weights.before_end()
 
 
 class _Steps:
@@ -240,21 +240,27 @@ def _iterations(model: keras.Model) -> int:
 class _AfterOthers(keras.callbacks.Callback):
     """At the end of the list: what depends on all other callbacks."""
 
-    def __init__(self, callback_list: keras.callbacks.CallbackList, steps: _Steps):
+    def __init__(
+        self,
+        callback_list: keras.callbacks.CallbackList,
+        steps: _Steps,
+        weights: SharedWeights,
+    ):
         super().__init__()
         self._list = callback_list
         self._steps = steps
+        self._weights = weights
         self._agrees_in_batches = False
 
     def on_train_begin(self, logs=None):
         may_stop = any(map(_may_stop_in_batches, self._list.callbacks))
         params = self.params or {}
         steps, epochs = params.get("steps"), params.get("epochs")
-        ranks = allgather_object(
-            (may_stop, epochs, steps, _trained_with(self.model)), name=_BEGINNING
-        )
+        mine = may_stop, epochs, steps, _trained_with(self.model)
+        ranks = allgather_object((*mine, self._weights.suspects()), name=_BEGINNING)
         _require_same_epochs([each[1] for each in ranks])
-        _require_same_steps([each[2:] for each in ranks], "to make in an epoch")
+        _require_same_steps([each[2:4] for each in ranks], "to make in an epoch")
+        self._weights.begin([each[4] for each in ranks])
         self._agrees_in_batches = any(each[0] for each in ranks)
         for callback in self._list.callbacks:
             if isinstance(callback, DistributedCallback):
@@ -268,10 +274,14 @@ class _AfterOthers(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if basics.rank() == 0:
             training_progress.show(self._list.callbacks)
+        self._weights.before_steps(epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        _require_same_decisions(self.model, self._list.callbacks)
+        _require_same_decisions(self.model, self._list.callbacks, self._weights)
         self._agree_on_stopping()
+
+    def on_train_end(self, logs=None):
+        self._weights.after_end()
 
     def _agree_on_stopping(self):
         # If one rank stopped alone, the others would wait for its gradients.
@@ -326,18 +336,6 @@ def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:
     )
 
 
-def average_statistics(model: keras.Model) -> None:
-    """Gives BatchNormalization the mean of the ranks' moving statistics."""
-    variables = _moving_statistics(model)
-    if not variables:
-        return
-    averages = grouped_allreduce(
-        variables, op=Average, name="keras_hvd/moving_statistics"
-    )
-    for variable, average in zip(variables, averages):
-        variable.assign(average)
-
-
 def require_distributed(model: keras.Model) -> None:
     """Raises RuntimeError unless the model's optimizers reduce their gradients."""
     if vars(model).get("_keras_hvd_uses_tape", False):
@@ -376,11 +374,14 @@ def may_use_tape(model: keras.Model) -> bool:
 
 
 def _require_same_decisions(
-    model: keras.Model, callbacks: list[keras.callbacks.Callback]
+    model: keras.Model,
+    callbacks: list[keras.callbacks.Callback],
+    weights: SharedWeights,
 ) -> None:
     """Raises, on every rank, if callbacks decided by the logs of one rank only.
 
-    Otherwise the ranks' weights would drift apart silently.
+    Otherwise the ranks' weights would drift apart silently. What a callback of only
+    some ranks would restore, all ranks get when it is restored.
     """
     decisions = {}
     for optimizer in model_optimizers(model):
@@ -405,42 +406,9 @@ def _require_same_decisions(
             raise RuntimeError(
                 f"{what} {shown}: the ranks' weights would drift apart. Give the same "
                 "callbacks to all ranks, and put keras_hvd.callbacks.MetricAverage() "
-                "before those that decide by the logs, so that all see the same."
+                "before those that decide by the logs, so that all see the same"
+                f"{weights.about_callbacks()}."
             )
-
-
-def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's compiled optimizer, and others in its attributes, lists and dicts.
-
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.layers.Dense(1)])
-    >>> model.compile("sgd", "mse")
-    >>> [optimizer.name for optimizer in model_optimizers(model)]
-    ['sgd']
-    """
-    optimizers: list[Any] = []
-    for value in (model.optimizer, *_leaves(list(vars(model).values()))):
-        known = any(value is each for each in optimizers)
-        if isinstance(value, keras.optimizers.Optimizer) and not known:
-            optimizers.append(value)
-    return optimizers
-
-
-def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The leaves of nested lists and dicts, which may contain themselves."""
-    if isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            if depth:
-                yield from _leaves(each, depth - 1)
-    else:
-        yield value
-
-
-def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """A model's layers, including nested ones and the model itself."""
-    return list(model._flatten_layers())
 
 
 def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) -> None:
@@ -449,14 +417,15 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
     _require_before_tensorboard(callbacks)
-    # The user's list, because all ranks must come to the same conclusions.
-    before = _BeforeOthers(list(callbacks))
-    after = _AfterOthers(callback_list, before.steps)
     if basics.rank() != 0:
         silence(callbacks)
+    others = list(callbacks)
+    weights = SharedWeights(model, others, lambda each: _locals_among(others, each))
+    before = _BeforeOthers(others, weights)
+    after = _AfterOthers(callback_list, before.steps, weights)
     # In place: Keras is iterating over this list. As the list grows at the front, Keras
     # meets the calling callback a second time.
-    callbacks[:] = [before, *callbacks, after]
+    callbacks[:] = [before, *others, after]
     for companion in (before, after):
         companion.set_model(model)
 
@@ -481,6 +450,13 @@ def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> No
         "put keras_hvd's callbacks before TensorBoard in the list of callbacks: they "
         "keep other ranks than 0 from writing"
     )
+
+
+def _locals_among(
+    callbacks: list[keras.callbacks.Callback], variables: list[keras.Variable]
+) -> set[int]:
+    ours = [each for each in callbacks if isinstance(each, DistributedCallback)]
+    return {identity for each in ours for identity in each.locals_among(variables)}
 
 
 def enclosing_list(
@@ -527,23 +503,6 @@ def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:
 def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
     method = getattr(callback, hook)
     return getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, hook)
-
-
-def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """The statistics that differ between ranks, and should not."""
-    optimizers = model_optimizers(model)
-    return [
-        variable
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and not isinstance(layer, SyncBatchNormalization)
-        and layer.built
-        and layer.trainable
-        and not local_variables(optimizers, layer.trainable_weights)
-        # Some exist only in newer versions of Keras, with renorm=True.
-        for variable in (getattr(layer, name, None) for name in _STATISTICS)
-        if variable is not None
-    ]
 
 
 def _warn_of_unsynchronized(model: keras.Model) -> None:

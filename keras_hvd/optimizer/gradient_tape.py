@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,19 @@ from keras_hvd import guarded_saving
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, mark_reduced
+from keras_hvd.optimizer.gradient_reduction import (
+    GradientReduction,
+    identity,
+    mark_reduced,
+)
 from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
 from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 _times_reduced = 0
+
+# Variables whose gradients tapes have left on their rank, by identity.
+_local: dict[int, weakref.ref] = {}
 
 
 def times_reduced() -> int:
@@ -28,6 +36,16 @@ def times_reduced() -> int:
     True
     """
     return _times_reduced
+
+
+def is_local(variable: Any) -> bool:
+    """Whether a distributed tape has left gradients of a variable on their rank.
+
+    >>> is_local(tf.Variable(1.0))
+    False
+    """
+    known = _local.get(identity(variable))
+    return known is not None and known() is not None
 
 
 def DistributedGradientTape(
@@ -219,6 +237,10 @@ def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
         return grads
     mine = [variables[i] for i in present]
     local = {each for local in own.local for each in local.among(mine)}
+    for each in mine:
+        if identity(each) in local:
+            plain = each._value if isinstance(each, keras.Variable) else each
+            _local[identity(each)] = weakref.ref(plain)
     reduced = own.reduction.reduce(
         "DistributedGradientTape", [flat[i] for i in present], mine, local
     )

@@ -14,7 +14,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
 
 from keras_hvd import current_strategy
-from keras_hvd.callbacks.coordination import average_statistics
+from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.gradient_reduction import name_in_graph

@@ -1,5 +1,7 @@
 """Optimizers, tapes, layers and metrics of some ranks only: two sets train at once."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -148,3 +150,26 @@ def test_set_that_was_removed(several_ranks, size):
     assert keras_hvd.remove_process_set(removed)
     with pytest.raises(ValueError, match="not part of the job"):
         optimizer.apply([tf.constant([1.0])], [keras.Variable([1.0])])
+
+
+def test_statistics_are_averaged_in_a_set(sets, rank):
+    """Each set trains a model of its own, and nobody warns that the sets' differ."""
+    mine = sets[rank % 2]
+    normalization = keras.layers.BatchNormalization(momentum=0.5)
+    model = keras.Sequential(
+        [keras.Input((1,)), normalization, keras.layers.Dense(1)], name="model"
+    )
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), process_set=mine
+    )
+    model.compile(optimizer, "mse")
+    x = np.full((4, 1), rank, "float32")
+    callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "weights of model")
+        model.fit(x, x + rank % 2, epochs=2, verbose=0, callbacks=callbacks)
+    mean = np.mean(mine.ranks)
+    np.testing.assert_allclose(normalization.moving_mean, [0.75 * mean], rtol=1e-6)
+    of_ranks = keras_hvd.allgather_object(model.layers[1].get_weights()[1].item())
+    assert of_ranks[rank] == of_ranks[mine.ranks[0]]
+    assert of_ranks[0] != of_ranks[1]

@@ -1,11 +1,12 @@
 """Keras' callbacks under a strategy: decisions are the same, files written once."""
 
-import os
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_hvd
 
@@ -48,10 +49,7 @@ def test_deciding(both_ways, require_equal, digits):
 
 
 class Board(keras.callbacks.TensorBoard):
-    """Writes when it is given the model, as TensorBoard does; needs no tensorboard."""
-
-    def set_model(self, model):
-        os.makedirs(self.log_dir, exist_ok=True)
+    """Writes when it is given the model, and never after; needs no tensorboard."""
 
 
 for hook in [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]:
@@ -202,3 +200,95 @@ def test_silence(strategy, digits, capfd, rank):
     model.evaluate(x[:40], y[:40])
     model.predict(x[:40])
     assert bool(capfd.readouterr().out) == (rank == 0)
+
+
+def stopping_on_rank_0(rank) -> list[keras.callbacks.Callback]:
+    if rank != 0:
+        return []
+    return [keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True)]
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["callbacks", "CallbackList"])
+def test_best_weights_of_one_rank(made, strategy, rank, equal_on_all_ranks):
+    """What a callback of rank 0 restores is restored on all ranks."""
+    with strategy.scope():
+        line = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), line])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    callbacks: Any = stopping_on_rank_0(rank)
+    if made:
+        callbacks = keras.callbacks.CallbackList(
+            callbacks, add_history=True, model=model, epochs=9, steps=2
+        )
+    x = np.ones((8, 1), "float32")
+    # In an epoch of two steps the weight goes 19 % of the way to 10.
+    model.fit(
+        x,
+        10 * x,
+        batch_size=4,
+        epochs=9,
+        verbose=0,
+        validation_data=(x, 2 * x),
+        callbacks=callbacks,
+    )
+    assert equal_on_all_ranks(model.get_weights())
+    np.testing.assert_allclose(model.get_weights()[0], [[1.9]], rtol=1e-5)
+
+
+class Notes(layers.Layer):
+    """Keeps sums of its rank's rows, one of them equal on all ranks."""
+
+    def build(self, shape):
+        self.plain, self.mean = (
+            self.add_weight(
+                name=name,
+                shape=(),
+                initializer="zeros",
+                trainable=False,
+                aggregation=aggregation,
+            )
+            for name, aggregation in (("plain", "none"), ("mean", "mean"))
+        )
+        self.own = keras.Variable(0.0, trainable=False, synchronization="on_read")
+
+    def call(self, inputs, training=False):
+        if training:
+            for each in self.plain, self.mean, self.own:
+                each.assign(tf.reduce_sum(inputs))
+        return inputs
+
+
+def test_weights_that_differ_are_named_once(strategy):
+    with strategy.scope():
+        notes = Notes(name="notes")
+        model = keras.Sequential([keras.Input((1,)), notes, layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.arange(8, dtype="float32")[:, None]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, x, batch_size=8, epochs=2, verbose=0)
+    texts = [str(each.message) for each in caught]
+    [said] = [each for each in texts if "differ between ranks" in each]
+    assert "notes/plain (rank 1 not as rank 0)" in said
+    assert "mean (" not in said and "own (" not in said
+    assert 'aggregation="mean"' in said and "on_read" in said
+
+
+def test_subclass_of_a_writer(strategy, rank, tmp_path):
+    """It runs on all ranks, and may predict; rank 0 writes."""
+
+    class Logger(keras.callbacks.CSVLogger):
+        def on_epoch_end(self, epoch, logs=None):
+            off = np.abs(self.model.predict(x, verbose=0) - x).mean()
+            super().on_epoch_end(epoch, {**logs, "off": off})
+            logs["off"] = float(off)
+
+    with strategy.scope():
+        line = layers.Dense(1, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((1,)), line])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = np.ones((6, 1), "float32")
+    logger = Logger(tmp_path / "log.csv")
+    history = model.fit(x, x, batch_size=4, verbose=0, callbacks=[logger])
+    assert history.history["off"] == [1.0]
+    assert (tmp_path / "log.csv").exists() == (rank == 0)
