@@ -96,8 +96,10 @@ class LearningRateSchedule(DistributedCallback):
             self._set_learning_rate(self._epoch + batch / self._steps)
 
     def on_epoch_end(self, epoch, logs=None):
+        # A callback before this one may have logged the epoch's rate, and changed it.
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            rate = float(self.model.optimizer.learning_rate)
+            logs.setdefault("learning_rate", rate)
 
     def _is_in_range(self):
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch

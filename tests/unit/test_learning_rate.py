@@ -54,6 +54,20 @@ def test_smooth():
     assert rates == [0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45]
 
 
+def test_logs_have_the_rate_that_an_epoch_was_trained_with():
+    """Whatever callback comes first: a plateau reduces it for the next epoch."""
+    plateau = keras.callbacks.ReduceLROnPlateau(
+        "loss", patience=1, factor=0.1, min_delta=9.0
+    )
+    never = LearningRateSchedule(0.8, 1, start_epoch=9)
+    for callbacks in [plateau, never], [never, plateau]:
+        model = make_model(keras.optimizers.SGD(0.8))
+        rates = rates_of(model, *callbacks)
+        logged = model.history.history["learning_rate"]
+        np.testing.assert_allclose(logged, rates[::4], rtol=1e-6)
+        assert rates[0] > rates[-1]
+
+
 def test_range_of_epochs():
     schedule = LearningRateSchedule(0.8, 0.1, start_epoch=1, end_epoch=2)
     rates = rates_of(make_model(keras.optimizers.SGD(0.5)), schedule)
