@@ -8,6 +8,7 @@ must find done (moving statistics, verbosity), the other what depends on all of 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -21,7 +22,12 @@ from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
-from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, silence
+from keras_hvd.callbacks.writers import (
+    SILENT_WRITERS,
+    WRITERS,
+    callbacks_in,
+    silence,
+)
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.join import join
@@ -447,9 +453,47 @@ def _require_before_tensorboard(callbacks: list[keras.callbacks.Callback]) -> No
     if not isinstance(first, keras.callbacks.TensorBoard):
         return
     raise ValueError(
-        "put keras_hvd's callbacks before TensorBoard in the list of callbacks: they "
-        "keep other ranks than 0 from writing"
+        f"put keras_hvd's callbacks before {described(first)} in the list of "
+        "callbacks: they keep other ranks than 0 from writing"
     )
+
+
+def described(callback: keras.callbacks.Callback) -> str:
+    """The name of a callback, and what is behind it if that alone says little.
+
+    Example:
+
+    >>> described(keras.callbacks.LambdaCallback(on_epoch_end=print))
+    'LambdaCallback(on_epoch_end=print)'
+    """
+    kind = type(callback)
+    if kind is keras.callbacks.LambdaCallback:
+        hooks = [
+            f"{name}={_place_of(function)}"
+            for name, function in vars(callback).items()
+            if name.startswith("on_")
+        ]
+        return f"{kind.__name__}({', '.join(hooks)})"
+    inner = [type(each).__name__ for each in callbacks_in(callback)]
+    if inner:
+        return f"{kind.__name__} (around {', '.join(inner)})"
+    if kind.__module__.startswith(("keras.", "keras_hvd.")):
+        return kind.__name__
+    # What Keras has above a subclass.
+    of_keras = [each for each in kind.__mro__ if each.__module__.startswith("keras.")]
+    if of_keras[:1] in ([], [keras.callbacks.Callback]):
+        return kind.__name__
+    return f"{kind.__name__} (a {of_keras[0].__name__})"
+
+
+def _place_of(function: Any) -> str:
+    """The name of a function, and where it is."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    file = os.path.basename(code.co_filename)
+    return f"{name} at {file}:{code.co_firstlineno}"
 
 
 def _locals_among(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from keras_hvd.callbacks.coordination import DistributedCallback
+from keras_hvd.callbacks.coordination import DistributedCallback, described
 from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, log
@@ -70,12 +70,12 @@ class MetricAverage(DistributedCallback):
     def check_order(self, others, place):
         readers = [each for each in others[:place] if isinstance(each, _READERS)]
         if readers:
-            name = type(readers[0]).__name__
+            name = described(readers[0])
             raise ValueError(
                 f"put MetricAverage before {name} in the list of callbacks: as it is, "
                 f"{name} reads the logs of this rank alone"
             )
-        for name in (type(each).__name__ for each in others[:place] if _may_read(each)):
+        for name in (described(each) for each in others[:place] if _may_read(each)):
             log.warn(
                 f"{name} comes before MetricAverage in the list of callbacks: its "
                 "on_epoch_end gets the logs of this rank alone",
@@ -134,6 +134,9 @@ def _replace(logs: Results, means: Results, results: Results) -> None:
 
 
 def _may_read(callback: keras.callbacks.Callback) -> bool:
+    # As LambdaCallback keeps what it is given.
+    if "on_epoch_end" in vars(callback):
+        return True
     if type(callback).__module__.startswith(("keras.", "keras_hvd.")):
         return False
     return type(callback).on_epoch_end is not keras.callbacks.Callback.on_epoch_end

@@ -240,6 +240,39 @@ def test_warns_of_callbacks_that_may_read(rank, several_ranks):
         )
 
 
+class Plateau(keras.callbacks.ReduceLROnPlateau):
+    """A user's own."""
+
+
+def around(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
+    wrapper = Reads()
+    wrapper.inner = callback
+    return wrapper
+
+
+def report(epoch, logs):
+    """Would print them."""
+
+
+def test_order_names_what_is_behind(rank, several_ranks):
+    callbacks = [Plateau("loss"), MetricAverage()]
+    name = r"Plateau \(a ReduceLROnPlateau\)"
+    with pytest.raises(ValueError, match=f"put MetricAverage before {name} in"):
+        make_model().fit(*part(rank, seed=1), verbose=0, callbacks=callbacks)
+    callbacks[0] = around(callbacks[0])
+    with pytest.warns(UserWarning, match=r"Reads \(around Plateau\) comes before"):
+        make_model().fit(*part(rank, seed=1), verbose=0, callbacks=callbacks)
+
+
+def test_order_names_functions(rank, several_ranks):
+    function = keras.callbacks.LambdaCallback(on_epoch_end=report)
+    place = r"on_epoch_end=report at test_metric_average.py:\d+"
+    with pytest.warns(UserWarning, match=rf"LambdaCallback\({place}\) comes before"):
+        make_model().fit(
+            *part(rank, seed=1), verbose=0, callbacks=[function, MetricAverage()]
+        )
+
+
 class Evaluates(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.model.evaluate(np.full((4, 5), 9.0), np.zeros(4), verbose=0)
