@@ -108,6 +108,8 @@ def is_distributed(tuner: Any) -> bool:
 class _Distributed(Mixin):
     """The changes to a tuner for several ranks."""
 
+    # A Strategy looks for it.
+    trains_on_all_ranks = True
     _is_starting = False
 
     def __init__(self, *args: Any, **kwargs: Any):

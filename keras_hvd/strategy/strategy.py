@@ -21,6 +21,7 @@ from keras_hvd.strategy import (
     keras_losses,
     keras_metrics,
     keras_optimizer,
+    keras_searches,
     keras_trainer,
     reduction,
 )
@@ -99,6 +100,26 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         super().__init__(extended.Extended(self, process_set, place))
         _install_hooks()
         guarded_saving.install()
+
+    def scope(self) -> Any:
+        """Makes this the strategy of what is created in the block.
+
+        Returns:
+            A context manager.
+
+        Raises:
+            keras_tuner.errors.FatalRuntimeError: a tuner of KerasTuner calls it, on
+                several ranks, that `keras_hvd.keras_tuner.distribute` has not made.
+
+        Example:
+
+        >>> import keras_hvd, tensorflow as tf
+        >>> keras_hvd.init()
+        >>> with keras_hvd.Strategy().scope():
+        ...     weight = tf.Variable(2.0)
+        """
+        keras_searches.refuse_search_of_one_rank(self)
+        return super().scope()
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:

@@ -326,7 +326,8 @@ def test_under_a_strategy(folder, data, rank):
             return build(hp, distributed=False, run_eagerly=False)
 
     whole, _ = data
-    tuner = make(folder / "ranks", model=build_in_scope)
+    # KerasTuner takes it as well.
+    tuner = make(folder / "ranks", model=build_in_scope, distribution_strategy=strategy)
     tuner.search(**whole)
     problems = []
     if rank == 0:
@@ -340,6 +341,32 @@ def test_under_a_strategy(folder, data, rank):
         plain.search(**whole)
         problems = compare(folder / "ranks", folder / "plain")
     assert keras_hvd.broadcast_object(problems) == []
+
+
+@pytest.mark.parametrize("by", ["argument", "scope"])
+@pytest.mark.parametrize("kind", [keras_tuner.RandomSearch, keras_tuner.Hyperband])
+def test_plain_tuner_under_a_strategy(
+    kind, by, folder, data, rank, several_ranks, raises_on_all_ranks
+):
+    """It would search on each rank by itself; `distribute` is named instead."""
+    strategy = keras_hvd.Strategy()
+
+    def build_in_scope(hp):
+        with strategy.scope():
+            return build_plain(hp)
+
+    whole, _ = data
+    with pytest.raises(errors.FatalError) as raised:
+        tuner = kind(
+            build_in_scope if by == "scope" else build_plain,
+            objective="val_loss",
+            directory=folder / f"rank{rank}",
+            distribution_strategy=strategy if by == "argument" else None,
+        )
+        tuner.search(**whole)
+    raises_on_all_ranks(
+        raised.value, f"keras_hvd.keras_tuner.distribute({kind.__name__})"
+    )
 
 
 def test_no_tuner_class(folder):
