@@ -193,15 +193,18 @@ class _BeforeOthers(_Counting):
             return
         self._meets = False
         join()
-        mine = self.steps.made, _trained_with(self.model)
-        _require_same_steps(meet(mine), f"made in epoch {self._epoch + 1}")
+        of_ranks = meet(
+            (self.steps.made, _trained_with(self.model), self._weights.checksums())
+        )
+        made = f"made in epoch {self._epoch + 1}"
+        _require_same_steps([each[:2] for each in of_ranks], made)
+        self._weights.after_steps([each[2] for each in of_ranks], self._epoch)
 
     def _average_statistics(self):
         if not self._statistics_differ:
             return
         self._statistics_differ = False
         average_statistics(self.model)
-        self._weights.after_steps(self._epoch)
 
     def on_train_end(self, logs=None):
         self._weights.before_end()

@@ -62,7 +62,19 @@ _NOT_NUMBERS = ("bool", "string")
 
 
 def average_statistics(model: keras.Model) -> None:
-    """Gives BatchNormalization the mean of the ranks' moving statistics."""
+    """Gives BatchNormalization the mean of the ranks' moving statistics.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> layer = keras.layers.BatchNormalization()
+    >>> model = keras.Sequential([keras.Input((1,)), layer])
+    >>> model.compile(keras_hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    >>> average_statistics(model)
+    >>> layer.moving_variance.numpy()
+    array([1.], dtype=float32)
+    """
     variables = _moving_statistics(model)
     process_set = _trained_by(model) or global_process_set
     if not variables or not process_set.included():
@@ -88,7 +100,7 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Checksums:
+class Checksums:
     """What a rank says of its weights; they are compared if the first two are equal."""
 
     ranks: tuple[int, ...]
@@ -120,8 +132,8 @@ class SharedWeights:
         self._watches = False
         self._warned = False
         # Checksums of the ranks that train with this one, by rank.
-        self._after_steps: dict[int, _Checksums] = {}
-        self._before_end: _Checksums | None = None
+        self._after_steps: dict[int, Checksums] = {}
+        self._before_end: Checksums | None = None
         self._before_steps: dict[int, tf.Tensor] = {}
 
     def suspects(self) -> tuple[list[str], bool]:
@@ -146,7 +158,8 @@ class SharedWeights:
         Runs after all callbacks' `on_epoch_begin`.
         """
         if self._watches and self._after_steps:
-            now = self._gather()
+            of_ranks = allgather_object(self.checksums(), name="keras_hvd/weights")
+            now = self._comparable(of_ranks)
             self._require_unchanged(now, f"after epoch {epoch}")
         self._before_steps = {
             place: tf.identity(weight.value)
@@ -154,13 +167,13 @@ class SharedWeights:
             if _aggregation(weight) == "sum"
         }
 
-    def after_steps(self, epoch: int) -> None:
+    def after_steps(self, checksums: list[Checksums], epoch: int) -> None:
         """Combines what layers have assigned, and warns of other weights that differ.
 
-        Runs before validation and all callbacks' `on_epoch_end`.
+        Runs before validation and all callbacks' `on_epoch_end`, with each rank's
+        `checksums`.
         """
-        of_ranks = self._gather()
-        self._after_steps = of_ranks
+        self._after_steps = of_ranks = self._comparable(checksums)
         differing = _differing(of_ranks)
         # A Strategy has combined what was assigned when it was assigned.
         if current_strategy.of_model(self._model) is None and len(of_ranks) > 1:
@@ -241,7 +254,9 @@ class SharedWeights:
 
     def before_end(self) -> None:
         """Runs before all other callbacks' `on_train_end`."""
-        self._before_end = self._checksums() if self._watches else None
+        self._before_end = None
+        if self._watches:
+            self._before_end = self.checksums(of_statistics=True)
 
     def after_end(self) -> None:
         """Gives all ranks what callbacks of one have restored at the end of training.
@@ -252,7 +267,8 @@ class SharedWeights:
         before_end = self._before_end
         if before_end is None:
             return
-        both = allgather_object((before_end, self._checksums()), name="keras_hvd/end")
+        now = self.checksums(of_statistics=True)
+        both = allgather_object((before_end, now), name="keras_hvd/end")
         before = self._comparable([each[0] for each in both])
         after = self._comparable([each[1] for each in both])
         if not _alike(before, after):
@@ -272,7 +288,7 @@ class SharedWeights:
             weights = [self._model.weights[place] for place in places]
             broadcast_variables(weights, root, process_set)
 
-    def _require_unchanged(self, now: dict[int, _Checksums], when: str) -> None:
+    def _require_unchanged(self, now: dict[int, Checksums], when: str) -> None:
         """Raises if weights differ that were equal after the last step."""
         before = self._after_steps
         if not _alike(before, now):
@@ -289,7 +305,7 @@ class SharedWeights:
             raise self._drifts(drifted, now, when)
 
     def _drifts(
-        self, places: list[int], now: dict[int, _Checksums], when: str
+        self, places: list[int], now: dict[int, Checksums], when: str
     ) -> RuntimeError:
         return RuntimeError(
             f"callbacks have changed weights of model {self._model.name!r} {when}, not "
@@ -316,11 +332,7 @@ class SharedWeights:
 
     # --- checksums -----------------------------------------------------------------
 
-    def _gather(self) -> dict[int, _Checksums]:
-        of_ranks = allgather_object(self._checksums(), name="keras_hvd/weights")
-        return self._comparable(of_ranks)
-
-    def _comparable(self, of_ranks: list[_Checksums]) -> dict[int, _Checksums]:
+    def _comparable(self, of_ranks: list[Checksums]) -> dict[int, Checksums]:
         """Those of the ranks that train with this one; none if they cannot be compared.
 
         All these ranks come to the same result.
@@ -335,13 +347,16 @@ class SharedWeights:
         )
         return found if like_mine else {}
 
-    def _checksums(self) -> _Checksums:
+    def checksums(self, of_statistics: bool = False) -> Checksums:
+        """This rank's; of moving statistics only if asked, since they are averaged."""
         weights = self._model.weights
         local = self._local(weights)
         shared = [each for each in weights if identity(each) not in local]
         structure = [(tuple(w.shape), w.dtype, _aggregation(w)) for w in shared]
         process_set = _trained_by(self._model)
-        return _Checksums(
+        if not of_statistics:
+            local |= {identity(each) for each in _moving_statistics(self._model)}
+        return Checksums(
             tuple(process_set.ranks) if process_set else (),
             zlib.crc32(repr((len(weights), structure)).encode()),
             [None if identity(w) in local else _checksum(w) for w in weights],
@@ -364,7 +379,7 @@ class SharedWeights:
                 local.add(identity(weight))
         return local
 
-    def _named(self, places: Iterable[int], now: dict[int, _Checksums]) -> str:
+    def _named(self, places: Iterable[int], now: dict[int, Checksums]) -> str:
         """The weights, with the ranks whose values are not the first rank's."""
         first, *others = now
         shown = []
@@ -380,7 +395,7 @@ class SharedWeights:
         return "; ".join(shown)
 
 
-def _differing(of_ranks: dict[int, _Checksums]) -> list[int]:
+def _differing(of_ranks: dict[int, Checksums]) -> list[int]:
     """The places of weights that are not equal on all of the ranks."""
     columns = zip(*(each.of_weights for each in of_ranks.values()), strict=True)
     return [
@@ -390,7 +405,7 @@ def _differing(of_ranks: dict[int, _Checksums]) -> list[int]:
     ]
 
 
-def _alike(before: dict[int, _Checksums], now: dict[int, _Checksums]) -> bool:
+def _alike(before: dict[int, Checksums], now: dict[int, Checksums]) -> bool:
     """Whether they are of the same ranks and weights; validation may create some."""
     return all(
         rank in before and each.structure == before[rank].structure
@@ -399,7 +414,7 @@ def _alike(before: dict[int, _Checksums], now: dict[int, _Checksums]) -> bool:
 
 
 def _changed(
-    before: dict[int, _Checksums], after: dict[int, _Checksums], rank: int, place: int
+    before: dict[int, Checksums], after: dict[int, Checksums], rank: int, place: int
 ) -> bool:
     return before[rank].of_weights[place] != after[rank].of_weights[place]
 

@@ -126,10 +126,10 @@ def _silence(callback: Any, seen: set[int]) -> None:
     if id(callback) in seen or getattr(callback, "every_rank", False):
         return
     seen.add(id(callback))
-    kind: type = type(callback)
-    if isinstance(callback, WRITERS) and not issubclass(kind, SILENT_WRITERS):
+    plain: type = type(callback)
+    if isinstance(callback, WRITERS) and not isinstance(callback, SILENT_WRITERS):
         # In place: others may hold it, and it may hold state.
-        callback.__class__ = _silent_class(kind)
+        callback.__class__ = _silent_class(plain)
     for inner in callbacks_in(callback):
         _silence(inner, seen)
 

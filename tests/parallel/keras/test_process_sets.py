@@ -163,12 +163,12 @@ def test_statistics_are_averaged_in_a_set(sets, rank):
         keras.optimizers.SGD(0.1), process_set=mine
     )
     model.compile(optimizer, "mse")
-    x = np.full((4, 1), rank, "float32")
+    x = np.full((4, 1), rank**2, "float32")
     callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "weights of model")
         model.fit(x, x + rank % 2, epochs=2, verbose=0, callbacks=callbacks)
-    mean = np.mean(mine.ranks)
+    mean = np.mean(np.square(mine.ranks))
     np.testing.assert_allclose(normalization.moving_mean, [0.75 * mean], rtol=1e-6)
     of_ranks = keras_hvd.allgather_object(model.layers[1].get_weights()[1].item())
     assert of_ranks[rank] == of_ranks[mine.ranks[0]]

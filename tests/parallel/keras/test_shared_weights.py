@@ -261,6 +261,18 @@ def test_weights_set_at_the_end_on_one_rank(rank, size):
     assert weights_of_ranks(fit_towards(10, own)) == [7.0] * size
 
 
+def test_statistics_set_at_the_end_on_one_rank(rank, size):
+    normalization = keras.layers.BatchNormalization()
+    model = compiled(normalization, keras.layers.Dense(1))
+    own = keras.callbacks.LambdaCallback()
+    if rank == 0:
+        own.on_train_end = lambda logs: normalization.moving_mean.assign([5.0])
+    x = np.full((4, 1), rank, "float32")
+    model.fit(x, x, verbose=0, callbacks=[BroadcastGlobalVariables(0), own])
+    means = keras_hvd.allgather_object(float(normalization.moving_mean[0]))
+    assert means == [5.0] * size
+
+
 def test_weights_set_differently_at_the_end(rank, raises_on_all_ranks):
     with pytest.raises(RuntimeError) as raised:
         fit_towards(10, [sets_weights("on_train_end", rank)])
