@@ -11,6 +11,27 @@ from tensorflow.python.distribute import distribute_lib
 class OwnExtended(distribute_lib.StrategyExtendedV1):
     """The base class that identifies strategies of `keras_hvd.Strategy`."""
 
+    def __init__(self, strategy: tf.distribute.Strategy):
+        super().__init__(strategy)
+        _made.add("Strategy")
+
+
+_made: set[str] = set()
+
+
+def was_made() -> bool:
+    """Whether this process has made a `keras_hvd.Strategy`.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> strategy = keras_hvd.Strategy()
+    >>> was_made()
+    True
+    """
+    return bool(_made)
+
 
 def is_ours(strategy: Any) -> bool:
     """Whether a strategy is a `keras_hvd.Strategy`.

@@ -24,12 +24,12 @@ from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariab
 from keras_hvd.callbacks.coordination import (
     DistributedCallback,
     enclosing_list,
-    require_distributed,
 )
 from keras_hvd.callbacks.metric_average import MetricAverage
 from keras_hvd.metrics import means_over_ranks
 from keras_hvd.mixin import Mixin
 from keras_hvd.objects import allgather_object, broadcast_object
+from keras_hvd.optimizer.traced_steps import require_distributed
 from keras_hvd.runtime import basics
 
 # From errors that may be tried again to errors that end the search.

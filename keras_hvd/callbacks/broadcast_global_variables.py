@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.callbacks.coordination import DistributedCallback
-from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
+from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
@@ -20,6 +20,7 @@ from keras_hvd.optimizer.distributed_class import (
 )
 from keras_hvd.optimizer.gradient_reduction import identity
 from keras_hvd.optimizer.local_variables import LocalVariables
+from keras_hvd.optimizer.nested_optimizers import model_optimizers
 from keras_hvd.runtime import basics, log
 from keras_hvd.variables import broadcast_variables
 

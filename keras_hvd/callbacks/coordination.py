@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
-from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
+from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import (
@@ -34,12 +34,13 @@ from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.meeting import meet
 from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer import gradient_tape
+from keras_hvd.optimizer import equal_start
 from keras_hvd.optimizer.distributed_class import (
     is_distributed,
     reduces_with,
 )
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log
 
@@ -128,7 +129,6 @@ class _BeforeOthers(_Counting):
         self._others = others
         self._weights = weights
         self._statistics_differ = False
-        self._tapes_before: int | None = None
         self._epoch = 0
         self._meets = False
 
@@ -139,30 +139,13 @@ class _BeforeOthers(_Counting):
         super().set_params(params)
 
     def on_train_begin(self, logs=None):
-        self._tapes_before = None
         # A keras_hvd.Strategy reduces by itself.
         if current_strategy.of_model(self.model) is None:
-            self._look_for_reductions()
+            require_reducing(self.model)
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
                 callback.check_order(self._others, place)
         _warn_of_unsynchronized(self.model)
-
-    def _look_for_reductions(self):
-        if may_use_tape(self.model):
-            self._tapes_before = gradient_tape.times_reduced()
-        else:
-            require_distributed(self.model)
-
-    def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, logs)
-        # By now the step has been traced, or has run.
-        if self._tapes_before is None:
-            return
-        if gradient_tape.times_reduced() == self._tapes_before:
-            require_distributed(self.model)
-        self._tapes_before = None
-        self.model.__dict__["_keras_hvd_uses_tape"] = True
 
     def on_epoch_begin(self, epoch, logs=None):
         self._statistics_differ = True
@@ -288,6 +271,7 @@ class _AfterOthers(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         _require_same_decisions(self.model, self._list.callbacks, self._weights)
         self._agree_on_stopping()
+        equal_start.warn_of_difference()
 
     def on_train_end(self, logs=None):
         self._weights.after_end()
@@ -343,43 +327,6 @@ def _by_rank(values: list[Any], ranks: Iterable[int] | None = None) -> str:
         f"{'unknown' if values[rank] is None else values[rank]} on rank {rank}"
         for rank in ranks
     )
-
-
-def require_distributed(model: keras.Model) -> None:
-    """Raises RuntimeError unless the model's optimizers reduce their gradients."""
-    if vars(model).get("_keras_hvd_uses_tape", False):
-        return
-    optimizers = model_optimizers(model)
-    plain = [each for each in optimizers if not is_distributed(each)]
-    if optimizers and not plain:
-        return
-    # compile() creates an optimizer that a train_step with its own never uses.
-    custom = type(model).train_step is not keras.Model.train_step
-    if custom and plain == [model.optimizer] and len(optimizers) > 1:
-        return
-    what = ", ".join(f"{type(each).__name__} {each.name!r}" for each in plain)
-    raise RuntimeError(
-        f"model {model.name!r} would train without reducing gradients over the "
-        f"{basics.size()} ranks: "
-        + (f"its optimizer {what} is not distributed" if plain else "no optimizer")
-        + ". Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(), or use "
-        "keras_hvd.DistributedGradientTape in a train_step of your own; a model that "
-        "was copied or loaded needs its optimizer distributed again (or "
-        "keras_hvd.load_model)."
-    )
-
-
-def may_use_tape(model: keras.Model) -> bool:
-    """Whether a plain optimizer may get gradients from a `DistributedGradientTape`.
-
-    Only a custom `train_step` can do that, and it is known when the step is first
-    traced. False also if the model is already known to use one.
-    """
-    if type(model).train_step is keras.Model.train_step:
-        return False
-    if any(is_distributed(each) for each in model_optimizers(model)):
-        return False
-    return not vars(model).get("_keras_hvd_uses_tape", False)
 
 
 def _require_same_decisions(

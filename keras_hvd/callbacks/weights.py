@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy
-from keras_hvd.callbacks.model_parts import layers_of, model_optimizers
+from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
@@ -28,7 +28,7 @@ from keras_hvd.optimizer.distributed_class import (
     reduces_with,
 )
 from keras_hvd.optimizer.gradient_reduction import identity
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization

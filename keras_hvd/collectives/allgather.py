@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, submission
+from keras_hvd.collectives import allreduce_op, reductions, submission
 from keras_hvd.runtime import basics, native
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -105,6 +105,7 @@ def _gathered(
     if not given:
         return []
     names = submission.name_of(kind, name, ignore_name_scope, number)
+    reductions.note(given, [], number, sums=False)
     return submit(given, names, number)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, submission
+from keras_hvd.collectives import allgather, reductions, submission
 from keras_hvd.collectives.allreduce_op import (
     Average,
     ReduceOp,
@@ -204,6 +204,7 @@ def _reduced(
                 each, names, compression, reduce_op, scales, process_set
             )
         first = first or [results[i].values]
+    reductions.note(given + slices, results, number, reduce_op in (Average, Sum))
     return results
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import submission
+from keras_hvd.collectives import reductions, submission
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -61,6 +61,7 @@ def alltoall(
     basics.require_initialized("alltoall")
     number = number_of(process_set, "alltoall")
     tensor = submission.with_rows("alltoall", "splits", tensor)
+    reductions.note([tensor], [], number, sums=False)
     if splits is None:
         names = submission.name_of("alltoall", name, ignore_name_scope, number)
         return submit(tensor, None, names, number)[0]

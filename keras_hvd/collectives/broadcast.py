@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, submission
+from keras_hvd.collectives import allreduce_op, reductions, submission
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -55,6 +55,7 @@ def broadcast(
     root_rank = basics.root_of("broadcast", root_rank)
     names = submission.name_of("broadcast", name, ignore_name_scope, number)
     tensor = submission.as_tensor("broadcast", tensor, reduces=False)
+    reductions.note_broadcast()
     return submission.submit(
         "broadcast", names, number, tensor=tensor, root_rank=root_rank
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, allreduce_op, submission
+from keras_hvd.collectives import allgather, allreduce_op, reductions, submission
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
 from keras_hvd.runtime import basics, native
@@ -165,10 +165,12 @@ def _reduced(
     reduced = allreduce_op.submit(
         group, names, reduce_op, *scales, number, "reducescatter"
     )
-    return [
+    results = [
         compression.decompress(result, context)
         for result, (_, context) in zip(reduced, compressed, strict=True)
     ]
+    reductions.note(given, results, number, sums=True)
+    return results
 
 
 def _reduce_op(kind: str, op: ReduceOp) -> ReduceOp:

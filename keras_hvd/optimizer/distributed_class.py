@@ -17,17 +17,20 @@ import tensorflow as tf
 
 from keras_hvd import guarded_saving, random_numbers
 from keras_hvd.mixin import Mixin
+from keras_hvd.optimizer import equal_start
 from keras_hvd.optimizer.gradient_accumulation import accumulate
 from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
-    require_not_reduced,
     shown,
 )
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
+from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.update_hook import UpdateHook
 from keras_hvd.runtime.process_sets import ProcessSet
+
+_changes = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,30 @@ def distribute(
     plain: type = type(optimizer)
     optimizer.__class__ = _distributed_class(plain, inner is None, settings)
     optimizer._own.local.extend(local)
+    _note_change()
     return optimizer
+
+
+def changes() -> int:
+    """How often this process has changed how some optimizer reduces.
+
+    >>> changes() >= 0
+    True
+    """
+    return _changes
+
+
+def held_by_traces(optimizer: Any) -> tuple[Any, ...]:
+    """What a traced step holds of how an optimizer reduces.
+
+    >>> import keras
+    >>> held_by_traces(keras.optimizers.SGD()) == held_by_traces(keras.optimizers.SGD())
+    True
+    """
+    if _is_distributing(optimizer):
+        return type(optimizer), len(optimizer._own.local)
+    inner = inner_optimizers(optimizer) or ()
+    return type(optimizer), *map(held_by_traces, inner)
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -219,6 +245,8 @@ class _OfDistributed(UpdateHook):
         if len(grads) and variables and self.reduction_of(optimizer) is not None:
             require_no_strategy(optimizer)
             _run_before_first_update(optimizer, variables)
+            local = local_variables([optimizer], variables)
+            equal_start.compare(variables, optimizer._settings.reduction, local)
         return super().apply(plain, optimizer, grads, trainable_variables)
 
 
@@ -257,6 +285,7 @@ class _Distributed(Mixin):
 
     def _keep_local(self, local: LocalVariables) -> None:
         self._own.local.append(local)
+        _note_change()
         for each in inner_optimizers(self) or ():
             each._keep_local(local)
 
@@ -272,8 +301,9 @@ class _DistributesInner(_Distributed):
     """An optimizer that delegates updates to inner ones; `build` may choose them."""
 
     def apply(self, grads, trainable_variables=None):
-        if not self._settings.reduction.is_alone():
-            require_not_reduced(self, grads)
+        reduction = self._settings.reduction
+        if not reduction.is_alone():
+            require_not_reduced(self, grads, reduction)
         return super().apply(grads, trainable_variables)
 
     def build(self, variables):
@@ -284,6 +314,11 @@ class _DistributesInner(_Distributed):
         action, self._own.before_first_update = self._own.before_first_update, None
         if action is not None:
             before_first_update(self, action)
+
+
+def _note_change() -> None:
+    global _changes
+    _changes += 1
 
 
 @functools.cache

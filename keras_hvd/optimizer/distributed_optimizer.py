@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.compression import Compression, Compressor
+from keras_hvd.optimizer import traced_steps
 from keras_hvd.optimizer.distributed_class import (
     Settings,
     distribute,
@@ -104,6 +105,7 @@ def DistributedOptimizer(
     del use_locking, device_dense, device_sparse
     _require_keras_optimizer(optimizer)
     require_no_strategy(optimizer)
+    traced_steps.install()
     reduction = GradientReduction.of_arguments(
         "DistributedOptimizer",
         op=op,

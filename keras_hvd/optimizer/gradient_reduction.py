@@ -7,13 +7,13 @@ import dataclasses
 import math
 import warnings
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, gradients, submission
+from keras_hvd.collectives import allreduce_op, gradients, reductions, submission
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
@@ -25,9 +25,6 @@ from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, numbe
 
 # Who raises the error, in messages.
 _KIND = "the reduction of gradients"
-
-# An attribute that marks tensors as reduced.
-_REDUCED_BY = "_keras_hvd_reduced_by"
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
@@ -237,13 +234,14 @@ class GradientReduction:
 
     def _reduce_slices(self, prefix: str, grad: tf.IndexedSlices) -> tf.IndexedSlices:
         """Gathers all ranks' slices; first adds up equal rows here, to send fewer."""
-        gathered = allreduce(
-            add_up(grad),
-            compression=self.compression,
-            op=self.op,
-            name=name_in_graph(prefix),
-            process_set=self.process_set,
-        )
+        with reductions.not_by_hand():
+            gathered = allreduce(
+                add_up(grad),
+                compression=self.compression,
+                op=self.op,
+                name=name_in_graph(prefix),
+                process_set=self.process_set,
+            )
         return add_up(gathered)
 
     def _scale_local(self, grad: Gradient) -> Gradient:
@@ -307,25 +305,6 @@ def shown(value: Any) -> str:
     if isinstance(value, ReduceOp):
         return value.name
     return getattr(value, "__name__", None) or repr(value)
-
-
-def mark_reduced(grads: Iterable[Gradient | None], kind: str) -> None:
-    """Records what reduced the gradients, so that an optimizer does not do it again."""
-    for grad in grads:
-        if grad is not None:
-            setattr(grad, _REDUCED_BY, kind)
-
-
-def require_not_reduced(optimizer: Any, grads: Iterable[Gradient | None]) -> None:
-    """Raises if a tape has already reduced the gradients given to an optimizer."""
-    kinds = {getattr(grad, _REDUCED_BY, None) for grad in grads} - {None}
-    if not kinds:
-        return
-    raise RuntimeError(
-        f"optimizer {optimizer.name!r} is distributed, and was given gradients that a "
-        f"{kinds.pop()} has reduced: they would be reduced twice. Use one of the two, "
-        "the tape with a plain optimizer or a tf.GradientTape with the distributed one."
-    )
 
 
 def _mark_of(paths: Sequence[str], agreed: str = "") -> int:

@@ -11,31 +11,19 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import guarded_saving
+from keras_hvd.collectives import reductions
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
+from keras_hvd.collectives.reductions import Mark
 from keras_hvd.compression import Compression, Compressor
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer.gradient_reduction import (
-    GradientReduction,
-    identity,
-    mark_reduced,
-)
+from keras_hvd.optimizer import equal_start, traced_steps
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
 from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
 from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
-_times_reduced = 0
-
 # Variables whose gradients tapes have left on their rank, by identity.
 _local: dict[int, weakref.ref] = {}
-
-
-def times_reduced() -> int:
-    """How often distributed tapes have reduced gradients, or traced a reduction.
-
-    >>> times_reduced() >= 0
-    True
-    """
-    return _times_reduced
 
 
 def is_local(variable: Any) -> bool:
@@ -230,8 +218,7 @@ class _ReducesGradients(Mixin):
 def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
     flat = tf.nest.flatten(grads)
     variables = tf.nest.flatten(sources)
-    global _times_reduced
-    _times_reduced += 1
+    reductions.note_handed_over()
     present = [i for i, grad in enumerate(flat) if grad is not None]
     if not present:
         return grads
@@ -241,10 +228,11 @@ def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
         if identity(each) in local:
             plain = each._value if isinstance(each, keras.Variable) else each
             _local[identity(each)] = weakref.ref(plain)
+    equal_start.compare(mine, own.reduction, local)
     reduced = own.reduction.reduce(
         "DistributedGradientTape", [flat[i] for i in present], mine, local
     )
-    mark_reduced(reduced, "DistributedGradientTape")
+    reductions.mark(reduced, Mark("DistributedGradientTape"))
     for i, result in zip(present, reduced, strict=True):
         flat[i] = result
     return tf.nest.pack_sequence_as(sources, flat)
@@ -262,6 +250,7 @@ def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
             f"{type(gradtape).__module__}.{type(gradtape).__qualname__}"
         )
     guarded_saving.install()
+    traced_steps.install()
     plain: type = type(gradtape)
     tape: Any = object.__new__(_distributed_class(plain))
     # The tapes share one state, so it does not matter which one `with` exits.

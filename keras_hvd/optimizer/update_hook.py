@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from keras_hvd.collectives import reductions
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Max
 from keras_hvd.optimizer.gradient_accumulation import only_accumulated
@@ -19,8 +20,8 @@ from keras_hvd.optimizer.gradient_reduction import (
     identity,
     name_in_graph,
     path,
-    require_not_reduced,
 )
+from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.repeated_rows import add_up_all
 
 
@@ -109,7 +110,8 @@ class UpdateHook:
         if reduction is None:
             return plain(optimizer, grads, trainable_variables)
         grads = list(grads)
-        require_not_reduced(optimizer, grads)
+        require_not_reduced(optimizer, grads, reduction)
+        reductions.note_handed_over()
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables

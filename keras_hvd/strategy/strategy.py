@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from keras_hvd import guarded_saving
+from keras_hvd.optimizer import traced_steps
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.strategy import (
@@ -100,6 +101,7 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         super().__init__(extended.Extended(self, process_set, place))
         _install_hooks()
         guarded_saving.install()
+        traced_steps.install()
 
     def scope(self) -> Any:
         """Makes this the strategy of what is created in the block.

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from keras_hvd import current_strategy, keras_tuner
-from keras_hvd.callbacks.coordination import may_use_tape, require_distributed
-from keras_hvd.optimizer import gradient_tape
+from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.runtime import basics, native
 from keras_hvd.strategy import keras_patches
 
@@ -52,16 +51,9 @@ def _train(
     plain: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
 ) -> Any:
     _require_joined()
-    if current_strategy.of_model(model) is not None:
-        return plain(model, *args, **kwargs)
-    by_tape = may_use_tape(model)
-    if not by_tape:
-        require_distributed(model)
-    before = gradient_tape.times_reduced()
-    result = plain(model, *args, **kwargs)
-    if by_tape and gradient_tape.times_reduced() == before:
-        require_distributed(model)
-    return result
+    if current_strategy.of_model(model) is None:
+        require_reducing(model)
+    return plain(model, *args, **kwargs)
 
 
 def _require_joined() -> None:

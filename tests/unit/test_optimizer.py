@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.callbacks.coordination import require_distributed
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers
+from keras_hvd.optimizer.traced_steps import require_distributed
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = X[:, :2]

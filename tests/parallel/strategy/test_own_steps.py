@@ -193,3 +193,176 @@ def test_stateful_layer_of_other_rows(
         else f"batch_shape=(batch_size / {size}, ...)"
     )
     raises_on_all_ranks(error.value, "gru", f"batches of {12 * size} rows", remedy)
+
+
+class ByHand(keras.Sequential):
+    """Does something to its gradients before an optimizer sums them."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.outputs_of(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(self.done_to(gradients), self.trainable_weights)
+        return {"loss": loss}
+
+    def outputs_of(self, x):
+        return self(x)
+
+    def done_to(self, gradients):
+        return gradients
+
+
+def context() -> tf.distribute.ReplicaContext:
+    return tf.distribute.get_replica_context()
+
+
+class Summing(ByHand):
+    def done_to(self, gradients):
+        return context().all_reduce("sum", gradients)
+
+
+class Averaging(ByHand):
+    """With the library's own function, one after another."""
+
+    def done_to(self, gradients):
+        return [keras_hvd.allreduce(each) for each in gradients]
+
+
+class Clipping(Summing):
+    def done_to(self, gradients):
+        gradients = super().done_to(gradients)
+        return tf.clip_by_global_norm(gradients, 1.0)[0]
+
+
+class Scaling(Summing):
+    def done_to(self, gradients):
+        return [0.5 * tf.clip_by_norm(g, 1.0) for g in super().done_to(gradients)]
+
+
+class InBranch(Summing):
+    """As a step that accumulates does it."""
+
+    def done_to(self, gradients):
+        reduce = super().done_to
+        ready = tf.equal(self.optimizer.iterations % 2, 0)
+        zeros = [tf.zeros_like(each) for each in gradients]
+        return tf.cond(ready, lambda: reduce(gradients), lambda: zeros)
+
+
+class Flat(Summing):
+    def done_to(self, gradients):
+        flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+        [flat] = super().done_to([flat])
+        parts = tf.split(flat, [each.shape.num_elements() for each in gradients])
+        return [tf.reshape(p, g.shape) for p, g in zip(parts, gradients)]
+
+
+class WithTape(ByHand):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        tape = keras_hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        gradients = tf.clip_by_global_norm(gradients, 1.0)[0]
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+def by_hand(kind: type, **arguments) -> keras.Model:
+    model = kind([keras.Input((6,)), layers.Dense(4, "tanh"), layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1), **arguments)
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind", [Summing, Averaging, Clipping, Scaling, InBranch, Flat, WithTape]
+)
+def test_gradients_that_are_reduced_already(
+    kind, strategy, several_ranks, raises_on_all_ranks
+):
+    with strategy.scope():
+        model = by_hand(kind)
+    with pytest.raises(RuntimeError) as error:
+        model.fit(X, NOISE, batch_size=BATCH, verbose=0)
+    raises_on_all_ranks(error.value, "twice")
+
+
+@pytest.mark.parametrize("kind", [Summing, Averaging])
+def test_gradients_that_are_reduced_already_eagerly(
+    kind, strategy, several_ranks, raises_on_all_ranks
+):
+    with strategy.scope():
+        model = by_hand(kind, run_eagerly=True)
+    with pytest.raises(RuntimeError) as error:
+        model.fit(X, NOISE, batch_size=BATCH, verbose=0)
+    raises_on_all_ranks(error.value, "summed twice")
+
+
+def test_summed_gradients_given_to_an_optimizer_that_sums(
+    several_ranks, raises_on_all_ranks
+):
+    model = ByHandWithAllreduce([keras.Input((6,)), layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(keras_hvd.DistributedOptimizer(optimizer, op=keras_hvd.Sum))
+    with pytest.raises(RuntimeError) as error:
+        model.fit(X, NOISE, batch_size=BATCH, verbose=0)
+    raises_on_all_ranks(error.value, "summed twice")
+
+
+class ByHandWithAllreduce(ByHand):
+    def done_to(self, gradients):
+        gradients = keras_hvd.grouped_allreduce(gradients, op=keras_hvd.Sum)
+        return tf.clip_by_global_norm(gradients, 1.0)[0]
+
+
+class Contrasting(ByHand):
+    """Its loss takes the other ranks' outputs, and their sum."""
+
+    def outputs_of(self, x):
+        outputs = self(x)
+        gathered = context().all_gather(outputs, 0)
+        total = context().all_reduce("sum", outputs)
+        return outputs + 0.1 * tf.reduce_mean(gathered, 0) + 0.1 * total
+
+
+class ClippingByAllNorms(ByHand):
+    """Clips by a norm that all ranks have agreed on; the gradients stay its own."""
+
+    def done_to(self, gradients):
+        norm = context().all_reduce("sum", tf.linalg.global_norm(gradients))
+        noise = context().all_reduce("mean", gradients)
+        self.seen.assign(tf.linalg.global_norm(noise))
+        return [each / tf.maximum(norm, 1.0) for each in gradients]
+
+    def build(self, shape=None):
+        super().build(shape)
+        self.seen = tf.Variable(0.0, trainable=False)
+
+
+class Correcting(ByHand):
+    """Moves its own gradients towards the mean."""
+
+    def done_to(self, gradients):
+        means = context().all_reduce("mean", gradients)
+        return [g + 0.1 * (mean - g) for g, mean in zip(gradients, means)]
+
+
+class Centering(ByHand):
+    """Takes the mean of all ranks' rows off, before the forward pass."""
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x - context().all_reduce("mean", x), y))
+
+
+@pytest.mark.parametrize(
+    "kind", [Contrasting, ClippingByAllNorms, Correcting, Centering]
+)
+def test_collectives_that_reduce_no_gradients(kind, strategy, several_ranks):
+    with strategy.scope():
+        model = by_hand(kind)
+        before = model.get_weights()
+    model.fit(X, NOISE, batch_size=BATCH, verbose=0)
+    assert any(np.any(a != b) for a, b in zip(before, model.get_weights()))

@@ -1,0 +1,148 @@
+"""Warns once if the ranks have begun to train with different weights.
+
+Reducing gradients leaves weights as different as they were. So at the first reduction
+a digest of the weights is compared, beside the training: no rank waits for it. Scripts
+may broadcast the weights after the first step, as Horovod's examples do. So a
+difference is told only later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+import zlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd.collectives import reductions
+from keras_hvd.collectives.allreduce import allreduce
+from keras_hvd.collectives.allreduce_op import Sum
+from keras_hvd.collectives.submission import on_cpu
+from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
+from keras_hvd.report import recorder
+from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import ProcessSet, number_of
+
+# Of each variable: enough to tell from other random numbers.
+_ELEMENTS = 1024
+
+# At the end, a comparison that another rank has not joined is given up.
+_PATIENCE_SECONDS = 2
+
+# The jobs and process sets in which weights were compared.
+_compared: set[tuple[str, int]] = set()
+_comparisons: list[_Comparison] = []
+
+
+def digest(variables: Sequence[Any]) -> int:
+    """A checksum of the first elements of variables, of 20 bits.
+
+    >>> one, two = tf.Variable(1.0), tf.Variable(2.0)
+    >>> digest([one]) == digest([one]), digest([one]) == digest([two])
+    (True, False)
+    """
+    checksum = 0
+    for each in variables:
+        value = each.value if isinstance(each, keras.Variable) else each
+        first = tf.reshape(tf.convert_to_tensor(value), [-1])[:_ELEMENTS]
+        checksum = zlib.crc32(np.ascontiguousarray(first).tobytes(), checksum)
+    return checksum & 0xFFFFF
+
+
+def compare(
+    variables: Sequence[Any],
+    reduction: GradientReduction,
+    local: Collection[int] = (),
+) -> None:
+    """Compares the variables of a job's first reduction between its ranks.
+
+    `local` has the `identity` of variables that may differ. The values are those before
+    the step whose graph is being traced.
+    """
+    process_set = reduction.process_set
+    key = basics.job(), number_of(process_set, "the reduction of gradients")
+    if key in _compared or recorder.scaling():
+        return
+    shared = [each for each in variables if identity(each) not in local]
+    with tf.init_scope():
+        # A function that creates variables is traced again once they have values.
+        if not all(map(_has_value, shared)):
+            return
+        _compared.add(key)
+        _comparisons.append(_Comparison(digest(shared), process_set))
+    _tell_at_exit()
+
+
+def warn_of_difference() -> None:
+    """Warns, on rank 0, if weights differed and nothing was broadcast since then."""
+    for each in [*_comparisons]:
+        each.result.join(0)
+        if each.result.is_alive():
+            continue
+        _comparisons.remove(each)
+        if each.differs and reductions.broadcasts() == each.broadcasts_before:
+            log.warn(
+                "the ranks have begun to train with different weights, which reducing "
+                "gradients leaves different: each rank trains a model of its own. Give "
+                "all ranks the weights of one, before the first step: pass callbacks="
+                "[keras_hvd.callbacks.BroadcastGlobalVariables(0)] to fit(), or call "
+                "keras_hvd.broadcast_variables(model.variables, root_rank=0)",
+                stacklevel=2,
+            )
+
+
+class _Comparison:
+    """A digest that is being compared with those of the other ranks."""
+
+    def __init__(self, own: int, process_set: ProcessSet):
+        self.broadcasts_before = reductions.broadcasts()
+        self.differs = False
+        self._own = own
+        self._process_set = process_set
+        self._is_first = process_set.rank() == 0
+        self.result = threading.Thread(target=self._compare, daemon=True)
+        self.result.start()
+
+    def _compare(self) -> None:
+        # Ranks whose data has ended give zeros. Among the others, the square of the sum
+        # is the sum of squares times their number only if all numbers are equal.
+        numbers = tf.constant([1, self._own, self._own**2], tf.int64)
+        try:
+            with on_cpu(), reductions.not_by_hand():
+                sums = allreduce(
+                    numbers,
+                    op=Sum,
+                    name="keras_hvd/weights at the start",
+                    process_set=self._process_set,
+                )
+        except (KerasHvdError, tf.errors.OpError):
+            # The job has ended before.
+            return
+        count, total, squares = map(int, sums.numpy())
+        self.differs = self._is_first and count * squares != total**2
+
+
+def _has_value(variable: Any) -> bool:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    is_initialized = getattr(value, "is_initialized", None)
+    return is_initialized is None or bool(is_initialized())
+
+
+@functools.cache
+def _tell_at_exit() -> None:
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    if hasattr(sys, "last_value"):
+        return
+    for each in _comparisons:
+        each.result.join(_PATIENCE_SECONDS)
+    warn_of_difference()

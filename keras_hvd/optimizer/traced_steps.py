@@ -1,0 +1,312 @@
+"""Checks that the step which Keras runs for a model reduces its gradients.
+
+Keras keeps a model's step once it is traced. What was distributed afterwards, or made
+local, has no effect on it. So before Keras runs a step again, it is made anew if the
+optimizer has changed since. And while a step is traced, or first runs, what it reduces
+is counted: what was configured does not tell what a step does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_hvd import current_strategy
+from keras_hvd.collectives import reductions
+from keras_hvd.optimizer import distributed_class, equal_start
+from keras_hvd.optimizer.distributed_class import is_distributed
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.runtime import basics, log, native
+
+# Attributes of a model, which Keras must not track.
+_STEP = "_keras_hvd_step"
+_REFUSES = "_keras_hvd_refuses"
+
+
+@dataclasses.dataclass
+class _Step:
+    """What Keras runs for a model, and what is known of it."""
+
+    function: Callable[..., Any]
+    # What the model's optimizers were when it was made; and in short.
+    optimizers: list[Any]
+    changes: tuple[Any, ...]
+    # Whether its gradients are reduced; None until that is known.
+    reduces: bool | None = None
+
+
+@functools.cache
+def install() -> None:
+    """Makes Keras check the steps of all models, if the job has several ranks.
+
+    Example:
+
+    >>> install()
+    """
+    plain = keras.Model.make_train_function
+
+    @functools.wraps(plain)
+    def make_train_function(self, force=False):
+        if not basics.is_initialized() or basics.size() == 1:
+            return plain(self, force)
+        return _watch(self, functools.partial(plain, self), force)
+
+    keras.Model.make_train_function = make_train_function
+    atexit.register(_warn_of_separate_trainings)
+
+
+def require_reducing(model: keras.Model) -> None:
+    """Raises RuntimeError if a model does not train on all ranks, now or in its step.
+
+    What its own `train_step` reduces is known only once that has been traced.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> require_reducing(model)
+    Traceback (most recent call last):
+    RuntimeError: model ... its optimizer SGD 'sgd' is not distributed...
+    """
+    install()
+    vars(model)[_REFUSES] = True
+    if model.train_function is not None:
+        # A model may make its step in a way of its own.
+        _watch(model, model.make_train_function)
+    step = _step_of(model)
+    reduces = None if step is None else step.reduces
+    if reduces or (reduces is None and _is_known_later(model)):
+        return
+    require_distributed(model)
+
+
+def require_distributed(model: keras.Model) -> None:
+    """Raises RuntimeError unless the model's optimizers reduce their gradients."""
+    optimizers = model_optimizers(model)
+    plain = [each for each in optimizers if not is_distributed(each)]
+    if (optimizers and not plain) or not _trains(model):
+        return
+    # compile() creates an optimizer that a train_step with its own never uses.
+    if _has_own_step(model) and plain == [model.optimizer] and len(optimizers) > 1:
+        return
+    what = ", ".join(f"{type(each).__name__} {each.name!r}" for each in plain)
+    raise RuntimeError(
+        f"model {model.name!r} would train without reducing gradients over the "
+        f"{basics.size()} ranks: "
+        + (f"its optimizer {what} is not distributed" if plain else "no optimizer")
+        + f". {_remedy(model)}"
+    )
+
+
+def _watch(
+    model: keras.Model, make: Callable[..., Any], force: bool = False
+) -> Callable[..., Any] | None:
+    """Has a model's step made, or made anew, and looks at its first run."""
+    step = _step_of(model)
+    if step is None:
+        is_stale = model.train_function is not None
+    else:
+        is_stale = _has_changed(model, step)
+    result = make(force=True) if force or is_stale else make()
+    step = _step_of(model)
+    if step is None:
+        function = model.train_function
+        step = _Step(function, _optimizers(model), _changes(model))
+        vars(model)[_STEP] = step
+    if step.reduces is None and current_strategy.of_model(model) is None:
+        model.train_function = _FirstRun(model, step)
+    return result
+
+
+def _step_of(model: keras.Model) -> _Step | None:
+    """What is known of a model's present step."""
+    function = model.train_function
+    if isinstance(function, _FirstRun):
+        return function.step
+    step = vars(model).get(_STEP)
+    return step if step is not None and step.function is function else None
+
+
+def _has_changed(model: keras.Model, step: _Step) -> bool:
+    """Whether the optimizers are others than when a step was made."""
+    changes = _changes(model)
+    if step.changes == changes:
+        return False
+    step.changes = changes
+    return step.optimizers != _optimizers(model)
+
+
+def _changes(model: keras.Model) -> tuple[Any, ...]:
+    """Differs if the model's optimizers may have changed; quick to get."""
+    return distributed_class.changes(), type(model.optimizer)
+
+
+def _optimizers(model: keras.Model) -> list[Any]:
+    return [distributed_class.held_by_traces(each) for each in model_optimizers(model)]
+
+
+class _FirstRun:
+    """Stands for a model's step until its first run, and looks at what this reduces."""
+
+    def __init__(self, model: keras.Model, step: _Step):
+        self._model = model
+        self.step = step
+
+    def __call__(self, iterator: Any) -> Any:
+        model, step = self._model, self.step
+        tensors, state = _tensors_sent(), _state(model)
+        with reductions.watching() as counts:
+            logs = step.function(iterator)
+        sent = _tensors_sent() - tensors
+        # A function inside the step that was traced before counts nothing.
+        is_old = counts == reductions.Counts() and sent > 0
+        if is_old or _reduces(model, counts, sent):
+            step.reduces = True
+        elif _state(model) != state:
+            step.reduces = False
+        elif model.run_eagerly:
+            # It has only accumulated gradients.
+            return logs
+        model.train_function = step.function
+        if step.reduces:
+            _trainings.together = True
+        elif step.reduces is False:
+            _refuse_or_remember(model)
+        return logs
+
+
+def _tensors_sent() -> int:
+    counters = native.Counters(struct_size=ctypes.sizeof(native.Counters))
+    basics.check(native.engine().khvd_get_counters(ctypes.byref(counters)))
+    return counters.tensors
+
+
+def _state(model: keras.Model) -> tuple[Any, ...]:
+    """Differs after an update. In Keras' own step, its optimizer counts them."""
+    # Of any tf.distribute strategy, whose variables are no numbers.
+    iterations = [leaf.iterations.value for leaf in _leaves(model)]
+    updates = [int(tf.convert_to_tensor(each)) for each in iterations]
+    own = _has_own_step(model)
+    return updates, equal_start.digest(model.trainable_variables) if own else None
+
+
+def _reduces(model: keras.Model, counts: reductions.Counts, sent: int) -> bool:
+    if counts.handed_over or not _trains(model) or _is_alone(model):
+        return True
+    expected = sum(map(reductions.elements_of, model.trainable_variables))
+    if max(counts.elements, counts.in_forward_pass) >= expected:
+        return True
+    if not counts.elements:
+        return False
+    # A function inside the step may reduce several gradients, and is traced once.
+    if basics.rank() == 0 and sent < len(model.trainable_variables):
+        log.warn(
+            f"the step of model {model.name!r} reduces {counts.elements} numbers over "
+            f"the ranks, and its gradients are {expected}: if it does not reduce all "
+            "gradients, the ranks' weights drift apart. A keras_hvd."
+            "DistributedOptimizer or DistributedGradientTape reduces all of them",
+            stacklevel=4,
+        )
+    return True
+
+
+def _trains(model: keras.Model) -> bool:
+    return not model.built or bool(model.trainable_variables)
+
+
+def _is_alone(model: keras.Model) -> bool:
+    """Whether no optimizer of a model has another rank to reduce with."""
+    distributed = filter(is_distributed, _leaves(model))
+    sets = [distributed_class.reduces_with(each) for each in distributed]
+    return bool(sets) and all(each.size() == 1 or not each.included() for each in sets)
+
+
+def _leaves(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    return [leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)]
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    kind, plain = type(model), keras.Model
+    return (
+        kind.train_step is not plain.train_step
+        or kind.make_train_function is not plain.make_train_function
+    )
+
+
+def _is_known_later(model: keras.Model) -> bool:
+    """Whether only a model's step can tell if its gradients are reduced.
+
+    A `train_step` of its own may do so with a tape, or with collectives. A model that
+    is not built may have nothing to train.
+    """
+    if not model.built:
+        return True
+    optimizers = model_optimizers(model)
+    return _has_own_step(model) and not any(map(is_distributed, optimizers))
+
+
+@dataclasses.dataclass
+class _Trainings:
+    """What this process has trained."""
+
+    together: bool = False
+    # What to say of the first model that this rank has trained by itself.
+    alone: str = ""
+
+
+_trainings = _Trainings()
+
+
+def _refuse_or_remember(model: keras.Model) -> None:
+    if vars(model).get(_REFUSES):
+        require_distributed(model)
+    if any(map(is_distributed, model_optimizers(model))):
+        raise RuntimeError(
+            f"model {model.name!r} trains without reducing gradients over the "
+            f"{basics.size()} ranks: its step does not use its distributed optimizer, "
+            "or was traced before that was distributed. Distribute the optimizer "
+            "first, and call compile() after that"
+        )
+    if not _trainings.alone and basics.rank() == 0:
+        _trainings.alone = (
+            f"each of the {basics.size()} ranks has trained a model {model.name!r} of "
+            f"its own: nothing has reduced gradients over them. {_remedy(model)}"
+        )
+
+
+def _remedy(model: keras.Model) -> str:
+    strategy = model._distribute_strategy
+    if strategy is not None and not current_strategy.is_ours(strategy):
+        return (
+            f"It was made in the scope of a {type(strategy).__name__}, which knows of "
+            "this process only: use keras_hvd.Strategy() in its place."
+        )
+    if current_strategy.was_made():
+        return (
+            "It was made outside of the scope of the keras_hvd.Strategy: make it, and "
+            "compile it, inside of `with strategy.scope():`."
+        )
+    return (
+        "Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(), or use "
+        "keras_hvd.DistributedGradientTape in a train_step of your own; a model that "
+        "was copied or loaded needs its optimizer distributed again (or "
+        "keras_hvd.load_model)."
+    )
+
+
+def _warn_of_separate_trainings() -> None:
+    """When Python ends: warns if ranks that could train together never did."""
+    if not _trainings.alone or _trainings.together or hasattr(sys, "last_value"):
+        return
+    if not reductions.handed_over():
+        log.warn(_trainings.alone)
