@@ -8,9 +8,11 @@ import dataclasses
 import functools
 import gc
 import hashlib
+import importlib
 import itertools
 import operator
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -143,7 +145,7 @@ def _join_once(
         _give_nccl_the_network(meeting, world.rank)
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
-    joined.tell(os.environ)
+    joined.tell(launched.job, launched.rank - launched.local_rank)
     # Of a part of the processes there is no recording: khvdrun has made one folder.
     report = settings.report() if world.size == launched.size else ""
     is_recorded = bool(report) if meeting is None else meeting.table.recorded
@@ -171,6 +173,9 @@ def _join_once(
         cores.share(launched.local_size)
     # By the launcher's local rank, which no other part of its job has.
     gpu_pinning.pin(launched)
+    if world.size > 1 and "keras" in sys.modules:
+        # Far above this layer, and without Keras of no use.
+        importlib.import_module("keras_hvd.optimizer.traced_steps").install()
     _add(sets)
 
 

@@ -11,6 +11,7 @@ import os
 import selectors
 import shlex
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 
@@ -21,6 +22,7 @@ from keras_hvd.launch.memory import OutOfMemoryWatch
 from keras_hvd.launch.output import Screen, Stream, Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
+from keras_hvd.launch.separate import SeparateTrainings
 from keras_hvd.launch.share import environment_of
 from keras_hvd.launch.status import RankEnd, Status
 from keras_hvd.rendezvous import joined
@@ -78,12 +80,14 @@ class Job:
         self._guardian = guardian
         self._recorded = recorded
         self._others = others
-        self._joined = None if others is None else joined.Pipe()
+        self._joined = _listening_for_ranks(share)
+        self._has_joined = False
         self._failed_elsewhere = ""
         self._ended = ""
         self._stdout = Screen(1)
         self._stderr = self._stdout if _are_same_file(1, 2) else Screen(2)
         self._memory = OutOfMemoryWatch()
+        self._separate = SeparateTrainings(share)
         self._ranks: list[Rank] = []
         self._streams: list[Stream] = []
         self._stopped: list[int] = []
@@ -145,16 +149,13 @@ class Job:
             "PYTHONUNBUFFERED": "1",
             **given,
             **({} if self._recorded is None else self._recorded.variables),
-            **({} if self._joined is None else self._joined.variables),
             **allocator.variables(given),
         }
         for here in range(options.ranks):
             number = self._share.first_rank + here
             environment = environment_of(here, self._share, options, of_all)
             started = rank.start(
-                *(number, options, environment, bound[here]),
-                *(self._stdout, self._stderr),
-                () if self._joined is None else (self._joined.written,),
+                number, options, environment, bound[here], self._stdout, self._stderr
             )
             self._ranks.append(started)
             self._streams += started.streams
@@ -171,14 +172,19 @@ class Job:
         self._say(f"the job's status is at {recorded.listener.address}/status")
 
     def _watch_others(self) -> None:
-        if self._others is None or self._joined is None:
-            return
-        for watched, act in (
-            (self._others, self._on_others),
-            (self._joined, self._leave_others),
-        ):
-            self._selector.register(watched, selectors.EVENT_READ, act)
-        self._on_others()
+        if self._joined is not None:
+            self._selector.register(self._joined, selectors.EVENT_READ, self._on_joined)
+        if self._others is not None:
+            self._selector.register(self._others, selectors.EVENT_READ, self._on_others)
+            self._on_others()
+
+    def _on_joined(self) -> None:
+        """From here on the ranks know of each other."""
+        assert self._joined is not None, "it has just become readable"
+        self._selector.unregister(self._joined)
+        self._joined.close()
+        self._has_joined = True
+        self._leave_others()
 
     def _on_others(self) -> None:
         """Ends the job if a rank of another host has failed before the ranks met."""
@@ -187,13 +193,16 @@ class Job:
             self._failed_elsewhere = failure
             self._enter(_Stage.FAILING, self._options.term_after)
 
+    @property
+    def _may_be_separate(self) -> bool:
+        """Whether no rank has joined, as far as that could be known."""
+        return self._joined is not None and not self._has_joined
+
     def _leave_others(self) -> None:
-        """From here on the ranks know of each other; or all of this host have ended."""
-        if self._others is None or self._joined is None:
+        if self._others is None:
             return
-        for watched in self._others, self._joined:
-            if watched.fileno() in self._selector.get_map():
-                self._selector.unregister(watched)
+        if self._others.fileno() in self._selector.get_map():
+            self._selector.unregister(self._others)
         self._others.leave()
         self._others = None
 
@@ -265,6 +274,8 @@ class Job:
         return None if first is None else max(0, first - time.monotonic())
 
     def _pump(self, stream: Stream) -> None:
+        if self._may_be_separate:
+            self._separate.look()
         if not stream.pump():
             self._close(stream)
 
@@ -366,6 +377,9 @@ class Job:
         first = report.first_failure(self._ranks)
         if first is None:
             self._ended = "ended successfully"
+            warning = self._separate.warning()
+            if warning and self._may_be_separate:
+                self._say(warning)
             return 0
         self._ended = f"failed: rank {first.number} {report.describe(first)}"
         by = self._interrupted_by
@@ -394,6 +408,16 @@ class Job:
     def _note(self, line: str) -> None:
         if self._options.verbose:
             self._say(line)
+
+
+def _listening_for_ranks(share: Share) -> socket.socket | None:
+    """What a rank tells that it has joined; None if nobody could."""
+    if not share.job:
+        return None
+    try:
+        return joined.listen(share.job, share.first_rank)
+    except OSError:
+        return None
 
 
 def _catch_signals() -> int:

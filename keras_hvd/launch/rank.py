@@ -56,13 +56,11 @@ def start(
     cores: set[int] | None,
     stdout: Screen,
     stderr: Screen,
-    inherited: Sequence[int] = (),
 ) -> Rank:
     """Starts rank `number` in its own session, bound to `cores` if these are given.
 
-    It also has the descriptors that are `inherited`, under the same numbers. Rank 0
-    gets the launcher's standard input and live output. Raises OSError if the command
-    cannot be executed.
+    Rank 0 gets the launcher's standard input and live output. Raises OSError if the
+    command cannot be executed.
     """
     is_live = number == 0
     prefix = _prefix(number, options)
@@ -71,7 +69,6 @@ def start(
         process = spawn(
             *(options.command, options.executable, environment, cores),
             (stdin(number), ends[0][1], ends[1][1]),
-            inherited,
         )
     finally:
         for _, write_end in ends:
@@ -98,12 +95,10 @@ def spawn(
     environment: Mapping[str, str],
     cores: set[int] | None,
     descriptors: tuple[int, int, int],
-    inherited: Sequence[int] = (),
 ) -> int:
     """Starts a process in its own session that ends with this one; returns its id.
 
-    `descriptors` become its stdin, stdout and stderr; it keeps those that are
-    `inherited`. Raises OSError if the command
+    `descriptors` become its stdin, stdout and stderr. Raises OSError if the command
     cannot be executed.
     """
     launcher = os.getpid()
@@ -123,7 +118,6 @@ def spawn(
         stdin=descriptors[0],
         stdout=descriptors[1],
         stderr=descriptors[2],
-        pass_fds=inherited,
     )
     # The launcher reaps all of its children itself.
     child.returncode = 0

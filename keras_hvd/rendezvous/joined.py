@@ -1,49 +1,53 @@
-"""Tells the `khvdrun` of a host that its ranks have met all others."""
+"""How `khvdrun` hears that a process it started has called `keras_hvd.init`.
+
+One datagram to a socket without a file, which ends with khvdrun. Other launchers have
+no such socket, and nobody waits for an answer.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
-from collections.abc import Mapping
-
-_VARIABLE = "KERAS_HVD_JOINED"
+import socket
 
 
-class Pipe:
-    """What ranks inherit of `khvdrun`, and write to when they have met.
+def listen(job: str, first_rank: int) -> socket.socket:
+    """A socket that becomes readable when a rank of this host joins. Raises OSError.
+
+    `first_rank` is the lowest of the ranks that this `khvdrun` starts.
 
     Example:
 
-    >>> pipe = Pipe()
-    >>> tell(pipe.variables)
-    >>> os.read(pipe.fileno(), 9)
-    b'!'
+    >>> with listen("a job of this example", 0) as listening:
+    ...     tell("a job of this example", 0)
+    ...     listening.recv(1)
+    b''
     """
-
-    def __init__(self) -> None:
-        self._reads, self.written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def fileno(self) -> int:
-        """What is readable when a rank has met all others."""
-        return self._reads
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What the ranks are told."""
-        return {_VARIABLE: f"{self.written}:{os.fstat(self.written).st_ino}"}
+    listening = _make()
+    try:
+        listening.bind(_address(job, first_rank))
+    except BaseException:
+        listening.close()
+        raise
+    return listening
 
 
-def tell(variables: Mapping[str, str]) -> None:
-    """Tells it that this process has met all other ranks, if it wants to know.
+def tell(job: str, first_rank: int) -> None:
+    """Tells the `khvdrun` that has started this rank, if one has.
 
     Example:
 
-    >>> tell({})
+    >>> tell("a job without a khvdrun", 0)
     """
-    descriptor, _, inode = variables.get(_VARIABLE, "").partition(":")
-    # In a process that has not inherited it, the number may be another file's.
-    with contextlib.suppress(OSError, ValueError):
-        status = os.fstat(int(descriptor))
-        if stat.S_ISFIFO(status.st_mode) and status.st_ino == int(inode):
-            os.write(int(descriptor), b"!")
+    with contextlib.suppress(OSError), _make() as telling:
+        telling.sendto(b"", _address(job, first_rank))
+
+
+def _make() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+
+
+def _address(job: str, first_rank: int) -> bytes:
+    """In the abstract namespace; names there have up to 107 bytes."""
+    return b"\0" + f"{job[:64]}/joined/{first_rank}".encode()

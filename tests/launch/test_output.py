@@ -350,3 +350,25 @@ def test_tells_rank_0_when_the_terminal_changes_its_size(khvdrun, terminal):
             seen = read_until(terminal.master, b"\n")
             assert seen in (b"[0] 76\r\n", b"[0] 96\r\n")
         job.terminate()
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_says_that_no_rank_has_joined(joins, khvdrun):
+    program = (
+        "import tensorflow as tf, keras_hvd; print(int(tf.constant(1)), flush=True)"
+    )
+    if joins:
+        program += "; keras_hvd.init()"
+    ended = khvdrun.run("-np", 2, *python(program))
+    assert ended.returncode == 0
+    said = (
+        "khvdrun: warning: no rank called keras_hvd.init(): these were 2 separate "
+        "trainings"
+    )
+    assert ended.stderr.splitlines().count(said) == (0 if joins else 1)
+
+
+def test_says_nothing_of_commands_that_train_nothing(khvdrun):
+    ended = khvdrun.run("-np", 2, *python("print(1)"))
+    assert ended.returncode == 0
+    assert ended.stderr == ""

@@ -1,0 +1,55 @@
+"""Whether the ranks have trained separately, since none has joined the job.
+
+A script may know nothing of keras_hvd. That a process runs TensorFlow is seen in what
+it has mapped, when it writes something: TensorFlow itself writes as soon as it
+computes. Pauses between two looks become longer and longer.
+"""
+
+from __future__ import annotations
+
+import time
+
+from keras_hvd.launch import processes
+from keras_hvd.rendezvous.nodes import Share
+
+_FIRST_PAUSE_SECONDS = 0.25
+
+_TENSORFLOW = b"/libtensorflow_"
+
+
+class SeparateTrainings:
+    """What is known of the ranks that this `khvdrun` starts."""
+
+    def __init__(self, share: Share):
+        self._size = share.size
+        self._is_first = share.first_rank == 0
+        self._trains = False
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Looks whether a rank, which has just written something, runs TensorFlow."""
+        is_known = self._trains or self._size == 1
+        if is_known or time.monotonic() < self._look_at:
+            return
+        self._trains = any(map(_runs_tensorflow, processes.descendants()))
+        self._look_at = time.monotonic() + self._pause
+        self._pause *= 2
+
+    def warning(self) -> str:
+        """What to say at the end of a job that no rank has joined; may be empty."""
+        if not (self._trains and self._is_first):
+            return ""
+        return (
+            f"warning: no rank called keras_hvd.init(): these were {self._size} "
+            "separate trainings"
+        )
+
+
+def _runs_tensorflow(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/maps", "rb") as maps:
+            return _TENSORFLOW in maps.read()
+    except OSError:
+        # It has ended, or is of another user.
+        return False
