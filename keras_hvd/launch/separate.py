@@ -18,7 +18,15 @@ _TENSORFLOW = b"/libtensorflow_"
 
 
 class SeparateTrainings:
-    """What is known of the ranks that this `khvdrun` starts."""
+    """What is known of the ranks that this `khvdrun` starts.
+
+    Example:
+
+    >>> separate = SeparateTrainings(Share(0, 2, "a job of this example"))
+    >>> separate.look()
+    >>> separate.warning()
+    ''
+    """
 
     def __init__(self, share: Share):
         self._size = share.size

@@ -48,9 +48,9 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
     >>> import keras
     >>> model = keras.Sequential([keras.layers.Dense(1)])
-    >>> model.compile("sgd", "mse")
+    >>> model.compile(keras.optimizers.SGD(name="mine"), "mse")
     >>> [optimizer.name for optimizer in model_optimizers(model)]
-    ['sgd']
+    ['mine']
     """
     optimizers: list[Any] = []
     for value in (model.optimizer, *_leaves(list(vars(model).values()))):

@@ -36,6 +36,16 @@ def require_not_reduced(
 
     Averaging what is equal on all ranks changes nothing, so an optimizer that averages
     takes gradients that a collective has reduced, but not those of a distributed tape.
+
+    Example:
+
+    >>> import keras, keras_hvd
+    >>> keras_hvd.init()
+    >>> optimizer, summing = keras.optimizers.SGD(), GradientReduction(op=Sum)
+    >>> require_not_reduced(optimizer, [tf.constant(1.0)], summing)
+    >>> require_not_reduced(optimizer, [keras_hvd.allreduce(1.0)], summing)
+    Traceback (most recent call last):
+    RuntimeError: optimizer 'sgd' sums gradients over the ranks, and was given ...
     """
     origins = _Origins()
     for grad in grads:
