@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from keras_hvd import unread_launchers
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.rendezvous import address
 from keras_hvd.rendezvous.slurm import Step
+from keras_hvd.runtime import settings
+from keras_hvd.unread_launchers import Sign
 
 # MPICH sets no id of the job. One of these processes serves the job's ranks on a host.
 _HYDRA_PARENTS = (
@@ -129,20 +132,68 @@ def world(environment: Mapping[str, str] | None = None) -> World:
             step=None)
     """
     variables = os.environ if environment is None else environment
-    launched_by: tuple[tuple[str, Callable[[Mapping[str, str]], World]], ...] = (
+    read = _reader(variables)
+    return World(0, 1, 0, 1, 0, 1, _new_job()) if read is None else read(variables)
+
+
+def check_size(size: int, environment: Mapping[str, str] | None = None) -> Sign | None:
+    """Checks a job's size against what must or may be meant.
+
+    Args:
+        size: The number of processes of the job that this one joins.
+        environment: The variables to read; by default those of this process.
+
+    Returns:
+        The sign that there are others, which another launcher has started: this process
+        would be alone by mistake. None if there is no sign, or if
+        `KERAS_HVD_REQUIRE_SIZE` says that it is none.
+
+    Raises:
+        LaunchEnvironmentError: `KERAS_HVD_REQUIRE_SIZE` is another size.
+        ValueError: `KERAS_HVD_REQUIRE_SIZE` is no size.
+
+    Example:
+        >>> from keras_hvd import environment
+        >>> environment.check_size(1, {"MV2_COMM_WORLD_SIZE": "2"}).said
+        'MV2_COMM_WORLD_SIZE=2 says that MVAPICH2 has started 2 processes'
+        >>> environment.check_size(4, {"KERAS_HVD_REQUIRE_SIZE": "4"})
+    """
+    variables = os.environ if environment is None else environment
+    required = settings.required_size(variables)
+    if required == size:
+        return None
+    sign = unread_launchers.find(variables) if _reader(variables) is None else None
+    if required == 0:
+        return sign
+    raise LaunchEnvironmentError(
+        f"KERAS_HVD_REQUIRE_SIZE={required}, but this job has the size {size}"
+        + (f": {sign}." if sign else ". Start it with so many ranks, or unset that.")
+    )
+
+
+_Reader = Callable[[Mapping[str, str]], World]
+
+
+def _reader(variables: Mapping[str, str]) -> _Reader | None:
+    """What reads the variables of this process' launcher; None if it has none.
+
+    Horovod's variables without a place to meet are `khvdrun`'s, which sets them for
+    scripts, and left to a process that is not to be a rank.
+    """
+    launched_by: tuple[tuple[str, _Reader], ...] = (
         ("KERAS_HVD_RANK", _from_khvdrun),
         ("OMPI_COMM_WORLD_RANK", _from_open_mpi),
         ("MPI_LOCALRANKID", _from_mpich),
-        ("HOROVOD_RANK", _from_horovodrun),
+        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", _from_horovodrun),
     )
     for variable, read in launched_by:
         if variable in variables:
-            return read(variables)
+            return read
     if _inside_srun(variables):
-        return _from_srun(variables)
+        return _from_srun
     if "TORCHELASTIC_RUN_ID" in variables:
-        return _from_torchrun(variables)
-    return World(0, 1, 0, 1, 0, 1, _new_job())
+        return _from_torchrun
+    return None
 
 
 def _from_khvdrun(variables: Mapping[str, str]) -> World:

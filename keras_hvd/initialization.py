@@ -89,11 +89,13 @@ def init(
     >>> keras_hvd.rank(), keras_hvd.size()
     (0, 1)
     """
-    launched = environment.world()
-    members = _members(comm, launched)
     sets = check_for_init(process_sets)
     with _joining:
-        _join_once(launched, members, sets)
+        if basics.is_initialized():
+            _require_known(sets)
+        else:
+            launched = environment.world()
+            _join(launched, _members(comm, launched), sets)
 
 
 def _renew_lock() -> None:
@@ -105,19 +107,22 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _join_once(
+def _require_known(sets: list[ProcessSet]) -> None:
+    missing = [each for each in sets if each.process_set_id is None]
+    if missing:
+        raise ValueError(
+            f"init: keras_hvd is already initialized, without {missing[0]}: pass it to "
+            "keras_hvd.add_process_set()"
+        )
+
+
+def _join(
     launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
 ) -> None:
-    if basics.is_initialized():
-        missing = [each for each in sets if each.process_set_id is None]
-        if missing:
-            raise ValueError(
-                f"init: keras_hvd is already initialized, without {missing[0]}: pass "
-                "it to keras_hvd.add_process_set()"
-            )
-        return
     # What is malformed must not become known when the others rely on this rank.
     given = settings.read()
+    # Members of a part say themselves how many they are.
+    sign = environment.check_size(launched.size) if members is None else None
     timeline = settings.timeline()
     world, meeting = _meet(launched, members)
     if world.size < launched.size and members is not None:
@@ -162,6 +167,8 @@ def _join_once(
         _tell_of_this_rank(report, launched, world, meeting, measured)
     if world.rank == 0:
         _explain_settings()
+    if sign is not None and sign.is_first:
+        _warn_of_being_alone(str(sign))
     atexit.unregister(basics.shutdown)
     atexit.register(basics.shutdown)
     if world.rank == 0:
@@ -436,6 +443,11 @@ def _explain_settings() -> None:
     text = settings.without_effect()
     if text:
         log.write("warning", text)
+
+
+@functools.cache
+def _warn_of_being_alone(text: str) -> None:
+    log.write("warning", text)
 
 
 @functools.cache

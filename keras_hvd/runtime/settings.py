@@ -220,6 +220,18 @@ def init_timeout(environment: Mapping[str, str] | None = None) -> float:
     return read(environment).init_timeout or _DEFAULT_INIT_TIMEOUT
 
 
+def required_size(environment: Mapping[str, str] | None = None) -> int:
+    """Reads the only size that a job may have; 0: any.
+
+    Example:
+
+    >>> required_size({}), required_size({"KERAS_HVD_REQUIRE_SIZE": "8"})
+    (0, 8)
+    """
+    variables = os.environ if environment is None else environment
+    return _count(_find_ours(variables, "REQUIRE_SIZE"), 1)
+
+
 def network_interfaces(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:

@@ -183,3 +183,29 @@ def test_a_forked_process_is_no_rank():
     assert len(lines) == 4
     assert all("forked from a keras_hvd rank" in line for line in lines)
     assert keras_hvd.rank() == 0
+
+
+def test_init_again_reads_no_variable(monkeypatch):
+    monkeypatch.setenv("KERAS_HVD_RANK", "of nobody")
+    monkeypatch.setenv("KERAS_HVD_FUSION_BYTES", "many")
+    keras_hvd.init()
+    assert keras_hvd.size() == 1
+
+
+def test_a_process_that_is_alone_by_mistake_is_told_once(monkeypatch, capfd):
+    monkeypatch.setenv("FLUX_JOB_SIZE", "2")
+    monkeypatch.setenv("FLUX_TASK_RANK", "0")
+    keras_hvd.shutdown()
+    keras_hvd.init(comm=[0])
+    assert "FLUX_JOB_SIZE" not in capfd.readouterr().err
+    keras_hvd.shutdown()
+    keras_hvd.init()
+    assert capfd.readouterr().err.count("FLUX_JOB_SIZE=2 says that Flux") == 1
+    keras_hvd.shutdown()
+    keras_hvd.init()
+    assert capfd.readouterr().err == ""
+    keras_hvd.shutdown()
+    monkeypatch.setenv("KERAS_HVD_REQUIRE_SIZE", "2")
+    with pytest.raises(keras_hvd.KerasHvdError, match="KERAS_HVD_REQUIRE_SIZE=2, but"):
+        keras_hvd.init()
+    assert not keras_hvd.is_initialized()

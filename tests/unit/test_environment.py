@@ -4,11 +4,12 @@ The variables are as recorded from Open MPI 4.1.4, MPICH 5.0.2 and Slurm 22.05, 
 MPI 5's and Horovod's as documented; tests/launch/test_launchers.py runs the launchers.
 """
 
+import json
 import re
 
 import pytest
 
-from keras_hvd.environment import LaunchEnvironmentError, World, world
+from keras_hvd.environment import LaunchEnvironmentError, World, check_size, world
 from keras_hvd.rendezvous.slurm import Step
 
 KHVDRUN = {
@@ -459,3 +460,150 @@ def test_shortens_a_job_name_that_the_engine_would_refuse():
     ]
     assert all(len(job) <= 80 for job in jobs)
     assert jobs[0] != jobs[1]
+
+
+# What launchers set that world() does not read, for the first of their processes.
+UNREAD = {
+    "PALS": {"PMI_RANK": "0", "PMI_SIZE": "2", "PALS_RANKID": "0", "PALS_APID": "a"},
+    "MPI": {"PMI_RANK": "0", "PMI_SIZE": "2"},
+    "Flux": {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2", "PMI_SIZE": "2"},
+    "MVAPICH2": {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"},
+    "jsrun": {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "2"},
+    "PyTorch": {
+        k: v if k != "RANK" else "0"
+        for k, v in TORCHRUN.items()
+        if k != "TORCHELASTIC_RUN_ID"
+    },
+    "nodes for PyTorch": {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node0"},
+    "SageMaker": {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"},
+    "Vertex": {
+        "CLUSTER_SPEC": json.dumps(
+            {
+                "cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]},
+                "task": {"type": "workerpool0", "index": 0},
+            }
+        )
+    },
+    "TensorFlow": {
+        "TF_CONFIG": json.dumps(
+            {
+                "cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+                "task": {"type": "worker", "index": 0},
+            }
+        )
+    },
+    "torchrun in pods": {"PET_NNODES": "2", "PET_NODE_RANK": "0"},
+    "torchrun in a pod": {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"},
+    "AWS Batch": {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"},
+    "SkyPilot": {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"},
+}
+
+
+@pytest.mark.parametrize("launcher", UNREAD)
+def test_a_launcher_that_is_not_read_is_noticed(launcher):
+    variables = UNREAD[launcher]
+    assert world(variables).size == 1
+    sign = check_size(1, variables)
+    assert sign.is_first
+    name = sign.said.partition("=")[0].split()[0]
+    assert name in variables, sign
+    assert " 2 " in sign.said
+    assert "khvdrun --nnodes" in sign.remedy
+
+
+@pytest.mark.parametrize(
+    ("launcher", "change"),
+    [
+        ("PALS", {"PMI_RANK": "1"}),
+        ("Flux", {"FLUX_TASK_RANK": "1"}),
+        ("MVAPICH2", {"MV2_COMM_WORLD_RANK": "1"}),
+        ("jsrun", {"JSM_NAMESPACE_RANK": "1"}),
+        ("PyTorch", {"RANK": "1"}),
+        ("SageMaker", {"SM_CURRENT_HOST": "algo-2"}),
+        ("Vertex", {}),
+        ("torchrun in pods", {"PET_NODE_RANK": "1"}),
+    ],
+)
+def test_one_process_speaks_for_all_of_such_a_launcher(launcher, change):
+    variables = {**UNREAD[launcher], **change}
+    if launcher == "Vertex":
+        given = json.loads(variables["CLUSTER_SPEC"])
+        given["task"] = {"type": "workerpool1", "index": 0}
+        variables["CLUSTER_SPEC"] = json.dumps(given)
+    assert not check_size(1, variables).is_first
+
+
+def test_the_second_pod_of_an_indexed_job_knows_that_there_are_others():
+    pods = [check_size(1, {"JOB_COMPLETION_INDEX": str(n)}) for n in range(3)]
+    assert pods[0] is None
+    assert [pod.is_first for pod in pods[1:]] == [True, False]
+    assert "KERAS_HVD_REQUIRE_SIZE=1" in str(pods[1])
+
+
+def tf_config(cluster, kind):
+    task = {"type": kind, "index": 0}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({**UNREAD["PALS"], "PMI_SIZE": "1"}, id="one-process"),
+        pytest.param({"SM_HOSTS": '["algo-1"]'}, id="one-host"),
+        pytest.param(tf_config({"worker": ["a:1"]}, "worker"), id="one-worker"),
+        pytest.param(
+            tf_config({"chief": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]}, "chief"),
+            id="one-that-trains",
+        ),
+        pytest.param(
+            tf_config({"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}, "evaluator"),
+            id="who-evaluates-is-alone",
+        ),
+        pytest.param({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto"}, id="not-known"),
+        pytest.param({"WORLD_SIZE": "4"}, id="a-word-of-others"),
+        pytest.param({**SBATCH_SHELL, **UNREAD["MPI"]}, id="handed-on-by-sbatch"),
+        pytest.param(
+            {**SALLOC_INTERACTIVE_STEP, **UNREAD["MPI"]}, id="handed-on-by-salloc"
+        ),
+        pytest.param(
+            {**UNREAD["Flux"], "KERAS_HVD_REQUIRE_SIZE": "1"}, id="meant-to-be-alone"
+        ),
+        *(
+            pytest.param({**UNREAD["TensorFlow"], **known}, id=name)
+            for name, known in (
+                ("khvdrun-in-a-pod", KHVDRUN),
+                ("srun-in-a-pod", SRUN),
+                ("torchrun-in-a-pod", TORCHRUN),
+            )
+        ),
+        *(
+            pytest.param({name: text}, id=f"{name}-{number}")
+            for name in ("TF_CONFIG", "CLUSTER_SPEC", "SM_HOSTS", "FLUX_JOB_SIZE")
+            for number, text in enumerate(
+                ("", "{", "[[" * 100000, "1", '"a"', '{"cluster": 7}', "9" * 5000)
+            )
+        ),
+    ],
+)
+def test_no_alarm_where_a_process_is_alone_by_right_or_its_launcher_is_read(variables):
+    assert check_size(1, variables) is None
+
+
+def test_a_size_that_is_required_is_the_only_one():
+    required = {"KERAS_HVD_REQUIRE_SIZE": "4"}
+    assert check_size(4, required) is None
+    with pytest.raises(LaunchEnvironmentError, match="SIZE=4, but .* has the size 2"):
+        check_size(2, required)
+    with pytest.raises(LaunchEnvironmentError, match="FLUX_JOB_SIZE=2 says that Flux"):
+        check_size(1, {**required, **UNREAD["Flux"]})
+    with pytest.raises(ValueError, match="KERAS_HVD_REQUIRE_SIZE must be .* got '0'"):
+        check_size(1, {"KERAS_HVD_REQUIRE_SIZE": "0"})
+
+
+def test_horovods_variables_without_a_place_to_meet_make_no_rank():
+    # khvdrun sets them for scripts; a process of a rank may have lost the others.
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    variables = {f"HOROVOD_{name}": "2" for name in names}
+    assert world(variables).size == 1
+    assert world({**SRUN, **variables}) == world(SRUN)

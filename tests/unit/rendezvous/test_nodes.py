@@ -35,6 +35,7 @@ def test_each_starts_the_next_ranks(start, threads, begin_tls, ranks, encrypted)
         sum(ranks[:number]) for number in range(len(ranks))
     ]
     assert {share.size for share in shares} == {sum(ranks)}
+    assert {share.counts for share in shares} == {tuple(ranks)}
     (job,) = {share.job for share in shares}
     assert job.startswith("khvdrun-")
 
