@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{options.ranks} times on this host: {shlex.join(options.command)}")
             return 0
         own, others = share.of_this_host(options)
+        share.check_size(own.size, os.environ)
     except (RendezvousError, LibraryError, ValueError) as error:
         print(f"khvdrun: error: {error}", file=sys.stderr)
         return TRY_AGAIN if isinstance(error, NotMetError) else CANNOT_START
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_other_hosts(options: Options) -> int:
+    share.check_size(options.ranks, os.environ)
     handed = other_launchers.hand_over(options, os.environ)
     if options.dry_run:
         print(handed.described(options.variables))

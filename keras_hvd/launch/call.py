@@ -21,6 +21,7 @@ import cloudpickle
 
 from keras_hvd import allocator, environment
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.launch import share
 from keras_hvd.launch.exchange import Caller
 from keras_hvd.runtime import cores
 
@@ -91,12 +92,14 @@ def serve(call: str, *outcomes: str) -> int:
     """
     # The function must not parse these as its own options.
     sys.argv[1:] = []
+    # The function may change the environment.
+    own = outcomes[environment.world().rank]
     try:
         with open(call, "rb") as file:
             made = _make(file)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    with open(outcomes[environment.world().rank], "wb") as file:
+    with open(own, "wb") as file:
         made = _dump_outcome(made, file)
     return _exit_code(made)
 
@@ -110,6 +113,7 @@ def serve_caller() -> int:
         place = environment.world()
         cores.share(place.local_size)
         os.environ.update(allocator.variables(os.environ))
+        os.environ.update(_horovods(place))
         caller = Caller(os.environ, place)
         with memory_file("call") as file:
             caller.ask(file)
@@ -126,6 +130,12 @@ def serve_caller() -> int:
     except (KerasHvdError, ValueError) as error:
         print(f"keras_hvd.run: {error}", file=sys.stderr, flush=True)
         return 1
+
+
+def _horovods(place: environment.World) -> dict[str, str]:
+    """Horovod's variables, without the hosts' numbers: ranks have not met yet."""
+    names = "rank", "size", "local_rank", "local_size"
+    return share.of_horovod({name.upper(): getattr(place, name) for name in names})
 
 
 def _exit_code(made: Outcome) -> int:

@@ -34,6 +34,7 @@ _STAYS = re.compile(
 # Those of a rank of another job: ranks on this host would inherit them in any case.
 _PLACE = re.compile(
     r"(?:KERAS_HVD|HOROVOD)_(?:(?:LOCAL_|CROSS_)?(?:RANK|SIZE)|JOB|REPORT)"
+    r"|KERAS_HVD_REQUIRE_SIZE"
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -143,6 +144,7 @@ def _given(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
         # They draw one of their own.
         given.pop(secret.VARIABLE, None)
     kept = {name: value for name, value in given.items() if not _PLACE.fullmatch(name)}
+    kept["KERAS_HVD_REQUIRE_SIZE"] = str(options.ranks)
     if options.is_recorded:
         # The recording is made when it is known that there is a launcher.
         kept["KERAS_HVD_REPORT"] = ""

@@ -62,13 +62,58 @@ def environment_of(
         "SIZE": share.size,
         "LOCAL_RANK": number,
         "LOCAL_SIZE": options.ranks,
-        "JOB": share.job,
     }
+    cross = _cross(number, share, options)
+    own = {**place, "JOB": share.job, "REQUIRE_SIZE": share.size}
     if options.node is None:
-        place |= {"CROSS_RANK": 0, "CROSS_SIZE": 1}
+        own |= cross
         left_out = _OF_SEVERAL_HOSTS
     else:
-        place |= {"RENDEZVOUS": options.node.rendezvous}
+        own |= {"RENDEZVOUS": options.node.rendezvous}
         left_out = _OF_ONE_HOST
     kept = {name: value for name, value in given.items() if name not in left_out}
-    return {**kept, **{_PREFIX + name: str(value) for name, value in place.items()}}
+    kept |= {_PREFIX + name: str(value) for name, value in own.items()}
+    return {**kept, **of_horovod({**place, **cross})}
+
+
+def of_horovod(place: Mapping[str, int]) -> dict[str, str]:
+    """Horovod's variables for a rank's place, which scripts read without Horovod.
+
+    Example:
+
+    >>> of_horovod({"RANK": 3, "LOCAL_SIZE": 2})
+    {'HOROVOD_RANK': '3', 'HOROVOD_LOCAL_SIZE': '2'}
+    """
+    return {f"HOROVOD_{name}": str(value) for name, value in place.items()}
+
+
+def _cross(number: int, share: Share, options: Options) -> dict[str, int]:
+    """This host's number among those that start a rank of this local rank."""
+    if options.node is None:
+        return {"CROSS_RANK": 0, "CROSS_SIZE": 1}
+    have_it = [count > number for count in share.counts]
+    return {
+        "CROSS_RANK": sum(have_it[: options.node.number]),
+        "CROSS_SIZE": sum(have_it),
+    }
+
+
+def check_size(size: int, environment: Mapping[str, str]) -> None:
+    """Checks a job's size against the one that the user requires.
+
+    Raises ValueError. A rank's own, in whose script `khvdrun` runs, is of its job only.
+
+    Example:
+
+    >>> check_size(2, {"KERAS_HVD_REQUIRE_SIZE": "4"})
+    Traceback (most recent call last):
+    ValueError: KERAS_HVD_REQUIRE_SIZE=4, and this job would have 2 ranks
+    >>> check_size(2, {"KERAS_HVD_REQUIRE_SIZE": "4", "KERAS_HVD_RANK": "0"})
+    """
+    if _PREFIX + "RANK" in environment:
+        return
+    required = settings.required_size(environment)
+    if required not in (0, size):
+        raise ValueError(
+            f"{_PREFIX}REQUIRE_SIZE={required}, and this job would have {size} ranks"
+        )

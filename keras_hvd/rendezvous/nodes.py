@@ -51,6 +51,7 @@ class Share:
     first_rank: int
     size: int  # of the job
     job: str
+    counts: tuple[int, ...] = ()  # of each node's ranks, if there are several
 
 
 def meet(
@@ -180,7 +181,7 @@ async def _convene(convener: Convener, node: Node) -> tuple[Share, Others]:
             await convener.refuse(f"{sum(counts)} ranks are too many")
         job = f"khvdrun-{os.getpid()}-{uuid.uuid4().hex[:16]}"
         shares = [
-            Share(sum(counts[:number]), sum(counts), job)
+            Share(sum(counts[:number]), sum(counts), job, tuple(counts))
             for number in range(node.count)
         ]
         await convener.answer(*map(vars, shares[1:]))
@@ -204,11 +205,17 @@ async def _attend(attendee: Attendee, node: Node) -> tuple[Share, Others]:
 
 
 def _share(answer: dict[str, Any], node: Node) -> Share | None:
-    first, size, job = (answer.get(name) for name in ("first_rank", "size", "job"))
-    if type(first) is not int or type(size) is not int or not isinstance(job, str):
+    counts, job = answer.get("counts"), answer.get("job")
+    if not isinstance(counts, list) or not isinstance(job, str):
         return None
-    is_inside = 0 <= first <= size - node.ranks and size <= _MOST_RANKS
-    return Share(first, size, job) if is_inside else None
+    if len(counts) != node.count or not all(map(_is_count, counts)):
+        return None
+    first, size = sum(counts[: node.number]), sum(counts)
+    told = {"first_rank": first, "size": size}
+    is_alike = told.items() <= answer.items() and counts[node.number] == node.ranks
+    if not is_alike or size > _MOST_RANKS:
+        return None
+    return Share(first, size, job, tuple(counts))
 
 
 def _objection(told: dict[str, Any], node: Node) -> str:

@@ -310,8 +310,8 @@ def test_a_dry_run_shows_the_command_and_the_variables(mpi):
         mpi.environment["PATH"], *own, *command, SETTING="a 'value'", TERM="vt100"
     )
     assert ended.returncode == 0, ended.stderr
-    names = "KERAS_HVD_NETWORK_INTERFACES KERAS_HVD_SHARE_CORES LC_ALL PATH"
-    names += " PYTHONUNBUFFERED SETTING"
+    names = "KERAS_HVD_NETWORK_INTERFACES KERAS_HVD_REQUIRE_SIZE KERAS_HVD_SHARE_CORES"
+    names += " LC_ALL PATH PYTHONUNBUFFERED SETTING"
     by_name = " ".join(f"-x {name}" for name in names.split())
     ranks = f"{' '.join(AS_ROOT)} --tag-output --host a:2,b:1 -n 3".strip()
     mapped = "--map-by slot --bind-to core"
@@ -347,8 +347,8 @@ def test_a_dry_run_inside_an_allocation_shows_srun():
     assert ended.stdout == (
         f"{found} --label --export=ALL --kill-on-bad-exit=1 --nodelist=a,a,b "
         "--distribution=arbitrary --ntasks=3 --cpu-bind=none train\n"
-        "variables that the ranks get: HOME KERAS_HVD_SHARE_CORES LC_ALL PATH "
-        "PYTHONUNBUFFERED SLURM_JOB_ID\n"
+        "variables that the ranks get: HOME KERAS_HVD_REQUIRE_SIZE "
+        "KERAS_HVD_SHARE_CORES LC_ALL PATH PYTHONUNBUFFERED SLURM_JOB_ID\n"
     )
 
 

@@ -245,7 +245,13 @@ SCRIPT = """
     def fail():
         raise OwnError("own")
 
+    def change():
+        rank = os.environ["HOROVOD_RANK"], os.environ["HOROVOD_CROSS_SIZE"]
+        os.environ.clear()
+        return rank
+
     print(keras_hvd.run(place, np=2) == [Place(0), Place(10)])
+    print(keras_hvd.run(change, np=2) == [("0", "1"), ("1", "1")])
     try:
         keras_hvd.run(fail, np=2)
     except OwnError as error:
@@ -263,7 +269,7 @@ def test_takes_functions_and_classes_of_a_script_or_a_session(
     with python(khvdrun, *arguments, stdin=subprocess.PIPE) as process:
         out, err = process.communicate(None if is_file else source)
     assert process.returncode == 0, err
-    assert out == "True\nown\n"
+    assert out == "True\nTrue\nown\n"
 
 
 def test_shows_output_where_a_notebook_shows_its_own(khvdrun, tmp_path):

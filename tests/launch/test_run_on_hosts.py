@@ -46,6 +46,9 @@ def place(greeting, last=""):
     threads = os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["OMP_NUM_THREADS"]
     ranks = keras_hvd.rank(), keras_hvd.size(), keras_hvd.local_size()
     whole = set(total)
+    for name in ("rank", "size", "local_rank", "local_size"):
+        own = getattr(keras_hvd, name)()
+        assert os.environ[f"HOROVOD_{name.upper()}"] == str(own), name
     return greeting + last, *ranks, socket.gethostname(), *whole, told, threads
 
 def fill():

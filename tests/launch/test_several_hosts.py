@@ -23,7 +23,8 @@ SHOW = (
     sys.executable,
     "-c",
     "import os\n"
-    "print({n[10:]: v for n, v in os.environ.items() if n[:10] == 'KERAS_HVD_'})",
+    "print({n.removeprefix('KERAS_HVD_'): v for n, v in os.environ.items()\n"
+    "       if n.startswith(('KERAS_HVD_', 'HOROVOD_'))})",
 )
 QUICKLY = ("--start-timeout", "1")
 
@@ -49,6 +50,7 @@ def test_all_ranks_know_their_place(start, rendezvous, counts):
             CROSS_RANK="0",
             CROSS_SIZE="1",
             RANK="7",
+            REQUIRE_SIZE="8",
             JOB="another",
         )
         for number, count in reversed([*enumerate(counts)])
@@ -71,6 +73,13 @@ def test_all_ranks_know_their_place(start, rendezvous, counts):
                 "RENDEZVOUS": rendezvous,
                 "HOST_KEY": f"host {number}",
                 "SECRET": SECRET,
+                "REQUIRE_SIZE": str(sum(counts)),
+                "HOROVOD_RANK": str(sum(counts[:number]) + here),
+                "HOROVOD_SIZE": str(sum(counts)),
+                "HOROVOD_LOCAL_RANK": str(here),
+                "HOROVOD_LOCAL_SIZE": str(count),
+                "HOROVOD_CROSS_RANK": str(sum(n > here for n in counts[:number])),
+                "HOROVOD_CROSS_SIZE": str(sum(n > here for n in counts)),
             }
             for here in range(count)
         ]
@@ -107,7 +116,23 @@ def test_a_job_on_one_host_gets_no_secret_and_meets_nobody(khvdrun):
     ended = khvdrun.run("-np", 1, *SHOW, env=environment)
     (shown,) = variables_in(ended.stdout)
     assert not several.keys() & shown.keys()
-    assert (shown["CROSS_RANK"], shown["CROSS_SIZE"]) == ("0", "1")
+    for name in (
+        "RANK",
+        "SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+    ):
+        assert shown[name] == shown[f"HOROVOD_{name}"] == str(int("SIZE" in name))
+    assert shown["REQUIRE_SIZE"] == "1"
+
+
+def test_a_size_that_the_user_requires_is_checked_before_anything_starts(khvdrun):
+    required = {"KERAS_HVD_REQUIRE_SIZE": "3"}
+    ended = khvdrun.run("-np", 2, "echo", "started", env=required)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "KERAS_HVD_REQUIRE_SIZE=3, and this job would have 2 ranks" in ended.stderr
 
 
 def test_a_file_has_the_secret_too(start, tmp_path):
