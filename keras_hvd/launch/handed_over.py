@@ -29,21 +29,24 @@ from keras_hvd.rendezvous import open_files
 from keras_hvd.rendezvous.nodes import Share
 
 # What may become a tag when more of it has come.
-_BEGUN_TAG = re.compile(rb"(?:\[[\d,]*|\[[\d,]+\](?:<[a-z]*>?)?|(?m:^) *\d*)\Z")
+_BEGUN_TAG = re.compile(
+    rb"(?:\[[\d,]{,20}|\[[\d,]{1,20}\](?:<[a-z]{,9}>?)?|(?m:^) {,9}\d{,9})\Z"
+)
 
 # The words of Open MPI, and of MPICH after MPI_Abort and of srun.
 _NAMES_THE_FIRST = re.compile(
-    r"process rank (\d+) with PID"
-    r"|Process name: \[\S*[,@]\S*?,(\d+)\]"
-    r"|Abort\(\d+\) on node \d+ \(rank (\d+) in "
-    r"|srun: error: \S+: task (\d+): "
+    r"process rank (\d{1,10}) with PID"
+    r"|Process name: \[\[?[^\s,@]{1,255}[,@]\d{1,10}\]?,(\d{1,10})\]"
+    r"|Abort\(\d{1,10}\) on node \d{1,10} \(rank (\d{1,10}) in "
+    r"|srun: error: [^\s:]{1,255}: task (\d{1,10}): "
 )
 
-_MPICHS_FIRST = re.compile(r"=   PID (\d+) RUNNING AT (\S+)")
+_MPICHS_FIRST = re.compile(r"=   PID (\d{1,10}) RUNNING AT (\S{1,255})")
 
 # What ranks say of each other.
-_KILLED = re.compile(r"rank (\d+) \(pid \d+ on [^)]+\) was killed by (SIG[A-Z]+)")
-_PEER = re.compile(r"rank (\d+) \(pid (\d+) on [^)]+\)")
+_PEER_TEXT = r"rank (\d{1,10}) \(pid (\d{1,10}) on [^()\n]{1,255}\)"
+_PEER = re.compile(_PEER_TEXT)
+_KILLED = re.compile(_PEER_TEXT + r" was killed by (SIG[A-Z0-9+-]{1,20})")
 
 
 class TaggedLines:
@@ -277,7 +280,9 @@ def first_failure(tails: Mapping[int, Sequence[str]], own: Sequence[str]) -> Fai
     texts = {number: "\n".join(lines) for number, lines in tails.items()}
     all_texts = "\n".join([*own, *texts.values()])
     if killed := _KILLED.search(all_texts):
-        return Failure(int(killed[1]), signal=signal.Signals[killed[2]])
+        # Real-time signals have no names here.
+        by = signal.Signals.__members__.get(killed[3])
+        return Failure(int(killed[1]), signal=by)
     if ended := _MPICHS_FIRST.search(all_texts):
         ranks = {process: int(number) for number, process in _PEER.findall(all_texts)}
         if ended[1] not in ranks:

@@ -23,6 +23,9 @@ from keras_hvd.runtime import cores, settings
 # A launcher that is slower than this to say its version hangs.
 _PATIENCE_SECONDS = 20
 
+# Of what it says: the version is among the first lines.
+_MOST_LETTERS = 4096
+
 # What belongs to this host, to this login or to another job, and what cannot be named
 # in a list.
 _STAYS = re.compile(
@@ -127,6 +130,7 @@ def describe(text: str) -> str:
     >>> describe("HYDRA build details:\n    Version:      4.3.2\n")
     'MPICH 4.3.2'
     """
+    text = text[:_MOST_LETTERS]
     open_mpi = re.search(r"Open MPI\)? v?(\d[\w.]*)", text)
     if open_mpi:
         return f"Open MPI {open_mpi[1]}"
@@ -181,7 +185,9 @@ def _open_mpi(
     for name in names:
         words += ["-x", name]
     words += [*options.mpi_args, *options.command]
-    tag = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:" + (b"" if is_old else b" "))
+    tag = re.compile(
+        rb"\[\d{1,10},(\d{1,9})\]<std(?:out|err)>:" + (b"" if is_old else b" ")
+    )
     return HandOver(launcher, tuple(words), given, names, tag)
 
 
@@ -211,7 +217,7 @@ def _mpich(
     words += ["-genvlist", ",".join(names), *options.mpi_args, *options.command]
     return HandOver(
         *(launcher, tuple(words), {**given, **extra}, names),
-        re.compile(rb"\[(\d+)\]<rank>:"),
+        re.compile(rb"\[(\d{1,9})\]<rank>:"),
     )
 
 
@@ -229,7 +235,7 @@ def _srun(path: str, options: Options, given: Mapping[str, str]) -> HandOver:
     words += [f"--nodelist={nodes}", "--distribution=arbitrary"]
     words += [f"--ntasks={options.ranks}"]
     words += ["--cpu-bind=" + ("cores" if options.bind_to == "cores" else "none")]
-    tag = re.compile(rb"(?m)^ *(\d+): ")
+    tag = re.compile(rb"(?m)^ {,9}(\d{1,9}): ")
     return HandOver(
         "srun", (*words, *options.command), given, tuple(sorted(given)), tag
     )

@@ -41,6 +41,14 @@ _TENSORFLOWS_START = re.compile(
     r"|To enable the following instructions: "
 )
 
+# What a report has of a longer line: its beginning and its end. A rank may write
+# megabytes without a line end, and whatever reads the lines holds up the whole job.
+_KEPT_LETTERS = 1000
+_CUT_OUT = " ... "
+
+# In a report they would act on the terminal that shows it.
+_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) != "\t"}
+
 # The engine's own warnings, of which a report has the first of each rank.
 _WARNING = re.compile(rb"keras_hvd \[rank \d+\] warning: .*")
 _MOST_WARNINGS = 20
@@ -317,25 +325,27 @@ class Tail:
     def __init__(self, count: int):
         self.warnings: list[tuple[float, str]] = []
         self._count = count
-        self._lines: collections.deque[bytes] = collections.deque(maxlen=count)
+        self._lines: collections.deque[str] = collections.deque(maxlen=count)
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the stream."""
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-_LINE_BYTES:]
-        self._lines.extend(lines)
+        self._lines.extend(map(readable, lines[-self._count :]))
+        if len(self.warnings) >= _MOST_WARNINGS:
+            return
         for line in lines:
-            said = _WARNING.search(line)
-            if said and len(self.warnings) < _MOST_WARNINGS:
-                text = said[0].decode(errors="replace")
-                self.warnings.append((time.time(), text))
+            if said := _WARNING.search(line):
+                self.warnings.append((time.time(), readable(said[0])))
+        del self.warnings[_MOST_WARNINGS:]
 
     def lines(self) -> list[str]:
-        """The last lines as text, each in its last state."""
-        lines = [*self._lines, self._rest] if self._rest else [*self._lines]
-        states = [last_state(line) for line in lines[-self._count :]]
-        return [state.decode(errors="replace") for state in states]
+        """The last lines as text, each in its last state, and not longer than a few."""
+        lines = [*self._lines]
+        if self._rest:
+            lines.append(readable(self._rest))
+        return lines[-self._count :]
 
 
 class Lines(Protocol):
@@ -450,6 +460,23 @@ def last_state(line: bytes) -> bytes:
     """
     _, rewritten, state = line.rstrip(b"\r").rpartition(b"\r")
     return _STYLES.sub(b"", state) if rewritten else state
+
+
+def readable(line: bytes) -> str:
+    r"""A line's last state as text of bounded length, which controls no terminal.
+
+    Example:
+
+    >>> readable(b"1/2\r\x1b[31m2/2\x07")
+    '2/2\\x07'
+    >>> len(readable(b"x" * 60000))
+    1000
+    """
+    text = _STYLES.sub(b"", last_state(line)).decode(errors="replace")
+    if len(text) > _KEPT_LETTERS:
+        half = (_KEPT_LETTERS - len(_CUT_OUT)) // 2
+        text = f"{text[: _KEPT_LETTERS - len(_CUT_OUT) - half]}{_CUT_OUT}{text[-half:]}"
+    return text.translate(_CONTROLS)
 
 
 def is_of_tensorflows_start(line: str) -> bool:

@@ -14,11 +14,13 @@ from keras_hvd.launch.rank import Rank
 _BLAMES_A_PEER = re.compile(
     r"RankFailedError|AbortedError|The job cannot go on"
     # The engine's own message, for scripts that catch the error.
-    r"|keras_hvd \[rank \d+\] error: rank \d+ \(pid "
+    r"|keras_hvd \[rank \d{1,10}\] error: rank \d{1,10} \(pid "
 )
 
-# "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...".
-_TELLS_OF_ERROR = re.compile(r"\w*(?:Error|Exception|Interrupt)\b|\berror: ")
+# "ValueError: ...", "keras_hvd [rank 0] error: ...", "... E0000 00:00:...". What reads
+# lines of ranks begins with a word of its own, and repeats nothing without a bound:
+# otherwise it may take a time that grows with the square of a line's length.
+_TELLS_OF_ERROR = re.compile(r"(?:Error|Exception|Interrupt)\b|\berror: ")
 
 # What a rank raises that has not met the others.
 _DID_NOT_MEET = "keras_hvd.exceptions.RendezvousError: "
@@ -26,7 +28,7 @@ _DID_NOT_MEET = "keras_hvd.exceptions.RendezvousError: "
 # How khvdrun ends ranks.
 _LAUNCHERS_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
 
-_PEER_PROCESS = re.compile(r"rank \d+ \(pid (\d+) on ")
+_PEER_PROCESS = re.compile(r"rank \d{1,10} \(pid (\d{1,10}) on ")
 
 
 def first_failure(ranks: Sequence[Rank]) -> Rank | None:
