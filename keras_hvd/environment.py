@@ -522,8 +522,12 @@ def _hydra_job() -> str:
     """A name that all ranks of an MPICH job on this host share."""
     process = os.getppid()
     while process > 1:
+        try:
+            status = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            # One that is hidden is another user's, and so no such ancestor.
+            break
         # The name is in parentheses and may contain parentheses.
-        status = Path(f"/proc/{process}/stat").read_text()
         name, _, fields = status.partition("(")[2].rpartition(")")
         parent, started = fields.split()[1], fields.split()[19]
         if name in _HYDRA_PARENTS:

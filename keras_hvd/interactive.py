@@ -201,7 +201,7 @@ def run(
             variables = {**os.environ, **options.variables}
             exchange = Exchange(made, outcomes, variables)
             return _run_on_several_hosts([*arguments, *command], exchange, outcomes)
-        paths = [_path(made), *map(_path, outcomes)]
+        paths = [call.path_of(made), *map(call.path_of, outcomes)]
         code = _khvdrun([*arguments, *command, *paths])
         loaded = [_load(file, rank, code) for rank, file in enumerate(outcomes)]
         return _results(loaded, code)
@@ -248,11 +248,6 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
         else:
             made.append(f"{option}={value}")
     return made
-
-
-def _path(file: BinaryIO) -> str:
-    """The path of this process' memory file for other processes of the same user."""
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _khvdrun(arguments: Sequence[str], exchange: Exchange | None = None) -> int:

@@ -2,7 +2,8 @@
 
 Everything is in memory files of the process that called `run`. Ranks on its own host
 open them through /proc, and those of a job on several hosts have copies (`exchange`).
-Nothing is written to disk, and nothing is left when that process dies.
+Nothing is written to disk, and nothing is left when that process dies. Without /proc,
+they are temporary files.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import contextlib
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
@@ -58,8 +60,18 @@ class Outcome:
 
 
 def memory_file(name: str) -> BinaryIO:
-    """A file of this process in memory."""
-    return open(os.memfd_create(f"keras_hvd.run-{name}"), "w+b")
+    """A file of this process in memory, or in a folder for such where is no /proc."""
+    if os.path.isdir("/proc/self/fd"):
+        return open(os.memfd_create(f"keras_hvd.run-{name}"), "w+b")
+    return cast(BinaryIO, tempfile.NamedTemporaryFile(prefix=f"keras_hvd.run-{name}-"))
+
+
+def path_of(file: BinaryIO) -> str:
+    """The path of a memory file for other processes of the same user."""
+    # Of a descriptor, the name is its number.
+    if isinstance(file.name, str):
+        return file.name
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def dump_call(

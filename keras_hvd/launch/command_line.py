@@ -691,6 +691,12 @@ def _executable(parser: argparse.ArgumentParser, name: str) -> str:
     if found is not None:
         return found
     path = Path(name)
+    try:
+        path.stat()
+    except PermissionError as error:
+        parser.error(f"{name!r} cannot be executed: {error.strerror}")
+    except OSError:
+        pass
     if path.is_dir():
         parser.error(f"{name!r} is a directory, not a command")
     if "/" not in name and not path.exists():

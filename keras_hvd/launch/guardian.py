@@ -13,6 +13,9 @@ from collections.abc import Callable
 from keras_hvd.launch import processes
 from keras_hvd.launch.job import Job, handled
 
+# What a job has left behind and cannot be found is waited for so long.
+_LEFT_SECONDS = 1.0
+
 
 def run(make_job: Callable[[int, set[int]], Job]) -> int:
     """Runs a job to its very end, and returns the exit code.
@@ -47,7 +50,9 @@ def _wait(job: int, awaited: set[signal.Signals]) -> int:
     status: int | None = None
     has_children = True
     while has_children:
-        number = signal.sigwait(awaited)
+        number = _next(awaited, is_patient=status is None or processes.are_visible())
+        if number is None:
+            break
         if number != signal.SIGCHLD:
             if status is None:
                 os.kill(job, number)
@@ -60,3 +65,11 @@ def _wait(job: int, awaited: set[signal.Signals]) -> int:
             processes.signal_descendants(signal.SIGKILL)
     assert status is not None
     return status
+
+
+def _next(awaited: set[signal.Signals], is_patient: bool) -> int | None:
+    """The next signal; None if there is none for a while, and that is long enough."""
+    if is_patient:
+        return signal.sigwait(awaited)
+    found = signal.sigtimedwait(awaited, _LEFT_SECONDS)
+    return None if found is None else found.si_signo

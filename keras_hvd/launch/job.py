@@ -55,6 +55,7 @@ class _Stage(enum.IntEnum):
     TERMINATING = 2  # the ranks that still run got SIGTERM
     CLEANING = 3  # no rank runs, and what they left behind got SIGTERM
     KILLING = 4  # everything got SIGKILL
+    LEAVING = 5  # what is left cannot be found
 
 
 class Job:
@@ -303,7 +304,8 @@ class Job:
                 rank.fit_terminals(self._ranks[0], self._options)
 
     def _on_children(self) -> None:
-        ended, self._has_children = processes.reap()
+        ended, has_children = processes.reap()
+        self._has_children = has_children and self._stage < _Stage.LEAVING
         by_process = {one.process: one for one in self._ranks if one.status is None}
         for process, status in ended:
             if process in by_process:
@@ -311,8 +313,12 @@ class Job:
         if self._stage == _Stage.KILLING:
             # Orphans of the ended ranks have just become this process' children.
             processes.signal_descendants(signal.SIGKILL)
-        elif self._has_children and all(one.status is not None for one in self._ranks):
+        elif self._has_children and self._have_ended:
             self._clean()
+
+    @property
+    def _have_ended(self) -> bool:
+        return all(one.status is not None for one in self._ranks)
 
     def _on_end(self, ended: Rank, status: int) -> None:
         ended.status = status
@@ -339,8 +345,10 @@ class Job:
     def _escalate(self) -> None:
         if self._stage == _Stage.FAILING:
             self._terminate()
-        else:
+        elif self._stage < _Stage.KILLING or not self._have_ended:
             self._kill()
+        else:
+            self._leave()
 
     def _terminate(self) -> None:
         self._enter(_Stage.TERMINATING, self._options.kill_after)
@@ -360,11 +368,22 @@ class Job:
         processes.signal_descendants(signal.SIGCONT)
 
     def _kill(self) -> None:
-        self._stage = _Stage.KILLING
-        self._deadline = None
+        self._enter(_Stage.KILLING, self._options.kill_after)
+        if processes.are_visible():
+            self._deadline = None
         processes.signal_descendants(signal.SIGKILL)
         # Without children no SIGCHLD comes.
         self._on_children()
+
+    def _leave(self) -> None:
+        """Ends although something is left: where nobody is visible, nobody is found."""
+        self._stage = _Stage.LEAVING
+        self._deadline = None
+        self._has_children = False
+        self._say(
+            "processes that ranks have started still run, and cannot be found: /proc "
+            "does not show the processes here"
+        )
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         for one in self._ranks:

@@ -37,13 +37,13 @@ class OutOfMemoryWatch:
 
 
 def _open_kernel_log() -> int | None:
-    # In another PID namespace the kernel's log uses other process ids than this one.
-    if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PROCESS_NAMESPACE:
-        return None
     try:
+        # In another PID namespace the kernel's log has other process ids than this one.
+        if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PROCESS_NAMESPACE:
+            return None
         log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        # Reading it takes privileges.
+        # Reading it takes privileges, and there may be no /proc.
         return None
     os.lseek(log, 0, os.SEEK_END)
     return log
@@ -76,8 +76,9 @@ def _killed_on_machine() -> int:
 
 
 def _field(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        words = line.split()
-        if words[0] == name:
-            return int(words[1])
-    return 0
+    """A number in a file; 0 if it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)

@@ -8,6 +8,10 @@ import signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+# Where /proc does not show them, descendants are known by their process groups, which
+# processes that this one has started or reaped may have led.
+_leaders: set[int] = set()
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,14 +28,31 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def are_visible() -> bool:
+    """Whether /proc shows this process' descendants.
+
+    A container may have none, or that of another PID namespace, with other numbers.
+
+    Example:
+
+    >>> are_visible()
+    True
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def descendants() -> list[int]:
-    """Ids of this process' children, grandchildren and so on."""
+    """Ids of this process' children, grandchildren and so on, if they are visible."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc") if are_visible() else ():
         if not entry.isdecimal():
             continue
-        # A process may end between the listing and the reading.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # A process may end between the listing and the reading, and those of others
+        # may be hidden (hidepid).
+        with contextlib.suppress(OSError):
             _, parent = _state_and_parent(int(entry))
             children.setdefault(parent, []).append(int(entry))
     found = []
@@ -43,11 +64,42 @@ def descendants() -> list[int]:
     return found
 
 
+def note_leader(process: int) -> None:
+    """Remembers a process that this one has started as the leader of a group."""
+    _leaders.add(process)
+
+
 def signal_descendants(number: signal.Signals) -> None:
-    """Sends a signal to every descendant of this process."""
+    """Sends a signal to every descendant of this process.
+
+    Where they are not visible: to those in process groups that are known. Some may be
+    hidden alone; twice does no harm to what is killed.
+    """
     for process in descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, number)
+    if are_visible() and number != signal.SIGKILL:
+        return
+    for leader in _leaders_of_children():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
+
+
+def _leaders_of_children() -> list[int]:
+    """The known leaders in whose groups children of this process still are.
+
+    That one of them is there proves that the number is not another group's by now.
+    """
+    found = []
+    for leader in [*_leaders]:
+        try:
+            os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            _leaders.discard(leader)
+            continue
+        if leader != os.getpgrp():
+            found.append(leader)
+    return found
 
 
 def reap() -> tuple[list[tuple[int, int]], bool]:
@@ -61,6 +113,7 @@ def reap() -> tuple[list[tuple[int, int]], bool]:
         if process == 0:
             return ended, True
         ended.append((process, status))
+        _leaders.add(process)
 
 
 def is_stopped(process: int) -> bool:
@@ -73,7 +126,15 @@ def is_stopped(process: int) -> bool:
     """
     try:
         return _state_and_parent(process)[0] in "Tt"
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
+        return _is_stopped_child(process)
+
+
+def _is_stopped_child(process: int) -> bool:
+    options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, process, options) is not None
+    except ChildProcessError:
         return False
 
 

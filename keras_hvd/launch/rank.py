@@ -121,6 +121,7 @@ def spawn(
     )
     # The launcher reaps all of its children itself.
     child.returncode = 0
+    processes.note_leader(child.pid)
     return child.pid
 
 

@@ -110,7 +110,11 @@ def name_of(own: str) -> str | None:
 
 
 def _interface_of_default_route() -> str:
-    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+    try:
+        lines = Path("/proc/net/route").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines[1:]:
         interface, destination = line.split()[:2]
         if int(destination, 16) == 0:
             return interface
@@ -136,7 +140,7 @@ def _ipv4(name: str) -> list[str]:
 def _ipv6(name: str) -> list[str]:
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except FileNotFoundError:  # a kernel without IPv6
+    except OSError:  # a kernel without IPv6, or no /proc
         return []
     global_ones = []
     for digits, *_, interface in map(str.split, lines):

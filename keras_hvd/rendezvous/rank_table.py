@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,8 +156,12 @@ def identity(host_key: str | None) -> dict[str, Any]:
     >>> identity("left")["host_key"], identity("left")["user"] == os.geteuid()
     ('key left', True)
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    kernel = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        kernel = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        # Without /proc. Where ranks of one name cannot hand memory over, they notice.
+        kernel = f"host {socket.gethostname()}"
     user = os.geteuid()
     # Its own form, so that no key is taken for the absence of one.
     key = f"{kernel}/{user}" if host_key is None else f"key {host_key}"

@@ -66,10 +66,15 @@ def cgroup_files(controller: str, name: str) -> list[Path]:
     """Existing files of this process' control group and its parents, innermost first.
 
     `controller` is its name in version 1, such as "memory". In a container the group's
-    own path is often hidden, and the container's group is mounted as the root.
+    own path is often hidden, and the container's group is mounted as the root. Without
+    /proc nothing is known of any group.
     """
     found = []
-    for line in _CGROUP_TABLE.read_text().splitlines():
+    try:
+        table = _CGROUP_TABLE.read_text()
+    except OSError:
+        return []
+    for line in table.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             roots = [_CGROUPS, _CGROUPS / "unified"]

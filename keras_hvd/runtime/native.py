@@ -455,10 +455,14 @@ def _mapped_libraries() -> set[str]:
     """Paths of the copies of our libraries that this process has mapped.
 
     The kernel appends " (deleted)" to a file that was replaced, so it counts as another
-    copy, which it is.
+    copy, which it is. Without /proc none is known.
     """
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    try:
+        maps = pathlib.Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return set()
+    text = maps.decode(errors="surrogateescape")
+    columns = [line.split(maxsplit=5) for line in text.split("\n")]
     paths = {column[5] for column in columns if len(column) == 6}
     return {path for path in paths if _is_ours(path.removesuffix(" (deleted)"))}
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -323,3 +324,61 @@ def test_says_that_the_kernel_killed_for_memory(khvdrun):
     assert last_line(ended).startswith("khvdrun: rank 1 ")
     assert "(SIGKILL), by the kernel because" in last_line(ended)
     assert "memory ran out" in last_line(ended)
+
+
+# What root may make of /proc for processes of a namespace of their own.
+PROC = {
+    "hides others": "mount -t proc -o hidepid=1 proc /proc",
+    "does not name others": "mount -t proc -o hidepid=2 proc /proc",
+    "is missing": "mount -t tmpfs tmpfs /proc",
+}
+
+
+@pytest.fixture(params=PROC.values(), ids=PROC)
+def where_proc_differs(request) -> list[str]:
+    """What runs a command under another /proc."""
+    # Root sees all by this right.
+    drop = "setpriv --bounding-set -sys_ptrace --inh-caps -sys_ptrace"
+    command = ["unshare", "--mount", "sh", "-c", f'{request.param} && exec {drop} "$@"']
+    command.append("sh")
+    try:
+        tried = subprocess.run([*command, "true"], capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(str(error))
+    if tried.returncode != 0:
+        pytest.skip(f"there can be no other /proc: {tried.stderr.strip()}")
+    return command
+
+
+@pytest.fixture
+def somebody_elses() -> Iterator[subprocess.Popen]:
+    """A process of another user."""
+    with subprocess.Popen(["sleep", "1000"], user=65534) as process:
+        yield process
+        process.kill()
+
+
+def test_ends_jobs_whatever_proc_shows(khvdrun, where_proc_differs, somebody_elses):
+    def end(script):
+        options = ("-np", "2", "--term-after", "0", "--kill-after", "0.5", "sh", "-c")
+        started = (sys.executable, "-m", "keras_hvd.launch", *options, script)
+        command = [*where_proc_differs, *started]
+        marked = {**os.environ, "KERAS_HVD_TEST_MARK": khvdrun.mark}
+        pipes = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        ended = subprocess.run(command, env=marked, timeout=60, **pipes)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended.returncode, ended.stderr
+
+    assert end("exit 0") == (0, "")
+    orphan = "(sleep 1000 &)"
+    code, _ = end(f"{orphan}; [ $KERAS_HVD_RANK = 0 ] && exit 4; exec sleep 1000")
+    assert code == 4
+    assert khvdrun.processes() == []
+
+    code, said = end("[ $KERAS_HVD_RANK = 1 ] || (setsid sleep 1000 &)")
+    left = khvdrun.processes()
+    assert (code, len(left)) == (0, int("cannot be found" in said))
+    for line in left:
+        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+    khvdrun.wait_until_gone()
+    assert somebody_elses.poll() is None

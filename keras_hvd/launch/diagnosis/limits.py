@@ -42,11 +42,17 @@ def memory(ranks: int) -> Finding:
 
 def free_memory() -> int:
     """Bytes that this process can still get within its control groups' limits."""
-    fields = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        field, kibibytes = line.split()[:2]
-        fields[field] = int(kibibytes) << 10
-    return min([fields["MemAvailable:"], *(_left(group) for group in _limited())])
+    return min([_available(), *(_left(group) for group in _limited())])
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        # What is free at once: less than can be had.
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    fields = dict(line.split()[:2] for line in lines)
+    return int(fields["MemAvailable:"]) << 10
 
 
 def memory_limit() -> int | None:

@@ -196,7 +196,11 @@ def _core_times() -> tuple[int, int, int]:
     """Ticks of the usable cores since boot: total, idle and stolen."""
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     total = idle = stolen = 0
-    for line in _TIMES.read_text().splitlines():
+    try:
+        lines = _TIMES.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
         name, *fields = line.split()
         if name not in names:
             continue
