@@ -28,6 +28,9 @@ _SECONDS = 5.0
 
 _ADDRESS = "127.0.0.1"
 
+# By other names a page of the web could have a browser here ask, and read the answer.
+_NAMES = _ADDRESS, "localhost"
+
 
 @dataclass
 class RankEnd:
@@ -237,6 +240,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _SECONDS
 
     def do_GET(self) -> None:
+        if not self._is_for_this_host():
+            self.send_error(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                explain=f"ask for {' or '.join(_NAMES)}, by this name",
+            )
+            return
         path = self.path.partition("?")[0]
         if path not in ("/status", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND, "there are /status and /metrics")
@@ -255,6 +264,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def _is_for_this_host(self) -> bool:
+        hosts = self.headers.get_all("Host", [])
+        # Only programs leave it out.
+        return all(one.partition(":")[0].strip().lower() in _NAMES for one in hosts)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Says nothing: the job's own output is not mixed with it."""

@@ -6,10 +6,13 @@ and NCCL.
 """
 
 import contextlib
+import math
 import os
+import pwd
 import re
 import shlex
 import tempfile
+import time
 from pathlib import Path
 
 from keras_hvd.launch.diagnosis.findings import Finding, count, warning
@@ -76,19 +79,38 @@ def leftovers(path: Path = _FOLDER) -> Finding:
 def other_ranks() -> Finding:
     """Looks for ranks of other jobs on this machine, which use the same cores."""
     name = "other jobs"
-    found = []
+    found: dict[str, list[int]] = {}
+    begun: dict[str, float] = {}
     for process in _processes():
         with contextlib.suppress(OSError):
-            if _OUR_MEMORY in (process / "maps").read_text(errors="replace"):
-                found.append(int(process.name))
+            if _OUR_MEMORY not in (process / "maps").read_text(errors="replace"):
+                continue
+            status = process.stat()
+            user = _name_of(status.st_uid)
+            found.setdefault(user, []).append(int(process.name))
+            begun[user] = min(begun.get(user, math.inf), status.st_ctime)
     if not found:
         return Finding(name, "no rank of keras_hvd runs")
-    return warning(
-        name,
-        f"{len(found)} processes are ranks of keras_hvd",
-        "they slow a further job down; if you have given them up: kill "
-        + " ".join(map(str, sorted(found))),
-    )
+    since = {
+        user: time.strftime("%F %T", time.localtime(at)) for user, at in begun.items()
+    }
+    whose = [
+        f"{count(len(ranks), 'rank')} of {user} since {since[user]}"
+        for user, ranks in sorted(found.items())
+    ]
+    advice = "they slow a further job down"
+    own = found.get(_name_of(os.getuid()))
+    if own:
+        ranks = " ".join(map(str, sorted(own)))
+        advice += f"; if your own are of a job that you have given up: kill {ranks}"
+    return warning(name, f"keras_hvd runs: {', '.join(whose)}", advice)
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def _in_use(files: set[Path]) -> set[Path]:
