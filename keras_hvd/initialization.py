@@ -450,6 +450,15 @@ def _warn_of_being_alone(text: str) -> None:
     log.write("warning", text)
 
 
+_missing: set[str] = set()
+
+
+def _warn_of_missing(what: str, why: str) -> None:
+    if what not in _missing:
+        log.write("warning", f"this job has no {what}, or a part of one: {why}")
+    _missing.add(what)
+
+
 @functools.cache
 def _warn_of_other_copies() -> None:
     others = installed.other_copies()
@@ -483,9 +492,8 @@ def _start_recording(folder: str) -> None:
     path = os.fsencode(os.path.join(folder, files.TIMES))
     try:
         basics.check(native.engine().khvd_start_recording(path))
-    except exceptions.KerasHvdError:
-        basics.shutdown()
-        raise
+    except exceptions.KerasHvdError as error:
+        _go_on_without("recording", error)
 
 
 def _tell_of_this_rank(
@@ -503,15 +511,22 @@ def _tell_of_this_rank(
     place = world.rank, world.size, launched.local_rank
     try:
         recorder.start(folder, *place, members, measured)
-    except (OSError, ValueError):
-        basics.shutdown()
-        raise
+    except (OSError, ValueError) as error:
+        _go_on_without("recording", error)
 
 
 def _start_timeline(timeline: settings.Timeline) -> None:
     path = os.fsencode(timeline.path)
     try:
         basics.check(native.engine().khvd_start_timeline(path, timeline.mark_cycles))
-    except exceptions.KerasHvdError:
-        basics.shutdown()
-        raise
+    except exceptions.KerasHvdError as error:
+        _go_on_without("timeline", error)
+
+
+def _go_on_without(what: str, error: Exception) -> None:
+    """Says why there is no timeline, or raises if that is not for lack of room."""
+    if files.is_full(error):
+        _warn_of_missing(what, str(error))
+        return
+    basics.shutdown()
+    raise error

@@ -19,6 +19,7 @@ from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.rendezvous.nodes import NotMetError, Share
+from keras_hvd.report import files
 from keras_hvd.runtime import settings
 
 
@@ -80,12 +81,16 @@ def _run(
     job: Callable[[int, set[int], Recorded | None], Job],
 ) -> int:
     """Runs a job, with the recording that this host makes."""
+    kept = None
     try:
         kept = recorded.wanted(options, own)
     except OSError as error:
         reason = recorded.what_failed(error, options)
-        print(f"khvdrun: error: {reason}", file=sys.stderr)
-        return CANNOT_START
+        is_full = files.is_full(error)
+        kind = "warning" if is_full else "error"
+        print(f"khvdrun: {kind}: {reason}", file=sys.stderr)
+        if not is_full:
+            return CANNOT_START
     launcher = os.getpid()
     code = guardian.run(lambda held, mask: job(held, mask, kept))
     # The job's process comes here as well, unless it was killed.

@@ -12,6 +12,7 @@ import selectors
 import shlex
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -56,6 +57,7 @@ class _Stage(enum.IntEnum):
     CLEANING = 3  # no rank runs, and what they left behind got SIGTERM
     KILLING = 4  # everything got SIGKILL
     LEAVING = 5  # what is left cannot be found
+    REPORTING = 6  # everything has ended
 
 
 class Job:
@@ -98,6 +100,7 @@ class Job:
         self._has_children = True
         self._is_orphan = False
         self._could_start = True
+        self._is_waiting = False
         self._interrupted_by: signal.Signals | None = None
         self._selector = selectors.PollSelector()
         self._selector.register(guardian, selectors.EVENT_READ, self._on_orphaned)
@@ -124,16 +127,42 @@ class Job:
         code = self._conclude()
         self._serve()
         self._finish_recording()
+        # Python's end would leave them to the system, which ends the process for them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled())
         return code
 
     def _finish_recording(self) -> None:
         if self._recorded is None:
             return
         said = [each for tail in self._last_words() for each in tail.warnings]
-        line = self._recorded.finish(self._ended, said)
+        recorded, made = self._recorded, []
+        # Writing may block for ever, and a signal ends the wait for it.
+        self._wait_for(lambda: made.append(recorded.finish(self._ended, said)))
+        line = made[0] if made else "no report: a signal came while it was written"
         if line:
             self._say(line)
             self._serve()
+
+    def _wait_for(self, act: Callable[[], object]) -> None:
+        """Acts in a thread of its own, until that has ended or a signal comes."""
+        ended, writing = os.pipe2(os.O_CLOEXEC)
+
+        def run() -> None:
+            with open(writing, "wb"):
+                act()
+
+        self._stage = _Stage.REPORTING
+        self._selector.register(ended, selectors.EVENT_READ, self._stop_waiting)
+        self._is_waiting = True
+        threading.Thread(target=run, daemon=True).start()
+        while self._is_waiting:
+            for key, _ in self._selector.select():
+                key.data()
+        self._selector.unregister(ended)
+        os.close(ended)
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
 
     def _start(self) -> None:
         options = self._options
@@ -288,12 +317,17 @@ class Job:
     def _on_orphaned(self) -> None:
         self._selector.unregister(self._guardian)
         self._is_orphan = True
+        if self._stage == _Stage.REPORTING:
+            self._stop_waiting()
+            return
         self._kill()
 
     def _on_signals(self) -> None:
         for number in os.read(self._signals, 4096):
             if number == signal.SIGCHLD:
-                self._on_children()
+                # The report may have children of its own.
+                if self._stage != _Stage.REPORTING:
+                    self._on_children()
             elif number in FORWARDED:
                 self._forward(signal.Signals(number))
             elif number == signal.SIGTSTP:
@@ -331,6 +365,9 @@ class Job:
             self._others.fail(report.before_it_met(ended))
 
     def _forward(self, number: signal.Signals) -> None:
+        if self._stage == _Stage.REPORTING:
+            self._is_waiting &= number in (signal.SIGUSR1, signal.SIGUSR2)
+            return
         if number == signal.SIGINT and self._interrupted_by is not None:
             self._kill()
             return

@@ -14,7 +14,9 @@ import re
 import select
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
+
+from keras_hvd.report import files
 
 # A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096
@@ -364,30 +366,42 @@ class Lines(Protocol):
 class Copy:
     """A file that keeps a rank's output unchanged, as long as it can grow.
 
-    `screen` shows why it cannot.
+    `screen` shows why it cannot. Raises OSError if it cannot be made, unless that is
+    for lack of room.
     """
 
     def __init__(self, path: Path, screen: Screen):
-        self._file = path.open("wb")
+        self._path = path
         self._screen = screen
-        self._is_cut_off = False
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            if not files.is_full(error):
+                raise
+            self._cut_off(error)
 
     def feed(self, data: bytes) -> None:
         """Keeps the next bytes."""
-        if self._is_cut_off:
-            return
+        rest = memoryview(data)
         try:
-            self._file.write(data)
-            self._file.flush()
+            while self._file is not None and rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._is_cut_off = True
-            message = f"khvdrun: {self._file.name} is cut off here: {error.strerror}\n"
-            self._screen.write_lines(message.encode())
+            self._cut_off(error)
 
     def close(self) -> None:
         """Closes the file."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _cut_off(self, error: OSError) -> None:
+        self.close()
+        message = f"khvdrun: {self._path} is cut off here: {error.strerror}\n"
+        self._screen.write_lines(message.encode())
 
 
 class Stream:

@@ -177,6 +177,4 @@ def file(directory: Path | None, number: int, name: str) -> Path | None:
     """Where a rank's output is kept; None for nowhere."""
     if directory is None:
         return None
-    path = directory / f"rank.{number}" / name
-    path.parent.mkdir(exist_ok=True)
-    return path
+    return directory / f"rank.{number}" / name

@@ -49,7 +49,11 @@ class Recorded:
         else:
             name = f"{self._report.name}.recording-"
             self.folder = Path(tempfile.mkdtemp(prefix=name, dir=self._report.parent))
-        prepare(self.folder, options)
+        try:
+            prepare(self.folder, options)
+        except OSError:
+            self._remove()
+            raise
 
     @property
     def variables(self) -> dict[str, str]:
@@ -87,7 +91,10 @@ class Recorded:
             page.write(record, str(self._report))
         except recording.NotARecordingError:
             self._remove()
-            return "no report: rank 0 did not come as far as keras_hvd.init()"
+            return (
+                "no report: rank 0 did not come as far as keras_hvd.init(), or has "
+                "said why it records nothing"
+            )
         # Whatever it is, the job's own end must be told.
         except Exception as error:  # noqa: BLE001
             return (

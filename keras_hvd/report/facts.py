@@ -24,7 +24,7 @@ _PREFIXES = "KERAS_HVD_", "HOROVOD_"
 # What each rank is told of its place is no setting, and a secret stays one.
 _LEFT_OUT = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
-    *("JOB", "REPORT", "RENDEZVOUS"),
+    *("JOB", "REPORT", "RENDEZVOUS", "REQUIRE_SIZE"),
 )
 _SECRETS = "SECRET", "KEY", "PASSWORD", "TOKEN"
 

@@ -1,7 +1,11 @@
 """The files in the folder of a recording: their names, and who writes each."""
 
+import errno
+import os
 import socket
 from pathlib import Path
+
+_NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 TIMES = "times"
 """Rank 0's engine: where the time went."""
@@ -41,3 +45,21 @@ def is_of_this_host(folder: str) -> bool:
         return Path(folder, HOST).read_text() == socket.gethostname()
     except OSError:
         return False
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error says that there is no room, on a disk or within a limit.
+
+    What is only written about a job does not end it then. The engine's errors have the
+    system's words.
+
+    Example:
+
+    >>> is_full(OSError(errno.ENOSPC, "full")), is_full(PermissionError())
+    (True, False)
+    >>> is_full(ValueError("'a' cannot be written: No space left on device"))
+    True
+    """
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    return any(os.strerror(number) in str(error) for number in _NO_ROOM)

@@ -328,8 +328,8 @@ def test_says_that_the_kernel_killed_for_memory(khvdrun):
 
 # What root may make of /proc for processes of a namespace of their own.
 PROC = {
-    "hides others": "mount -t proc -o hidepid=1 proc /proc",
-    "does not name others": "mount -t proc -o hidepid=2 proc /proc",
+    "hides others": "mount -t proc -o hidepid=1,gid=65534 proc /proc",
+    "does not name others": "mount -t proc -o hidepid=2,gid=65534 proc /proc",
     "is missing": "mount -t tmpfs tmpfs /proc",
 }
 

@@ -94,6 +94,23 @@ def get(url):
         return answer.headers.get_content_type(), answer.read().decode()
 
 
+def answer_to(url, host):
+    """The status line of the answer to a request with this Host header."""
+    address = urllib.parse.urlsplit(url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        header = "" if host is None else f"Host: {host}\r\n"
+        connection.sendall(f"GET /status HTTP/1.0\r\n{header}\r\n".encode())
+        return connection.makefile().readline().split()[1]
+
+
+def check_hosts(url):
+    """A web page whose name is made to lead to this host must not read the status."""
+    for host in (None, "127.0.0.1", "localhost", "LOCALHOST:80", "127.0.0.1:9"):
+        assert answer_to(url, host) == "200", host
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.", "", "[::1]"):
+        assert answer_to(url, host) == "421", host
+
+
 def check_status(url):
     """What is said of a job whose rank 1 is late, and waits after its training."""
     kind, text = get(url)
@@ -221,6 +238,7 @@ def test_one_rank_has_a_report_and_a_status_too(khvdrun, tmp_path):
             if line.endswith("trained\n"):
                 break
         (rank,) = json.loads(get(url)[1])["ranks"]
+        check_hosts(url)
         running.communicate("go\n", timeout=60)
     assert running.returncode == 0
     assert rank["step"] == 32 and rank["samples"] == 512 and rank["epoch"] == 2
@@ -358,3 +376,55 @@ def test_a_job_that_never_joins_has_no_report_and_leaves_nothing(khvdrun, tmp_pa
     assert ended.returncode == 0
     assert "no report: rank 0 did not come as far as keras_hvd.init()" in ended.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_report_that_cannot_be_written_in_time_is_given_up_at_a_signal(
+    khvdrun, tmp_path
+):
+    report = tmp_path / "report.html"
+    # Nobody reads: whoever opens it waits.
+    os.mkfifo(report)
+    command = (sys.executable, "-c", "import keras_hvd; keras_hvd.init()")
+    options = ("-np", 1, "--verbose", "--report", report)
+    with khvdrun.start(*options, *command) as job:
+        while not job.stderr.readline().endswith("rank 0 ended with exit code 0\n"):
+            assert job.poll() is None
+        deadline = time.monotonic() + 30
+        # Until it writes, they are for ranks, of which there is none.
+        while job.poll() is None and time.monotonic() < deadline:
+            job.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(0.2)
+        said = job.stderr.read()
+    assert job.returncode == 0
+    assert "no report: a signal came while it was written" in said
+    (folder,) = tmp_path.glob("report.html.recording-*")
+    assert f"the recording is in '{folder}': python -m keras_hvd.report" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+@pytest.mark.parametrize(
+    "room, missing", [(0, "the job cannot be recorded"), (100, "has no recording")]
+)
+def test_a_job_goes_on_where_the_disk_of_what_is_written_of_it_is_full(
+    khvdrun, tmp_path, room, missing
+):
+    fill = f"head -c {(128 - room) << 10} /dev/zero > {tmp_path}/other"
+    mount = f'mount -t tmpfs -o size=128k tmpfs {tmp_path} && {fill}; exec "$@"'
+    options = ("--report", tmp_path / "report.html", "--output-filename", tmp_path)
+    told = ("--timeline-filename", tmp_path / "timeline.json", *options)
+    started = (sys.executable, "-m", "keras_hvd.launch", "-np", 2, *told)
+    program = "import keras_hvd; keras_hvd.init(); print('y' * 200_000)"
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", *started]
+    command = [*map(str, command), sys.executable, "-c", program]
+    marked = {**os.environ, "KERAS_HVD_TEST_MARK": khvdrun.mark}
+    ended = subprocess.run(
+        command, env=marked, capture_output=True, text=True, timeout=60
+    )
+    if "unshare" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("yy") == 200_000
+    assert ended.stderr.count(missing) == 1, ended.stderr
+    assert ended.stdout.count("stdout is cut off here: No space left") == 2
+    assert "Traceback" not in ended.stderr
