@@ -69,7 +69,8 @@ Status JobMember::Start() {
                         options_.host_timeout, mpi);
     if (!world_->link_watch->status().ok()) return world_->link_watch->status();
   }
-  EnterWorld(&segment->block(topology.local_index(topology.rank())), connections);
+  block_ = &segment->block(topology.local_index(topology.rank()));
+  EnterWorld(block_, connections);
   liveness_->Watch(rendezvous_.connections());
   if (options_.engine.cores == 0) options_.engine.cores = CountCores(segment.get());
   engine_ = std::make_unique<Engine>(options_.engine, *world_);
@@ -108,7 +109,7 @@ void JobMember::TellOtherHosts(const Status& failure) {
 
 JobMember::~JobMember() {
   engine_.reset();
-  LeaveWorld();
+  LeaveWorld(block_);
   liveness_.reset();
 }
 

@@ -51,6 +51,7 @@ class JobMember {
   void TellOtherHosts(const Status& failure);
 
   JobMemberOptions options_;
+  RankBlock* block_ = nullptr;  // this rank's; null: it has not entered
   // In order of creation; destroyed in reverse order.
   Rendezvous rendezvous_;
   std::optional<World> world_;

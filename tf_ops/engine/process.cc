@@ -21,8 +21,10 @@ std::atomic<RankBlock*> g_block{nullptr};
 std::atomic<bool> g_forked{false};
 struct sigaction g_previous[NSIG];
 
-constexpr int kMostConnections = 8192;
+constexpr size_t kMostConnections = 8192;
 std::atomic<int> g_connections[kMostConnections];
+// Held by those who change these; the handlers only read them.
+std::mutex g_changing;
 
 // Marks the rank dead before a core dump, which may take minutes. Then does what would
 // have happened without this handler.
@@ -81,14 +83,16 @@ bool IsForked() { return g_forked.load(); }
 
 void EnterWorld(RankBlock* block, const std::vector<int>& connections) {
   InstallHandlers();
-  for (size_t i = 0; i < connections.size() && i < kMostConnections; ++i) {
-    g_connections[i].store(connections[i]);
+  std::lock_guard<std::mutex> lock(g_changing);
+  for (size_t i = 0; i < kMostConnections; ++i) {
+    g_connections[i].store(i < connections.size() ? connections[i] : -1);
   }
   g_block.store(block);
 }
 
-void LeaveWorld() {
-  g_block.store(nullptr);
+void LeaveWorld(RankBlock* block) {
+  std::lock_guard<std::mutex> lock(g_changing);
+  if (!g_block.compare_exchange_strong(block, nullptr)) return;
   for (std::atomic<int>& connection : g_connections) connection.store(-1);
 }
 
