@@ -112,6 +112,7 @@ void Coordinator::Submit(MergedSubmission submission, double now) {
   NoteLast(submission);
   last_submission_ =
       submission.submitted.empty() ? now : Seconds(submission.submitted.back());
+  if (!joins) last_of_others_ = last_submission_;
   const int32_t id = submission.description->process_set;
   const auto set = process_sets_.find(id);
   if (set == process_sets_.end()) {
@@ -227,6 +228,7 @@ void Coordinator::RemoveFromRounds(int rank, std::deque<Round>* rounds) {
 
 // Requests that wait for the rank can go on without it, or never will.
 void Coordinator::Join(int rank) {
+  if (joined_count_ == 0) gave_zeros_ = false;
   joined_[rank] = true;
   joined_count_ += 1;
   for (auto& [key, entry] : entries_) {
@@ -271,6 +273,7 @@ void Coordinator::Settle(Entry* entry, const RankSet& members) {
       Agree(entry, members);
       continue;
     }
+    gave_zeros_ = gave_zeros_ || !joined.empty();
     settled_.push_back({KeyOf(*description),
                         description,
                         members,
@@ -563,8 +566,12 @@ std::vector<Stall> Coordinator::Stalls() const {
     }
     // Joined ranks wait for as long as the others have data. This is no stall while any
     // of those submits something.
-    if (stall.kind == Kind::kJoin)
+    if (stall.kind == Kind::kJoin) {
+      stall.joined = stall.since;
       stall.since = std::max(stall.since, last_submission_);
+      stall.others_go_on = last_of_others_ > stall.joined;
+      stall.gave_zeros = gave_zeros_;
+    }
     found.emplace_back(oldest->order, std::move(stall));
   }
   std::sort(found.begin(), found.end(),

@@ -70,6 +70,12 @@ struct Stall {
   double since;              // when the first rank submitted it
   std::vector<int> waiting;  // ranks that have submitted it
   std::vector<int> missing;  // ranks that have not
+  // For a join, which does not stall while others submit something: when the first rank
+  // joined, whether others have submitted more since, and whether any of that took
+  // zeros from those that have joined.
+  double joined = 0;
+  bool others_go_on = false;
+  bool gave_zeros = false;
 };
 
 class Coordinator {
@@ -206,6 +212,8 @@ class Coordinator {
   std::unordered_map<RankSet, Last, RankSet::Hash> last_of_set_;
   uint64_t submissions_ = 0;
   double last_submission_ = 0;  // time of the last submission
+  double last_of_others_ = 0;   // and of the last one that is no join
+  bool gave_zeros_ = false;     // since the first of those that have joined now
   bool wants_times_ = false;
 };
 

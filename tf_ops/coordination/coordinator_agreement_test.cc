@@ -310,6 +310,38 @@ TEST(JoinTest, IsNoStallWhileOthersGoOnAndJoinedRanksAreNotMissing) {
   EXPECT_THAT(stalls[1].missing, ElementsAre(1));
 }
 
+TEST(JoinTest, SaysSinceWhenOthersGoOnAndWhetherZerosCount) {
+  Coordinator coordinator(3, 0);
+  coordinator.AddProcessSet(1, {0, 1});
+  Submit(&coordinator, 2, Share(Join()), 10);
+  ASSERT_EQ(coordinator.Stalls().size(), 1u);
+  EXPECT_FALSE(coordinator.Stalls()[0].others_go_on);
+  // Among themselves they need no zeros.
+  for (int rank : {0, 1}) {
+    Submit(&coordinator, rank, Share(Allreduce("own", 1, ReduceOp::kSum, 1)), 50);
+  }
+  ASSERT_EQ(TakeAll(&coordinator).size(), 1u);
+  Stall join = coordinator.Stalls().at(0);
+  EXPECT_TRUE(join.others_go_on);
+  EXPECT_FALSE(join.gave_zeros);
+  for (int rank : {0, 1}) Submit(&coordinator, rank, Share(Allreduce("x")), 90);
+  ASSERT_EQ(TakeAll(&coordinator).size(), 1u);
+  join = coordinator.Stalls().at(0);
+  EXPECT_EQ(join.joined, 10);
+  EXPECT_EQ(join.since, 90);
+  EXPECT_TRUE(join.others_go_on);
+  EXPECT_TRUE(join.gave_zeros);
+  // The same join is none in which others go on when they have joined too.
+  for (int rank : {0, 1}) Submit(&coordinator, rank, Share(Join()), 95);
+  ASSERT_EQ(TakeAll(&coordinator).size(), 1u);
+  Submit(&coordinator, 0, Share(Join()), 100);
+  Submit(&coordinator, 1, Share(Join()), 120);
+  join = coordinator.Stalls().at(0);
+  EXPECT_EQ(join.joined, 100);
+  EXPECT_FALSE(join.others_go_on);
+  EXPECT_FALSE(join.gave_zeros);
+}
+
 // A departure is heard of first, so no rank ends its waiting requests for that join.
 TEST(JoinTest, WhatFailsByADepartureHasNotJoinedForAMoment) {
   Coordinator coordinator(3, kFusionBytes);

@@ -279,6 +279,26 @@ std::string CoordinatorService::StallText(const Stall& stall, double seconds) {
   return text;
 }
 
+void CoordinatorService::WarnOfJoin(const Stall& join, double seconds) {
+  if (std::exchange(warned_of_join_, join.joined) == join.joined) return;
+  const bool one = join.waiting.size() == 1;
+  const bool one_left = join.missing.size() == 1;
+  std::string text = RankList(join.waiting) + (one ? " has" : " have") +
+                     " taken part in no step for " + SecondsText(seconds) +
+                     " (the data there have ended, or the script has called join() or "
+                     "failed), and " +
+                     (one ? "waits for " : "wait for ") + RankList(join.missing) +
+                     ", which " + (one_left ? "goes" : "go") + " on.";
+  if (join.gave_zeros) {
+    text += " What all ranks reduce takes zeros from " + RankList(join.waiting) +
+            ", and averages still divide by the number of all ranks.";
+  }
+  Log(job_->rank(), LogLevel::kWarning,
+      text + "\n  If the data of " + RankList(join.missing) +
+          " do not end, as after .repeat(), neither does this: give each rank as much "
+          "data, with keras_hvd.data.even(dataset), or steps_per_epoch to fit");
+}
+
 void CoordinatorService::CheckStalls(double warning, double abort, double patience) {
   const double now = Seconds(Clock::now());
   if (merger_ != nullptr) {
@@ -298,7 +318,11 @@ void CoordinatorService::CheckStalls(double warning, double abort, double patien
                      "\n  The job was ended by KERAS_HVD_STALL_ABORT_SECONDS");
       return;
     }
-    if (warning < 0 || seconds < warning) continue;
+    if (warning < 0) continue;
+    if (stall.others_go_on && now - stall.joined >= warning) {
+      WarnOfJoin(stall, now - stall.joined);
+    }
+    if (seconds < warning) continue;
     const auto [it, unseen] = warned_.try_emplace(stall.key, stall.since);
     if (!unseen && it->second == stall.since) continue;
     it->second = stall.since;

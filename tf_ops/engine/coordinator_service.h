@@ -40,7 +40,8 @@ class CoordinatorService {
   bool HasNews() const;
   // Reports each request that has waited for more than `warning` seconds once. Fails
   // the job if one has waited for more than `abort` seconds (0: never). Asks others for
-  // signs of life after half of `patience` seconds.
+  // signs of life after half of `patience` seconds. Ranks that have joined may wait as
+  // long as others go on: that is reported once, and fails nothing.
   void CheckStalls(double warning, double abort, double patience);
   bool anything_waits() const {
     return anything_waits_ || (merger_ != nullptr && merger_->anything_waits());
@@ -82,6 +83,7 @@ class CoordinatorService {
   void WriteAutotuneLog();
   std::string SilenceText(int leader) const;
   std::string StallText(const Stall& stall, double seconds);
+  void WarnOfJoin(const Stall& join, double seconds);
 
   const std::shared_ptr<JobState> job_;
   const Topology topology_;
@@ -105,6 +107,7 @@ class CoordinatorService {
   std::unique_ptr<Autotune> autotune_;          // null: off
   std::string autotune_log_;  // its file; "" if there is none or writing it failed
   std::unordered_map<TensorKey, double, TensorKeyHash> warned_;
+  double warned_of_join_ = 0;  // the time of its first rank's
   bool anything_waits_ = false;
 };
 

@@ -1,6 +1,7 @@
 // Ranks that have joined: what goes on without them, and what does not.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,6 +59,44 @@ TEST_P(JoinOfRanksTest, AJoinedRankGivesZerosUntilAllHaveJoined) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, JoinOfRanksTest, testing::Range(1, 6));
+
+TEST(JoinTest, RanksThatGoOnWithoutOthersForLongAreReportedOnceAndGoOn) {
+  EngineOptions options;
+  options.stall_warning_seconds = 0.3;
+  options.stall_abort_seconds = 0.6;
+  Job job(3, options);
+  CapturedErrors errors;
+  const auto go_on_until = [&](const std::function<bool()>& enough) {
+    while (!enough()) {
+      for (int rank : {0, 2}) job[rank].Submit(Sum("x", {1}, ReduceOp::kAverage));
+      for (int rank : {0, 2}) job[rank].EndAll();
+    }
+  };
+  std::thread joined([&] {
+    int32_t last;
+    EXPECT_EQ(job[1].engine().Join(&last).message, "");
+  });
+  go_on_until(
+      [&] { return Contains(errors.text(), "rank 1 has taken part in no step"); });
+  // Long enough for a second report, or for the job's end, were there one.
+  const Clock::time_point warned = Clock::now();
+  go_on_until([&] { return Clock::now() > warned + 3 * StallWatch::kInterval; });
+  std::vector<std::thread> others;
+  for (int rank : {0, 2}) {
+    others.emplace_back([&, rank] {
+      int32_t last;
+      EXPECT_EQ(job[rank].engine().Join(&last).message, "");
+    });
+  }
+  for (std::thread& other : others) other.join();
+  joined.join();
+  const std::string text = errors.text();
+  EXPECT_EQ(Count(text, "keras_hvd [rank 0] warning: "), 1u) << text;
+  EXPECT_TRUE(Contains(text,
+                       "waits for ranks 0, 2, which go on. What all ranks reduce "
+                       "takes zeros from rank 1"))
+      << text;
+}
 
 TEST(JoinTest, WhatNeedsTheRankFailsOnThoseThatWaitForIt) {
   Job job(3);
