@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.collectives import unnamed
-from keras_hvd.exceptions import MismatchError
+from keras_hvd.exceptions import KerasHvdError, MismatchError
 from keras_hvd.runtime import basics, native
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -57,9 +57,10 @@ def broadcast_object(
             not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
         Exception: on the root, its object cannot be pickled: what pickle raised.
-        MismatchError: the root's object cannot be pickled (on other ranks); the ranks
-            name different roots, or the root does not exist; or another thread of this
-            rank also calls it without a name.
+        MemoryError: this rank has no memory for the object.
+        MismatchError: the root's object cannot be pickled, or one of the others has no
+            memory for it (on the rest); the ranks name different roots, or the root
+            does not exist; or another thread of this rank also calls it without a name.
         RankFailedError: another rank died or left.
 
     Example:
@@ -81,8 +82,12 @@ def broadcast_object(
         if not length:
             raise error or _not_pickled("broadcast_object", root_rank)
         if not is_root:
-            data = np.empty(int(length), np.uint8)
-        _broadcast(data, root_rank, f"{name}/pickle", number)
+            data, error = _room_for(int(length))
+        try:
+            _broadcast(data, root_rank, f"{name}/pickle", number)
+        except MismatchError as mismatch:
+            # Roots and lengths agree by now.
+            raise error or _no_room("broadcast_object", mismatch) from mismatch
     return obj if is_root else pickle.loads(data.data)
 
 
@@ -149,6 +154,7 @@ def allgather_object(
         TypeError: `session` is given, or `name` is not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
         Exception: this rank's object cannot be pickled: what pickle raised.
+        MemoryError: this rank has no memory for all objects; the others get theirs.
         MismatchError: another rank's object cannot be pickled; or another thread of
             this rank also calls it without a name.
         RankFailedError: another rank died or left.
@@ -206,6 +212,25 @@ def _pickled(obj: Any) -> tuple[np.ndarray, Exception | None]:
     return np.frombuffer(data, np.uint8), None
 
 
+def _room_for(length: int) -> tuple[np.ndarray, Exception | None]:
+    """Memory for a pickle; or none, which fits no pickle, and the reason.
+
+    A rank without memory still takes part, since the others would wait for it.
+    """
+    try:
+        return np.empty(length, np.uint8), None
+    except MemoryError as error:
+        return np.empty(0, np.uint8), error
+
+
+def _no_room(function: str, mismatch: MismatchError) -> MismatchError:
+    """The error on ranks that have memory for an object that another has none for."""
+    return MismatchError(
+        f"{function}: a rank without memory for the object has given 0 bytes for it; "
+        f"the error that it raised says more: {mismatch}"
+    )
+
+
 def _not_pickled(function: str, rank: int) -> MismatchError:
     """The error on ranks that wait for an object that does not come."""
     return MismatchError(
@@ -227,20 +252,29 @@ def _allgather(
     """All ranks' elements, and the number that each rank gave."""
     gathered = np.empty(0, array.dtype)
     lengths: list[int] = []
+    error: BaseException | None = None
 
     def allocate(_: int, tensor: int, first_dims: Any, count: int) -> int | None:
-        nonlocal gathered
-        lengths.extend(first_dims[:count])
-        gathered = np.empty(sum(lengths), array.dtype)
+        nonlocal gathered, error
+        # After an exception ctypes would return any address, even for an interrupt.
+        try:
+            lengths.extend(first_dims[:count])
+            gathered = np.empty(sum(lengths), array.dtype)
+        except BaseException as raised:
+            error = raised
+            return None
         return gathered.ctypes.data
 
-    _run(
-        _ALLGATHER,
-        name,
-        _tensor(array),
-        allocate=native.Allocate(allocate),
-        process_set=process_set,
-    )
+    try:
+        _run(
+            _ALLGATHER,
+            name,
+            _tensor(array),
+            allocate=native.Allocate(allocate),
+            process_set=process_set,
+        )
+    except KerasHvdError as failure:
+        raise error or failure from failure
     return gathered, lengths
 
 

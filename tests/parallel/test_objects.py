@@ -49,6 +49,64 @@ def test_what_cannot_be_pickled_on_one_rank(rank, size):
     assert keras_hvd.allgather_object(rank) == list(range(size))
 
 
+@pytest.fixture
+def small_memory_on_the_last_rank(monkeypatch, rank, size):
+    """There, no array of a megabyte or more can be made."""
+
+    def small(shape, *arguments, empty=np.empty):
+        if np.prod(shape) >= 1 << 20:
+            raise MemoryError("no megabyte on this rank")
+        return empty(shape, *arguments)
+
+    if rank == size - 1:
+        monkeypatch.setattr(np, "empty", small)
+
+
+def test_without_memory_for_all_objects_one_rank_raises(
+    small_memory_on_the_last_rank, rank, size
+):
+    last = size - 1
+    sent = b"x" * (1 << 20 if rank != last else 10)
+    if rank == last and size > 1:
+        with pytest.raises(MemoryError, match="no megabyte"):
+            keras_hvd.allgather_object(sent)
+    else:
+        assert len(keras_hvd.allgather_object(sent)[0]) == len(sent)
+    assert keras_hvd.allgather_object(rank) == list(range(size))
+
+
+def test_without_memory_for_the_object_on_one_rank_all_raise(
+    small_memory_on_the_last_rank, rank, size
+):
+    """Nobody waits for that rank, and the job goes on."""
+    if size == 1:
+        pytest.skip("the root needs no memory")
+    expected, match = keras_hvd.MismatchError, f"rank {size - 1}: .*uint8.0."
+    if rank == size - 1:
+        expected, match = MemoryError, "no megabyte"
+    with pytest.raises(expected, match=match):
+        keras_hvd.broadcast_object(b"x" * (1 << 20))
+    assert keras_hvd.broadcast_object(rank) == 0
+
+
+def test_an_interrupt_during_an_allgather_leaves_it_whole(monkeypatch, rank, size):
+    """It comes where Python code runs, which may be the engine's callback."""
+
+    def interrupted(shape, *arguments, empty=np.empty):
+        if shape == 0:
+            return empty(shape, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if rank == size - 1:
+            patch.setattr(np, "empty", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                keras_hvd.allgather_object(rank)
+        else:
+            assert keras_hvd.allgather_object(rank) == list(range(size))
+    assert keras_hvd.allgather_object(rank) == list(range(size))
+
+
 def test_names_keep_calls_apart(rank):
     assert keras_hvd.broadcast_object(rank, name="one") == 0
     assert keras_hvd.allgather_object(rank, name="one")[0] == 0
