@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -166,9 +168,10 @@ def name_of(
 
     An unnamed eager collective has a fixed name: the ranks run the same program, and
     each waits for its collective to end. In a graph, its name consists of the names of
-    the `tf.function` and of the enclosing branches and loops, and the op's unique name.
-    TensorFlow numbers branches and loops by what this process traced before. That may
-    differ between ranks, so these numbers are left out.
+    the `tf.function`, of the enclosing branches, loops and scopes, and of its kind.
+    TensorFlow and Keras number these by what this process has made before, with or
+    without collectives. That may differ between ranks, so such numbers are left out,
+    and collectives of equal names are numbered instead.
 
     Collectives of a process set are numbered separately, because other ranks may not
     have them in their graphs.
@@ -191,19 +194,14 @@ def name_of(
     if process_set != 0:
         kind = f"{kind}_in_set_{process_set}"
     graph = tf.compat.v1.get_default_graph()
-    if ignore_name_scope:
-        # The node's own name will have the scope, so it would not mark this one.
-        with graph.name_scope(None):
-            unique = graph.unique_name(kind)
-    else:
-        unique = graph.unique_name(kind, mark_as_used=False)
-    return Name("/".join([*_path(graph), unique]), kind)
+    scope = [] if ignore_name_scope else _scope(graph)
+    return Name(_numbered(graph, "/".join([*_path(graph), *scope, kind])), kind)
 
 
 def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     """The names of the collective in an op's gradient, derived from those of the op.
 
-    An op may be differentiated several times, so the names are unique in a graph. If
+    An op may be differentiated several times in a graph, which numbers the names. If
     the op has several parts, `name` is the name of one of them.
 
     >>> class Forward:
@@ -216,8 +214,7 @@ def name_of_gradient(forward: tf.Operation, name: str | None = None) -> Name:
     node = _node_name(name)
     if tf.executing_eagerly():
         return Name(name, node)
-    graph = tf.compat.v1.get_default_graph()
-    return Name(graph.unique_name(node, mark_as_used=False), node)
+    return Name(_numbered(tf.compat.v1.get_default_graph(), name), node)
 
 
 def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
@@ -410,10 +407,70 @@ def _path(graph: tf.Graph) -> list[str]:
     if not isinstance(graph, tf.__internal__.FuncGraph):
         return []
     if getattr(graph, "is_control_flow_graph", False):
-        return [*_path(graph.outer_graph), _without_number(graph.name)]
+        # All of the scope in one, such as "map_1_while_body_15".
+        return [*_path(graph.outer_graph), re.sub(r"_\d+(?=_|$)", "", graph.name)]
     if graph.name.startswith(("__forward_", "__backward_")):
         return [_without_number(graph.name)]
     return [graph.name]
+
+
+def _scope(graph: tf.Graph) -> list[str]:
+    """The scopes that a new node of the graph is in, without automatic numbers."""
+    scope: list[str] = []
+    outer = ""
+    for part in filter(None, graph.get_name_scope().split("/")):
+        # With its number, for the graph knows the parts within it by that.
+        own = _without_number(part)
+        is_numbered = own != part and _is_used_again(graph, outer + own)
+        scope.append(without_automatic_number(own if is_numbered else part))
+        outer += f"{part}/"
+    return scope
+
+
+def _is_used_again(graph: tf.Graph | None, name: str) -> bool:
+    """Whether the graph, or one around it, has had to number nodes of this name."""
+    while graph is not None:
+        if graph._names_in_use.get(name.lower(), 0) > 1:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def without_automatic_number(name: str) -> str:
+    """Takes the number away that Keras has given to a layer or model of that class.
+
+    What the user has numbered keeps its number, because the user may make such layers
+    in any order.
+
+    >>> import keras
+    >>> without_automatic_number("sync_batch_normalization_2")
+    'sync_batch_normalization'
+    >>> without_automatic_number("stage_2")
+    'stage_2'
+    """
+    own = _without_number(name)
+    keras = sys.modules.get("keras")
+    if own == name or keras is None:
+        return name
+    bases = keras.Operation, keras.Layer, keras.Model
+    classes = [*bases]
+    for each in classes:
+        is_base = each in bases
+        if not is_base and own == keras.src.utils.naming.to_snake_case(each.__name__):
+            return own
+        classes += each.__subclasses__()
+    return name
+
+
+def _numbered(graph: tf.Graph, name: str) -> str:
+    """Adds a number to a name that the `tf.function` of the graph already has."""
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    if not hasattr(graph, "_keras_hvd_unnamed"):
+        graph._keras_hvd_unnamed = collections.Counter()
+    before = graph._keras_hvd_unnamed
+    before[name] += 1
+    return name if before[name] == 1 else f"{name}_{before[name] - 1}"
 
 
 def _node_name(name: str) -> str:

@@ -718,3 +718,21 @@ def request(name, array, output, done, submitter=1_000_000):
     )
     made.arrays = (array, output)
     return made
+
+
+def test_what_rank_0_alone_logs_in_branches_and_loops_changes_no_names(rank, size):
+    @tf.function
+    def step(x, i):
+        if rank == 0:
+            if i % 2 == 0:
+                tf.print("even", output_stream="file:///dev/null")
+            for _ in tf.range(2):
+                tf.print("again", output_stream="file:///dev/null")
+        if i >= 0:
+            x = keras_hvd.allreduce(x, op=Sum)
+        for _ in tf.range(2):
+            x = keras_hvd.allreduce(x, op=Average)
+        return x
+
+    expected = sum(range(1, size + 1))
+    np.testing.assert_array_equal(step(tf.fill([3], rank + 1.0), 0), [expected] * 3)
