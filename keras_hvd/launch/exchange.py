@@ -28,7 +28,7 @@ from keras_hvd.rendezvous.listener import Listener, listen_at_free_ports
 from keras_hvd.rendezvous.messages import MessageError
 from keras_hvd.rendezvous.proof import Hello, Purpose
 from keras_hvd.rendezvous.secret import Secret
-from keras_hvd.runtime import settings, tls
+from keras_hvd.runtime import process_limit, settings, tls
 from keras_hvd.version import __version__
 
 _Value = TypeVar("_Value")
@@ -123,7 +123,10 @@ class Exchange:
         self._end, self._ended = socket.socketpair()
 
     def __enter__(self) -> Exchange:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise RuntimeError(process_limit.no_room()) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:

@@ -11,7 +11,8 @@ import signal
 from collections.abc import Callable
 
 from keras_hvd.launch import processes
-from keras_hvd.launch.job import Job, handled
+from keras_hvd.launch.job import CANNOT_START, Job, handled
+from keras_hvd.runtime import process_limit
 
 # What a job has left behind and cannot be found is waited for so long.
 _LEFT_SECONDS = 1.0
@@ -28,7 +29,11 @@ def run(make_job: Callable[[int, set[int]], Job]) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     processes.adopt_orphans()
     lifeline, held = os.pipe2(os.O_CLOEXEC)
-    job = os.fork()
+    try:
+        job = os.fork()
+    except BlockingIOError:
+        os.write(2, f"khvdrun: error: {process_limit.no_room()}\n".encode())
+        return CANNOT_START
     if job == 0:
         os.close(held)
         os.setpgid(0, 0)

@@ -28,7 +28,7 @@ from keras_hvd.launch.share import environment_of
 from keras_hvd.launch.status import RankEnd, Status
 from keras_hvd.rendezvous import joined
 from keras_hvd.rendezvous.nodes import Others, Share
-from keras_hvd.runtime import cores
+from keras_hvd.runtime import cores, process_limit
 
 FORWARDED = (
     signal.SIGINT,
@@ -117,7 +117,7 @@ class Job:
             # Last: a process that has threads should not fork.
             self._serve_status()
         except OSError as error:
-            self._say(f"error: {self._what_failed(error)}: {error.strerror}")
+            self._say(f"error: {self._what_failed(error)}: {_why(error)}")
             self._could_start = False
             self._kill()
         self._serve()
@@ -198,7 +198,12 @@ class Job:
         if recorded is None or recorded.listener is None:
             return
         status = Status(recorded.folder, self._share.size, self._rank_ends)
-        recorded.listener.serve(status)
+        try:
+            recorded.listener.serve(status)
+        except RuntimeError:
+            # The ranks are worth more than their status.
+            self._say(f"warning: --status is not served: {process_limit.no_room()}")
+            return
         self._say(f"the job's status is at {recorded.listener.address}/status")
 
     def _watch_others(self) -> None:
@@ -495,6 +500,11 @@ def handled() -> set[signal.Signals]:
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     return {*from_outside, signal.SIGCHLD}
+
+
+def _why(error: OSError) -> str:
+    is_full = isinstance(error, BlockingIOError)
+    return process_limit.no_room() if is_full else str(error.strerror)
 
 
 def _are_same_file(first: int, second: int) -> bool:

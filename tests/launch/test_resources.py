@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -222,3 +223,40 @@ def test_tensorflow_heeds_the_thread_variable(khvdrun):
     ended = khvdrun.run("-np", 2, "sh", "-c", script, sys.executable, program)
     one, nine = (int(line.split()[1]) for line in sorted(ended.stdout.splitlines()))
     assert nine == one + 8
+
+
+@pytest.fixture
+def at_most(khvdrun):
+    """Runs a job in a control group with room for that many processes and threads."""
+    mount = Path("/sys/fs/cgroup")
+    pids = mount / "pids" if (mount / "pids").is_dir() else mount
+    group = pids / f"keras_hvd_test_{khvdrun.mark}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of processes can be made here: {error}")
+
+    def run(count: int, *arguments):
+        (group / "pids.max").write_text(str(count))
+
+        def enter():
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        variables = {"OPENBLAS_NUM_THREADS": "1"}
+        return khvdrun.run(*arguments, preexec_fn=enter, env=variables)
+
+    yield run
+    group.rmdir()
+
+
+# khvdrun is two processes. A rank is one, and has three threads more: a limit of five
+# leaves no room for one of the first, eight for one of the last.
+@pytest.mark.parametrize("count", [1, 3, 5, 6, 8])
+def test_without_room_for_a_process_or_thread_names_the_limit(at_most, count):
+    program = "import keras_hvd as hvd; hvd.init(); hvd.allgather_object(1)"
+    ended = at_most(count, "-np", 2, sys.executable, "-c", program)
+    assert ended.returncode in (1, 2), ended.stderr
+    assert "the system has no room for another" in ended.stderr
+    assert f", and may have {count} (pids.max" in ended.stderr
+    if count < 4:
+        assert "Traceback" not in ended.stderr

@@ -18,6 +18,7 @@
 #include "tf_ops/engine/process.h"
 #include "tf_ops/engine/request.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 #include "tf_ops/transport/version.h"
 
 namespace {
@@ -73,9 +74,29 @@ std::string& LastError() {
   return text;
 }
 
-int Report(const Status& status) {
-  if (!status.ok()) LastError() = status.message;
+int Report(Status status) {
+  if (!status.ok()) LastError() = std::move(status.message);
   return static_cast<int>(status.code);
+}
+
+// The value of a call, or `failed` if an exception ends it (no memory, no room for a
+// thread), with its text as the last error. None may leave: the callers are C, Python's
+// ctypes, and TensorFlow's kernels.
+template <typename Value, typename Call>
+Value OrFailed(Value failed, const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    Report(keras_hvd::StatusOf(error));
+    return failed;
+  }
+}
+
+// Reports the status of a call.
+template <typename Call>
+int Guarded(const Call& call) {
+  return OrFailed(KHVD_INTERNAL,
+                  [&] { return static_cast<khvd_code>(Report(call())); });
 }
 
 Status Forked() {
@@ -100,20 +121,22 @@ Status GetMember(std::shared_ptr<JobMember>* member) {
 
 template <typename Get>
 int MemberValue(Get get) {
-  std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (!status.ok()) {
+  return OrFailed(-1, [&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (status.ok()) return get(member->options());
     Report(status);
     return -1;
-  }
-  return get(member->options());
+  });
 }
 
 bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
-  std::shared_ptr<JobMember> member;
-  Status status = GetMember(&member);
-  if (status.ok()) status = member->engine().MembersOf(process_set, ranks);
-  return Report(status) == KHVD_OK;
+  return KHVD_OK == Guarded([&] {
+           std::shared_ptr<JobMember> member;
+           const Status status = GetMember(&member);
+           if (!status.ok()) return status;
+           return member->engine().MembersOf(process_set, ranks);
+         });
 }
 
 // ---- Requests
@@ -360,24 +383,26 @@ Status Init(const khvd_options& options, bool* taken) {
 
 int khvd_init(const khvd_options* options) {
   bool taken = false;
-  const Status status = Init(*options, &taken);
+  const int code = Guarded([&] { return Init(*options, &taken); });
   const bool has_links = options->struct_size >= sizeof(khvd_options) && !taken;
   for (int i = 0; has_links && i < options->link_count; ++i) {
     const khvd_link& link = options->links[i];
     keras_hvd::CloseLink({link.peer, {}, link.fd, SessionOf(link.tls)});
   }
-  return Report(status);
+  return code;
 }
 
 int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts, khvd_link* links,
                    int32_t capacity) {
-  const std::vector<Link> needed =
-      keras_hvd::LinksNeeded(TopologyOf(rank, size, hosts));
-  const int32_t count = static_cast<int32_t>(needed.size());
-  for (int32_t i = 0; i < std::min(count, capacity); ++i) {
-    links[i] = {needed[i].peer, static_cast<int32_t>(needed[i].purpose), -1, nullptr};
-  }
-  return count;
+  return OrFailed(-1, [&] {
+    const std::vector<Link> needed =
+        keras_hvd::LinksNeeded(TopologyOf(rank, size, hosts));
+    const int32_t count = static_cast<int32_t>(needed.size());
+    for (int32_t i = 0; i < std::min(count, capacity); ++i) {
+      links[i] = {needed[i].peer, static_cast<int32_t>(needed[i].purpose), -1, nullptr};
+    }
+    return count;
+  });
 }
 
 int khvd_shutdown(void) {
@@ -390,11 +415,13 @@ int khvd_shutdown(void) {
   // Stop here, not when the last reference goes: another thread may hold one while it
   // waits for its request to end.
   if (member == nullptr) return KHVD_OK;
-  member->engine().Stop();
-  LogMembership(*member, "left");
-  std::lock_guard<std::mutex> lock(g_mutex);
-  PastFailure() = member->failure().message;
-  return KHVD_OK;
+  return Guarded([&] {
+    member->engine().Stop();
+    LogMembership(*member, "left");
+    std::lock_guard<std::mutex> lock(g_mutex);
+    PastFailure() = member->failure().message;
+    return Status::Ok();
+  });
 }
 
 void khvd_set_exit(int code, int (*mpi_abort)(intptr_t communicator, int code),
@@ -443,17 +470,21 @@ int khvd_is_homogeneous(void) {
 }
 
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
-  std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (!status.ok()) return Report(status);
-  return Report(member->engine().AddProcessSet({ranks, ranks + count}, id));
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (!status.ok()) return status;
+    return member->engine().AddProcessSet({ranks, ranks + count}, id);
+  });
 }
 
 int khvd_remove_process_set(int32_t id) {
-  std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (!status.ok()) return Report(status);
-  return Report(member->engine().RemoveProcessSet(id));
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (!status.ok()) return status;
+    return member->engine().RemoveProcessSet(id);
+  });
 }
 
 int khvd_process_set_size(int32_t id) {
@@ -469,18 +500,20 @@ int khvd_process_set_rank(int32_t id) {
 }
 
 int khvd_join(int32_t* last) {
-  std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (!status.ok()) return Report(status);
-  return Report(member->engine().Join(last));
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (!status.ok()) return status;
+    return member->engine().Join(last);
+  });
 }
 
 int khvd_submit(const khvd_request* request) {
-  return Report(Submit(*request, &Engine::Submit));
+  return Guarded([&] { return Submit(*request, &Engine::Submit); });
 }
 
 int khvd_submit_and_drive(const khvd_request* request) {
-  return Report(Submit(*request, &Engine::SubmitAndDrive));
+  return Guarded([&] { return Submit(*request, &Engine::SubmitAndDrive); });
 }
 
 int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
@@ -489,38 +522,46 @@ int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
   return keras_hvd::ScatteredRows(keras_hvd::MembershipIn(ranks, khvd_rank()), rows);
 }
 
-int khvd_run(const khvd_request* request) { return Report(Run(*request)); }
+int khvd_run(const khvd_request* request) {
+  return Guarded([&] { return Run(*request); });
+}
 
 // The stream waits in any case, since work on it may be about to free the buffers.
 int khvd_await_end(void* end, void* stream) {
-  const std::unique_ptr<keras_hvd::EndMark> mark(static_cast<keras_hvd::EndMark*>(end));
-  const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));
-  if (!waits.ok()) return Report(waits);
-  std::shared_ptr<JobMember> member;
-  if (!GetMember(&member).ok()) return KHVD_OK;
-  return Report(member->failure());
+  return Guarded([&] {
+    const std::unique_ptr<keras_hvd::EndMark> mark(
+        static_cast<keras_hvd::EndMark*>(end));
+    const Status waits = mark->Await(static_cast<keras_hvd::cuda::Stream>(stream));
+    if (!waits.ok()) return waits;
+    std::shared_ptr<JobMember> member;
+    return GetMember(&member).ok() ? member->failure() : Status::Ok();
+  });
 }
 
 int khvd_get_gpu_support(const char* cuda_library, const char* nccl_library,
                          khvd_gpu_support* support) {
-  if (support->struct_size < sizeof(khvd_gpu_support)) {
-    return Report(Status::InvalidArgument(
-        "the caller of khvd_get_gpu_support was built for another version of "
-        "keras_hvd"));
-  }
-  const keras_hvd::GpuSupport found =
-      keras_hvd::FindGpuSupport(GpuLibrariesOf(cuda_library, nccl_library));
-  support->devices = found.devices;
-  support->nccl_version = found.nccl_version;
-  snprintf(support->text, sizeof(support->text), "%s", found.text.c_str());
-  return KHVD_OK;
+  return Guarded([&] {
+    if (support->struct_size < sizeof(khvd_gpu_support)) {
+      return Status::InvalidArgument(
+          "the caller of khvd_get_gpu_support was built for another version of "
+          "keras_hvd");
+    }
+    const keras_hvd::GpuSupport found =
+        keras_hvd::FindGpuSupport(GpuLibrariesOf(cuda_library, nccl_library));
+    support->devices = found.devices;
+    support->nccl_version = found.nccl_version;
+    snprintf(support->text, sizeof(support->text), "%s", found.text.c_str());
+    return Status::Ok();
+  });
 }
 
 int khvd_find_tls(const char* library, char* text, int32_t capacity) {
-  std::string found;
-  const Status status = keras_hvd::OpenTls(library == nullptr ? "" : library, &found);
-  snprintf(text, capacity, "%s", found.c_str());
-  return Report(status);
+  return Guarded([&] {
+    std::string found;
+    const Status status = keras_hvd::OpenTls(library == nullptr ? "" : library, &found);
+    snprintf(text, capacity, "%s", found.c_str());
+    return status;
+  });
 }
 
 khvd_tls* khvd_tls_open(const char* library, int32_t fd, int32_t is_client,
@@ -531,23 +572,31 @@ khvd_tls* khvd_tls_open(const char* library, int32_t fd, int32_t is_client,
   const TlsSession::Role role =
       is_client != 0 ? TlsSession::Role::kClient : TlsSession::Role::kServer;
   std::unique_ptr<TlsSession> session;
-  Report(TlsSession::Open(library == nullptr ? "" : library, fd, role, credentials,
-                          &session));
+  Guarded([&] {
+    return TlsSession::Open(library == nullptr ? "" : library, fd, role, credentials,
+                            &session);
+  });
   return reinterpret_cast<khvd_tls*>(session.release());
 }
 
 int64_t khvd_tls_handshake(khvd_tls* tls) {
-  return Report(*SessionOf(tls), SessionOf(tls)->Handshake());
+  return OrFailed<int64_t>(KHVD_TLS_LOST, [&] {
+    return Report(*SessionOf(tls), SessionOf(tls)->Handshake());
+  });
 }
 
 int64_t khvd_tls_read(khvd_tls* tls, void* data, int64_t bytes) {
   const iovec piece = {data, static_cast<size_t>(bytes)};
-  return Report(*SessionOf(tls), SessionOf(tls)->Read(&piece, 1));
+  return OrFailed<int64_t>(KHVD_TLS_LOST, [&] {
+    return Report(*SessionOf(tls), SessionOf(tls)->Read(&piece, 1));
+  });
 }
 
 int64_t khvd_tls_write(khvd_tls* tls, const void* data, int64_t bytes) {
   const iovec piece = {const_cast<void*>(data), static_cast<size_t>(bytes)};
-  return Report(*SessionOf(tls), SessionOf(tls)->Write(&piece, 1));
+  return OrFailed<int64_t>(KHVD_TLS_LOST, [&] {
+    return Report(*SessionOf(tls), SessionOf(tls)->Write(&piece, 1));
+  });
 }
 
 void khvd_tls_close(khvd_tls* tls) {
@@ -560,48 +609,56 @@ const char* khvd_last_error(void) { return LastError().c_str(); }
 const char* khvd_failure(void) {
   if (keras_hvd::IsForked()) return "";
   thread_local std::string text;
-  std::shared_ptr<JobMember> member;
-  if (GetMember(&member).ok()) {
-    text = member->failure().message;
-  } else {
-    std::lock_guard<std::mutex> lock(g_mutex);
-    text = PastFailure();
-  }
-  return text.c_str();
+  // Without memory for the text: whoever asks must not take this for no failure.
+  return OrFailed("out of memory", [&] {
+    std::shared_ptr<JobMember> member;
+    if (GetMember(&member).ok()) {
+      text = member->failure().message;
+    } else {
+      std::lock_guard<std::mutex> lock(g_mutex);
+      text = PastFailure();
+    }
+    return text.c_str();
+  });
 }
 
 int khvd_start_timeline(const char* path, int32_t mark_cycles) {
-  std::shared_ptr<JobMember> member;
-  Status status = GetMember(&member);
-  if (status.ok() && (path == nullptr || path[0] == '\0')) {
-    status = Status::InvalidArgument("a timeline needs the name of a file");
-  }
-  if (status.ok()) status = member->engine().StartTimeline(path, mark_cycles != 0);
-  return Report(status);
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (!status.ok()) return status;
+    if (path == nullptr || path[0] == '\0') {
+      return Status::InvalidArgument("a timeline needs the name of a file");
+    }
+    return member->engine().StartTimeline(path, mark_cycles != 0);
+  });
 }
 
 int khvd_start_recording(const char* path) {
-  std::shared_ptr<JobMember> member;
-  Status status = GetMember(&member);
-  if (status.ok()) status = member->engine().StartRecording(path);
-  return Report(status);
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    return status.ok() ? member->engine().StartRecording(path) : status;
+  });
 }
 
 int khvd_stop_timeline(void) {
-  std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (status.ok()) member->engine().StopTimeline();
-  return Report(status);
+  return Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const Status status = GetMember(&member);
+    if (status.ok()) member->engine().StopTimeline();
+    return status;
+  });
 }
 
 int khvd_get_counters(khvd_counters* counters) {
-  if (counters->struct_size < sizeof(khvd_counters)) {
-    return Report(Status::InvalidArgument(
-        "the caller of khvd_get_counters was built for another version of keras_hvd"));
-  }
   std::shared_ptr<JobMember> member;
-  const Status status = GetMember(&member);
-  if (!status.ok()) return Report(status);
+  const int code = Guarded([&] {
+    if (counters->struct_size >= sizeof(khvd_counters)) return GetMember(&member);
+    return Status::InvalidArgument(
+        "the caller of khvd_get_counters was built for another version of keras_hvd");
+  });
+  if (code != KHVD_OK) return code;
   const keras_hvd::EngineCounters& engine = member->engine().counters();
   counters->batches = engine.batches;
   counters->tensors = engine.tensors;
@@ -619,10 +676,13 @@ int khvd_get_counters(khvd_counters* counters) {
 
 void khvd_log(int level, const char* text) {
   if (level < KHVD_LOG_TRACE || level > KHVD_LOG_FATAL) level = KHVD_LOG_FATAL;
-  std::shared_ptr<JobMember> member;
-  const bool joined = GetMember(&member).ok();
-  const int rank = joined ? member->options().topology.rank() : -1;
-  keras_hvd::Log(rank, static_cast<LogLevel>(level), text);
+  Guarded([&] {
+    std::shared_ptr<JobMember> member;
+    const bool joined = GetMember(&member).ok();
+    const int rank = joined ? member->options().topology.rank() : -1;
+    keras_hvd::Log(rank, static_cast<LogLevel>(level), text);
+    return Status::Ok();
+  });
 }
 
 const char* khvd_version(void) { return keras_hvd::kVersion; }

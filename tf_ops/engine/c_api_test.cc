@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <math.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -177,6 +178,63 @@ TEST(InitTest, TwiceIsOnceAndAfterShutdownItStartsAgain) {
       CHECK_HERE(request.Run() == KHVD_SHUT_DOWN);
       CHECK_HERE(LastErrorHas("was shut down; call keras_hvd.init()"));
     }
+    return 0;
+  });
+}
+
+// The system has no room for a thread from now on, and again from `Restore` on.
+class NoRoomForThreads {
+ public:
+  NoRoomForThreads() {
+    pthread_attr_t attributes;
+    pthread_getattr_default_np(&attributes);
+    pthread_attr_getstacksize(&attributes, &usual_bytes_);
+    pthread_attr_destroy(&attributes);
+    // More than there are addresses.
+    Set(size_t{1} << 47);
+  }
+  void Restore() { Set(usual_bytes_); }
+
+ private:
+  static void Set(size_t bytes) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    EXPECT_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
+    EXPECT_EQ(pthread_setattr_default_np(&attributes), 0);
+    pthread_attr_destroy(&attributes);
+  }
+
+  size_t usual_bytes_ = 0;
+};
+
+TEST(InitTest, WithoutRoomForItsThreadsIsAnErrorAndMayBeTriedAgain) {
+  ExpectInChild([] {
+    NoRoomForThreads none;
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_INTERNAL);
+    CHECK_HERE(LastErrorHas("rank 0 could not enter job"));
+    CHECK_HERE(LastErrorHas("the system has no room for another thread"));
+    CHECK_HERE(khvd_is_initialized() == 0);
+    none.Restore();
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    return 0;
+  });
+}
+
+TEST(TimelineTest, WithoutRoomForItsThreadIsAnErrorAndMayBeTriedAgain) {
+  const std::string path = testing::TempDir() + "/timeline.json";
+  ExpectInChild([&] {
+    const khvd_options options = Options(0, 1, "");
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    NoRoomForThreads none;
+    CHECK_HERE(khvd_start_timeline(path.c_str(), 0) == KHVD_INTERNAL);
+    CHECK_HERE(LastErrorHas("the system has no room for another thread"));
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    none.Restore();
+    CHECK_HERE(khvd_start_timeline(path.c_str(), 0) == KHVD_OK);
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    CHECK_HERE(khvd_stop_timeline() == KHVD_OK);
     return 0;
   });
 }

@@ -1,7 +1,6 @@
 // See engine_loop.h.
 #include "tf_ops/engine/engine_loop.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "tf_ops/collectives/processor.h"
 #include "tf_ops/engine/job_failure.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -46,8 +46,7 @@ EngineLoop::EngineLoop(const EngineOptions& options, const World& world,
       counters_(*counters),
       work_(options, world, std::move(gpu), this, requests, &spin_policy_, timeline,
             counters) {
-  thread_ = std::thread([this] { Loop(); });
-  pthread_setname_np(thread_.native_handle(), "keras_hvd");
+  thread_ = StartThread("keras_hvd", [this] { Loop(); });
 }
 
 EngineLoop::~EngineLoop() { Stop(); }

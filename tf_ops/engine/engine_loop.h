@@ -26,7 +26,7 @@ namespace keras_hvd {
 
 class EngineLoop : private Waiter {
  public:
-  // Starts the engine's thread.
+  // Starts the engine's thread. Raises std::system_error without room for it.
   EngineLoop(const EngineOptions& options, const World& world,
              std::shared_ptr<GpuAccess> gpu, Requests* requests, Timeline* timeline,
              EngineCounters* counters);

@@ -7,6 +7,7 @@
 
 #include "tf_ops/engine/job_failure.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -186,12 +187,24 @@ void Execution::CarryOut(const RunMessage& run) {
   counters_.batches += 1;
   if (LogEnabled(LogLevel::kDebug)) LogBatch(rank_, sequence_, batch);
   requests_.NoteRunning(batch);
-  const bool ok = runner_.Run(batch, members, sequence_, tuning_, run.results);
+  const bool ok = Run(batch, members, run);
   running_.clear();
   if (ok && observer_.ran && batch.front()->description->kind == Kind::kAllreduce) {
     observer_.ran(run.tensors, InputBytes(batch));
   }
   EndBatch(std::move(batch), ok);
+}
+
+// The peers are in the same batch: without memory for it, the job fails.
+bool Execution::Run(const Batch& batch, const std::vector<int>& members,
+                    const RunMessage& run) {
+  try {
+    return runner_.Run(batch, members, sequence_, tuning_, run.results);
+  } catch (const std::exception& error) {
+    job_->Fail(Code::kInternal, job_->Describe(rank_) + " cannot go on with " +
+                                    running_ + ": " + StatusOf(error).message);
+    return false;
+  }
 }
 
 // This rank has joined and takes part in the batch with zeros.
@@ -206,6 +219,7 @@ void Execution::TakePartWithZeros(const Decision::Zeros& zeros) {
 
 // Takes what is to run. Ends the job if something is missing or does not belong there.
 bool Execution::TakeBatch(const std::vector<TensorKey>& keys, Batch* batch) {
+  batch->reserve(keys.size());
   for (const TensorKey& key : keys) {
     std::unique_ptr<Operation> operation = Take(key);
     if (operation == nullptr) {

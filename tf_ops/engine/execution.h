@@ -89,6 +89,7 @@ class Execution {
   void CarryOut(const FailMessage& fail);
   void CarryOut(const AgreeMessage& agree);
   void CarryOut(const TuneMessage& tune);
+  bool Run(const Batch& batch, const std::vector<int>& members, const RunMessage& run);
   void TakePartWithZeros(const Decision::Zeros& zeros);
   bool AddProcessSet(int32_t id, const std::vector<int>& members);
 

@@ -11,6 +11,7 @@
 #include "tf_ops/transport/control_link.h"
 #include "tf_ops/transport/cores.h"
 #include "tf_ops/transport/failure_wave.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 
@@ -52,13 +53,21 @@ Status JobMember::Enter(const JobMemberOptions& options,
 }
 
 Status JobMember::Start() {
+  Status status;
+  try {
+    status = TryToStart();
+  } catch (const std::exception& error) {
+    status = StatusOf(error);
+  }
+  if (!status.ok()) TellOthers(status);
+  return status;
+}
+
+Status JobMember::TryToStart() {
   const Topology& topology = options_.topology;
   std::shared_ptr<Segment> segment;
-  Status status = Meet(&segment);
-  if (!status.ok()) {
-    TellOtherHosts(status);
-    return status;
-  }
+  const Status status = Meet(&segment);
+  if (!status.ok()) return status;
   std::vector<int> connections = rendezvous_.connections();
   for (const Link& link : options_.links) connections.push_back(link.socket);
   if (topology.hosts() == 1) {
@@ -88,6 +97,15 @@ Status JobMember::Meet(std::shared_ptr<Segment>* segment) {
   PublishCores(&block);
   liveness_ = std::make_unique<Liveness>(*segment, topology);
   return rendezvous_.AwaitAll();
+}
+
+void JobMember::TellOthers(const Status& failure) {
+  // Those of this host hear it from their rendezvous.
+  if (!world_.has_value()) return TellOtherHosts(failure);
+  // They have met this rank, and count on it.
+  world_->job->Fail(Code::kRankFailed, world_->job->Describe(options_.topology.rank()) +
+                                           " could not start: " + failure.message);
+  world_->job->AwaitAllKnow();
 }
 
 // The ranks of other hosts may have started already, and then wait for this one.

@@ -47,7 +47,9 @@ class JobMember {
  private:
   explicit JobMember(const JobMemberOptions& options);
   Status Start();
+  Status TryToStart();
   Status Meet(std::shared_ptr<Segment>* segment);
+  void TellOthers(const Status& failure);
   void TellOtherHosts(const Status& failure);
 
   JobMemberOptions options_;

@@ -7,6 +7,7 @@
 
 #include "tf_ops/operation/inline_tensors.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 
@@ -45,8 +46,18 @@ Status Requests::Submit(std::unique_ptr<Operation> operation) {
   same_name.push_back(std::move(operation));
   pending_count_ += 1;
   const Operation* given = inlined ? same_name.back().get() : nullptr;
-  submissions_->Queue(encoder_.Encode(*description, duplicate, time, given));
-  submissions_->Flush();
+  try {
+    submissions_->Queue(encoder_.Encode(*description, duplicate, time, given));
+    submissions_->Flush();
+  } catch (const std::exception& error) {
+    // Half of it may have been encoded, or have gone out.
+    same_name.pop_back();
+    pending_count_ -= 1;
+    const Status status = StatusOf(error);
+    job_->Fail(status.code, "rank " + std::to_string(rank_) + " cannot submit " +
+                                Title(*description) + ": " + status.message);
+    return status;
+  }
   return Status::Ok();
 }
 
@@ -123,20 +134,19 @@ void Requests::End(std::unique_ptr<Operation> operation, const Status& status) {
 }
 
 void Requests::EndAll(Code code, const std::string& reason) {
-  std::vector<std::unique_ptr<Operation>> operations;
+  std::unordered_map<TensorKey, SameName, TensorKeyHash> ended;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (refusal_.ok() || code == Code::kShutDown) refusal_ = {code, reason};
-    for (auto& [key, same_name] : pending_) {
-      for (auto& operation : same_name) operations.push_back(std::move(operation));
-    }
-    pending_.clear();
+    ended.swap(pending_);
     pending_count_ = 0;
   }
-  for (auto& operation : operations) {
-    const std::string title = Title(*operation->description);
-    End(std::move(operation),
-        {code, title + " failed on rank " + std::to_string(rank_) + ": " + reason});
+  for (auto& [key, same_name] : ended) {
+    for (auto& operation : same_name) {
+      const std::string title = Title(*operation->description);
+      End(std::move(operation),
+          {code, title + " failed on rank " + std::to_string(rank_) + ": " + reason});
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tf_ops/engine/job_failure.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -57,7 +58,30 @@ Work::Work(const EngineOptions& options, const World& world,
        }});
 }
 
+template <typename Step>
+bool Work::Try(const Step& step) {
+  try {
+    return step();
+  } catch (const std::exception& error) {
+    job_->Fail(Code::kInternal, job_->Describe(job_->rank()) +
+                                    " cannot go on: " + StatusOf(error).message);
+    return true;
+  }
+}
+
 bool Work::Poll() {
+  return Try([this] { return PollOnce(); });
+}
+
+bool Work::RunNext() {
+  return Try([this] { return RunOne(); });
+}
+
+bool Work::PollHosts() {
+  return Try([this] { return job_->Poll(); });
+}
+
+bool Work::PollOnce() {
   // Other hosts hear of a failure from here, so this goes on after it.
   bool progressed = job_->Poll();
   if (has_ended_) {
@@ -75,7 +99,7 @@ bool Work::Poll() {
   return progressed;
 }
 
-bool Work::RunNext() {
+bool Work::RunOne() {
   if (has_ended_) return false;
   if (job_->Failed()) {
     HandleFailure();

@@ -19,7 +19,8 @@
 
 namespace keras_hvd {
 
-// Only the driving thread uses this class.
+// Only the driving thread uses this class. An exception in a step (no memory) fails the
+// job and leaves none: the thread may be a caller's, and the peers count on this rank.
 class Work {
  public:
   // `waiter` passes the time inside collectives.
@@ -48,7 +49,7 @@ class Work {
            (leader_service_ != nullptr && leader_service_->anything_waits());
   }
   // Exchanges what is new with other hosts. Returns true if there was anything.
-  bool PollHosts() { return job_->Poll(); }
+  bool PollHosts();
   // Whether the job has failed and nothing more will be done.
   bool has_ended() const { return has_ended_; }
 
@@ -62,6 +63,10 @@ class Work {
   const Execution& execution() const { return execution_; }
 
  private:
+  template <typename Step>
+  bool Try(const Step& step);
+  bool PollOnce();
+  bool RunOne();
   void HandleFailure();
   std::vector<int> NeededBy();
   void CheckDepartedAbove();

@@ -5,9 +5,12 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace keras_hvd {
 namespace {
@@ -52,12 +55,28 @@ class CompletionThread {
   std::vector<std::function<void()>> pending_;  // guarded by mutex_
 };
 
-}  // namespace
-
-void CompleteLater(std::function<void()> continuation) {
+CompletionThread& Thread() {
   // Never destroyed: a collective may end while the process exits.
   static CompletionThread* const thread = new CompletionThread;
-  thread->Add(std::move(continuation));
+  return *thread;
+}
+
+}  // namespace
+
+absl::Status StartCompletionThread() {
+  try {
+    Thread();
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "there is no room for the thread that ends collectives: ", error.what(),
+        ". See ulimit -u, ulimit -v, and pids.max of the "
+        "control group (docker run --pids-limit; Kubernetes: podPidsLimit)"));
+  }
+  return absl::OkStatus();
+}
+
+void CompleteLater(std::function<void()> continuation) {
+  Thread().Add(std::move(continuation));
 }
 
 }  // namespace keras_hvd

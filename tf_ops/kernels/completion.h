@@ -9,7 +9,13 @@
 
 #include <functional>
 
+#include "absl/status/status.h"
+
 namespace keras_hvd {
+
+// Starts the thread if it does not run, or says why the system has no room for it. Call
+// it before anything is submitted whose end calls CompleteLater.
+absl::Status StartCompletionThread();
 
 // Runs `continuation` soon on the completion thread, in the order of the calls. Blocks
 // only on a short lock.

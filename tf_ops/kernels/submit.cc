@@ -98,6 +98,7 @@ absl::Status EngineStatus(int code, std::string_view message) {
 
 CollectiveKernel::CollectiveKernel(tensorflow::OpKernelConstruction* ctx)
     : AsyncOpKernel(ctx), submitter_(NextSubmitter()) {
+  OP_REQUIRES_OK(ctx, StartCompletionThread());
   OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
   OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
 }

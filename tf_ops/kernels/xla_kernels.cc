@@ -31,6 +31,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
+#include "tf_ops/kernels/completion.h"
 #include "tf_ops/kernels/job_value.h"
 #include "tf_ops/kernels/submitter.h"
 #include "tf_ops/kernels/xla_calls.h"
@@ -197,6 +198,7 @@ struct Started {
 class CollectiveXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit CollectiveXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, StartCompletionThread());
     OP_REQUIRES_OK(ctx, ReadProcessSet(ctx, &process_set_));
   }
 

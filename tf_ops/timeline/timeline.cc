@@ -1,7 +1,6 @@
 // See timeline.h.
 #include "tf_ops/timeline/timeline.h"
 
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -68,8 +68,9 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
     said_failure_ = false;
   }
   mark_cycles_.store(mark_cycles);
-  Begin();
-  return Status::Ok();
+  const Status begun = Begin();
+  if (!begun.ok()) CloseFile();
+  return begun;
 }
 
 void Timeline::Stop() {
@@ -82,6 +83,10 @@ void Timeline::Stop() {
   }
   std::lock_guard<std::mutex> written(written_);
   if (recording_ != nullptr) Drain(true);
+  CloseFile();
+}
+
+void Timeline::CloseFile() {
   mark_cycles_.store(false);
   file_->Close();
   writer_.reset();
@@ -103,8 +108,9 @@ Status Timeline::StartRecording(const std::string& path) {
     recording_ = std::make_unique<Recording>(recording_file_.get(), job_.get(), now);
     skipped_before_ = skipped_requests_.load();
   }
-  Begin();
-  return Status::Ok();
+  const Status begun = Begin();
+  if (!begun.ok()) CloseRecording();
+  return begun;
 }
 
 void Timeline::StopAll() {
@@ -112,22 +118,32 @@ void Timeline::StopAll() {
   std::lock_guard<std::mutex> lock(control_);
   if (recording_ == nullptr) return;
   End();
+  CloseRecording();
+}
+
+void Timeline::CloseRecording() {
   recording_->Close();
   recording_.reset();
   recording_file_.reset();
 }
 
 // Has the driving thread record, unless it does already.
-void Timeline::Begin() {
-  if (on()) return;
+Status Timeline::Begin() {
+  if (on()) return Status::Ok();
   if (ring_ == nullptr) ring_ = std::make_unique<TimelineRing>(kRingRecords);
   started_.store(TimelineNow());
   written_session_ = ++sessions_;
   stop_ = false;
   session_.store(sessions_, std::memory_order_release);
   job_->set_timeline_on(true);
-  thread_ = std::thread([this] { WriteUntilStopped(); });
-  pthread_setname_np(thread_.native_handle(), "keras_hvd_trace");
+  try {
+    thread_ = StartThread("keras_hvd_trace", [this] { WriteUntilStopped(); });
+  } catch (const std::exception& error) {
+    job_->set_timeline_on(false);
+    session_.store(0);
+    return StatusOf(error);
+  }
+  return Status::Ok();
 }
 
 // What was recorded has been written when this returns.

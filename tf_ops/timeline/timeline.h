@@ -80,7 +80,9 @@ class Timeline : public PhaseRecorder {
   void EndPhase(int64_t now);
   void AwaitGpu();
 
-  void Begin();
+  Status Begin();
+  void CloseFile();
+  void CloseRecording();
   void End();
   void WriteUntilStopped();
   void Drain(bool all);

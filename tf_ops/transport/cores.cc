@@ -5,7 +5,8 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <vector>
+
+#include "tf_ops/transport/control_groups.h"
 
 namespace keras_hvd {
 namespace {
@@ -32,35 +33,12 @@ double LimitOfGroup(const std::string& folder) {
                   Limit(folder + "/cpu.cfs_quota_us", folder + "/cpu.cfs_period_us"));
 }
 
-// Walks the folders from `group` ("/a/b") up to the root of the mount.
-double LimitOfGroupAndParents(const std::string& mount, std::string group) {
-  double limit = LimitOfGroup(mount);
-  while (group.size() > 1) {
-    limit = std::min(limit, LimitOfGroup(mount + group));
-    group.resize(group.rfind('/'));
-  }
-  return limit;
-}
-
-bool Names(const std::string& controllers, const std::string& controller) {
-  return ("," + controllers + ",").find("," + controller + ",") != std::string::npos;
-}
-
 }  // namespace
 
 double QuotaCores(const std::string& groups_file, const std::string& mount) {
-  // If a container hides its group's own path, the root that it sees is its group.
-  double limit = std::min(LimitOfGroup(mount), LimitOfGroup(mount + "/cpu"));
-  std::ifstream groups(groups_file);
-  std::string number, controllers, group;
-  while (std::getline(groups, number, ':') && std::getline(groups, controllers, ':') &&
-         std::getline(groups, group)) {
-    std::vector<std::string> mounts;
-    if (number == "0") mounts = {mount, mount + "/unified"};
-    if (Names(controllers, "cpu")) mounts = {mount + "/cpu", mount + "/" + controllers};
-    for (const std::string& each : mounts) {
-      limit = std::min(limit, LimitOfGroupAndParents(each, group));
-    }
+  double limit = kUnlimited;
+  for (const std::string& folder : ControlGroups("cpu", groups_file, mount)) {
+    limit = std::min(limit, LimitOfGroup(folder));
   }
   return limit;
 }

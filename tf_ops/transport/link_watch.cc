@@ -2,7 +2,6 @@
 #include "tf_ops/transport/link_watch.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -11,6 +10,8 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -50,8 +51,11 @@ LinkWatch::LinkWatch(const std::vector<int>& sockets,
         ". See ulimit -n and /proc/sys/fs/epoll/max_user_watches");
     return;
   }
-  thread_ = std::thread([this] { Loop(); });
-  pthread_setname_np(thread_.native_handle(), "keras_hvd links");
+  try {
+    thread_ = StartThread("keras_hvd links", [this] { Loop(); });
+  } catch (const std::exception& error) {
+    status_ = StatusOf(error);
+  }
 }
 
 LinkWatch::~LinkWatch() {

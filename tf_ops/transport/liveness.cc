@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "tf_ops/transport/faults.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -104,8 +105,9 @@ Liveness::Liveness(std::shared_ptr<Segment> segment, const Topology& topology)
       ranks_(topology.local_ranks()),
       job_(segment_, topology),
       processes_(segment_->size(), -1) {
+  // First: without it, nothing is left that the destructor would have to end.
+  life_thread_ = StartThread("keras_hvd life", [this] { HoldLife(); });
   wake_socket_ = eventfd(0, EFD_CLOEXEC);
-  life_thread_ = std::thread([this] { HoldLife(); });
   while (holding_.load(std::memory_order_acquire) == 0) {
     FutexWait(&holding_, 0, Clock::time_point::max());
   }
@@ -137,7 +139,8 @@ void Liveness::Watch(const std::vector<int>& connections) {
   for (int peer = 0; peer < segment_->size(); ++peer) {
     if (peer != index_) OpenProcess(peer);
   }
-  socket_thread_ = std::thread([this, connections] { WatchConnections(connections); });
+  socket_thread_ = StartThread("keras_hvd peers",
+                               [this, connections] { WatchConnections(connections); });
   watching_.store(1);
   FutexWake(&watching_);
 }

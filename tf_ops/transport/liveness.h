@@ -22,7 +22,8 @@ namespace keras_hvd {
 
 class Liveness {
  public:
-  // Starts to hold this rank's life, so the others of its host can watch it.
+  // Starts to hold this rank's life, so the others of its host can watch it. Raises
+  // std::system_error without room for a thread, as Watch does.
   Liveness(std::shared_ptr<Segment> segment, int rank);
   Liveness(std::shared_ptr<Segment> segment, const Topology& topology);
   // Ends the watch. This rank then counts as departed, not as dead.
