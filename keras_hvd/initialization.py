@@ -41,6 +41,7 @@ from keras_hvd.runtime import (
     mpi_finalization,
     mpi_functions,
     native,
+    script_end,
     settings,
     tls,
 )
@@ -171,6 +172,7 @@ def _join(
         _warn_of_being_alone(str(sign))
     atexit.unregister(basics.shutdown)
     atexit.register(basics.shutdown)
+    script_end.watch()
     if world.rank == 0:
         _warn_of_other_copies()
     if world.size > 1:

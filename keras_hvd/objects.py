@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_hvd.collectives import unnamed
 from keras_hvd.exceptions import KerasHvdError, MismatchError
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics, native, script_end
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 # khvd_dtype and khvd_kind in tf_ops/engine/c_api.h.
@@ -289,6 +289,7 @@ def _tensor(array: np.ndarray) -> native.Tensor:
 
 
 def _run(kind: int, name: str, tensor: native.Tensor, **fields: Any) -> None:
+    script_end.note_collective()
     request = native.Request(
         struct_size=ctypes.sizeof(native.Request),
         kind=kind,

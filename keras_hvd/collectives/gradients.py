@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_hvd.collectives import allreduce_op, submission
 from keras_hvd.collectives.allreduce_op import ReduceOp
-from keras_hvd.runtime import native
+from keras_hvd.runtime import native, script_end
 
 
 def submit(
@@ -25,6 +25,7 @@ def submit(
     not. The last tensor of that allreduce is of uint8 and shape [0, mark].
     """
     submission.require_compilable(f"gradients {names[0]!r}")
+    script_end.note_collective()
     reduced = native.ops().keras_hvd_gradients(
         tensors=[tensor for bucket in buckets for tensor in bucket],
         bucket_sizes=[len(bucket) for bucket in buckets],

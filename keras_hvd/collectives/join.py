@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics, native, script_end
 
 
 def join() -> int:
@@ -32,6 +32,7 @@ def join() -> int:
     0
     """
     basics.require_initialized("join")
+    script_end.note_collective()
     last = ctypes.c_int32()
     basics.check(native.engine().khvd_join(ctypes.byref(last)))
     return last.value

@@ -17,7 +17,7 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
 from keras_hvd.collectives import compiled_calls, unnamed
-from keras_hvd.runtime import native
+from keras_hvd.runtime import native, script_end
 
 _UNNAMED = "unnamed_"
 
@@ -232,6 +232,7 @@ def submit(kind: str, name: Name, process_set: int, **attributes: Any) -> Any:
     1
     """
     require_compilable(f"{kind} {name.tensor!r}")
+    script_end.note_collective()
     in_turn = tf.executing_eagerly() and name.tensor.startswith(_UNNAMED)
     with _turns.take(name.tensor, process_set) if in_turn else contextlib.nullcontext():
         outputs = getattr(native.ops(), f"keras_hvd_{kind}")(

@@ -206,6 +206,7 @@ _FUNCTIONS: dict[str, tuple] = {
         _Int32,
     ),
     "khvd_shutdown": (ctypes.c_int,),
+    "khvd_leave": (ctypes.c_int, ctypes.c_char_p),
     "khvd_is_initialized": (ctypes.c_int,),
     "khvd_set_exit": (None, ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t),
     "khvd_end_process": (None,),

@@ -382,3 +382,93 @@ def test_ends_jobs_whatever_proc_shows(khvdrun, where_proc_differs, somebody_els
         os.kill(int(line.partition(":")[0]), signal.SIGKILL)
     khvdrun.wait_until_gone()
     assert somebody_elses.poll() is None
+
+
+# Rank 1's script ends in one way or the other while a thread of it, which is no daemon,
+# goes on. The others tell how long they have waited for it.
+STAYS = """
+import sys, threading, time
+import keras_hvd as hvd
+hvd.init()
+hvd.allgather_object("all are there")
+if hvd.rank() == 1:
+    threading.Thread(target=time.sleep, args=(60,), name="reader").start()
+    {end}
+began = time.monotonic()
+try:
+    hvd.allgather_object("and now?")
+except hvd.KerasHvdError as error:
+    print(time.monotonic() - began, type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (
+            "raise ValueError('of no use')",
+            "its script has ended with ValueError: of no use, and its thread 'reader' "
+            "stays",
+        ),
+        ("sys.exit(0)", "its script has ended, and its thread 'reader' stays"),
+    ],
+    ids=["exception", "exit"],
+)
+def test_a_thread_that_outlives_its_script_keeps_nobody_waiting(khvdrun, end, how):
+    job = khvdrun.start("-np", 3, *python(STAYS.format(end=end)))
+    told = []
+    while len(told) < 2:
+        line = job.stdout.readline()
+        assert line, job.communicate()
+        if "RankFailedError" in line:
+            told.append(line)
+    job.send_signal(signal.SIGTERM)
+    job.communicate()
+    for line in told:
+        assert float(line.split()[1]) < 2, line
+        assert "rank 1 (pid" in line and f"has left the job: {how}" in line
+
+
+GOES_ON = """
+import threading
+import numpy as np
+import keras_hvd as hvd
+hvd.init()
+main = threading.main_thread()
+
+def work():
+    main.join()
+    for step in range(3):
+        threading.Event().wait(0.5)  # longer together than threads may take to end
+        assert hvd.allgather_object(hvd.rank()) == [*range(hvd.size())]
+    print("all steps")
+
+hvd.allgather_object(0)
+threading.Thread(target=lambda: (hvd.allgather_object(0, name="x"), work())).start()
+"""
+
+
+def test_a_thread_that_outlives_its_script_may_go_on_with_collectives(khvdrun):
+    ended = khvdrun.run("-np", 2, *python(GOES_ON))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("all steps") == 2
+
+
+EXECUTOR = """
+import atexit, concurrent.futures
+import keras_hvd as hvd
+hvd.init()
+atexit.register(lambda: print(hvd.allgather_object(hvd.rank())))
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(int).result()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError('of no use')"])
+def test_an_executors_idle_thread_changes_nothing_at_the_end(khvdrun, end):
+    """It is there when the script ends, and atexit functions have collectives."""
+    ended = khvdrun.run("-np", 2, *python(EXECUTOR.format(end=end)))
+    assert ended.returncode == int(bool(end)), ended.stderr
+    assert ended.stdout.count("[0, 1]") == 2
+    assert "has left the job" not in ended.stderr

@@ -361,6 +361,7 @@ std::string_view MergedEncoder::Encode(const std::vector<Upward>& upward, size_t
     AddInteger(departure->rank, &message_);
     AddInteger(departure->carried_out, &message_);
     AddInteger(departure->leader + 1, &message_);
+    AddText(departure->how, &message_);
     return message_;
   }
   const auto& merged = std::get<MergedSubmission>(first);
@@ -504,7 +505,8 @@ Status MergedDecoder::Decode(std::string_view message, Clock::time_point now,
     const int64_t carried_out = fields.Integer("decisions", 0, kAny);
     const int leader = fields.Integer("leader", 0, below_.back() + 1) - 1;
     if (leader >= 0) CheckRank(leader, below_, &fields);
-    *decoded = RankDeparture{rank, carried_out, leader};
+    *decoded =
+        RankDeparture{rank, carried_out, leader, std::string(fields.Text("how"))};
     return fields.End();
   }
   if (flags == kIsRun) {

@@ -471,7 +471,9 @@ TEST_F(MergedTest, HasWhatEachRankGives) {
 
 TEST_F(MergedTest, MayBeADeparture) {
   for (const int leader : {-1, 1}) {
-    const auto departure = Decode<RankDeparture>(Encode(RankDeparture{3, 5, leader}));
+    const auto departure = Decode<RankDeparture>(
+        Encode(RankDeparture{3, 5, leader, "its script has failed"}));
+    EXPECT_EQ(departure.how, "its script has failed");
     EXPECT_EQ(departure.rank, 3);
     EXPECT_EQ(departure.carried_out, 5);
     EXPECT_EQ(departure.leader, leader);

@@ -38,6 +38,7 @@ struct RankDeparture {
   // A leader between it and the coordinator that has left, and so has cut it off; -1:
   // the rank itself has left.
   int leader = -1;
+  std::string how = "";  // it has left, to follow "has left the job: "; "": unknown
 };
 using Upward = std::variant<MergedSubmission, RankDeparture>;
 

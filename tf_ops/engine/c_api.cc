@@ -405,7 +405,9 @@ int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts, khvd_link* 
   });
 }
 
-int khvd_shutdown(void) {
+int khvd_shutdown(void) { return khvd_leave(""); }
+
+int khvd_leave(const char* how) {
   if (keras_hvd::IsForked()) return KHVD_OK;
   std::shared_ptr<JobMember> member;
   {
@@ -416,7 +418,7 @@ int khvd_shutdown(void) {
   // waits for its request to end.
   if (member == nullptr) return KHVD_OK;
   return Guarded([&] {
-    member->engine().Stop();
+    member->Leave(how);
     LogMembership(*member, "left");
     std::lock_guard<std::mutex> lock(g_mutex);
     PastFailure() = member->failure().message;

@@ -241,6 +241,8 @@ KHVD_EXPORT int32_t khvd_links(int32_t rank, int32_t size, const int32_t* hosts,
 // Leaves the job; pending requests end with KHVD_SHUT_DOWN. Harmless if not
 // initialized.
 KHVD_EXPORT int khvd_shutdown(void);
+// The same; ranks that still need this one hear that it "has left the job: `how`".
+KHVD_EXPORT int khvd_leave(const char* how);
 KHVD_EXPORT int khvd_is_initialized(void);
 // Has khvd_end_process end the process with this code, by MPI_Abort for an MPI whose
 // mpirun does not mind the code; NULL: by itself.

@@ -713,6 +713,19 @@ TEST(DeathTest, OfARankThatHasJoined) {
   EXPECT_EQ(ends[2], 0);
 }
 
+// As where a script has ended, and a thread of it goes on.
+TEST(DeathTest, LeavingForAReason) {
+  const auto body = [](int rank) {
+    CHECK_HERE(Request().Run() == KHVD_OK);
+    if (rank == 1) return khvd_leave("its script has failed") == KHVD_OK ? 0 : __LINE__;
+    CHECK_HERE(Request().Run() == KHVD_RANK_FAILED);
+    CHECK_HERE(LastErrorHas("rank 1 (pid "));
+    CHECK_HERE(LastErrorHas(" has left the job: its script has failed"));
+    return 0;
+  };
+  EXPECT_EQ(RunJob(2, body), std::vector<int>(2, 0));
+}
+
 // Leaving is no death: only what needs the rank fails.
 TEST(DeathTest, ShutDown) {
   const auto body = [](int rank) {

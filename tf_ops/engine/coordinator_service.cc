@@ -140,7 +140,8 @@ void CoordinatorService::Leave(const RankDeparture& departure) {
   CheckRuns(departure);
   if (topology_.is_local(rank)) decisions_->Drop(topology_.local_index(rank));
   coordinator_.Leave(
-      rank, HowItLeft(departure, "") + ": its script ended or called shutdown");
+      rank, HowItLeft(departure, "") + ": " +
+                (departure.how.empty() ? JobState::kUsualWayToLeave : departure.how));
 }
 
 // `what`: what it has not done, as in " before it ran ...".

@@ -125,6 +125,11 @@ void JobMember::TellOtherHosts(const Status& failure) {
   }
 }
 
+void JobMember::Leave(const std::string& how) {
+  world_->job->SayHowItLeaves(how);
+  engine_->Stop();
+}
+
 JobMember::~JobMember() {
   engine_.reset();
   LeaveWorld(block_);

@@ -43,6 +43,8 @@ class JobMember {
   Engine& engine() { return *engine_; }
   std::shared_ptr<CarriedBytes> carried() const { return world_->carried; }
   Status failure() const { return world_->job->Failure(); }
+  // Leaves the job. `how`: what those hear that still need this rank; "": the usual.
+  void Leave(const std::string& how);
 
  private:
   explicit JobMember(const JobMemberOptions& options);

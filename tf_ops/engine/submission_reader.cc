@@ -63,8 +63,9 @@ bool SubmissionReader::NoteDepartures() {
     HandleSubmissions(&submitter);
     submitter.departed = true;
     progressed = true;
-    listener_.leave(
-        {submitter.rank, static_cast<int64_t>(job_->CarriedOut(submitter.rank))});
+    listener_.leave({submitter.rank,
+                     static_cast<int64_t>(job_->CarriedOut(submitter.rank)), -1,
+                     job_->HowItLeft(submitter.rank)});
   }
   return progressed;
 }

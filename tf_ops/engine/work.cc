@@ -198,11 +198,9 @@ void Work::CheckDepartedAbove() {
       departed == JobState::kCoordinator
           ? "Rank 0 decides for all process sets"
           : "It has the connection of its host to the others, being its lowest rank";
-  job_->Fail(Code::kRankFailed,
-             job_->Describe(departed) +
-                 " has left the job: its script ended or called shutdown, while others "
-                 "still needed it. " +
-                 why);
+  job_->Fail(Code::kRankFailed, job_->Describe(departed) +
+                                    " has left the job: " + job_->HowItLeft(departed) +
+                                    ", while others still needed it. " + why);
 }
 
 }  // namespace keras_hvd

@@ -142,6 +142,11 @@ bool HostsJobState::HasHistory(int rank) const {
   return topology().is_local(rank) || wave_.FindHistory(rank) != nullptr;
 }
 
+std::string HostsJobState::HowItLeft(int rank) const {
+  if (!topology().is_local(rank)) return kUsualWayToLeave;
+  return SharedJobState::HowItLeft(rank);
+}
+
 void HostsJobState::ShutDown() {
   SharedJobState::ShutDown();
   const Clock::time_point deadline = Clock::now() + kFarewell;

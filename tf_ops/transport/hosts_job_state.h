@@ -43,6 +43,7 @@ class HostsJobState final : public SharedJobState {
   std::string Obstacle(int rank) const override;
   bool HasShutDown(int rank) const override;
   void ShutDown() override;
+  std::string HowItLeft(int rank) const override;
   bool HasLeftBefore(int rank, uint64_t decision) const override;
   OperationHistory& History(int rank) override;
   bool HasHistory(int rank) const override;

@@ -48,6 +48,8 @@ class JobState {
   // The rank that decides what runs when.
   static constexpr int kCoordinator = 0;
 
+  static constexpr char kUsualWayToLeave[] = "its script ended or called shutdown";
+
   // This rank, in 0..size-1.
   int rank() const { return rank_; }
   bool is_coordinator() const { return rank_ == kCoordinator; }
@@ -85,6 +87,11 @@ class JobState {
   virtual bool HasShutDown(int rank) const = 0;
   // Leaves the job cleanly and rings for everybody.
   virtual void ShutDown() = 0;
+  // How a rank has left, to follow "has left the job: ". Of those of other hosts only
+  // the usual is known.
+  virtual std::string HowItLeft(int) const { return kUsualWayToLeave; }
+  // Says how this rank leaves, if not in the usual way. Call it before ShutDown.
+  virtual void SayHowItLeaves(const std::string&) {}
   // Asks the leaders next to this rank for a sign of life, which takes a moment, and
   // those below whether their ranks' processes run; if something waits for one of them.
   virtual void AskForSigns() {}

@@ -66,6 +66,10 @@ struct RankBlock {
   std::atomic<uint32_t> signal;
   std::atomic<int32_t> pid;
   char host[64];
+  // How it has left, to follow "has left the job: "; "": as a rank usually does.
+  // Published by `departure`.
+  static constexpr size_t kHowBytes = 512;
+  char how_it_left[kHowBytes];
   cpu_set_t cpus;
 
   alignas(64) OperationHistory history;

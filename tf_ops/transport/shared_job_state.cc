@@ -98,6 +98,15 @@ void SharedJobState::ShutDown() {
   RingAll();
 }
 
+std::string SharedJobState::HowItLeft(int rank) const {
+  const char* how = block(rank).how_it_left;
+  return how[0] == '\0' ? kUsualWayToLeave : how;
+}
+
+void SharedJobState::SayHowItLeaves(const std::string& how) {
+  how.copy(self_.how_it_left, RankBlock::kHowBytes - 1);
+}
+
 int SharedJobState::DepartedAbove() const {
   const int leader = topology_.leader();
   if (rank() != leader && HasShutDown(leader)) return leader;

@@ -30,6 +30,8 @@ class SharedJobState : public JobState {
   std::string Obstacle(int rank) const override;
   bool HasShutDown(int rank) const override;
   void ShutDown() override;
+  std::string HowItLeft(int rank) const override;
+  void SayHowItLeaves(const std::string& how) override;
   int DepartedAbove() const override;
   bool has_departed() const override;
   uint64_t CarriedOut(int rank) const override;
