@@ -242,8 +242,10 @@ class _OfDistributed(UpdateHook):
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or list(optimizer._trainable_variables)
-        if len(grads) and variables and self.reduction_of(optimizer) is not None:
-            require_no_strategy(optimizer)
+        if len(grads) and variables:
+            if self.reduction_of(optimizer) is not None:
+                require_no_strategy(optimizer)
+            # Also on a rank that reduces nothing: in a broadcast all ranks take part.
             _run_before_first_update(optimizer, variables)
             local = local_variables([optimizer], variables)
             equal_start.compare(variables, optimizer._settings.reduction, local)

@@ -78,7 +78,8 @@ def DistributedOptimizer(
         groups: which gradients are sent together: a number of groups of about equal
             length, or lists of variables. Gradients in no list are grouped by size. By
             default all are.
-        process_set: the ranks that train together; by default all of them.
+        process_set: the ranks that train together; by default all of them. A rank
+            outside trains alone.
         scale_local_gradients: whether to divide gradients of local variables by the
             number of ranks, as averaging divides the others.
 

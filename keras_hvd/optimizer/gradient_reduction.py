@@ -88,13 +88,14 @@ class GradientReduction:
     def is_alone(self) -> bool:
         """Whether this rank has no other rank to reduce with.
 
-        False outside of the process set: there the collectives raise an error.
+        Also outside of the process set: such a rank trains with its own gradients.
         """
         basics.require_initialized(_KIND)
         number_of(self.process_set, _KIND)
-        alone = self.process_set.size() == 1 and bool(self.process_set.included())
+        if not self.process_set.included():
+            return True
         # There, what a step submits is what counts it.
-        return alone and not recorder.scaling()
+        return self.process_set.size() == 1 and not recorder.scaling()
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job; a copy of it would not be.

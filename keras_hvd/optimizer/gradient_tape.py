@@ -73,7 +73,8 @@ def DistributedGradientTape(
         num_groups: old name of `groups`, as a number.
         groups: which gradients are sent together: a number of groups, or lists of
             variables. By default gradients are grouped by size.
-        process_set: the ranks that reduce together; by default all of them.
+        process_set: the ranks that reduce together; by default all of them. A rank
+            outside keeps its own gradients.
         scale_local_gradients: whether to divide gradients of local sources by the
             number of ranks, as averaging divides the others.
 
@@ -204,6 +205,7 @@ class _ReducesGradients(Mixin):
     def gradient(self, target, sources, output_gradients=None, **arguments):
         grads = super().gradient(target, sources, output_gradients, **arguments)
         own = self._own
+        reductions.note_handed_over()
         if own.reduction.is_alone():
             return add_up_all(grads)
         return _reduce(own, grads, sources)
@@ -218,7 +220,6 @@ class _ReducesGradients(Mixin):
 def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
     flat = tf.nest.flatten(grads)
     variables = tf.nest.flatten(sources)
-    reductions.note_handed_over()
     present = [i for i, grad in enumerate(flat) if grad is not None]
     if not present:
         return grads

@@ -62,8 +62,8 @@ def watch() -> None:
     global _failed_before
     _failed_before = getattr(sys, "last_value", None)
     # Such functions run before Python waits for threads, the last one first. That of
-    # concurrent.futures, which waits for the threads of executors, is imported above; so
-    # is what waits for the processes of multiprocessing, behind `shutdown`. If the
+    # concurrent.futures, which waits for the threads of executors, is imported above;
+    # so is what waits for the processes of multiprocessing, behind `shutdown`. If the
     # script has ended already, a thread of it joins the job, and goes on.
     with contextlib.suppress(RuntimeError):
         threading._register_atexit(_script_has_ended)  # type: ignore[attr-defined]

@@ -120,26 +120,115 @@ def test_logs_that_are_no_metrics(sets, rank):
     assert means_over_ranks({"own": rank**2}, mine) == {"own": expected}
 
 
-@pytest.mark.parametrize("of", ["optimizer", "tape", "layer"])
-def test_rank_outside(of, sets, rank):
+def test_layer_of_another_set(sets, rank):
     """Also of a set of one rank, which has nothing to reduce."""
-    other = sets[1 - rank % 2]
-    w = tf.Variable([[1.0]], name="w")
-
-    def use():
-        if of == "layer":
-            keras_hvd.SyncBatchNormalization(process_set=other)(w, training=True)
-        elif of == "optimizer":
-            keras_hvd.DistributedOptimizer(
-                keras.optimizers.SGD(1.0), process_set=other
-            ).apply([tf.ones([1, 1])], [w])
-        else:
-            with tf.GradientTape() as tape:
-                loss = 2 * w
-            keras_hvd.DistributedGradientTape(tape, process_set=other).gradient(loss, w)
-
+    layer = keras_hvd.SyncBatchNormalization(process_set=sets[1 - rank % 2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in process set"):
-        use()
+        layer(np.ones((1, 1), "float32"), training=True)
+
+
+@runs
+def test_rank_outside_trains_alone(run, sets, rank):
+    """A rank outside of the set has its own gradients from optimizers and tapes."""
+    of_even, w = keras.Variable([0.0], name="w"), tf.Variable([1.0], name="v")
+    table = keras.Variable(np.zeros((2, 1), "float32"), name="table")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=sets[0]
+    )
+    optimizer.build([of_even, table])
+
+    def step():
+        value = tf.constant([rank**2.0])
+        twice = tf.IndexedSlices([value, value], tf.constant([1, 1]), [2, 1])
+        optimizer.apply([value, twice], [of_even, table])
+        with tf.GradientTape() as tape:
+            loss = (rank**2.0 + 1) * w
+        tape = keras_hvd.DistributedGradientTape(tape, process_set=sets[0])
+        return tape.gradient(loss, w)
+
+    gradient = run(step)()
+    own = rank**2 if rank % 2 else np.mean(np.square(sets[0].ranks))
+    np.testing.assert_allclose(of_even, [-own])
+    np.testing.assert_allclose(table, [[0.0], [-2 * own]])
+    np.testing.assert_allclose(gradient, [own + 1])
+
+
+def test_rank_outside_keeps_a_loss_scale_of_its_own(sets, rank):
+    variable = keras.Variable([0.0], name="v")
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 1.0),
+        process_set=sets[0],
+    )
+    optimizer.apply([tf.constant([np.inf if rank == 1 else 1.0])], [variable])
+    np.testing.assert_allclose(variable, [0.0 if rank == 1 else -1.0])
+
+
+class TapeModel(keras.Model):
+    """Takes the gradients of a tape that reduces over some ranks."""
+
+    def __init__(self, process_set):
+        super().__init__()
+        self.layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        self.process_set = process_set
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        tape = keras_hvd.DistributedGradientTape(tape, process_set=self.process_set)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("by", ["optimizer", "tape"])
+def test_fit_of_a_rank_outside(by, sets, rank):
+    """With callbacks, a model whose weights the first step makes, and more steps.
+
+    A tape's set is not known beforehand, so there the ranks have as many steps.
+    """
+    if by == "tape":
+        model = TapeModel(sets[0])
+        model(np.ones((1, 1), "float32"))
+        model.compile(keras.optimizers.SGD(0.5))
+    else:
+        initializer = keras.initializers.Constant(rank)
+        model = keras.Sequential(
+            [keras.layers.Dense(1, use_bias=False, kernel_initializer=initializer)]
+        )
+        model.compile(
+            keras_hvd.DistributedOptimizer(
+                keras.optimizers.SGD(0.5), process_set=sets[0]
+            ),
+            "mse",
+        )
+    # With x = 1, one step with 0.5 goes to the mean of the targets.
+    steps = 1 + (by == "optimizer" and rank % 2)
+    x = np.ones((steps, 1), "float32")
+    y = np.full((steps, 1), rank**2, "float32")
+    callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
+    model.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
+    own = rank**2 if rank % 2 else np.mean(np.square(sets[0].ranks))
+    np.testing.assert_allclose(model.get_weights()[0], [[own]])
+
+
+def test_moving_statistics_are_those_of_the_set(sets, rank):
+    mine = sets[rank % 2]
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.BatchNormalization(momentum=0.0)]
+    )
+    model.compile(
+        keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), process_set=mine),
+        "mse",
+    )
+    x = np.full((2, 1), rank**2, "float32")
+    callbacks = [keras_hvd.callbacks.BroadcastGlobalVariables(0)]
+    model.fit(x, x, verbose=0, callbacks=callbacks)
+    mean = np.mean(np.square(mine.ranks))
+    np.testing.assert_allclose(model.layers[0].moving_mean, [mean])
 
 
 def test_set_that_was_removed(several_ranks, size):
