@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_hvd import pickling
 from keras_hvd.collectives import unnamed
 from keras_hvd.exceptions import KerasHvdError, MismatchError
 from keras_hvd.runtime import basics, native, script_end
@@ -41,7 +42,8 @@ def broadcast_object(
     """Gives every rank the root's Python object.
 
     Args:
-        obj: any object that can be pickled; only the root's matters.
+        obj: any object that cloudpickle can pickle, also a lambda or an object of a
+            notebook's class; only the root's matters.
         root_rank: the rank that sends its object, counted in the whole job.
         session: None; TensorFlow 2 has no sessions.
         name: matches the call to the other ranks' calls; needed only if several threads
@@ -56,7 +58,7 @@ def broadcast_object(
         TypeError: `session` is given, `root_rank` is not a whole number, or `name` is
             not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        Exception: on the root, its object cannot be pickled: what pickle raised.
+        Exception: on the root, its object cannot be pickled: what cloudpickle raised.
         MemoryError: this rank has no memory for the object.
         MismatchError: the root's object cannot be pickled, or one of the others has no
             memory for it (on the rest); the ranks name different roots, or the root
@@ -140,7 +142,7 @@ def allgather_object(
     """Collects one Python object from each rank.
 
     Args:
-        obj: any object that can be pickled.
+        obj: any object that cloudpickle can pickle, as for `broadcast_object`.
         session: None; TensorFlow 2 has no sessions.
         name: matches the call to the other ranks' calls; needed only if several threads
             of a rank call it at once.
@@ -153,7 +155,7 @@ def allgather_object(
         NotInitializedError: `keras_hvd.init` was not called.
         TypeError: `session` is given, or `name` is not a string.
         ValueError: the process set is not part of the job, or `name` is empty.
-        Exception: this rank's object cannot be pickled: what pickle raised.
+        Exception: this rank's object cannot be pickled: what cloudpickle raised.
         MemoryError: this rank has no memory for all objects; the others get theirs.
         MismatchError: another rank's object cannot be pickled; or another thread of
             this rank also calls it without a name.
@@ -206,7 +208,7 @@ def _refuse_session(function: str, session: Any) -> None:
 def _pickled(obj: Any) -> tuple[np.ndarray, Exception | None]:
     """An object's pickle; or no bytes, which is never a pickle, and the reason."""
     try:
-        data = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        data = pickling.dumps(obj)
     except Exception as error:
         return np.empty(0, np.uint8), error
     return np.frombuffer(data, np.uint8), None

@@ -1,12 +1,14 @@
 """broadcast_object and allgather_object."""
 
-import pickle
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 
 import keras_hvd
+from keras_hvd import pickling
 
 
 @pytest.mark.parametrize(
@@ -29,18 +31,65 @@ def test_every_root_and_every_rank(make, rank, size):
         np.testing.assert_equal(gathered[root], make(root))
 
 
+def test_functions_and_classes_that_only_one_rank_has(rank, size):
+    """Lambdas, and what a function or a part of the script defines."""
+    last = size - 1
+
+    class Local:
+        def __init__(self, x):
+            self.x = x
+
+        def squared(self):
+            return self.x**2
+
+    sent = keras_hvd.broadcast_object((lambda x: x + rank, Local(rank)), last)
+    assert sent[0](1) == 1 + last
+    assert sent[1].squared() == last**2
+    gathered = keras_hvd.allgather_object(lambda: rank)
+    assert [each() for each in gathered] == list(range(size))
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """The module that runs, with a class of its own."""
+    module = types.ModuleType("__main__")
+    exec("class Setting:\n    def __init__(self, x):\n        self.x = x", vars(module))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def test_classes_of_the_script(script, rank):
+    """A rank that has the class gets objects of its own; another gets the class too."""
+    given = script.Setting(rank)
+    if rank == 1:
+        del script.Setting
+    sent = keras_hvd.broadcast_object(given)
+    assert sent.x == 0
+    assert type(sent).__name__ == "Setting"
+    assert (type(sent) is type(given)) == (rank != 1)
+
+
+def test_large_data_of_the_script_stays_where_it_is(script, rank):
+    """A function goes by its name if what it uses is large."""
+    script.data = np.random.default_rng().random(1_000_000)
+    exec("def first():\n    return data[0]", vars(script))
+    first = keras_hvd.broadcast_object(script.first)
+    assert first is script.first
+    assert len(pickling.dumps(script.first)) < 100_000
+
+
 def test_only_the_root_has_to_be_picklable(rank):
-    given = "fine" if rank == 0 else lambda: None
+    given = "fine" if rank == 0 else threading.Lock()
     assert keras_hvd.broadcast_object(given) == "fine"
 
 
 def test_what_cannot_be_pickled_on_one_rank(rank, size):
-    """Raises on all of them; on that rank, what pickle says."""
+    """Raises on all of them; on that rank, what cloudpickle says."""
     last = size - 1
-    cannot = (lambda: None) if rank == last else "fine"
+    cannot = threading.Lock() if rank == last else "fine"
     expected, match = keras_hvd.MismatchError, f"what rank {last} gave"
     if rank == last:
-        expected, match = (AttributeError, pickle.PicklingError), "pickle"
+        expected, match = TypeError, "cannot pickle '_thread.lock'"
     with pytest.raises(expected, match=match):
         keras_hvd.broadcast_object(cannot, last)
     with pytest.raises(expected, match=match):
@@ -163,7 +212,7 @@ def test_of_a_process_set(rank, size):
         assert keras_hvd.broadcast_object(rank, last, process_set=members) == last
         from_last = keras_hvd.broadcast_object_fn(last, process_set=members)
         assert from_last({"of": rank}) == {"of": last}
-        cannot = (lambda: None) if rank == last else "fine"
+        cannot = threading.Lock() if rank == last else "fine"
         says = "pickle" if rank == last else f"what rank {last} gave"
         with pytest.raises(Exception, match=says):
             keras_hvd.allgather_object(cannot, process_set=members)
