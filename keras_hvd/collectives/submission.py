@@ -372,7 +372,30 @@ def run_independently(output: tf.Tensor) -> None:
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)
+    join = getattr(op.graph, "_keras_hvd_join", None)
+    if join is not None:
+        op._add_control_input(join)
     keep_order(op)
+
+
+def collectives_so_far() -> list[tf.Operation]:
+    """The collectives of the `tf.function` that is being traced, outside of branches.
+
+    A session runs only what it is asked for, so of its graph there are none.
+
+    >>> collectives_so_far()
+    []
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or in_session_graph():
+        return []
+    return [op for op in graph.get_operations() if op.type.startswith("KerasHvd")]
+
+
+def let_following_wait(op: tf.Operation) -> None:
+    """Makes the collectives that a `tf.function` has after `op` wait for it."""
+    if not in_session_graph():
+        op.graph._keras_hvd_join = op
 
 
 def keep_order(op: tf.Operation) -> None:

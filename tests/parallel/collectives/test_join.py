@@ -15,6 +15,53 @@ def test_alone_or_at_once(size):
         assert keras_hvd.allgather_object(last) == [last] * size
 
 
+def test_result_is_a_tensor_that_serves_as_a_number(size):
+    last = keras_hvd.join()
+    assert (last.dtype, last.shape) == (tf.int32, [])
+    assert f"{last}" == f"{last.numpy()}"
+    assert [*range(size)][last] == int(last)
+    assert keras_hvd.broadcast_object(size, last) == size
+
+
+def test_in_a_function_it_joins_when_it_runs(rank, size):
+    """After the collectives before it, and before those after it."""
+
+    @tf.function
+    def rest(x, steps):
+        total = tf.zeros([])
+        for _ in range(steps):
+            total += keras_hvd.allreduce(x, op=Sum, name="step")
+        before = keras_hvd.allreduce(x, op=Sum, name="before")
+        last = keras_hvd.join()
+        after = keras_hvd.allreduce(x, op=Max, name="after")
+        return total, before, last, after
+
+    traced = rest.get_concrete_function(tf.constant(1.0), tf.constant(0))
+    for _ in range(2):
+        # Rank r makes r steps, and those that have joined give zeros.
+        total, before, last, after = traced(tf.constant(rank + 1.0), tf.constant(rank))
+        assert (last.dtype, after) == (tf.int32, size)
+        assert last == size - 1
+        steps = [peer + 1.0 for peer in range(size)]
+        # What ranks call "before" comes after their steps, whatever the others do.
+        assert total == sum(sum(steps[number + 1 :]) for number in range(rank))
+        assert before == sum(steps)
+
+
+def test_in_a_session(rank, size):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        step = keras_hvd.allreduce(tf.constant(1.0), op=Sum, name="step")
+        last = keras_hvd.join()
+        for number in range(rank):
+            assert session.run(step) == size - 1 - number
+        assert session.run(last) == size - 1
+
+
+def test_xla_cannot_compile_it():
+    with pytest.raises(NotImplementedError, match="outside of jit_compile"):
+        tf.function(keras_hvd.join, jit_compile=True)()
+
+
 def test_uneven_data(run, rank, size):
     @run
     def step(x):

@@ -1,0 +1,52 @@
+// KerasHvdJoin: ends when every rank has run out of data.
+#include <cstdint>
+#include <utility>
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/env.h"
+#include "tf_ops/engine/c_api.h"
+#include "tf_ops/kernels/submit.h"
+
+namespace keras_hvd {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+REGISTER_OP("KerasHvdJoin")
+    .Output("last: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Ends when every rank has joined. Until then this rank gives zeros to allreduces.
+
+last: the rank that joined last.
+)doc");
+
+class JoinKernel : public tensorflow::AsyncOpKernel {
+ public:
+  explicit JoinKernel(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {}
+
+  // The others may train for long, so a thread of its own waits for them.
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    Tensor* last = nullptr;
+    OP_REQUIRES_OK_ASYNC(
+        ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &last), done);
+    ctx->env()->SchedClosure([ctx, last, done = std::move(done)] {
+      const int code = khvd_join(&last->scalar<int32_t>()());
+      if (code != KHVD_OK) ctx->SetStatus(EngineStatus(code, khvd_last_error()));
+      done();
+    });
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("KerasHvdJoin").Device(tensorflow::DEVICE_CPU),
+                        JoinKernel);
+REGISTER_KERNEL_BUILDER(
+    Name("KerasHvdJoin").Device(tensorflow::DEVICE_GPU).HostMemory("last"), JoinKernel);
+
+}  // namespace
+}  // namespace keras_hvd
