@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from keras_hvd.collectives.allgather import allgather
-from keras_hvd.collectives.submission import without_automatic_number
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.optimizer.labels import name_in_program
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -64,8 +64,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         process_set = self.process_set
         if process_set.size() == 1 and process_set.included():
             return super()._moments(inputs, mask)
-        path = map(without_automatic_number, self.path.split("/"))
-        name = name_in_graph(f"{'/'.join(path)}/moments")
+        number = number_of(process_set, "SyncBatchNormalization")
+        name = name_in_graph(f"{name_in_program(self, number)}/moments")
         axes = self._reduction_axes
         return _moments_over_ranks(inputs, mask, axes, name, process_set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -16,12 +17,22 @@ from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
     is_distributed,
+    reduces_with,
     shared_settings,
 )
 from keras_hvd.optimizer.gradient_reduction import identity
+from keras_hvd.optimizer.labels import (
+    are_alike,
+    labels_of,
+    place_in_program,
+    take_place,
+    without_number,
+)
 from keras_hvd.optimizer.local_variables import LocalVariables
-from keras_hvd.optimizer.nested_optimizers import model_optimizers
+from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 from keras_hvd.runtime import basics, log
+from keras_hvd.runtime.process_sets import number_of
+from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 from keras_hvd.variables import broadcast_variables
 
 
@@ -107,6 +118,7 @@ class BroadcastGlobalVariables(DistributedCallback):
         states = allgather_object(state, name="keras_hvd/model_state")
         _require_alike(states)
         self._require_root()
+        _take_places(model, [state["places"] for state in states])
         root = states[self.root_rank]
         model._initial_epoch = root["initial_epoch"]
         _continue_seeds(model, root["seeds"])
@@ -226,19 +238,44 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
     """A rank's state, to compare before variables are broadcast."""
     return {
         "built": _is_built(model),
-        "variables": [_describe(each) for each in shared],
+        "variables": _described(shared),
         "optimizers": [
             {
-                "name": each.name,
+                "name": without_number(each.name),
                 "built": bool(each.built),
                 "settings": shared_settings(each),
             }
             for each in model_optimizers(model)
         ],
+        "places": [place_in_program(*each) for each in _named(model)],
         "adapted": _adapted(model),
         "initial_epoch": model._initial_epoch,
         "seeds": [each.state.numpy() for each in _seed_generators(model)],
     }
+
+
+def _named(model: keras.Model) -> list[tuple[Any, int]]:
+    """What has names for its collectives, each with its process set."""
+    leaves = [
+        leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)
+    ]
+    named = [(each, reduces_with(each)) for each in leaves if is_distributed(each)]
+    named += [
+        (each, each.process_set)
+        for each in layers_of(model)
+        if isinstance(each, SyncBatchNormalization)
+    ]
+    return [(each, number_of(within, "fit")) for each, within in named]
+
+
+def _take_places(model: keras.Model, of_ranks: list[list[int | None]]) -> None:
+    """Gives what only this rank has made anew, or loaded, the others' names."""
+    for (named, process_set), places in zip(
+        _named(model), zip(*of_ranks, strict=False), strict=False
+    ):
+        taken = [each for each in places if each is not None]
+        if taken and place_in_program(named, process_set) is None:
+            take_place(named, process_set, taken[0])
 
 
 def _adapted(model: keras.Model) -> list[tuple[str, int]]:
@@ -255,9 +292,13 @@ def _adapted(model: keras.Model) -> list[tuple[str, int]]:
     return found
 
 
-def _describe(variable: keras.Variable) -> str:
-    shape = ", ".join(map(str, variable.shape))
-    return f"{variable.path}: {variable.dtype}[{shape}]"
+def _described(variables: list[keras.Variable]) -> list[tuple[str, str]]:
+    """Each variable's label, and its type and shape."""
+    labels = labels_of([each.path for each in variables])
+    return [
+        (label, f"{each.dtype}[{', '.join(map(str, each.shape))}]")
+        for label, each in zip(labels, variables, strict=True)
+    ]
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -280,12 +321,12 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
                 f"{not_built}: build it on all ranks (model.build(input_shape)) or on "
                 "none"
             )
-        _require_equal("variables", rank, first["variables"], other["variables"])
-        _require_equal(
+        _require_same("variables", rank, first["variables"], other["variables"])
+        _require_same(
             "optimizers",
             rank,
-            [each["name"] for each in first["optimizers"]],
-            [each["name"] for each in other["optimizers"]],
+            [(each["name"], "") for each in first["optimizers"]],
+            [(each["name"], "") for each in other["optimizers"]],
         )
         for here, there in zip(first["optimizers"], other["optimizers"]):
             _require_same_settings(rank, here, there)
@@ -321,16 +362,30 @@ def _require_same_settings(
     )
 
 
-def _require_equal(what: str, rank: int, first: list[str], other: list[str]) -> None:
-    if first == other:
+def _require_same(
+    what: str, rank: int, first: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    """Raises if labels, or what goes with each, differ between rank 0 and `rank`."""
+    differing = [
+        pair
+        for pair in itertools.zip_longest(first, other)
+        if None in pair or not _are_same(*pair)
+    ]
+    if not differing:
         return
-    here = [each for each in first if each not in other] or first
-    there = [each for each in other if each not in first] or other
+    here, there = (
+        [": ".join(filter(None, each)) for each in of_rank if each is not None]
+        for of_rank in zip(*differing, strict=True)
+    )
     raise RuntimeError(
         f"the model's {what} differ between ranks: rank 0 has {_some(here)}, rank "
         f"{rank} has {_some(there)}. All ranks must create the same layers and "
-        "optimizers, in the same order: their names match gradients between ranks."
+        "optimizers, in the same order, and give them the same names, if any."
     )
+
+
+def _are_same(first: tuple[str, str], other: tuple[str, str]) -> bool:
+    return are_alike(first[0], other[0]) and first[1] == other[1]
 
 
 def _some(names: list[str]) -> str:

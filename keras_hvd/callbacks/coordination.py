@@ -39,6 +39,7 @@ from keras_hvd.optimizer.distributed_class import (
     is_distributed,
     reduces_with,
 )
+from keras_hvd.optimizer.labels import without_number
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.report import recorder
@@ -339,11 +340,13 @@ def _require_same_decisions(
     Otherwise the ranks' weights would drift apart silently. What a callback of only
     some ranks would restore, all ranks get when it is restored.
     """
-    decisions = {}
+    decisions: dict[str, str] = {}
     for optimizer in model_optimizers(model):
         for leaf in leaf_optimizers(optimizer):
             if isinstance(leaf._learning_rate, keras.Variable):
-                what = f"the learning rate of optimizer {leaf.name!r} is"
+                what = f"the learning rate of optimizer {without_number(leaf.name)!r}"
+                # The model may have others of that name.
+                what += f" (number {len(decisions) + 1}) is" if decisions else " is"
                 decisions[what] = f"{float(leaf.learning_rate):g}"
     for each in callbacks:
         restores = getattr(each, "restore_best_weights", False)

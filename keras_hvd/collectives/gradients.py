@@ -15,14 +15,14 @@ from keras_hvd.runtime import native, script_end
 def submit(
     buckets: Sequence[Sequence[tf.Tensor]],
     names: Sequence[str],
-    marks: Sequence[int],
+    labels: Sequence[str],
     reduce_op: ReduceOp,
     process_set: int = 0,
 ) -> list[list[tf.Tensor]]:
     """Adds one op for all buckets to the graph; XLA sends buckets during backprop.
 
-    On the other ranks, each bucket matches an allreduce of the same name, compiled or
-    not. The last tensor of that allreduce is of uint8 and shape [0, mark].
+    On the other ranks, each bucket matches an allreduce of the same name and labels,
+    compiled or not.
     """
     submission.require_compilable(f"gradients {names[0]!r}")
     script_end.note_collective()
@@ -30,7 +30,7 @@ def submit(
         tensors=[tensor for bucket in buckets for tensor in bucket],
         bucket_sizes=[len(bucket) for bucket in buckets],
         tensor_names=list(names),
-        marks=list(marks),
+        labels=list(labels),
         reduce_op=int(reduce_op),
         process_set=process_set,
     )
@@ -44,14 +44,17 @@ def start_all(
     names: Sequence[str],
     reduce_op: ReduceOp,
     process_set: int = 0,
+    labels: Sequence[str] = (),
 ) -> list[list[tf.Tensor]]:
     """Starts an allreduce of each bucket once it is ready, and ends all in one op.
 
     On a GPU, only that last op has to wait for collectives.
     """
     handles = [
-        start(bucket, name, reduce_op, process_set)
-        for bucket, name in zip(buckets, names, strict=True)
+        start(bucket, name, reduce_op, process_set, of_bucket)
+        for bucket, name, of_bucket in itertools.zip_longest(
+            buckets, names, labels, fillvalue=""
+        )
     ]
     reduced = done(handles, [[each.dtype for each in bucket] for bucket in buckets])
     results = iter(reduced)
@@ -59,7 +62,11 @@ def start_all(
 
 
 def start(
-    tensors: Sequence[tf.Tensor], name: str, reduce_op: ReduceOp, process_set: int = 0
+    tensors: Sequence[tf.Tensor],
+    name: str,
+    reduce_op: ReduceOp,
+    process_set: int = 0,
+    labels: str = "",
 ) -> tf.Tensor:
     """Starts an allreduce of a group, and returns a handle for `done`."""
     return submission.submit(
@@ -68,6 +75,7 @@ def start(
         process_set,
         tensors=list(tensors),
         reduce_op=int(reduce_op),
+        labels=labels,
     )
 
 

@@ -23,12 +23,13 @@ from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
     shown,
 )
+from keras_hvd.optimizer.labels import labels_of, name_in_program
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
 from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.update_hook import UpdateHook
-from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.runtime.process_sets import ProcessSet, number_of
 
 _changes = 0
 
@@ -163,6 +164,8 @@ def shared_settings(optimizer: Any) -> dict[str, str]:
         return next(filter(None, map(shared_settings, inner)), {})
     settings = optimizer._settings
     values = {**vars(settings.reduction), **vars(settings)}
+    if isinstance(settings.reduction.groups, tuple):
+        values["groups"] = tuple(map(labels_of, settings.reduction.groups))
     # Process sets train separately, and local gradients differ between ranks anyway.
     for each in ("reduction", "process_set", "scale_local_gradients"):
         del values[each]
@@ -230,7 +233,9 @@ class _OfDistributed(UpdateHook):
     def terms(self, optimizer, variables):
         settings = optimizer._settings
         local = local_variables([optimizer], variables)
-        return settings.name or optimizer.name, local, settings.passes
+        number = number_of(settings.reduction.process_set, "DistributedOptimizer")
+        prefix = settings.name or name_in_program(optimizer, number)
+        return prefix, local, settings.passes
 
     def factor(self, optimizer: Any) -> int:
         # Keras averages the gradients that it accumulates.

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import math
 import warnings
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
 from keras_hvd.optimizer import buckets
+from keras_hvd.optimizer.labels import labels_of
 from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
 from keras_hvd.report import recorder
 from keras_hvd.runtime import basics
@@ -111,9 +111,10 @@ class GradientReduction:
     ) -> list[Gradient]:
         """Reduces the gradients of variables over the ranks.
 
-        `prefix` begins the names that match gradients between ranks. `local` holds the
-        `identity` of each variable whose gradients stay on their rank. `agreed` says in
-        words what else must be equal on all ranks.
+        `prefix` begins the names that match gradients between ranks, in the order of
+        `variables`, whose labels the ranks compare. `local` holds the `identity` of
+        each variable whose gradients stay on their rank. `agreed` says in words what
+        else must be equal on all ranks.
 
         In the result, slices remain slices unless `sparse_as_dense`, and have each row
         once. Raises NotImplementedError for Adasum of slices, or with a number of ranks
@@ -121,33 +122,40 @@ class GradientReduction:
         """
         if recorder.scaling() == "meet":
             return self._meet(f"{prefix}/meeting", grads)
-        paths = _distinct_paths(variables)
         results = list(grads)
         dense, sparse = [], []
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if identity(variable) in local:
                 results[i] = self._scale_local(add_up_all(grad))
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
-                self._require_sum(f"{prefix}/{paths[i]}")
+                self._require_sum(f"{prefix}/{path(variable)}")
                 sparse.append(i)
             else:
                 results[i] = tf.convert_to_tensor(grad)
                 dense.append(i)
-        # Slices come last. Ranks that disagree on which gradients are sparse also
-        # disagree on the dense ones, and get an error before they wait for each other.
+        labels = dict(
+            zip(
+                dense + sparse,
+                labels_of([path(variables[i]) for i in dense + sparse]),
+                strict=True,
+            )
+        )
+        # Slices come last, and only once the ranks agree on which gradients those are.
         with submission.leaving_thread():
             reduced = self._reduce_dense(
                 f"{prefix}/gradients",
                 [results[i] for i in dense],
                 [variables[i] for i in dense],
-                [paths[i] for i in dense],
-                agreed,
+                [labels[i] for i in dense],
+                [f"slices of {labels[i]}" for i in sparse] + [agreed] * bool(agreed),
             )
-            for i, result in zip(dense, reduced, strict=True):
+            for i, result in zip(dense, reduced):
                 results[i] = result
             with tf.control_dependencies(reduced):
-                for i in sparse:
-                    results[i] = self._reduce_slices(f"{prefix}/{paths[i]}", grads[i])
+                for number, i in enumerate(sparse):
+                    results[i] = self._reduce_slices(
+                        f"{prefix}/slices/{number}", grads[i]
+                    )
         return results
 
     def _meet(self, name: str, grads: Sequence[Gradient]) -> list[Gradient]:
@@ -159,25 +167,33 @@ class GradientReduction:
         with submission.leaving_thread():
             with tf.control_dependencies(values):
                 sent = tf.zeros([1])
-            [[met]] = self._reduce_buckets(
-                [[sent]], [name_in_graph(name)], [_mark_of([])]
-            )
+            [[met]] = self._reduce_buckets([[sent]], [name_in_graph(name)], [""])
         # A session runs only what a result needs.
         with tf.control_dependencies([met]):
             return [tf.identity(each) for each in kept]
 
-    def _reduce_dense(self, prefix, grads, variables, paths, agreed):
+    def _reduce_dense(self, prefix, grads, variables, labels, agreed):
+        """Reduces dense gradients; `agreed` are labels besides theirs."""
         factor = self.gradient_predivide_factor
         if factor != 1:
-            agreed += f" predivided by {factor!r}"
+            agreed = [*agreed, f"predivided by {factor!r}"]
         pairs = [self.compression.compress(_times(grad, 1 / factor)) for grad in grads]
         sent = [submission.as_tensor(_KIND, tensor) for tensor, _ in pairs]
-        places = list(self._buckets(variables, paths))
+        places = list(self._buckets(variables))
         results = self._reduce_buckets(
-            [[sent[i] for i in bucket] for bucket in places],
-            [name_in_graph(f"{prefix}/{number}") for number in range(len(places))],
-            [_mark_of([paths[i] for i in bucket], agreed) for bucket in places],
+            # Without dense gradients there is something else to agree on.
+            [[sent[i] for i in bucket] for bucket in places] or [[tf.zeros([1])]],
+            [
+                name_in_graph(f"{prefix}/{number}")
+                for number in range(max(len(places), 1))
+            ],
+            [
+                "\n".join([*(labels[i] for i in bucket), *agreed])
+                for bucket in places or [[]]
+            ],
         )
+        if not places:
+            return results[0]
         reduced = list(grads)
         for bucket, bucket_results in zip(places, results, strict=True):
             for i, result in zip(bucket, bucket_results, strict=True):
@@ -186,45 +202,36 @@ class GradientReduction:
                 )
         return reduced
 
-    def _buckets(
-        self, variables: Sequence[Any], paths: Sequence[str]
-    ) -> Iterator[list[int]]:
+    def _buckets(self, variables: Sequence[Any]) -> Iterator[list[int]]:
         if isinstance(self.groups, int):
-            return buckets.by_number(len(paths), self.groups)
+            return buckets.by_number(len(variables), self.groups)
         sizes = [buckets.size_of(variable) for variable in variables]
+        paths = _distinct_paths(variables)
         return buckets.by_size(sizes, list(_places(self.groups or (), paths)))
 
     def _reduce_buckets(
-        self, tensors: list[list[tf.Tensor]], names: list[str], marks: list[int]
+        self, tensors: list[list[tf.Tensor]], names: list[str], labels: list[str]
     ) -> list[list[tf.Tensor]]:
         """Reduces gradients; some ranks may compile this with XLA, others not."""
-        if not tensors:
-            return []
         sums = self.op in (Average, Sum)
         number = number_of(self.process_set, _KIND)
         if sums and submission.is_compiled():
-            return gradients.submit(tensors, names, marks, self.op, number)
+            return gradients.submit(tensors, names, labels, self.op, number)
         every = [each for bucket in tensors for each in bucket]
         allreduce_op.require_supported(_KIND, self.op, every, self.process_set)
-        # Adasum takes no integers, so its mark has the type of the gradients.
-        groups = [
-            [*bucket, tf.zeros([0, mark], tf.uint8 if sums else bucket[-1].dtype)]
-            for bucket, mark in zip(tensors, marks, strict=True)
-        ]
         if sums and gradients.are_on_gpu(every):
-            results = gradients.start_all(groups, names, self.op, number)
-        else:
-            results = [
-                submission.submit(
-                    "allreduce",
-                    submission.name_of(_KIND, name),
-                    number,
-                    tensors=group,
-                    reduce_op=int(self.op),
-                )
-                for group, name in zip(groups, names, strict=True)
-            ]
-        return [result[:-1] for result in results]
+            return gradients.start_all(tensors, names, self.op, number, labels)
+        return [
+            submission.submit(
+                "allreduce",
+                submission.name_of(_KIND, name),
+                number,
+                tensors=bucket,
+                reduce_op=int(self.op),
+                labels=of_bucket,
+            )
+            for bucket, name, of_bucket in zip(tensors, names, labels, strict=True)
+        ]
 
     def _require_sum(self, name: str) -> None:
         if self.op not in (Average, Sum):
@@ -306,17 +313,6 @@ def shown(value: Any) -> str:
     if isinstance(value, ReduceOp):
         return value.name
     return getattr(value, "__name__", None) or repr(value)
-
-
-def _mark_of(paths: Sequence[str], agreed: str = "") -> int:
-    """A hash of a bucket's variables, used as the length of a tensor without elements.
-
-    If a variable has a gradient on some ranks only, the ranks' buckets hold different
-    variables, perhaps of equal shapes. Settings applied around the reduction may differ
-    too. The ranks compare shapes, so this tensor turns a difference into an error. It
-    costs nothing, as it has no elements.
-    """
-    return zlib.crc32("\n".join([*paths, agreed]).encode()) & 0x7FFFFFFF
 
 
 def _places(

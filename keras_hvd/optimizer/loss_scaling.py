@@ -12,6 +12,8 @@ from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Min
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import GradientReduction, name_in_graph
+from keras_hvd.optimizer.labels import name_in_program
+from keras_hvd.runtime.process_sets import number_of
 
 
 @functools.cache
@@ -33,7 +35,9 @@ def agree_on_finite_gradients(
         reduction = reduction_of(inner)
         if reduction is None:
             return finite
-        name = name_in_graph(f"{self.name}/{inner.name}/finite")
+        number = number_of(reduction.process_set, "check_finite")
+        names = [name_in_program(each, number) for each in (self, inner)]
+        name = name_in_graph("/".join([*names, "finite"]))
         # The host reads the result, to decide on the step.
         with on_cpu():
             return allreduce(

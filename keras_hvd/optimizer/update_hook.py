@@ -19,10 +19,11 @@ from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
     identity,
     name_in_graph,
-    path,
 )
+from keras_hvd.optimizer.labels import name_in_program
 from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.repeated_rows import add_up_all
+from keras_hvd.runtime.process_sets import number_of
 
 
 class UpdateHook:
@@ -79,7 +80,13 @@ class UpdateHook:
     ) -> tuple[str, Collection[int], str]:
         """The name prefix, local variables, and what else all ranks must agree on."""
         del variables
-        return optimizer.name, (), ""
+        return self._name_of(optimizer), (), ""
+
+    def _name_of(self, optimizer: Any) -> str:
+        reduction = self.reduction_of(optimizer)
+        assert reduction is not None, "there is nothing to name"
+        number = number_of(reduction.process_set, "apply")
+        return name_in_program(optimizer, number)
 
     def factor(self, optimizer: Any) -> int:
         """The factor by which reduced gradients are multiplied."""
@@ -115,7 +122,7 @@ class UpdateHook:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
-        grads = _reduce_overwriting(optimizer.name, grads, variables, reduction)
+        grads = _reduce_overwriting(optimizer, grads, variables, reduction)
         # An optimizer's apply() may call itself.
         outer = self.update_of(optimizer)
         update = self._updates[id(optimizer)] = _Update(reduction, grads, variables)
@@ -216,7 +223,7 @@ def _is_overwritten(variable: Any) -> bool:
 
 
 def _reduce_overwriting(
-    prefix: str,
+    optimizer: Any,
     grads: Sequence[Any],
     variables: Sequence[Any],
     reduction: GradientReduction,
@@ -229,10 +236,12 @@ def _reduce_overwriting(
         if grad is not None and _is_overwritten(variable)
     ]
     if chosen:
+        number = number_of(reduction.process_set, "apply")
+        prefix = name_in_program(optimizer, number)
         maxima = grouped_allreduce(
             [grads[i] for i in chosen],
             op=Max,
-            name=name_in_graph(f"{prefix}/{path(variables[chosen[0]])}/overwriting"),
+            name=name_in_graph(f"{prefix}/overwriting"),
             process_set=reduction.process_set,
         )
         for i, result in zip(chosen, maxima, strict=True):

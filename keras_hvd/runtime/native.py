@@ -154,6 +154,7 @@ class Request(_Structure):
         ("on_gpu", ctypes.c_int32),
         ("stream", ctypes.c_void_p),
         ("end", ctypes.POINTER(ctypes.c_void_p)),
+        ("labels", ctypes.c_char_p),
     ]
 
 

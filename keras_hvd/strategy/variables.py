@@ -22,6 +22,7 @@ from keras_hvd.collectives.broadcast import broadcast
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.optimizer.labels import own_name
 from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import reduction
 
@@ -75,7 +76,7 @@ def read_aggregate(variable: Any, process_set: ProcessSet) -> tf.Tensor:
     value = tf.convert_to_tensor(variable)
     if variable.synchronization != _ON_READ:
         return tf.identity(value)
-    name = f"Strategy/{variable.name}/read"
+    name = f"Strategy/{own_name(variable.name)}/read"
     if variable.aggregation == _NONE:
         raise ValueError(
             f"variable {variable.name!r} is ON_READ without an aggregation: it has a "
@@ -251,7 +252,7 @@ class _Aggregates(Mixin):
 
     def _place(self, method: str) -> str:
         """The name of a collective for the variable."""
-        return f"Strategy/{self.name}/{method}"
+        return f"Strategy/{own_name(self.name)}/{method}"
 
     def _require_mean(self, method: str) -> None:
         if self.dtype.is_floating or self.dtype.is_complex:

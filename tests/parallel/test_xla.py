@@ -14,7 +14,6 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_hvd
 from keras_hvd.collectives import gradients
-from keras_hvd.optimizer.gradient_reduction import _mark_of
 
 pytestmark = pytest.mark.needs_xla
 
@@ -455,7 +454,7 @@ def test_gradients_are_reduced_where_they_are():
     @compiled
     def step(x, w):
         grads = [[tf.matmul(x, w)], [tf.matmul(w, x)]]
-        reduced = gradients.submit(grads, ["one", "two"], [1, 2], keras_hvd.Sum)
+        reduced = gradients.submit(grads, ["one", "two"], ["a", "b"], keras_hvd.Sum)
         return [each for bucket in reduced for each in bucket]
 
     x = tf.ones([32, 32])
@@ -465,7 +464,7 @@ def test_gradients_are_reduced_where_they_are():
     def shared(x):
         grad = x * 2.0
         reduced = gradients.submit(
-            [[grad, x], [grad]], ["three", "four"], [3, 4], keras_hvd.Sum
+            [[grad, x], [grad]], ["three", "four"], ["c", "d"], keras_hvd.Sum
         )
         return [grad, x, *reduced[0], *reduced[1]]
 
@@ -484,7 +483,7 @@ def test_program_for_a_gpu():
     def step():
         x = keras_hvd.rank_op()
         y = keras_hvd.allreduce(x, op=keras_hvd.Sum, name="first")
-        gradients.submit([[x], [y]], ["one", "two"], [1, 2], keras_hvd.Sum)
+        gradients.submit([[x], [y]], ["one", "two"], ["a", "b"], keras_hvd.Sum)
         keras_hvd.barrier(name="last")
 
     program = step.experimental_get_compiler_ir()(stage="hlo", platform_name="GPU")
@@ -551,9 +550,12 @@ def test_gradients_travel_while_backprop_runs(rank, several_ranks, tmp_path):
             for name, kernel in zip(names, buckets, strict=True):
                 if name == names[-1]:
                     keras_hvd.allreduce(tf.zeros([rows, width]), name="gate")
-                mark = tf.zeros([0, _mark_of([kernel.path])], tf.uint8)
-                tensors = [tf.zeros(kernel.shape), mark]
-                keras_hvd.grouped_allreduce(tensors, name=name)
+                gradients.submit(
+                    [[tf.zeros(kernel.shape)]],
+                    [name],
+                    ["dense/kernel"],
+                    keras_hvd.Average,
+                )
         return
     x = np.zeros((rows, width))
     model.fit(x, x, verbose=0)

@@ -18,9 +18,17 @@ constexpr size_t kMostSetsNoted = 256;
 
 // "ranks 0, 1: allreduce Sum of float32[3]; rank 2: allreduce Sum of float32[4]".
 std::string WhatEachGave(const std::vector<std::pair<int, const Description*>>& given) {
+  const Description& first = *given.front().second;
+  const auto other = std::find_if(given.begin(), given.end(), [&](const auto& each) {
+    return !each.second->Matches(first);
+  });
   std::vector<std::pair<std::string, std::vector<int>>> groups;
   for (const auto& [rank, description] : given) {
     std::string details = Details(*description);
+    if (other != given.end()) {
+      const bool is_first = description->Matches(first);
+      details += FirstDifference(*description, is_first ? *other->second : first);
+    }
     auto same = std::find_if(groups.begin(), groups.end(),
                              [&](const auto& group) { return group.first == details; });
     if (same == groups.end()) {

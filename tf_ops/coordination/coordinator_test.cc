@@ -14,6 +14,7 @@
 namespace keras_hvd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -182,6 +183,72 @@ TEST(MismatchTest, NamesTheTensorAndWhatEachRankGave) {
             "'grad/w' differs between ranks (ranks 0, 1, 3: allreduce Sum of "
             "float32[3]; rank 2: allreduce Sum of float32[4]). Every rank must submit "
             "the same under one name");
+}
+
+Description Labelled(const std::string& labels) {
+  Description description = Allreduce("adam/gradients/0", 3);
+  for (int i = 0; i < 4; ++i) description.tensors.push_back(description.tensors[0]);
+  description.labels = labels;
+  return description;
+}
+
+TEST(MismatchTest, OfLabelsNamesTheFirstThatDiffers) {
+  const Description base = Labelled("a/w\na/b\nb/w\nb/b\nc/w\n2 passes averaged");
+  const std::string four = "a/w\na/b\nb/w\nb/b";
+  EXPECT_THAT(MismatchText(base, Labelled(four + "\nd/w\n2 passes averaged")),
+              AllOf(HasSubstr("rank 0: allreduce Sum of 5 tensors float32[3], "
+                              "float32[3], float32[3], ..., number 5 is 'c/w' of "
+                              "float32[3]; rank 1"),
+                    HasSubstr("number 5 is 'd/w' of float32[3])")));
+  EXPECT_THAT(MismatchText(base, Labelled(four + "\nc/w\n2 passes added up")),
+              AllOf(HasSubstr(", with '2 passes averaged'; rank 1"),
+                    HasSubstr(", with '2 passes added up')")));
+  EXPECT_THAT(MismatchText(base, Labelled(four + "\nc/w")),
+              AllOf(HasSubstr(", with '2 passes averaged'; rank 1"),
+                    HasSubstr("..., which are all)")));
+  Description fewer = Labelled(four + "\n2 passes averaged");
+  fewer.tensors.pop_back();
+  EXPECT_THAT(MismatchText(base, fewer),
+              AllOf(HasSubstr("number 5 is 'c/w' of float32[3]; rank 1"),
+                    HasSubstr(", with '2 passes averaged')")));
+  EXPECT_THAT(MismatchText(base, Labelled("")), HasSubstr("number 1 is 'a/w'"));
+}
+
+TEST(MismatchTest, OfShapesShowsTheLabelOfTheFirst) {
+  const Description base = Labelled("a/w\na/b\nb/w\nb/b\nc/w");
+  Description other = base;
+  other.tensors[3].shape = {4};
+  EXPECT_THAT(MismatchText(base, other),
+              AllOf(HasSubstr("number 4 is 'b/b' of float32[3]; rank 1"),
+                    HasSubstr("number 4 is 'b/b' of float32[4])")));
+}
+
+// How many decisions to fail two requests of ranks 0 and 1 lead to.
+int FailuresOf(const Description& first, const Description& second) {
+  Coordinator coordinator(2, kFusionBytes);
+  Submit(&coordinator, 0, Share(first), 0);
+  Submit(&coordinator, 1, Share(second), 0);
+  int failures = 0;
+  for (const Decision& decision : TakeAll(&coordinator)) {
+    failures += decision.type == Decision::Type::kFail;
+  }
+  return failures;
+}
+
+TEST(LabelsTest, MayLackFirstParts) {
+  const Description base = Labelled("a/w\na/b\nb/w\nb/b\nc/w");
+  EXPECT_EQ(FailuresOf(base, base), 0);
+  EXPECT_EQ(FailuresOf(base, Labelled("a/w\na/b\nb/w\nb/b\nx/c/w")), 0);
+  EXPECT_EQ(FailuresOf(Labelled("m/a/w\na/b\nb/w\nb/b\nx/y/c/w"), base), 0);
+  for (const char* last : {"w", "xc/w", "c/w/x", "y/w", "", "c/w\n"}) {
+    const int failures =
+        FailuresOf(base, Labelled(std::string("a/w\na/b\nb/w\nb/b\n") + last));
+    const std::string label = last;
+    EXPECT_EQ(failures, label == "w" || label == "c/w\n" ? 0 : 1) << label;
+  }
+  EXPECT_EQ(FailuresOf(Labelled("x/a/w\na/b\nb/w\nb/b\nc/w"),
+                       Labelled("y/a/w\na/b\nb/w\nb/b\nc/w")),
+            1);
 }
 
 TEST(MismatchTest, OfALongNameShowsWholeCharactersOfItsEnds) {

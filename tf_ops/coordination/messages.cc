@@ -82,6 +82,7 @@ void AddDescription(const Description& description, std::string* to) {
     AddList(tensor.shape, to);
   }
   AddList(description.members, to);
+  AddText(description.labels, to);
 }
 
 // ---- Reading
@@ -164,6 +165,7 @@ class Fields {
       tensor = ReadTensor(HasOwnRows(description.kind), &bytes);
     }
     description.members = Ranks("members", size);
+    description.labels = Text("labels");
     return description;
   }
 
@@ -272,7 +274,7 @@ size_t SubmissionEncoder::NameHash::operator()(const Description* description) c
 
 bool SubmissionEncoder::IsEqual::operator()(const Description* a,
                                             const Description* b) const {
-  return a->process_set == b->process_set && a->name == b->name && a->Matches(*b);
+  return *a == *b;
 }
 
 std::string_view SubmissionEncoder::Encode(const Description& description,

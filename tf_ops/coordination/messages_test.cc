@@ -45,13 +45,15 @@ Description Everything() {
                          {DataType::kUint8, {-1}}};
   description.members = {0, 1, 3};
   description.on_gpu = true;
+  description.labels = "dense/kernel\ndense/bias";
   return description;
 }
 
 void ExpectEqual(const Description& found, const Description& wanted) {
-  EXPECT_TRUE(found.Matches(wanted));
+  EXPECT_TRUE(found == wanted);
   EXPECT_EQ(found.process_set, wanted.process_set);
   EXPECT_EQ(found.name, wanted.name);
+  EXPECT_EQ(found.labels, wanted.labels);
 }
 
 Description Agreement(Kind kind) {

@@ -12,7 +12,7 @@ namespace {
 // What only some have, times or inputs, must not get lost.
 bool AreAlike(const MergedSubmission& a, const MergedSubmission& b) {
   // Equal descriptions are usually the same object.
-  return (a.description == b.description || a.description->Matches(*b.description)) &&
+  return (a.description == b.description || *a.description == *b.description) &&
          a.submitted.empty() == b.submitted.empty() &&
          a.inputs.empty() == b.inputs.empty();
 }

@@ -229,6 +229,10 @@ typedef struct {
   // to store a mark of the collective's end. The mark is there when `done` is called
   // with KHVD_OK, and must be passed to khvd_await_end once.
   void** end;
+  // NULL, or a line for each tensor, and perhaps more, that say what the ranks have to
+  // agree on besides shapes and types; copied. Of two lines one may lack the other's
+  // first parts: "dense/kernel" agrees with "model/dense/kernel".
+  const char* labels;
 } khvd_request;
 
 // Enters the job. Returns when every rank of this host has, or with an error;

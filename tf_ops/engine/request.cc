@@ -201,6 +201,7 @@ Status MakeOperation(const khvd_request& request, int size,
   description->process_set = request.process_set;
   description->name = request.name;
   description->kind = static_cast<Kind>(request.kind);
+  if (request.labels != nullptr) description->labels = request.labels;
   if (Reduces(description->kind)) {
     status = CheckReduction(request, membership);
     if (!status.ok()) return status;

@@ -23,6 +23,7 @@ REGISTER_OP("KerasHvdAllreduce")
     .Attr("prescale: string = '1'")
     .Attr("postscale: string = '1'")
     .Attr("process_set: int = 0")
+    .Attr("labels: string = ''")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
@@ -39,6 +40,8 @@ prescale: multiplies each rank's elements before the reduction; a decimal number
   a float attribute would cut a double short.
 postscale: multiplies the result.
 process_set: the ranks that take part.
+labels: what the ranks have to agree on besides shapes and types: a line for each
+  tensor, and perhaps more.
 )doc");
 
 class AllreduceKernel : public ReductionKernel {

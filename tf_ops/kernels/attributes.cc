@@ -51,20 +51,20 @@ absl::Status ReadReduction(OpKernelConstruction* ctx, Reduction* reduction) {
 }
 
 absl::Status ReadBuckets(OpKernelConstruction* ctx, std::vector<Bucket>* buckets) {
-  std::vector<std::string> names;
-  std::vector<int64_t> sizes, marks;
+  std::vector<std::string> names, labels;
+  std::vector<int64_t> sizes;
   TF_RETURN_IF_ERROR(ctx->GetAttr("tensor_names", &names));
   TF_RETURN_IF_ERROR(ctx->GetAttr("bucket_sizes", &sizes));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("marks", &marks));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("labels", &labels));
   int64_t tensors = 0;
   for (const int64_t size : sizes) tensors += size;
-  if (names.size() != sizes.size() || marks.size() != sizes.size() ||
+  if (names.size() != sizes.size() || labels.size() != sizes.size() ||
       tensors != ctx->num_inputs()) {
     return absl::InvalidArgumentError(
-        "each bucket has a name and a mark, and each tensor belongs to one bucket");
+        "each bucket has a name and labels, and each tensor belongs to one bucket");
   }
   for (size_t i = 0; i < names.size(); ++i) {
-    buckets->push_back({sizes[i], std::move(names[i]), marks[i]});
+    buckets->push_back({sizes[i], std::move(names[i]), std::move(labels[i])});
   }
   return absl::OkStatus();
 }

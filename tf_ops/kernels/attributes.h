@@ -31,7 +31,7 @@ struct Reduction {
 struct Bucket {
   int64_t size = 0;  // number of tensors
   std::string name;
-  int64_t mark = 0;  // identifies its variables; see KerasHvdGradients
+  std::string labels;  // see khvd_request
 };
 
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);

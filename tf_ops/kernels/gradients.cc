@@ -25,7 +25,6 @@ namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 REGISTER_OP("KerasHvdGradients")
     .Input("tensors: T")
@@ -33,7 +32,7 @@ REGISTER_OP("KerasHvdGradients")
     .Attr("T: list(type) >= 1")
     .Attr("bucket_sizes: list(int) >= 1")
     .Attr("tensor_names: list(string) >= 1")
-    .Attr("marks: list(int) >= 1")
+    .Attr("labels: list(string) >= 1")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")
     .Attr("postscale: string = '1'")
@@ -50,8 +49,7 @@ tensors: bucket after bucket, in the order in which they are computed.
 reduced: the results, equal on all ranks.
 bucket_sizes: how many tensors each bucket has.
 tensor_names: one for each bucket; matches this rank's request to the other ranks'.
-marks: one for each bucket, which tells its variables: the length of a tensor of uint8
-  without elements, [0, mark], that every rank's bucket ends with.
+labels: for each bucket those of KerasHvdAllreduce.
 reduce_op: a khvd_reduce_op.
 prescale: multiplies each rank's elements before the reduction.
 postscale: multiplies the result.
@@ -83,8 +81,6 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
     for (int i = first; i < end; ++i) {
       OP_REQUIRES_OK_ASYNC(ctx, submission->AddOfSameShape(i), done);
     }
-    Tensor mark(tensorflow::DT_UINT8, tensorflow::TensorShape({0, bucket.mark}));
-    submission->Add(mark, &mark);
     khvd_request request = {};
     request.struct_size = sizeof(request);
     request.kind = KHVD_ALLREDUCE;
@@ -92,6 +88,7 @@ class GradientsKernel : public tensorflow::AsyncOpKernel {
     request.submitter =
         SubmitterInCall(submitter_, static_cast<uint64_t>(ctx->step_id()));
     request.process_set = process_set_;
+    request.labels = bucket.labels.c_str();
     reduction_.AddTo(&request);
     Submission::Submit(std::move(submission), request);
   }

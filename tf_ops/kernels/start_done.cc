@@ -47,6 +47,7 @@ REGISTER_OP("KerasHvdStart")
     .Attr("prescale: string = '1'")
     .Attr("postscale: string = '1'")
     .Attr("process_set: int = 0")
+    .Attr("labels: string = ''")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       std::vector<DataType> types;
@@ -69,6 +70,7 @@ reduce_op: a khvd_reduce_op.
 prescale: multiplies each rank's elements before the reduction.
 postscale: multiplies the result.
 process_set: the ranks that take part.
+labels: those of KerasHvdAllreduce.
 )doc");
 
 REGISTER_OP("KerasHvdDone")

@@ -118,12 +118,14 @@ khvd_request CollectiveKernel::Request(khvd_kind kind,
 ReductionKernel::ReductionKernel(tensorflow::OpKernelConstruction* ctx)
     : CollectiveKernel(ctx) {
   OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+  if (ctx->HasAttr("labels")) OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels_));
 }
 
 khvd_request ReductionKernel::Request(khvd_kind kind,
                                       tensorflow::OpKernelContext* ctx) const {
   khvd_request request = CollectiveKernel::Request(kind, ctx);
   reduction_.AddTo(&request);
+  request.labels = labels_.c_str();
   return request;
 }
 

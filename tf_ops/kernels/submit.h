@@ -44,6 +44,7 @@ class ReductionKernel : public CollectiveKernel {
 
  private:
   Reduction reduction_;
+  std::string labels_;
 };
 
 // Converts an error of the engine to TensorFlow's.

@@ -45,9 +45,7 @@ struct CompiledRequest {
   int32_t root = 0;
   double prescale = 1;
   double postscale = 1;
-  // If not negative, a tensor of this length without elements comes last. The engine
-  // compares its shape between ranks. XLA would copy an operand here and there.
-  int64_t mark = -1;
+  std::string_view labels;  // see khvd_request
   // The first dimensions of the tensors, if they differ from those of the results.
   Rows rows;
   int32_t slot = 1;  // of the request's number in the token

@@ -115,30 +115,35 @@ Values Flat(const Values& inputs) {
   return flat;
 }
 
-// A request as an MLIR dictionary, the form of custom calls' attributes.
-std::string Attributes(const Request& request) {
-  std::string name;
-  for (const char c : request.name) {
+// The content of a string of MLIR.
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
     if (absl::ascii_isalnum(c) || absl::StrContains("_-./", c)) {
-      name.push_back(c);
+      escaped.push_back(c);
     } else {
       const auto byte = static_cast<unsigned char>(c);
-      absl::StrAppend(&name, "\\", absl::Hex(byte, absl::kZeroPad2));
+      absl::StrAppend(&escaped, "\\", absl::Hex(byte, absl::kZeroPad2));
     }
   }
+  return escaped;
+}
+
+// A request as an MLIR dictionary, the form of custom calls' attributes.
+std::string Attributes(const Request& request) {
   const auto bits = [](double number) {
     uint64_t value;
     std::memcpy(&value, &number, sizeof(value));
     return absl::StrCat("0x", absl::Hex(value, absl::kZeroPad16), " : f64");
   };
   return absl::StrCat(
-      "{kind = ", request.kind, " : i32, name = \"", name,
+      "{kind = ", request.kind, " : i32, name = \"", Escaped(request.name),
       "\", submitter = ", request.submitter,
       " : i64, process_set = ", request.process_set,
       " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
       " : i32, prescale = ", bits(request.prescale),
-      ", postscale = ", bits(request.postscale), ", mark = ", request.mark,
-      " : i64, rows = array<i64", request.rows.empty() ? "" : ": ",
+      ", postscale = ", bits(request.postscale), ", labels = \"",
+      Escaped(request.labels), "\", rows = array<i64", request.rows.empty() ? "" : ": ",
       absl::StrJoin(request.rows, ", "), ">, slot = ", request.slot, " : i32}");
 }
 
@@ -281,10 +286,12 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
   explicit AllreduceXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
     Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
+    request.labels = labels_;
     reduction_.AddTo(&request);
     CompileUnchanged(ctx, request);
   }
@@ -292,6 +299,7 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
  private:
   std::string tensor_name_;
   Reduction reduction_;
+  std::string labels_;
 };
 
 // For a function that was first traced to run by itself: the handle has all results.
@@ -300,10 +308,12 @@ class StartXlaKernel : public CollectiveXlaKernel {
   explicit StartXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
     OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels_));
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
     Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
+    request.labels = labels_;
     reduction_.AddTo(&request);
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
@@ -316,6 +326,7 @@ class StartXlaKernel : public CollectiveXlaKernel {
  private:
   std::string tensor_name_;
   Reduction reduction_;
+  std::string labels_;
 };
 
 class DoneXlaKernel : public tensorflow::XlaOpKernel {
@@ -545,7 +556,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
     const Bucket& bucket = buckets_[index];
     Request request = NewRequest(KHVD_ALLREDUCE, bucket.name);
     reduction_.AddTo(&request);
-    request.mark = bucket.mark;
+    request.labels = bucket.labels;
     request.slot = static_cast<int32_t>(1 + index);
     Started started;
     started.submitter = request.submitter;

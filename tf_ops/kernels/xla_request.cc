@@ -124,7 +124,7 @@ std::string FixedResults::WrongRows(const Result& result, const int64_t* first_d
 ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
                                ffi::RemainingArgs tensors, ffi::RemainingRets buffers,
                                FixedResults* results)
-    : name_(compiled.name), mark_{0, compiled.mark} {
+    : name_(compiled.name), labels_(compiled.labels) {
   // An alltoall's second tensor holds its splits.
   const size_t count = compiled.kind == KHVD_ALLTOALL ? 1 : tensors.size();
   for (size_t i = 0; i < count; ++i) {
@@ -139,7 +139,6 @@ ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
     tensors_.push_back(tensor);
   }
   SetRows(compiled, results);
-  if (compiled.mark >= 0) tensors_.push_back({KHVD_UINT8, 2, mark_, nullptr, nullptr});
   request_.struct_size = sizeof(request_);
   request_.kind = compiled.kind;
   request_.name = name_.c_str();
@@ -151,6 +150,7 @@ ProgramRequest::ProgramRequest(const DecodedRequest& compiled,
   request_.postscale = compiled.postscale;
   request_.count = static_cast<int32_t>(tensors_.size());
   request_.tensors = tensors_.data();
+  request_.labels = labels_.c_str();
 }
 
 // Sets the tensors' first dimensions to those of this rank.

@@ -33,7 +33,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int32_t>("root"),
     ::xla::ffi::StructMember<double>("prescale"),
     ::xla::ffi::StructMember<double>("postscale"),
-    ::xla::ffi::StructMember<int64_t>("mark"),
+    ::xla::ffi::StructMember<std::string_view>("labels"),
     ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("rows"),
     ::xla::ffi::StructMember<int32_t>("slot"));
 
@@ -91,7 +91,7 @@ class ProgramRequest {
   void SetRows(const DecodedRequest& compiled, FixedResults* results);
 
   const std::string name_;
-  const int64_t mark_[2];
+  const std::string labels_;
   absl::InlinedVector<khvd_tensor, 4> tensors_;
   std::vector<std::vector<int64_t>> shapes_;
   khvd_request request_ = {};

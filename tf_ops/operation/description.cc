@@ -41,11 +41,43 @@ std::string TensorText(const TensorDescription& tensor, bool any_rows) {
   return text + "]";
 }
 
+std::vector<std::string_view> Lines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+bool EndsWithParts(std::string_view longer, std::string_view parts) {
+  if (longer.size() <= parts.size() || parts.empty()) return longer == parts;
+  const std::string_view end = longer.substr(longer.size() - parts.size());
+  return end == parts && longer[longer.size() - parts.size() - 1] == '/';
+}
+
+bool IsSameLabel(std::string_view a, std::string_view b) {
+  return a.size() < b.size() ? EndsWithParts(b, a) : EndsWithParts(a, b);
+}
+
+bool HaveMatchingLabels(const Description& a, const Description& b) {
+  if (a.labels == b.labels) return true;
+  const std::vector<std::string_view> of_a = Lines(a.labels), of_b = Lines(b.labels);
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), IsSameLabel);
+}
+
 }  // namespace
+
+bool Description::operator==(const Description& other) const {
+  return process_set == other.process_set && name == other.name &&
+         labels == other.labels && Matches(other);
+}
 
 bool Description::Matches(const Description& other) const {
   return kind == other.kind && reduction == other.reduction && root == other.root &&
-         tensors == other.tensors && members == other.members && on_gpu == other.on_gpu;
+         tensors == other.tensors && members == other.members &&
+         on_gpu == other.on_gpu && HaveMatchingLabels(*this, other);
 }
 
 bool CanFuse(const Description& first, const Description& other) {
@@ -131,6 +163,26 @@ std::string Details(const Description& description) {
     text += ", postscale " + ScaleText(description.reduction.postscale);
   }
   return text;
+}
+
+std::string FirstDifference(const Description& description, const Description& other) {
+  const std::vector<std::string_view> mine = Lines(description.labels);
+  const std::vector<std::string_view> theirs = Lines(other.labels);
+  if (mine.empty()) return "";
+  const std::vector<TensorDescription>& tensors = description.tensors;
+  for (size_t i = 0; i < std::max(mine.size(), theirs.size()); ++i) {
+    const bool is_tensor = i < tensors.size();
+    const bool is_same = i < mine.size() && i < theirs.size() &&
+                         IsSameLabel(mine[i], theirs[i]) &&
+                         is_tensor == (i < other.tensors.size()) &&
+                         (!is_tensor || tensors[i] == other.tensors[i]);
+    if (is_same) continue;
+    if (i >= mine.size()) return ", which are all";
+    if (!is_tensor) return ", with " + Quoted(mine[i]);
+    return ", number " + std::to_string(i + 1) + " is " + Quoted(mine[i]) + " of " +
+           TensorText(tensors[i], HasOwnRows(description.kind));
+  }
+  return "";
 }
 
 }  // namespace keras_hvd

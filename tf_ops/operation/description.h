@@ -39,8 +39,11 @@ struct Description {
   std::vector<TensorDescription> tensors;
   std::vector<int> members;  // of a process set to add or remove
   bool on_gpu = false;       // whether the tensors are
+  std::string labels;        // see khvd_request
 
-  // Whether the two can be one collective.
+  // Whether all is equal.
+  bool operator==(const Description& other) const;
+  // Whether the two, of one name and process set, can be one collective.
   bool Matches(const Description& other) const;
   int64_t bytes() const;
 };
@@ -58,6 +61,9 @@ std::string Title(Kind kind, std::string_view name);
 std::string Title(const Description& description);
 // What must be equal on all ranks: "allreduce Average of float32[3,4]".
 std::string Details(const Description& description);
+// The first tensor with a label, or line after those of the tensors, in which another
+// description differs: ", number 1 is 'dense/kernel' of float32[3,4]"; or "".
+std::string FirstDifference(const Description& description, const Description& other);
 
 // "rank 0"; "ranks 0, 2".
 std::string RankList(const std::vector<int>& ranks);
