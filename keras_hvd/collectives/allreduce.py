@@ -275,12 +275,15 @@ def _scaled(
         if count is None:
             return _truncated(values, postscale)
         values = tf.truediv(values, tf.ones([], values.dtype))
-    factor, count = prescale * postscale, count or 1
-    if factor == count:
+    dtype, factor, count = values.dtype, prescale * postscale, count or 1
+    if factor == 1 and count == 1:
         return values
-    if values.dtype.size == 1:  # TensorFlow cannot multiply float8
-        return tf.cast(tf.cast(values, tf.float32) * (factor / count), values.dtype)
-    return values * (factor / count)
+    if dtype.size == 1:  # TensorFlow cannot multiply float8
+        values = tf.cast(values, tf.float32)
+    if factor != 1:
+        values = values * tf.cast(factor, values.dtype)
+    # Not multiplied by 1 / count, which is rounded.
+    return tf.cast(values / tf.cast(count, values.dtype), dtype)
 
 
 def _truncated(integers: tf.Tensor, factor: float) -> tf.Tensor:

@@ -255,7 +255,7 @@ class GradientReduction:
     def _scale_local(self, grad: Gradient) -> Gradient:
         """Scales a local gradient like the others, which are means over all ranks."""
         size = self.process_set.size()
-        return _times(grad, 1 / size) if self.scale_local_gradients else grad
+        return _divided(grad, size) if self.scale_local_gradients else grad
 
 
 def identity(variable: Any) -> int:
@@ -331,6 +331,13 @@ def _distinct_paths(variables: Sequence[Any]) -> list[str]:
     paths = [path(variable) for variable in variables]
     times = collections.Counter(paths)
     return [each if times[each] == 1 else f"{each}#{i}" for i, each in enumerate(paths)]
+
+
+def _divided(grad: Gradient, count: int) -> Gradient:
+    if isinstance(grad, tf.IndexedSlices):
+        values = _divided(grad.values, count)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return grad / tf.cast(count, grad.dtype)
 
 
 def _times(grad: Gradient, factor: float) -> Gradient:

@@ -55,6 +55,16 @@ def test_indexed_slices_are_gathered(run, dtype, rank, size):
         np.testing.assert_array_equal(result.dense_shape, [4, 2])
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_averages_are_those_of_a_division(run, dtype, size):
+    """To the last bit, which a product with 1 / size misses on three ranks."""
+    values = np.random.default_rng(1).normal(size=(100, 3)).astype(dtype.name)
+    slices = tf.IndexedSlices(tf.constant(values), tf.range(100))
+    reduced = run(lambda: keras_hvd.allreduce(slices))()
+    wanted = np.concatenate([values / values.dtype.type(size)] * size)
+    np.testing.assert_array_equal(reduced.values, wanted)
+
+
 @pytest.mark.needs_xla
 def test_indexed_slices_compiled_by_xla(rank, size):
     @tf.function(jit_compile=True)
