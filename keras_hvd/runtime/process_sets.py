@@ -42,6 +42,7 @@ class ProcessSet:
         self._ranks: list[int] | None = _ascending(ranks_or_comm)
         self._number: int | None = None
         self._job = ""  # that it was added to
+        self._removed = False
 
     @property
     def process_set_id(self) -> int | None:
@@ -56,8 +57,18 @@ class ProcessSet:
         return None if self._ranks is None else list(self._ranks)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while the set is in no job."""
-        return None if self.process_set_id is None else self._place() is not None
+        """Whether this process is a member; None while the set is in no job.
+
+        False once the set has been removed.
+        """
+        if self.process_set_id is None:
+            return False if self._removed else None
+        return self._place() is not None
+
+    @property
+    def mpi_comm(self) -> None:
+        """None, as of Horovod's sets that are made from ranks."""
+        return None
 
     def size(self) -> int | MaybeNone:
         """The number of members; None while the set is in no job."""
@@ -73,6 +84,9 @@ class ProcessSet:
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    def __str__(self) -> str:
+        return f"{repr(self)[:-1]}, mpi_comm={self.mpi_comm})"
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -151,6 +165,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     )
     process_set._number = number.value
     process_set._job = basics.job()
+    process_set._removed = False
     return process_set
 
 
@@ -191,6 +206,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     basics.check(native.engine().khvd_remove_process_set(number))
     process_set._number = None
+    process_set._removed = True
     return True
 
 

@@ -53,6 +53,16 @@ def test_the_global_set(rank, size):
     assert keras_hvd.allreduce(1, op=Sum, process_set=whole) == size
 
 
+def test_nobody_is_in_a_set_that_was_removed(several_ranks, size):
+    pair = keras_hvd.ProcessSet([0, size - 1] if size > 2 else [0])
+    assert pair.included() is None
+    for _ in range(2):
+        keras_hvd.add_process_set(pair)
+        assert pair.included() == (keras_hvd.rank() in pair.ranks)
+        keras_hvd.remove_process_set(pair)
+        assert pair.included() is False
+
+
 def test_members_and_others(even_and_odd, rank, size):
     for first, each in enumerate(even_and_odd):
         ranks = list(range(first, size, 2))
@@ -61,8 +71,10 @@ def test_members_and_others(even_and_odd, rank, size):
         assert each.included() == (rank in ranks)
         assert each.rank() == (ranks.index(rank) if rank in ranks else None)
         assert str(each) == (
-            f"ProcessSet(process_set_id={each.process_set_id}, ranks={ranks})"
+            f"ProcessSet(process_set_id={each.process_set_id}, ranks={ranks}, "
+            "mpi_comm=None)"
         )
+        assert each.mpi_comm is None
     numbers = [each.process_set_id for each in even_and_odd]
     assert keras_hvd.allgather_object(numbers) == [numbers] * size
     assert numbers[1] == numbers[0] + 1
