@@ -210,6 +210,27 @@ class _ReducesGradients(Mixin):
             return add_up_all(grads)
         return _reduce(own, grads, sources)
 
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """The gradients in two lists: those that stay on their rank, and the others.
+
+        Args:
+            target: as for `gradient`.
+            sources: a list of variables.
+            output_gradients: as for `gradient`.
+
+        Returns:
+            Pairs of local sources and their gradients, then pairs of the others.
+        """
+        grads = self.gradient(target, sources, output_gradients)
+        local = {each for own in self._own.local for each in own.among(sources)}
+        pairs = list(zip(sources, grads, strict=True))
+        return (
+            [pair for pair in pairs if identity(pair[0]) in local],
+            [pair for pair in pairs if identity(pair[0]) not in local],
+        )
+
     def jacobian(self, *arguments, **named):
         raise _no_gradients("jacobian")
 

@@ -211,3 +211,19 @@ def test_gradients_of_gradients_in_a_bucket_of_which_one_is_asked(rank):
             loss = v**2 * (rank + 1.0) + 5 * w
         of_v, _ = keras_hvd.DistributedGradientTape(tape).gradient(loss, [v, w])
     assert outer.gradient(of_v, [v, w])[0].numpy() == 2 * (rank + 1)
+
+
+def test_local_and_global_gradients(rank, size):
+    local, *others = (tf.Variable(1.0, name=name) for name in "abc")
+    with tf.GradientTape() as tape:
+        loss = (rank + 1.0) * (local + 2 * others[0] + 3 * others[1])
+    tape = keras_hvd.DistributedGradientTape(tape)
+    tape.register_local_source(local)
+    sources = [others[0], local, others[1]]
+    of_local, of_others = tape.get_local_and_global_gradients(loss, sources)
+    [(source, gradient)] = of_local
+    assert source is local
+    np.testing.assert_allclose(gradient, (rank + 1) / size, rtol=1e-6)
+    assert [source for source, _ in of_others] == others
+    mean = (size + 1) / 2
+    np.testing.assert_allclose([g for _, g in of_others], [2 * mean, 3 * mean])
