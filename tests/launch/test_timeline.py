@@ -31,7 +31,7 @@ def test_a_job_that_ends_well_leaves_valid_json(khvdrun, tmp_path):
     names = [event["name"] for event in events]
     assert names.count("thread_name") == 10
     assert names.count("SHARED_MEMORY_ALLREDUCE") == 30
-    assert names.count("CYCLE") == 30
+    assert names.count("CYCLE_START") == 30
 
 
 @pytest.mark.parametrize("variable", ["KERAS_HVD_TIMELINE", "HOROVOD_TIMELINE"])

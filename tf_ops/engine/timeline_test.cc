@@ -121,7 +121,7 @@ TEST(Timeline, HasARowForEachTensorWithItsPhases) {
   }
   // Of the allgather nobody knows them beforehand.
   EXPECT_EQ(bytes, std::multiset<double>({0, 0, 12, 4000, 80000, 120000}));
-  EXPECT_TRUE(Named(events, "CYCLE").empty());
+  EXPECT_TRUE(Named(events, "CYCLE_START").empty());
   EXPECT_TRUE(Named(events, "NOT_RECORDED").empty());
 }
 
@@ -169,7 +169,7 @@ TEST(Timeline, SaysWhenEachRankSubmitted) {
     EXPECT_EQ(Number(spans[first], std::to_string(first)), 0) << spans[first];
     EXPECT_GT(Number(spans[first], std::to_string(1 - first)), 0) << spans[first];
   }
-  EXPECT_EQ(Named(events, "CYCLE").size(), 2u);
+  EXPECT_EQ(Named(events, "CYCLE_START").size(), 2u);
 }
 
 TEST(Timeline, GivesRequestsOfOneNameThatOverlapRowsOfTheirOwn) {

@@ -133,7 +133,7 @@ void TimelineWriter::Add(const TimelineRecord& record) {
     case TimelineRecord::Type::kBatchElsewhere:
       return WriteBatchElsewhere(record);
     case TimelineRecord::Type::kCycle:
-      BeginLine("CYCLE", "i");
+      BeginLine("CYCLE_START", "i");
       AddTime("ts", record.times[0] - start_);
       return EndLine(",\"s\":\"g\"}");
   }
