@@ -21,14 +21,15 @@ parser.add_argument("--average", action="store_true", help="for comparison")
 arguments = parser.parse_args()
 
 keras_hvd.init()
-rank, size = keras_hvd.rank(), keras_hvd.size()
+rank = keras_hvd.rank()
 keras.utils.set_random_seed(1 + rank)
 
 images, labels = load_digits(return_X_y=True)
 x_train, x_test, y_train, y_test = train_test_split(
     images / 16, labels, test_size=0.2, stratify=labels, random_state=0
 )
-part = slice(rank, len(x_train) // size * size, size)
+x_train, y_train = keras_hvd.data.part(x_train, y_train)
+x_test, y_test = keras_hvd.data.part(x_test, y_test, drop_remainder=False)
 
 model = keras.Sequential(
     [
@@ -43,14 +44,14 @@ optimizer = keras_hvd.DistributedOptimizer(
 )
 model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
 model.fit(
-    x_train[part],
-    y_train[part],
+    x_train,
+    y_train,
     epochs=arguments.epochs,
     callbacks=[
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
         keras_hvd.callbacks.MetricAverage(),
     ],
 )
-_, accuracy = keras_hvd.evaluate(model, x_test[rank::size], y_test[rank::size])
+_, accuracy = keras_hvd.evaluate(model, x_test, y_test)
 if rank == 0:
     print(f"Test accuracy: {accuracy:.2%}")

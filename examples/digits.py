@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 import keras_hvd
 
 keras_hvd.init()
-rank, size = keras_hvd.rank(), keras_hvd.size()
+rank = keras_hvd.rank()
 keras.utils.set_random_seed(1 + rank)
 
 images, labels = load_digits(return_X_y=True)
@@ -19,7 +19,8 @@ x_train, x_test, y_train, y_test = train_test_split(
     images, labels, test_size=0.2, stratify=labels, random_state=0
 )
 # Each rank trains on a part of the images; the parts are equally large.
-part = slice(rank, len(x_train) // size * size, size)
+x_train, y_train = keras_hvd.data.part(x_train, y_train)
+x_test, y_test = keras_hvd.data.part(x_test, y_test, drop_remainder=False)
 
 model = keras.Sequential(
     [
@@ -39,8 +40,8 @@ model.compile(
     jit_compile=False,
 )
 model.fit(
-    x_train[part],
-    y_train[part],
+    x_train,
+    y_train,
     batch_size=32,
     epochs=20,
     callbacks=[
@@ -48,6 +49,6 @@ model.fit(
         keras_hvd.callbacks.MetricAverage(),
     ],
 )
-_, accuracy = keras_hvd.evaluate(model, x_test[rank::size], y_test[rank::size])
+_, accuracy = keras_hvd.evaluate(model, x_test, y_test)
 if rank == 0:
     print(f"Test accuracy: {accuracy:.2%}")

@@ -29,7 +29,8 @@ else:
         f"mnist-{rank}.npz"
     )
 # Each rank trains on a part of the images; the parts are equally large.
-part = slice(rank, len(x_train) // size * size, size)
+x_train, y_train = keras_hvd.data.part(x_train, y_train)
+x_test, y_test = keras_hvd.data.part(x_test, y_test, drop_remainder=False)
 
 model = keras.Sequential(
     [
@@ -54,11 +55,11 @@ model.compile(
     jit_compile=False,
 )
 model.fit(
-    x_train[part],
-    y_train[part],
+    x_train,
+    y_train,
     batch_size=64,
     epochs=arguments.epochs,
-    validation_data=(x_test[rank::size], y_test[rank::size]),
+    validation_data=(x_test, y_test),
     callbacks=[
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
         # Before the callbacks that read what it averages.
@@ -73,6 +74,6 @@ model.fit(
 )
 # The best model of all epochs, not the last one; it trains on where it was saved.
 model = keras_hvd.load_model("mnist.keras")
-_, accuracy = keras_hvd.evaluate(model, x_test[rank::size], y_test[rank::size])
+_, accuracy = keras_hvd.evaluate(model, x_test, y_test)
 if rank == 0:
     print(f"Test accuracy: {accuracy:.2%}")

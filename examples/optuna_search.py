@@ -29,7 +29,8 @@ keras.utils.set_random_seed(1)
 
 images, labels = load_digits(return_X_y=True)
 images = images.astype("float32") / 16
-train, test = slice(rank, 1400 // size * size, size), slice(1400 + rank, None, size)
+train = keras_hvd.data.part(images[:1400], labels[:1400])
+test = keras_hvd.data.part(images[1400:], labels[1400:], drop_remainder=False)
 
 
 def ask(study: optuna.Study) -> tuple[optuna.Trial, dict[str, Any]]:
@@ -72,11 +73,10 @@ def fit(settings: dict[str, Any], *callbacks: keras.callbacks.Callback) -> float
     loss = "sparse_categorical_crossentropy"
     model.compile(optimizer, loss, metrics=["accuracy"])
     history = model.fit(
-        images[train],
-        labels[train],
+        *train,
         batch_size=64 // size,
         epochs=arguments.epochs,
-        validation_data=(images[test], labels[test]),
+        validation_data=test,
         verbose=0,
         callbacks=[
             keras_hvd.callbacks.BroadcastGlobalVariables(0),

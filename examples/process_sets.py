@@ -30,7 +30,7 @@ mine, units = (narrow, 16) if narrow.included() else (wide, 128)
 
 keras.utils.set_random_seed(1 + rank)
 images, labels = load_digits(return_X_y=True)
-part = slice(mine.rank(), len(images) // mine.size() * mine.size(), mine.size())
+images, labels = keras_hvd.data.part(images, labels, process_set=mine)
 
 model = keras.Sequential(
     [
@@ -48,9 +48,9 @@ keras_hvd.broadcast_variables(
     model.variables, root_rank=mine.ranks[0], process_set=mine
 )
 for _ in range(arguments.epochs):
-    model.fit(images[part], labels[part], verbose=0)
+    model.fit(images, labels, verbose=0)
 
-_, accuracy = model.evaluate(images[part], labels[part], verbose=0)
+_, accuracy = model.evaluate(images, labels, verbose=0)
 accuracy = keras_hvd.allreduce(float(accuracy), name="accuracy", process_set=mine)
 results = keras_hvd.allgather_object((units, float(accuracy)))
 if rank == 0:

@@ -104,7 +104,7 @@ def test_a_job_resumes(run, folder):
     whole = script.read_text()
     dies = (
         "keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: "
-        "rank == 1 and epoch == 2 and __import__('os').kill(0, 9)),"
+        "keras_hvd.rank() == 1 and epoch == 2 and __import__('os').kill(0, 9)),"
     )
     script.write_text(whole.replace("callbacks=[", f"callbacks=[{dies}"))
     killed = run(command, folder, exit_code=137)

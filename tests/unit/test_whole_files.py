@@ -172,9 +172,11 @@ def as_nobody() -> Iterator[Path]:
 
 
 def test_a_file_that_may_not_be_written_stays(as_nobody):
-    with pytest.raises(PermissionError, match="model.keras"):
-        with staged(as_nobody / "model.keras"):
-            raise AssertionError("it should not come to this")
+    with (
+        pytest.raises(PermissionError, match="model.keras"),
+        staged(as_nobody / "model.keras"),
+    ):
+        raise AssertionError("it should not come to this")
     assert everything(as_nobody) == {"model.keras": "old"}
 
 
@@ -186,6 +188,8 @@ def test_only_rank_0_writes_into_a_file_in_place(as_nobody, monkeypatch):
     with staged(path) as own:
         assert own == str(path)
     monkeypatch.setattr(native, "engine", lambda: SimpleNamespace(khvd_rank=lambda: 1))
-    with pytest.raises(PermissionError, match=r"rank 1 .* keras_hvd.rank\(\) == 0"):
-        with staged(path):
-            raise AssertionError("it should not come to this")
+    with (
+        pytest.raises(PermissionError, match=r"rank 1 .* keras_hvd.rank\(\) == 0"),
+        staged(path),
+    ):
+        raise AssertionError("it should not come to this")

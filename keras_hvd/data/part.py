@@ -1,0 +1,212 @@
+"""part: each rank gets its rows of arrays that all ranks hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_hvd.data.shard import place_in
+from keras_hvd.objects import allgather_object
+from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
+
+# The checksum of what cannot be had as memory takes a copy of so many bytes at a time.
+_COPIED_AT_ONCE = 2**26
+
+
+def part(
+    *data: Any,
+    drop_remainder: bool = True,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Gives each rank its rows of arrays: every n-th one, on n ranks.
+
+    Every rank calls it with all rows. The ranks compare checksums of them: if they hold
+    other rows, or the same ones in another order, as after `train_test_split` without
+    `random_state`, some rows would be in the training of one rank and the validation of
+    another. That is an error on every rank.
+
+    Args:
+        *data: what has rows: NumPy arrays, tensors, DataFrames and Series of pandas,
+            sparse matrices of SciPy; or lists, tuples and dicts of them. All have the
+            same number of rows. None stays None.
+        drop_remainder: whether all ranks get as many rows, as training needs. If not,
+            some get one more, and the ranks have all rows together.
+        process_set: the ranks that share the rows; by default all of them.
+
+    Returns:
+        This rank's rows, in the structure that was given; with several arguments, one
+        for each. With one rank it is the data itself.
+
+    Raises:
+        NotInitializedError: `keras_hvd.init` was not called.
+        TypeError: there is no data.
+        ValueError: the ranks' data differ; something has no rows, or another number of
+            them, or fewer than there are ranks; the process set is not part of the job,
+            or does not contain this rank.
+
+    Example:
+
+    >>> import keras_hvd, numpy as np
+    >>> keras_hvd.init()
+    >>> x, y = keras_hvd.data.part(np.ones((6, 2)), np.arange(6))
+    >>> x.shape, y.shape
+    ((6, 2), (6,))
+    """
+    if not data:
+        raise TypeError("part takes data: x, y = keras_hvd.data.part(x, y)")
+    size, place = place_in(process_set, "part")
+    mine = _described(data, drop_remainder, compared=size > 1)
+    of_ranks = allgather_object(mine, name="keras_hvd/part", process_set=process_set)
+    _require_alike(of_ranks, process_set)
+    if size == 1:
+        return data[0] if len(data) == 1 else data
+    count = mine["rows"]
+    if count < size:
+        raise ValueError(f"part: {count} rows are too few for {size} ranks")
+    end = count // size * size if drop_remainder else count
+    rows = slice(place, end, size)
+    parts = keras.tree.map_structure(lambda each: _rows(each, rows), data)
+    return parts[0] if len(data) == 1 else parts
+
+
+def _described(
+    data: tuple[Any, ...], drop_remainder: bool, compared: bool
+) -> dict[str, Any]:
+    """What ranks compare. Errors are part of it, so that none waits for another."""
+    described: dict[str, Any] = {"error": "", "drop_remainder": drop_remainder}
+    try:
+        leaves = [
+            (".".join(map(str, path)), leaf)
+            for path, leaf in keras.tree.flatten_with_path(data)
+            if leaf is not None
+        ]
+        described["rows"] = _count(leaves)
+        if compared:
+            described["digests"] = {path: _digest(leaf) for path, leaf in leaves}
+    except Exception as error:
+        described["error"] = f"{type(error).__name__}: {error}"
+    return described
+
+
+def _count(leaves: list[tuple[str, Any]]) -> int:
+    """The number of rows, which all have."""
+    counts = {path: _length(path, leaf) for path, leaf in leaves}
+    if len({*counts.values()}) != 1:
+        raise ValueError(f"the data have different numbers of rows: {counts or 'none'}")
+    return next(iter(counts.values()))
+
+
+def _length(path: str, leaf: Any) -> int:
+    shape = getattr(leaf, "shape", None)
+    if isinstance(leaf, tf.SparseTensor) or shape is None or len(shape) == 0:
+        raise ValueError(
+            f"argument {path} is a {type(leaf).__name__}, which has no rows to take: "
+            "give it as an array, or use keras_hvd.data.distribute with a "
+            "tf.data.Dataset"
+        )
+    return int(shape[0])
+
+
+def _rows(leaf: Any, rows: slice) -> Any:
+    if leaf is None:
+        return None
+    if hasattr(leaf, "iloc"):
+        return leaf.iloc[rows]
+    return leaf.tocsr()[rows] if hasattr(leaf, "tocsr") else leaf[rows]
+
+
+def _require_alike(of_ranks: list[dict[str, Any]], process_set: ProcessSet) -> None:
+    """Raises, on every rank, if one rank failed or the ranks differ."""
+    first, root = of_ranks[0], process_set.ranks[0]
+    for rank, each in zip(process_set.ranks, of_ranks, strict=True):
+        if each["error"]:
+            raise ValueError(f"part: on rank {rank}: {each['error']}")
+        for what in ("drop_remainder", "rows"):
+            if each[what] != first[what]:
+                raise ValueError(
+                    f"part: {what} is {first[what]} on rank {root}, and {each[what]} "
+                    f"on rank {rank}. {_REMEDY}"
+                )
+        here, there = first.get("digests", {}), each.get("digests", {})
+        differing = [path for path in here if there.get(path) != here[path]]
+        if here.keys() != there.keys() or differing:
+            raise ValueError(
+                f"part: rank {rank} holds other rows than rank {root}, or has them in "
+                f"another order (argument {', '.join(differing) or 'names'}). {_REMEDY}"
+            )
+
+
+_REMEDY = (
+    "The ranks share the rows by their places, so all must hold the same ones in the "
+    "same order: split and shuffle with one seed on all ranks "
+    "(train_test_split(..., random_state=0)), read files in sorted order, and leave "
+    "out part() for data that are this rank's own already"
+)
+
+
+def _digest(leaf: Any) -> int:
+    """A checksum of all elements, the same in all processes."""
+    crc = 0
+    for array in _arrays(leaf):
+        crc = zlib.crc32(f"{array.shape} {array.dtype}".encode(), crc)
+        if array.dtype.hasobject or array.dtype.kind == "T":
+            crc = _digest_of_objects(array.reshape(-1).tolist(), crc)
+            continue
+        if array.nbytes == 0:
+            continue
+        for rows in _in_memory(array):
+            crc = zlib.crc32(rows.view(np.uint8).data, crc)
+    return crc
+
+
+def _arrays(leaf: Any) -> Iterator[np.ndarray]:
+    """The arrays that hold all elements of something with rows."""
+    if isinstance(leaf, tf.RaggedTensor):
+        yield from (
+            each.numpy() for each in (leaf.flat_values, *leaf.nested_row_splits)
+        )
+    elif hasattr(leaf, "columns"):
+        yield np.array([str(name) for name in leaf.columns])
+        for place in range(len(leaf.columns)):
+            yield leaf.iloc[:, place].to_numpy()
+    elif hasattr(leaf, "tocsr"):
+        matrix = leaf.tocsr()
+        yield from (matrix.data, matrix.indices, matrix.indptr)
+    elif hasattr(leaf, "to_numpy"):
+        yield leaf.to_numpy()
+    else:
+        yield np.asarray(leaf)
+
+
+def _in_memory(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array's elements as vectors of memory, with few of them copied at once."""
+    if array.flags.c_contiguous:
+        yield array.reshape(-1)
+        return
+    of_row = max(1, array.nbytes // len(array))
+    step = max(1, _COPIED_AT_ONCE // of_row)
+    for start in range(0, len(array), step):
+        yield np.ascontiguousarray(array[start : start + step]).reshape(-1)
+
+
+def _digest_of_objects(objects: Any, crc: int) -> int:
+    """A checksum of objects by what they say of themselves, in their order."""
+    for each in objects:
+        if isinstance(each, (list, tuple)):
+            crc = _digest_of_objects(each, zlib.crc32(f"[{len(each)}".encode(), crc))
+        elif isinstance(each, np.ndarray):
+            crc = zlib.crc32(str(_digest(each)).encode(), crc)
+        elif isinstance(each, (str, bytes)):
+            text = each if isinstance(each, bytes) else each.encode(errors="replace")
+            crc = zlib.crc32(text + b"\0", crc)
+        elif type(each).__repr__ is object.__repr__:
+            # It would say where it is in memory.
+            crc = zlib.crc32(type(each).__name__.encode(), crc)
+        else:
+            crc = zlib.crc32(repr(each).encode(errors="replace"), crc)
+    return crc
