@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from keras_hvd.global_variables import (
         broadcast_global_variables as broadcast_global_variables,
     )
+    from keras_hvd.guarded_saving import allow_saving as allow_saving
     from keras_hvd.initialization import init as init
     from keras_hvd.interactive import run as run
     from keras_hvd.objects import allgather_object as allgather_object
@@ -123,6 +124,7 @@ _SUBMODULES = (
 _DEFINED_IN = {
     "cross_rank": "runtime.basics",
     "cross_size": "runtime.basics",
+    "allow_saving": "guarded_saving",
     "init": "initialization",
     "is_initialized": "runtime.basics",
     "local_rank": "runtime.basics",

@@ -5,7 +5,9 @@ aborted, and the GPU updates weights with garbage before the host sees an error.
 step raises an error, on a CPU too, only some weights may be updated.
 
 The engine records a failure before it aborts anything. So if the engine reports none
-after a wait for the GPU, the GPU's results are valid.
+after a wait for the GPU, the GPU's results are valid. In a later job of this process,
+variables of the failed one are not saved before they have got other values
+(`half_applied`).
 
 Ranks may save to one path at once, as scripts without a look at the rank do: each file
 comes to be whole, of one rank (`whole_files`). Saving can be no collective, since
@@ -30,10 +32,11 @@ import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 from keras.src.utils import file_utils
+from tensorflow.python.checkpoint import graph_view, util
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.saved_model import save as saved_model
 
-from keras_hvd import exceptions
+from keras_hvd import exceptions, half_applied
 from keras_hvd.report import recorder
 from keras_hvd.runtime import native
 from keras_hvd.whole_files import staged
@@ -55,6 +58,16 @@ _PLACES = (
     (TrackableSaver, "save", "file_prefix"),
 )
 
+# What a script gives variables whole values with.
+_SOURCES = (
+    (saving_lib, "load_weights_only"),
+    (legacy_h5_format, "load_weights_from_hdf5_group"),
+    (legacy_h5_format, "load_weights_from_hdf5_group_by_name"),
+    (keras.Layer, "set_weights"),
+    (tf.train.Checkpoint, "read"),
+    (tf.train.Checkpoint, "restore"),
+)
+
 _BACKUP_METHODS = (
     *("on_train_begin", "on_train_end"),
     *("on_epoch_end", "on_train_batch_end"),
@@ -71,6 +84,8 @@ def install() -> None:
     """
     for owner, name, path in _PLACES:
         _guard(owner, name, path)
+    for owner, name in _SOURCES:
+        _note_failure_before(owner, name)
     # Only newer versions of Keras have it. Orbax itself renames what is whole.
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", None)
     if orbax is not None:
@@ -83,8 +98,33 @@ def install() -> None:
             setattr(keras.callbacks.BackupAndRestore, name, method)
 
 
-def require_good_steps() -> None:
+def allow_saving() -> None:
+    """Says that this rank's variables are whole, so that they may be saved.
+
+    After a rank's death the others' last step may have been applied in part. So in the
+    next job of these processes (`shutdown`, then `init`) no model of the failed one is
+    saved before all its variables have been loaded, broadcast from a rank that has
+    loaded them, or assigned. Call this instead if you know that they are whole; for
+    example, because all ranks have compared them.
+
+    Raises:
+        RankFailedError: this process is still in the job that has failed, or has not
+            joined another one.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.allow_saving()
+    """
+    _require_no_failure()
+    half_applied.trust_all()
+
+
+def require_good_steps(subject: Any = None) -> None:
     """Waits for the GPUs, and raises a `RankFailedError` if the job has failed.
+
+    Also if `subject`, a model or checkpoint, has variables of an earlier job that has.
 
     Example:
 
@@ -96,12 +136,62 @@ def require_good_steps() -> None:
     # A failure recorded after this wait does not affect these steps.
     if engine.khvd_size() != 1 and _may_run_ahead():
         tf.test.experimental.sync_devices()
-    failure = engine.khvd_failure().decode(errors="replace")
+    _require_no_failure()
+    if subject is None or not half_applied.any_suspect():
+        return
+    why = half_applied.why_suspect(_variables_of(subject))
+    if why:
+        raise exceptions.RankFailedError(
+            f"this is not saved: {why}. Load a checkpoint, or broadcast the variables "
+            "from a rank that has loaded it; or call keras_hvd.allow_saving() if you "
+            "know that they are whole"
+        )
+
+
+def _require_no_failure() -> None:
+    half_applied.note_failure()
+    failure = native.engine().khvd_failure().decode(errors="replace")
     if failure:
         raise exceptions.RankFailedError(
             "nothing is saved any more, since the weights may come from an aborted "
             f"step: {failure}. Start the job again from the last checkpoint"
         )
+
+
+def _variables_of(subject: Any) -> list[Any]:
+    """What is saved of a model, or of what TensorFlow's checkpoints can hold."""
+    if isinstance(subject, TrackableSaver):
+        # Its checkpoint has been looked at.
+        return []
+    if isinstance(subject, keras.callbacks.Callback):
+        subject = subject.model
+    if isinstance(subject, tf.train.CheckpointManager):
+        subject = subject.checkpoint
+    if isinstance(subject, keras.Model):
+        optimizers = [
+            each
+            for each in vars(subject).values()
+            if isinstance(each, keras.optimizers.Optimizer)
+        ]
+        return [*subject.weights, *(v for each in optimizers for v in each.variables)]
+    return _variables_below(subject)
+
+
+def _variables_below(root: Any) -> list[Any]:
+    found = util.list_objects(graph_view.ObjectGraphView(root))
+    # They begin anew with each epoch, or only count.
+    passing = [getattr(root, "_save_counter", None)]
+    for each in found:
+        if isinstance(each, keras.metrics.Metric):
+            passing += each.variables
+        if isinstance(each, keras.random.SeedGenerator):
+            passing.append(each.state)
+    kinds = (tf.Variable, keras.Variable)
+    return [
+        each
+        for each in found
+        if isinstance(each, kinds) and not any(each is other for other in passing)
+    ]
 
 
 def _may_run_ahead() -> bool:
@@ -120,13 +210,25 @@ def _guard(owner: Any, name: str, path: str = "") -> None:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if recorder.scaling():
             return None
-        require_good_steps()
+        require_good_steps(args[0])
         given = kwargs.get(path, args[1] if len(args) > 1 else None)
         if path and _may_be_shared(given):
             return _save_whole(plain, path, given, args, kwargs)
         return plain(*args, **kwargs)
 
     setattr(owner, name, guarded)
+
+
+def _note_failure_before(owner: Any, name: str) -> None:
+    """So that what is assigned after a failure counts, also before the next `init`."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        half_applied.note_failure()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, noted)
 
 
 def _may_be_shared(path: Any) -> bool:

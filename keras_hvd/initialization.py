@@ -149,6 +149,11 @@ def _join(
             _add_mpi(options, str(world.mpi))
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
+    if native.engine().khvd_failure():
+        # Before the engine forgets it. TensorFlow is not imported for less.
+        from keras_hvd import half_applied
+
+        half_applied.note_failure()
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
     joined.tell(launched.job, launched.rank - launched.local_rank)

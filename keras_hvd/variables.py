@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd import half_applied
 from keras_hvd.collectives import submission, unnamed
 from keras_hvd.collectives.broadcast import broadcast
 from keras_hvd.runtime import basics
@@ -109,7 +110,10 @@ def _broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    """A tensor that ranks agree on first, and the root's values after assignment."""
+    """What ranks agree on first, and the root's values after assignment.
+
+    The former says for each variable whether the root's value is suspect.
+    """
     number_of(process_set, function)
     if name is not None:
         unnamed.require_name(function, name)
@@ -122,20 +126,27 @@ def _broadcast(
                 f"got {variable!r}"
             )
     if not tf.executing_eagerly():
-        return _assign(function, variables, root_rank, name, process_set)
+        # It runs later, when other variables may be suspect.
+        nothing_known = [False] * len(variables)
+        return _assign(function, variables, nothing_known, root_rank, name, process_set)
+
+    suspect = [half_applied.is_suspect(each) for each in variables]
 
     # One after another, eager ops would each wait for the slowest rank.
     @tf.function(autograph=False)
     def eager() -> list[tf.Tensor]:
-        return _assign(function, variables, root_rank, name, process_set)
+        return _assign(function, variables, suspect, root_rank, name, process_set)
 
     # Called directly, it would raise TensorFlow's warning about repeated tracing.
-    return eager.get_concrete_function()()
+    suspect_there, *values = eager.get_concrete_function()()
+    half_applied.receive(variables, suspect_there.numpy())
+    return [suspect_there, *values]
 
 
 def _assign(
     function: str,
     variables: list[Any],
+    suspect: list[bool],
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
@@ -146,12 +157,13 @@ def _assign(
 
     with tf.name_scope(function):
         # A rank with more variables than the others would wait for ever. This tensor's
-        # shape is their number, so the engine's error contains it.
+        # shape is their number, so the engine's error contains it. Its elements
+        # say which of the root's values are suspect.
         count = "one_element_per_variable"
         if name is None:
             count = submission.name_of(count, None).tensor
         with submission.on_cpu():
-            number = send(tf.zeros([len(variables)], tf.bool), count)
+            number = send(tf.constant(suspect, tf.bool), count)
         with tf.control_dependencies([number]):
             values = [
                 send(variable, name and str(place))

@@ -80,9 +80,7 @@ def _existing(folder: str) -> str:
 
 def _new_folder(target: str, root: str) -> str | None:
     """A new folder on the target's disk; None if rank 0 has to do without."""
-    if os.path.isfile(target) and not os.access(
-        target, os.W_OK, effective_ids=True
-    ):
+    if os.path.isfile(target) and not os.access(target, os.W_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     rank = native.engine().khvd_rank()
     # An existing folder may be a disk of its own.

@@ -1,4 +1,4 @@
-"""Nothing is saved that may be of a step that was aborted."""
+"""Nothing is saved that may be of a step that was aborted, in a later job neither."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "way"), [(2, "optimizer"), (3, "strategy")])
+@pytest.mark.parametrize(("ranks", "way"), [(3, "optimizer"), (2, "strategy")])
 def test_a_rank_that_dies_in_mid_epoch_ends_all_saving(khvdrun, tmp_path, ranks, way):
     command = (sys.executable, RANK, tmp_path, way, "between")
     ended = khvdrun.run("-np", ranks, "--term-after", 60, *command, timeout=120)
@@ -34,3 +34,12 @@ def test_a_rank_that_dies_in_mid_epoch_ends_all_saving(khvdrun, tmp_path, ranks,
         assert "rank 1 (pid " in note["text"]
         assert note["refused"] == note["refused after shutdown"] == WAYS
         assert not note["changed"]
+        # The survivors have joined a job of their own.
+        assert note["refused in the next job"] == WAYS
+        assert note["refused after another step"] == WAYS
+        assert note["refused of a new model"] == []
+        assert note["refused of what was sent"] == WAYS
+        assert note["refused of what was loaded"] == []
+        if rank == 2:
+            assert note["still refused"] == WAYS
+            assert note["refused when allowed"] == []

@@ -4,7 +4,8 @@
 when the others know of the death: "between" two steps, or "within" one. Rank 0 saves
 after each step. Each survivor notes in FOLDER/N.json what ended its `fit`, which other
 ways of saving were refused then, and whether any file has come or changed since the
-last step began.
+last step began. Then the survivors join a job of their own, and note what may be saved
+before and after its variables have got values of the last file.
 """
 
 import contextlib
@@ -94,6 +95,44 @@ def refused(trained: keras.Model, folder: Path) -> list[str]:
     return found
 
 
+def next_job() -> None:
+    """Has the survivors join a job without rank 1."""
+    rank, size = int(os.environ["KERAS_HVD_RANK"]), int(os.environ["KERAS_HVD_SIZE"])
+    for name in ("RANK", "LOCAL_RANK"):
+        os.environ[f"KERAS_HVD_{name}"] = str(rank - (rank > 1))
+    for name in ("SIZE", "LOCAL_SIZE"):
+        os.environ[f"KERAS_HVD_{name}"] = str(size - 1)
+    os.environ["KERAS_HVD_JOB"] += "-next"
+    keras_hvd.init()
+
+
+def state(trained: keras.Model) -> list[keras.Variable]:
+    return [*trained.weights, *trained.optimizer.variables]
+
+
+def note_next_job(note: dict, trained: keras.Model, folder: Path) -> None:
+    """What is refused in the next job, and when no longer."""
+    rank = keras_hvd.rank()
+    note["refused in the next job"] = refused(trained, folder)
+    # Its weights are assigned, to what a half applied step makes of them.
+    zeros = [tf.zeros_like(each) for each in trained.trainable_variables]
+    trained.optimizer.apply(zeros, trained.trainable_variables)
+    note["refused after another step"] = refused(trained, folder)
+    new = model()
+    new.optimizer.build(new.trainable_variables)
+    note["refused of a new model"] = refused(new, folder)
+    keras_hvd.broadcast_variables(state(new if rank else trained), root_rank=0)
+    note["refused of what was sent"] = refused(new if rank else trained, folder)
+    if rank == 0:
+        trained.load_weights(folder / "model.keras")
+    keras_hvd.broadcast_variables(state(trained), root_rank=0)
+    note["refused of what was loaded"] = refused(trained, folder)
+    if rank:
+        note["still refused"] = refused(new, folder)
+        keras_hvd.allow_saving()
+        note["refused when allowed"] = refused(new, folder)
+
+
 def main() -> None:
     keras_hvd.init()
     if WAY == "optimizer":
@@ -121,6 +160,8 @@ def main() -> None:
     keras_hvd.shutdown()
     note["refused after shutdown"] = refused(trained, folder)
     note["changed"] = files(folder) != dies.before
+    next_job()
+    note_next_job(note, trained, folder)
     (FOLDER / f"{rank}.json").write_text(json.dumps(note))
 
 
