@@ -211,7 +211,7 @@ def _guard(owner: Any, name: str, path: str = "") -> None:
         if recorder.scaling():
             return None
         require_good_steps(args[0])
-        given = kwargs.get(path, args[1] if len(args) > 1 else None)
+        given: Any = kwargs.get(path, args[1] if len(args) > 1 else None)
         if path and _may_be_shared(given):
             return _save_whole(plain, path, given, args, kwargs)
         return plain(*args, **kwargs)

@@ -204,9 +204,14 @@ def _digest_of_objects(objects: Any, crc: int) -> int:
         elif isinstance(each, (str, bytes)):
             text = each if isinstance(each, bytes) else each.encode(errors="replace")
             crc = zlib.crc32(text + b"\0", crc)
-        elif type(each).__repr__ is object.__repr__:
-            # It would say where it is in memory.
+        elif _has_no_words(each):
             crc = zlib.crc32(type(each).__name__.encode(), crc)
         else:
             crc = zlib.crc32(repr(each).encode(errors="replace"), crc)
     return crc
+
+
+def _has_no_words(each: Any) -> bool:
+    """Whether an object says no more of itself than where it is in memory."""
+    says: Any = type(each).__repr__
+    return says is object.__repr__

@@ -54,6 +54,7 @@ _NUMBERS_OF_RANKS = {
     "strategy/test_own_steps.py": {2},
     "strategy/test_saving.py": {2},
     "strategy/test_tensorflow_tests.py": {1, 2, 3},
+    "test_guides.py": {2},
     "test_xla.py": {1, 2, 3},
 }
 _FOLDER = Path(__file__).parent

@@ -1,0 +1,270 @@
+"""Each Python block of the pages runs on several ranks, as it is written there.
+
+A block stands here with what the page takes for granted: names, files, and what it
+writes as `...`. Those that other tests run, or that take more than one host or a GPU,
+are listed too; so a new block fails until it is in one of the lists.
+"""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.model_selection import train_test_split
+
+import keras_hvd
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+
+# By page and the first line; why they do not run here.
+ELSEWHERE = {
+    ("index", "import keras"): "tests/install/test_guides.py",
+    ("hangs", "import tensorflow as tf"): "tests/install/test_guides.py",
+    ("hangs", "import faulthandler, signal"): "tests/install/test_guides.py",
+    ("saving", "import keras"): "tests/install/test_guides.py",
+    ("launching", "import keras_hvd"): "tests/launch/test_interactive.py",
+    ("collectives", "keras_hvd.init(comm=[3, 1])"): "tests/launch/test_parts.py",
+    ("training", "callbacks = ["): "tests/launch/test_trackers.py",
+    ("tfx", "trainer = keras_hvd.tfx.Trainer("): "tests/tfx/test_pipeline.py",
+    ("tfx", "def run_fn(fn_args):"): "tests/tfx/test_pipeline.py",
+    ("tfx", "def tuner_fn(fn_args):"): "tests/tfx/test_tuner.py",
+    ("clusters", "losses = keras_hvd.run("): "tests/launch/test_run_on_hosts.py",
+    ("gpus", 'gpus = tf.config.list_physical_devices("GPU")'): "tests/gpu",
+}
+
+Names = dict[str, Any]
+
+
+def x_y(rows: int = 96) -> Names:
+    x = np.random.default_rng(0).random((rows, 3)).astype("float32")
+    return {"x": x, "y": x.sum(axis=1, keepdims=True)}
+
+
+def trained_model() -> Names:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, "mse")
+    return {"model": model, "optimizer": optimizer}
+
+
+def fit_names() -> Names:
+    start = keras_hvd.callbacks.BroadcastGlobalVariables(0)
+    return {**x_y(), **trained_model(), "callbacks": [start]}
+
+
+def record_files(options: str = "") -> list[str]:
+    """Two files of 128 numbers, which all ranks see."""
+    paths = [f"train-{number}.tfrecord" for number in range(2)]
+    if keras_hvd.rank() == 0:
+        for path in paths:
+            with tf.io.TFRecordWriter(path, options) as writer:
+                for number in range(128):
+                    writer.write(str(number / 128).encode())
+    keras_hvd.barrier()
+    return paths
+
+
+def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    number = tf.strings.to_number(record)
+    return tf.fill([3], number), tf.reshape(number, [1])
+
+
+def rows_in_files() -> Names:
+    record_files()
+    return {**fit_names(), "parse": parse}
+
+
+def loop_over_files() -> Names:
+    record_files()
+    position = keras_hvd.data.Position()
+    samples = keras_hvd.data.from_files(
+        "train-*.tfrecord", "tfrecord", even=64, position=position
+    )
+    seen: list[int] = []
+    return {
+        "position": position,
+        "dataset": samples.map(parse).batch(64),
+        "step": lambda x, y: seen.append(len(x)),
+    }
+
+
+class MyDataset(keras.utils.PyDataset):
+    def __init__(self, *_: Any):
+        super().__init__()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full((8, 3), index, "float32"), np.full((8, 1), index, "float32")
+
+
+class Hyperband(keras_tuner.Hyperband):
+    """Two epochs for the best, where Keras Tuner's own makes a hundred."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, max_epochs=2, **kwargs)
+
+
+def saved_model() -> Names:
+    trained_model()["model"].save("model.keras")
+    return {}
+
+
+def for_join() -> Names:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    def train_step(batch: tf.Tensor) -> None:
+        keras_hvd.allreduce(batch, name="step")
+
+    data = [tf.ones(2)] * (keras_hvd.rank() + 1)
+    return {"model": model, "data": data, "train_step": train_step}
+
+
+def for_loop() -> Names:
+    names = {**x_y(), **trained_model()}
+    names["optimizer"].build(names["model"].trainable_variables)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_mean((names["model"](names["x"]) - names["y"]) ** 2)
+    return {**names, "tape": tape, "loss": loss}
+
+
+def for_tape() -> Names:
+    names = for_loop()
+    plain = keras.optimizers.SGD(0.01)
+    plain.build(names["model"].trainable_variables)
+    return {**names, "optimizer": plain}
+
+
+def for_strategy() -> Names:
+    x, y = x_y().values()
+    return {"dataset": tf.data.Dataset.from_tensor_slices((x, y)).batch(32)}
+
+
+def for_tfx() -> Names:
+    record_files("GZIP")
+    arguments = SimpleNamespace(train_files="train-*.tfrecord")
+    return {"fn_args": arguments, "parse": parse}
+
+
+def for_tuner() -> Names:
+    x, y = keras_hvd.data.part(*x_y().values())
+    tuner = SimpleNamespace(Hyperband=Hyperband)
+    return {"x": x, "y": y, "x_val": x, "y_val": y, "keras_tuner": tuner}
+
+
+DENSE = ("Sequential([...])", "Sequential([keras.layers.Dense(1)])")
+
+# By page and the first line: what it takes for granted, and what `...` stands for.
+HERE: dict[tuple[str, str], tuple[Callable[[], Names], tuple[str, str] | None]] = {
+    ("README", "with keras_hvd.Strategy().scope():"): (
+        lambda: {**x_y(), "y": np.arange(96) % 10},
+        ("...", 'keras.layers.Dense(10, activation="softmax")'),
+    ),
+    ("collectives", "keras_hvd.init()"): (lambda: {"x": tf.ones(4)}, None),
+    ("collectives", "for batch in data:"): (for_join, None),
+    ("data", "samples = tf.data.TFRecordDataset(paths)"): (
+        lambda: {**fit_names(), "paths": record_files(), "parse": parse},
+        ("callbacks=[...]", "callbacks=callbacks"),
+    ),
+    ("data", "batches = tf.data.Dataset"): (x_y, None),
+    ("data", "x_train, x_test, y_train, y_test ="): (
+        lambda: {**x_y(), "train_test_split": train_test_split},
+        None,
+    ),
+    ("data", "model.fit(keras_hvd.data.ShardedPyDataset("): (
+        lambda: {**fit_names(), "MyDataset": MyDataset},
+        ("callbacks=[...]", "callbacks=callbacks"),
+    ),
+    ("data_files", "position = keras_hvd.data.Position()"): (rows_in_files, None),
+    ("data_files", "for epoch in range(position.epoch, 10):"): (loop_over_files, None),
+    ("saving", "if keras_hvd.rank() == 0:"): (trained_model, None),
+    ("saving", "keras_hvd.barrier()"): (saved_model, None),
+    ("strategy", "import keras_hvd, tensorflow as tf"): (for_strategy, None),
+    ("strategy_fit", "keras_hvd.init()"): (x_y, None),
+    ("tfx", "records = tf.data.TFRecordDataset("): (for_tfx, None),
+    ("timeline", 'keras_hvd.start_timeline("timeline.json")'): (fit_names, None),
+    ("training", "optimizer = keras_hvd.DistributedOptimizer("): (dict, None),
+    ("training", "gradients = tape.gradient("): (for_loop, None),
+    ("training", "optimizer = keras_hvd.PartialDistributedOptimizer("): (
+        lambda: {
+            "optimizer": keras.optimizers.SGD(),
+            "head": keras.layers.Dense(1),
+        },
+        None,
+    ),
+    ("training", "with tf.GradientTape() as tape:"): (
+        for_tape,
+        ("loss = ...", "loss = tf.reduce_mean((model(x) - y) ** 2)"),
+    ),
+    ("training", 'with tf.profiler.experimental.Profile("logs")'): (fit_names, None),
+    ("training", "def build(hp):"): (for_tuner, DENSE),
+}
+
+
+@functools.cache
+def blocks() -> list[tuple[str, int, str]]:
+    """Page, line and text of each block."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.finditer(r"^ *```python.*?\n(.*?)^ *```$", text, re.M | re.S):
+            line = text[: block.start(1)].count("\n")
+            found.append((page.stem, line, block[1]))
+    return found
+
+
+def entries(page: str, text: str, table: dict) -> list[tuple[str, str]]:
+    return [
+        (name, first)
+        for name, first in table
+        if name == page and text.startswith(first)
+    ]
+
+
+def test_each_block_is_run_somewhere():
+    for page, _, text in blocks():
+        known = entries(page, text, HERE) + entries(page, text, ELSEWHERE)
+        assert len(known) == 1, f"a block of {page} is in {len(known)} lists:\n{text}"
+    for page, first in (*HERE, *ELSEWHERE):
+        assert any(p == page and text.startswith(first) for p, _, text in blocks())
+    for where in ELSEWHERE.values():
+        assert (CHECKOUT / where).exists()
+
+
+@pytest.fixture
+def in_shared_folder(tmp_path, monkeypatch) -> Iterator[None]:
+    """The blocks read and write files of the folder that they run in."""
+    monkeypatch.chdir(keras_hvd.broadcast_object(tmp_path, 0))
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    keras_hvd.barrier()
+    yield
+    keras_hvd.barrier()
+
+
+@pytest.mark.parametrize("key", HERE, ids=lambda key: f"{key[0]}: {key[1][:30]}")
+@pytest.mark.usefixtures("in_shared_folder")
+def test_block(key):
+    page, line, text = next(
+        each for each in blocks() if each[0] == key[0] and each[2].startswith(key[1])
+    )
+    given, stands_for = HERE[key]
+    if stands_for is not None:
+        assert stands_for[0] in text
+        text = text.replace(*stands_for)
+    names = {"keras": keras, "keras_hvd": keras_hvd, "np": np, "tf": tf, **given()}
+    text = text.replace("epochs=10", "epochs=2")
+    # Errors name the page and its line.
+    exec(compile("\n" * line + text, f"{page}.md", "exec"), names)
+    for each in names.values():
+        if isinstance(each, keras_hvd.ProcessSet) and each.process_set_id:
+            keras_hvd.remove_process_set(each)
