@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <utility>
 
 namespace keras_hvd {
@@ -359,7 +360,7 @@ void Coordinator::Agree(Entry* entry, const RankSet& members) {
   decision.members = description->members;
   std::string refusal;
   if (description->kind == Kind::kAddProcessSet) {
-    refusal = AgreeOnAdding(*description, &decision);
+    refusal = AgreeOnAdding(round, &decision);
   } else if (description->kind == Kind::kRemoveProcessSet) {
     refusal = AgreeOnRemoving(*description, &decision);
   } else {
@@ -376,15 +377,24 @@ void Coordinator::Agree(Entry* entry, const RankSet& members) {
       {KeyOf(*description), nullptr, {}, {}, {}, std::move(decision), {}});
 }
 
-// Returns the reason against it, or "".
-std::string Coordinator::AgreeOnAdding(const Description& description,
-                                       Decision* decision) {
+// Gives the set a number that no rank has ever known: what a rank has traced for a set
+// of an earlier job must not reduce over this one. Returns the reason against it, or
+// "".
+std::string Coordinator::AgreeOnAdding(const Round& round, Decision* decision) {
+  const Description& description = *round.description();
   for (const auto& [id, members] : process_sets_) {
     if (members.list() != description.members) continue;
     return "process set " + std::to_string(id) + " already has " +
            RankList(members.list()) + ". No two sets may have the same ranks";
   }
-  decision->answer = last_process_set_ + 1;
+  int32_t last = last_process_set_;
+  for (const Group& group : round.groups) {
+    last = std::max(last, group.submission.description->last_earlier_set);
+  }
+  if (last == std::numeric_limits<int32_t>::max()) {
+    return "no number is left for another process set";
+  }
+  decision->answer = last + 1;
   AddProcessSet(decision->answer, description.members);
   return "";
 }

@@ -189,7 +189,7 @@ class Coordinator {
   std::vector<int> JoinedBefore(const Round& round, const RankSet& members) const;
   void Join(int rank);
   void Agree(Entry* entry, const RankSet& members);
-  std::string AgreeOnAdding(const Description& description, Decision* decision);
+  std::string AgreeOnAdding(const Round& round, Decision* decision);
   std::string AgreeOnRemoving(const Description& description, Decision* decision);
   std::string WhatWaits(int32_t process_set) const;
   static void Take(Settled* settled, Decision* decision);

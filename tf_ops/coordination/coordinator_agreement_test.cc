@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,30 @@ TEST(AgreementTest, TheNumberOfARemovedSetIsNotGivenAgain) {
   Submit(&coordinator, 1, Share(Allreduce("x", 1, ReduceOp::kSum, 1)), 0);
   EXPECT_EQ(TakeAll(&coordinator)[0].text, "there is no process set 1 any more");
   EXPECT_EQ(AllAsk(&coordinator, 2, AddSet({1})).answer, 2);
+}
+
+// Rank 1 has been in a job that had sets, rank 2 in one that had more.
+TEST(AgreementTest, NoRankGetsANumberOfAnEarlierJobAgain) {
+  Coordinator coordinator(3, kFusionBytes);
+  const int32_t last_earlier_sets[] = {0, 3, 7};
+  const auto add = [&](std::vector<int> members) {
+    Description description = AddSet(std::move(members));
+    for (int rank = 0; rank < 3; ++rank) {
+      description.last_earlier_set = last_earlier_sets[rank];
+      Submit(&coordinator, rank, Share(description), 0);
+    }
+    return TakeAll(&coordinator).back();
+  };
+  EXPECT_EQ(add({0, 1}).answer, 8);
+  EXPECT_EQ(add({1, 2}).answer, 9);
+}
+
+TEST(AgreementTest, ThereIsALastNumber) {
+  Coordinator coordinator(2, kFusionBytes);
+  Description description = AddSet({1});
+  description.last_earlier_set = std::numeric_limits<int32_t>::max();
+  EXPECT_THAT(AllAsk(&coordinator, 2, description).text,
+              HasSubstr("no number is left for another process set"));
 }
 
 TEST(AgreementTest, DifferentSetsAreAnErrorThatNamesWhatEachRankGave) {

@@ -83,6 +83,9 @@ void AddDescription(const Description& description, std::string* to) {
   }
   AddList(description.members, to);
   AddText(description.labels, to);
+  if (description.kind == Kind::kAddProcessSet) {
+    AddInteger(description.last_earlier_set, to);
+  }
 }
 
 // ---- Reading
@@ -166,6 +169,9 @@ class Fields {
     }
     description.members = Ranks("members", size);
     description.labels = Text("labels");
+    if (description.kind == Kind::kAddProcessSet) {
+      description.last_earlier_set = Integer("last earlier set", 0, kAnyInt32);
+    }
     return description;
   }
 

@@ -228,6 +228,15 @@ TEST_F(SubmissionTest, MembersAreRanksInTheirOrder) {
   EXPECT_THAT(error({0, kSize}), HasSubstr("members = 4"));
 }
 
+TEST_F(SubmissionTest, AddsASetAboveTheRanksEarlierOnes) {
+  Description add = Agreement(Kind::kAddProcessSet);
+  add.last_earlier_set = 9;
+  EXPECT_EQ(Decode(Encode(add)).description->last_earlier_set, 9);
+  add.last_earlier_set = -1;
+  EXPECT_THAT(ErrorOf(SubmissionEncoder(1).Encode(add, false, {}, nullptr)),
+              HasSubstr("last earlier set = -1"));
+}
+
 TEST_F(SubmissionTest, OnlySmallTensorsThatAreReducedTravelAlong) {
   const auto error = [&](const Description& description, size_t bytes) {
     std::string message(SubmissionEncoder(1).Encode(description, false, {}, nullptr));

@@ -63,6 +63,9 @@ struct Exit {
   int (*mpi_abort)(intptr_t communicator, int code);
   intptr_t communicator;
 } g_exit = {kNoExitCode, nullptr, 0};
+// The highest number of a process set that this process has known. Traced functions
+// hold numbers, so a later job gives none of them again. Guarded by g_mutex.
+int32_t g_last_process_set = 0;
 // The failure of the job that this process has left.
 std::string& PastFailure() {
   static auto* text = new std::string;
@@ -360,6 +363,7 @@ Status Init(const khvd_options& options, bool* taken) {
     member.engine.nvtx_library = options.nvtx_library;
   }
   member.engine.ranges = options.disable_ranges == 0;
+  member.engine.last_earlier_set = g_last_process_set;
   status = MakeAutotuneOptions(options, &member.engine.autotune);
   if (!status.ok()) return status;
   member.local_rank = options.local_rank;
@@ -476,7 +480,11 @@ int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
     std::shared_ptr<JobMember> member;
     const Status status = GetMember(&member);
     if (!status.ok()) return status;
-    return member->engine().AddProcessSet({ranks, ranks + count}, id);
+    const Status added = member->engine().AddProcessSet({ranks, ranks + count}, id);
+    if (!added.ok()) return added;
+    std::lock_guard<std::mutex> lock(g_mutex);
+    g_last_process_set = std::max(g_last_process_set, *id);
+    return Status::Ok();
   });
 }
 

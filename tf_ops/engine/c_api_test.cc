@@ -621,6 +621,39 @@ TEST(JobTest, SomeRanksReduceAmongThemselves) {
   EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
 }
 
+// Ranks 0 and 1 have been in a job with two sets before they meet rank 2 again.
+TEST(JobTest, NumbersOfSetsAreNotGivenAgainInLaterJobs) {
+  const std::string pair = JobName(), all = JobName();
+  const auto body = [&](int rank) {
+    const int32_t first[] = {0}, second[] = {1}, ends[] = {0, 2};
+    int32_t set = 0;
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    if (rank < 2) {
+      const khvd_options options = Options(rank, 2, pair.c_str());
+      CHECK_HERE(khvd_init(&options) == KHVD_OK);
+      CHECK_HERE(khvd_add_process_set(first, 1, &set) == KHVD_OK && set == 1);
+      CHECK_HERE(khvd_add_process_set(second, 1, &set) == KHVD_OK && set == 2);
+      CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    }
+    const khvd_options options = Options(rank, 3, all.c_str());
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    CHECK_HERE(khvd_add_process_set(ends, 2, &set) == KHVD_OK && set == 3);
+    Request sum;
+    sum.request.process_set = 2;
+    CHECK_HERE(sum.Run() == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(LastErrorHas(rank < 2 ? "belonged to an earlier job of this process"
+                                     : "was not added, or has been removed"));
+    CHECK_HERE(khvd_process_set_size(2) == -1);
+    CHECK_HERE(rank == 2 ||
+               LastErrorHas("there is no process set 2: it belonged to an"));
+    sum.request.process_set = set;
+    CHECK_HERE(rank == 1 || sum.Run() == KHVD_OK);
+    CHECK_HERE(rank == 1 || sum.output == 2);
+    return 0;
+  };
+  EXPECT_EQ(RunJob(3, body), std::vector<int>(3, 0));
+}
+
 TEST(JobTest, RanksThatHaveJoinedGiveZeros) {
   const auto body = [](int rank) {
     for (int step = 0; step <= rank; ++step) {

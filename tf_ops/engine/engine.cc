@@ -23,7 +23,7 @@ Engine::Engine(EngineOptions options, const World& world)
       size_(world.job->size()),
       timeline_(world.job),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
-      requests_(world, options.cache_capacity, &counters_),
+      requests_(world, options, &counters_),
       loop_(options, world, gpu_, &requests_, &timeline_, &counters_) {}
 
 Engine::~Engine() { Stop(); }
@@ -117,6 +117,7 @@ Status Engine::AddProcessSet(const std::vector<int>& ranks, int32_t* id) {
   description.kind = Kind::kAddProcessSet;
   description.name = kProcessSets;
   description.members = ranks;
+  description.last_earlier_set = requests_.process_sets().last_earlier();
   return Agree(std::move(description), id);
 }
 

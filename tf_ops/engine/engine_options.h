@@ -20,6 +20,7 @@ struct EngineOptions {
   size_t cache_capacity = 16384;  // names that travel as numbers
   AutotuneOptions autotune;       // the coordinator's value counts
   int local_rank = 0;
+  int32_t last_earlier_set = 0;  // highest number of a process set of earlier jobs
   GpuLibraries gpu_libraries;
   std::string nvtx_library;  // "": the system's
   bool ranges = true;        // for profilers, if there is one

@@ -11,13 +11,14 @@
 
 namespace keras_hvd {
 
-Requests::Requests(const World& world, size_t cache_capacity, EngineCounters* counters)
+Requests::Requests(const World& world, const EngineOptions& options,
+                   EngineCounters* counters)
     : job_(world.job),
       rank_(job_->rank()),
       most_inline_bytes_(MostInlineBytes(job_->size(), world.topology.hosts())),
       counters_(*counters),
-      process_sets_(rank_, job_->size()),
-      encoder_(cache_capacity),
+      process_sets_(rank_, job_->size(), options.last_earlier_set),
+      encoder_(options.cache_capacity),
       submissions_(world.channels->ToLeader()),
       log_(&job_->History(rank_)) {}
 

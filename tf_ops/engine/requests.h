@@ -17,6 +17,7 @@
 #include "tf_ops/coordination/coordinator.h"
 #include "tf_ops/coordination/messages.h"
 #include "tf_ops/engine/engine_counters.h"
+#include "tf_ops/engine/engine_options.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/operation/operation_log.h"
 #include "tf_ops/operation/process_sets.h"
@@ -25,8 +26,7 @@ namespace keras_hvd {
 
 class Requests {
  public:
-  // `cache_capacity`: how many descriptions travel as numbers.
-  Requests(const World& world, size_t cache_capacity, EngineCounters* counters);
+  Requests(const World& world, const EngineOptions& options, EngineCounters* counters);
 
   // On any thread.
 

@@ -71,7 +71,8 @@ bool HaveMatchingLabels(const Description& a, const Description& b) {
 
 bool Description::operator==(const Description& other) const {
   return process_set == other.process_set && name == other.name &&
-         labels == other.labels && Matches(other);
+         labels == other.labels && last_earlier_set == other.last_earlier_set &&
+         Matches(other);
 }
 
 bool Description::Matches(const Description& other) const {

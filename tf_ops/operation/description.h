@@ -38,8 +38,11 @@ struct Description {
   int32_t root = 0;
   std::vector<TensorDescription> tensors;
   std::vector<int> members;  // of a process set to add or remove
-  bool on_gpu = false;       // whether the tensors are
-  std::string labels;        // see khvd_request
+  // To add a process set: the highest number of a set of the rank's earlier jobs. It
+  // may differ between ranks.
+  int32_t last_earlier_set = 0;
+  bool on_gpu = false;  // whether the tensors are
+  std::string labels;   // see khvd_request
 
   // Whether all is equal.
   bool operator==(const Description& other) const;

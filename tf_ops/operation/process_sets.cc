@@ -9,18 +9,14 @@
 namespace keras_hvd {
 namespace {
 
-std::string ThereIsNone(int32_t id) {
-  return "there is no process set " + std::to_string(id) +
-         ": it was not added, or has been removed";
-}
-
 bool Contains(const std::vector<int>& members, int rank) {
   return std::binary_search(members.begin(), members.end(), rank);
 }
 
 }  // namespace
 
-ProcessSets::ProcessSets(int rank, int size) : rank_(rank) {
+ProcessSets::ProcessSets(int rank, int size, int32_t last_earlier)
+    : rank_(rank), last_earlier_(last_earlier) {
   std::vector<int>& all = sets_[0];
   all.resize(size);
   std::iota(all.begin(), all.end(), 0);
@@ -36,6 +32,14 @@ const std::vector<int>& ProcessSets::MembersOf(int32_t id) const {
   static const std::vector<int> kNone;
   const auto set = sets_.find(id);
   return set == sets_.end() ? kNone : set->second;
+}
+
+std::string ProcessSets::ThereIsNone(int32_t id) const {
+  std::string text = "there is no process set " + std::to_string(id) + ": it ";
+  if (id <= 0 || id > last_earlier_) return text + "was not added, or has been removed";
+  return text + "belonged to an earlier job of this process. Add the set to this job " +
+         "with keras_hvd.add_process_set(), and trace functions that use it again, " +
+         "since they hold its number";
 }
 
 Status ProcessSets::Find(int32_t id, std::vector<int>* members) const {
