@@ -15,6 +15,10 @@ class OwnExtended(distribute_lib.StrategyExtendedV1):
         super().__init__(strategy)
         _made.add("Strategy")
 
+    def require_same_job(self) -> None:
+        """Raises unless the strategy was made in this job, or in one just like it."""
+        raise NotImplementedError
+
 
 _made: set[str] = set()
 
@@ -72,10 +76,14 @@ def of_replica() -> Any:
 def several_ranks(strategy: Any) -> Any:
     """The strategy, or None if it has only one rank.
 
+    Raises RuntimeError if it was made in an earlier job.
+
     Example:
 
     >>> several_ranks(None)
     """
-    if strategy is None or strategy.num_replicas_in_sync == 1:
+    if strategy is None:
         return None
-    return strategy
+    if is_ours(strategy):
+        strategy.extended.require_same_job()
+    return None if strategy.num_replicas_in_sync == 1 else strategy

@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
-import keras
+from typing import NamedTuple
 
+import keras
+import tensorflow as tf
+
+from keras_hvd.collectives import job_values
 from keras_hvd.runtime import basics
+
+
+class _Begin(NamedTuple):
+    """What the first learning rate is computed from."""
+
+    learning_rate: float
+    warmup_steps: int
+    size: int  # outside of a job
+
+
+class _Warmup(keras.optimizers.schedules.PolynomialDecay):
+    """To Keras a `PolynomialDecay`; its first rate is that of the job it runs in."""
+
+    _begin: _Begin
+
+    @property  # type: ignore[misc]  # Keras would find, and save, the class below
+    def __class__(self):
+        return keras.optimizers.schedules.PolynomialDecay
+
+    @property
+    def initial_learning_rate(self) -> float | tf.Tensor:
+        """A number, or a tensor in a graph, which reads the number of ranks."""
+        begin = self._begin
+        size = job_values.size_of() if basics.is_initialized() else begin.size
+        if tf.is_tensor(size):
+            size = tf.cast(size, tf.float64)
+        first = (1 + (size - 1) / begin.warmup_steps) / size * begin.learning_rate
+        return tf.cast(first, keras.config.floatx()) if tf.is_tensor(size) else first
+
+    @initial_learning_rate.setter
+    def initial_learning_rate(self, begin: _Begin) -> None:
+        self._begin = begin
+
+    def __reduce__(self):
+        return _warmup, (self._begin, self.name)
+
+
+def _warmup(begin: _Begin, name: str) -> _Warmup:
+    return _Warmup(
+        initial_learning_rate=begin,
+        decay_steps=max(1, begin.warmup_steps - 1),
+        end_learning_rate=begin.learning_rate,
+        power=1.0,
+        name=name,
+    )
 
 
 def warmup_schedule(
@@ -38,11 +87,4 @@ def warmup_schedule(
     basics.require_initialized("warmup_schedule")
     if warmup_steps < 1:
         raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps!r}")
-    first = (1 + (basics.size() - 1) / warmup_steps) / basics.size()
-    return keras.optimizers.schedules.PolynomialDecay(
-        initial_learning_rate=learning_rate * first,
-        decay_steps=max(1, warmup_steps - 1),
-        end_learning_rate=learning_rate,
-        power=1.0,
-        name=name,
-    )
+    return _warmup(_Begin(learning_rate, warmup_steps, basics.size()), name)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_hvd.collectives import job_values
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.optimizer.labels import name_in_program
@@ -63,6 +64,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         basics.require_initialized("SyncBatchNormalization")
         process_set = self.process_set
         if process_set.size() == 1 and process_set.included():
+            number = number_of(process_set, "SyncBatchNormalization")
+            job_values.require_as_traced("size", process_set=number)
             return super()._moments(inputs, mask)
         number = number_of(process_set, "SyncBatchNormalization")
         name = name_in_graph(f"{name_in_program(self, number)}/moments")
@@ -90,7 +93,8 @@ def _moments_over_ranks(
     mean = tf.math.divide_no_nan(tf.reduce_sum(_masked(inputs, mask), axes), count)
     deviations = _masked(inputs - tf.reshape(mean, of_channel), mask)
     squares = tf.reduce_sum(tf.square(deviations), axes)
-    own = _with_gradient_times(process_set.size(), tf.stack([count, mean, squares]))
+    number = number_of(process_set, "SyncBatchNormalization")
+    own = _with_gradient_times_size_of(number, tf.stack([count, mean, squares]))
     of_ranks = allgather(own[None], name=name, process_set=process_set)
     counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
     count = tf.reduce_sum(counts, axis=0)
@@ -100,12 +104,15 @@ def _moments_over_ranks(
     return mean, variance
 
 
-def _with_gradient_times(factor: int, values: tf.Tensor) -> tf.Tensor:
+def _with_gradient_times_size_of(process_set: int, values: tf.Tensor) -> tf.Tensor:
     """Scales gradients: an allgather averages them, but statistics need their sum."""
 
     @tf.custom_gradient
     def identity(values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        return tf.identity(values), lambda gradient: gradient * factor
+        def times_size(gradient: tf.Tensor) -> tf.Tensor:
+            return gradient * tf.cast(job_values.size_of(process_set), gradient.dtype)
+
+        return tf.identity(values), times_size
 
     return identity(values)
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.model_parts import layers_of
+from keras_hvd.callbacks.retracing import trace_anew_in_another_job
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import (
@@ -71,10 +72,14 @@ _BEGINNING = "keras_hvd/beginning of fit"
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Base class of keras_hvd's callbacks. At size 1 it only counts for a recording."""
+    """Base class of keras_hvd's callbacks.
+
+    At size 1 it only counts for a recording, and has steps of another job traced anew.
+    """
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
+        trace_anew_in_another_job(model)
         if basics.size() > 1:
             guarded_saving.install()
             random_numbers.install(is_distributed)

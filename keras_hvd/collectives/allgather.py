@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, reductions, submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.collectives import allreduce_op, job_values, reductions, submission
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -123,7 +123,7 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     gathered, first_dims = op.outputs[:-1], op.outputs[-1]
     process_set = op.get_attr("process_set")
     # Ranks outside of the set also differentiate branches that they never take.
-    rank = max(native.engine().khvd_process_set_rank(process_set), 0)
+    rank = tf.maximum(job_values.rank_in(process_set), 0)
     smooth = submission.smooth_gradients(gathered, gradients[:-1])
     averages = allreduce_op.average_of_gradients(
         list(smooth.values()), submission.name_of_gradient(op), process_set
@@ -134,7 +134,8 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
         # tf.slice would turn it, and the tensors that first_dims comes from, into
         # constants, and XLA would compile every step anew.
         rows = tf.range(tf.shape(op.inputs[i], tf.int64)[0])
-        start = tf.reduce_sum(first_dims[i, :rank])
+        of_lower = tf.range(tf.shape(first_dims)[1]) < rank
+        start = tf.reduce_sum(tf.where(of_lower, first_dims[i], 0))
         by_index[i] = tf.ensure_shape(
             tf.gather(average, start + rows), op.inputs[i].shape
         )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, reductions, submission
+from keras_hvd.collectives import allgather, job_values, reductions, submission
 from keras_hvd.collectives.allreduce_op import (
     Average,
     ReduceOp,
@@ -256,13 +256,13 @@ def _reduce_slices(
     number = number_of(process_set, "allreduce")
     gathered, indices = allgather.submit([compressed, slices.indices], names, number)
     values = compression.decompress(gathered, context)
-    count = process_set.size() if reduce_op == Average else None
+    count = job_values.size_of(number) if reduce_op == Average else None
     values = _scaled(values, scales, count)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _scaled(
-    values: tf.Tensor, scales: tuple[float, float], count: int | None
+    values: tf.Tensor, scales: tuple[float, float], count: int | tf.Tensor | None
 ) -> tf.Tensor:
     """Multiplies values by both scales, and divides by `count` for an average.
 
@@ -275,9 +275,11 @@ def _scaled(
         if count is None:
             return _truncated(values, postscale)
         values = tf.truediv(values, tf.ones([], values.dtype))
-    dtype, factor, count = values.dtype, prescale * postscale, count or 1
-    if factor == 1 and count == 1:
-        return values
+    dtype, factor = values.dtype, prescale * postscale
+    if not tf.is_tensor(count):
+        count = count or 1
+        if factor == 1 and count == 1:
+            return values
     if dtype.size == 1:  # TensorFlow cannot multiply float8
         values = tf.cast(values, tf.float32)
     if factor != 1:

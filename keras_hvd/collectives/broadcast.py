@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, reductions, submission
+from keras_hvd.collectives import allreduce_op, job_values, reductions, submission
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -63,14 +63,14 @@ def broadcast(
 
 @tf.RegisterGradient("KerasHvdBroadcast")
 def _gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    """The average of the gradients on the root rank, zeros on the others."""
+    """The average of the gradients on the root rank, zeros on the others.
+
+    Zeros alone would not depend on the average, and a session would not compute it.
+    """
     [average] = allreduce_op.average_of_gradients(
         [tf.convert_to_tensor(gradient)],
         submission.name_of_gradient(op),
         op.get_attr("process_set"),
     )
-    if basics.rank() == op.get_attr("root_rank"):
-        return average
-    # Zeros do not depend on the average, so a session would not compute it.
-    with tf.control_dependencies([average]):
-        return tf.zeros_like(average)
+    is_root = tf.equal(job_values.rank_in(), op.get_attr("root_rank"))
+    return tf.where(is_root, average, tf.zeros_like(average))

@@ -17,6 +17,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
+# Ops of keras_hvd that wait for no other rank.
+_LOCAL = frozenset({"KerasHvdJobValue", "KerasHvdSameJobValue"})
+
 # Stateful ops that call functions.
 _CALLS = frozenset({"StatefulPartitionedCall", "If", "Case", "While"})
 
@@ -63,7 +66,8 @@ def _has_compiled_collectives(function: str, compiled: bool = False) -> bool:
     definition = context.context().get_function_def(function)
     if "_XlaMustCompile" in definition.attr:
         compiled |= definition.attr["_XlaMustCompile"].b
-    if compiled and any(node.op.startswith("KerasHvd") for node in definition.node_def):
+    ops = {node.op for node in definition.node_def} - _LOCAL
+    if compiled and any(op.startswith("KerasHvd") for op in ops):
         return True
     called = set(_functions(definition.node_def))
     return any(_has_compiled_collectives(name, compiled) for name in called)

@@ -7,10 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, allreduce_op, reductions, submission
+from keras_hvd.collectives import (
+    allgather,
+    allreduce_op,
+    job_values,
+    reductions,
+    submission,
+)
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, require_compressor
-from keras_hvd.runtime import basics, native
+from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
 
@@ -188,20 +194,20 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
     With `Sum`, they are multiplied by the number of ranks, as in Horovod.
     """
     process_set = op.get_attr("process_set")
-    size = native.engine().khvd_process_set_size(process_set)
+    size = job_values.size_of(process_set)
     scale = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
     if op.get_attr("reduce_op") == Sum:
-        scale *= size
+        scale *= tf.cast(size, tf.float64)
     smooth = submission.smooth_gradients(op.outputs, gradients)
     gathered = allgather.submit(
         [_padded(gradient, op.inputs[i], size) for i, gradient in smooth.items()],
         submission.name_of_gradient(op),
         process_set,
     )
-    by_index = {
-        i: scale * _without_padding(rows, op.inputs[i], size)
-        for i, rows in zip(smooth, gathered, strict=True)
-    }
+    by_index = {}
+    for i, rows in zip(smooth, gathered, strict=True):
+        rows = _without_padding(rows, op.inputs[i], size)
+        by_index[i] = tf.cast(scale, rows.dtype) * rows
     return [by_index.get(i) for i in range(len(op.outputs))]
 
 
@@ -209,31 +215,21 @@ def _gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]
 # row fewer add one, compiled or not. So the ranks need not agree on compilation.
 
 
-def _padded(gradient: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:
-    if _divides(tensor, size):
-        return gradient
-    most = _rows_of(0, tf.shape(tensor)[0], size)
+def _padded(gradient: tf.Tensor, tensor: tf.Tensor, size: int | tf.Tensor) -> tf.Tensor:
+    most = (tf.shape(tensor)[0] + size - 1) // size
     shape = tf.concat([[most], tf.shape(gradient)[1:]], 0)
     missing = tf.zeros(shape, gradient.dtype)[tf.shape(gradient)[0] :]
     return tf.concat([gradient, missing], 0)
 
 
-def _without_padding(rows: tf.Tensor, tensor: tf.Tensor, size: int) -> tf.Tensor:
-    if not _divides(tensor, size):
-        count = tf.shape(tensor)[0]
-        most = _rows_of(0, count, size)
-        parts = [
-            rows[rank * most : rank * most + _rows_of(rank, count, size)]
-            for rank in range(size)
-        ]
-        rows = tf.concat(parts, 0)
+def _without_padding(
+    rows: tf.Tensor, tensor: tf.Tensor, size: int | tf.Tensor
+) -> tf.Tensor:
+    """The rows of all ranks, of which the first ones may have one more than others."""
+    count = tf.shape(tensor)[0]
+    least, longer = count // size, count % size
+    # Each rank before this one has added a row, if its rows are the fewer ones.
+    before = (tf.range(count) - longer * (least + 1)) // tf.maximum(least, 1)
+    added = tf.where(longer > 0, tf.maximum(before, 0), 0)
+    rows = tf.gather(rows, tf.range(count) + added)
     return tf.ensure_shape(rows, tensor.shape)
-
-
-def _divides(tensor: tf.Tensor, size: int) -> bool:
-    rows = tensor.shape[0] if tensor.shape else None
-    return rows is not None and rows % size == 0
-
-
-def _rows_of(rank: int, count: tf.Tensor, size: int) -> tf.Tensor:
-    return (count + size - 1 - rank) // size

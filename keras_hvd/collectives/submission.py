@@ -366,9 +366,12 @@ def run_independently(output: tf.Tensor) -> None:
     >>> int(step(1))
     1
     """
-    if tf.executing_eagerly():
-        return
-    op = output.op
+    if not tf.executing_eagerly():
+        run_operation_independently(output.op)
+
+
+def run_operation_independently(op: tf.Operation) -> None:
+    """Does for an op what `run_independently` does for the op of an output."""
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)

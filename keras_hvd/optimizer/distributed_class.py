@@ -7,6 +7,7 @@ of the plain optimizer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -254,7 +255,8 @@ class _OfDistributed(UpdateHook):
             _run_before_first_update(optimizer, variables)
             local = local_variables([optimizer], variables)
             equal_start.compare(variables, optimizer._settings.reduction, local)
-        return super().apply(plain, optimizer, grads, trainable_variables)
+        with _only_alone_if_alone(optimizer):
+            return super().apply(plain, optimizer, grads, trainable_variables)
 
 
 _hook = _OfDistributed()
@@ -311,7 +313,8 @@ class _DistributesInner(_Distributed):
         reduction = self._settings.reduction
         if not reduction.is_alone():
             require_not_reduced(self, grads, reduction)
-        return super().apply(grads, trainable_variables)
+        with _only_alone_if_alone(self):
+            return super().apply(grads, trainable_variables)
 
     def build(self, variables):
         super().build(variables)
@@ -379,7 +382,14 @@ def _reduction_of(optimizer: Any) -> GradientReduction | None:
     """How the optimizers inside a `LossScaleOptimizer` reduce; None if they do not."""
     if not is_distributed(optimizer):
         return None
-    return _hook.reduction_of((leaf_optimizers(optimizer) or [optimizer])[0])
+    leaf = (leaf_optimizers(optimizer) or [optimizer])[0]
+    with _only_alone_if_alone(leaf):
+        return _hook.reduction_of(leaf)
+
+
+def _only_alone_if_alone(optimizer: Any) -> contextlib.AbstractContextManager:
+    reduction = optimizer._settings.reduction
+    return reduction.only_alone() if reduction.is_alone() else contextlib.nullcontext()
 
 
 def _run_before_first_update(optimizer: Any, variables: Sequence[Any]) -> None:

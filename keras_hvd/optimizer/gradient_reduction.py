@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -12,7 +13,13 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, gradients, reductions, submission
+from keras_hvd.collectives import (
+    allreduce_op,
+    gradients,
+    job_values,
+    reductions,
+    submission,
+)
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
 from keras_hvd.compression import Compression, Compressor, require_compressor
@@ -89,6 +96,8 @@ class GradientReduction:
         """Whether this rank has no other rank to reduce with.
 
         Also outside of the process set: such a rank trains with its own gradients.
+        Whoever then traces something else than a reduction makes it depend on
+        `only_alone`.
         """
         basics.require_initialized(_KIND)
         number_of(self.process_set, _KIND)
@@ -96,6 +105,15 @@ class GradientReduction:
             return True
         # There, what a step submits is what counts it.
         return self.process_set.size() == 1 and not recorder.scaling()
+
+    def only_alone(self) -> contextlib.AbstractContextManager:
+        """A context whose ops run only in a job in which this rank is still alone.
+
+        In any other, the function that is being traced in it fails.
+        """
+        number = number_of(self.process_set, _KIND)
+        checks = job_values.require_as_traced("size", process_set=number)
+        return tf.control_dependencies(checks)
 
     def __deepcopy__(self, memo: Any) -> GradientReduction:
         # The process set is part of the job; a copy of it would not be.
@@ -254,8 +272,10 @@ class GradientReduction:
 
     def _scale_local(self, grad: Gradient) -> Gradient:
         """Scales a local gradient like the others, which are means over all ranks."""
-        size = self.process_set.size()
-        return _divided(grad, size) if self.scale_local_gradients else grad
+        if not self.scale_local_gradients:
+            return grad
+        size = job_values.size_of(number_of(self.process_set, _KIND))
+        return _divided(grad, size)
 
 
 def identity(variable: Any) -> int:
@@ -333,7 +353,7 @@ def _distinct_paths(variables: Sequence[Any]) -> list[str]:
     return [each if times[each] == 1 else f"{each}#{i}" for i, each in enumerate(paths)]
 
 
-def _divided(grad: Gradient, count: int) -> Gradient:
+def _divided(grad: Gradient, count: tf.Tensor) -> Gradient:
     if isinstance(grad, tf.IndexedSlices):
         values = _divided(grad.values, count)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)

@@ -207,7 +207,10 @@ class _ReducesGradients(Mixin):
         own = self._own
         reductions.note_handed_over()
         if own.reduction.is_alone():
-            return add_up_all(grads)
+            with own.reduction.only_alone():
+                return add_up_all(
+                    tf.nest.map_structure(_same, grads, expand_composites=True)
+                )
         return _reduce(own, grads, sources)
 
     def get_local_and_global_gradients(
@@ -236,6 +239,10 @@ class _ReducesGradients(Mixin):
 
     def batch_jacobian(self, *arguments, **named):
         raise _no_gradients("batch_jacobian")
+
+
+def _same(grad: tf.Tensor | None) -> tf.Tensor | None:
+    return grad if grad is None or tf.executing_eagerly() else tf.identity(grad)
 
 
 def _reduce(own: _Own, grads: Any, sources: Any) -> Any:

@@ -237,6 +237,17 @@ def job() -> str:
     return _job
 
 
+def jobs_joined() -> int:
+    """How many jobs this process has joined.
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> jobs_joined() > 0
+    True
+    """
+    return _jobs_joined
+
+
 def note_job(launched: str, uses_mpi: bool) -> None:
     """Records that this process has joined another job; `launched` is its name."""
     global _jobs_joined, _job, _uses_mpi

@@ -120,6 +120,18 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set = _GlobalProcessSet()
+_last_job_with_sets = ""
+
+
+def job_has_sets() -> bool:
+    """Whether process sets were added to this process' job.
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> job_has_sets()
+    False
+    """
+    return _last_job_with_sets == basics.job()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -163,8 +175,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(number)
         )
     )
+    global _last_job_with_sets
     process_set._number = number.value
-    process_set._job = basics.job()
+    process_set._job = _last_job_with_sets = basics.job()
     process_set._removed = False
     return process_set
 

@@ -14,7 +14,8 @@ def rank_op(name: str | None = None) -> tf.Tensor:
         name: of the op.
 
     Returns:
-        An int32 scalar; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant, and an error in a
+        later job in which it is another.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -37,7 +38,8 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
         name: of the op.
 
     Returns:
-        An int32 scalar; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant, and an error in a
+        later job in which it is another.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -61,7 +63,8 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
         name: of the op.
 
     Returns:
-        An int32 scalar; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant, and an error in a
+        later job in which it is another.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -83,7 +86,8 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
         name: of the op.
 
     Returns:
-        An int32 scalar; in a program compiled by XLA, a constant.
+        An int32 scalar; in a program compiled by XLA, a constant, and an error in a
+        later job in which it is another.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -108,7 +112,8 @@ def process_set_included_op(
         name: of the op.
 
     Returns:
-        An int32 scalar, 1 or 0; in a program compiled by XLA, a constant.
+        An int32 scalar, 1 or 0; in a program compiled by XLA, a constant, and an error
+        in a later job in which it is another.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -136,3 +141,4 @@ def _place(
 
 
 tf.no_gradient("KerasHvdJobValue")
+tf.no_gradient("KerasHvdSameJobValue")

@@ -21,6 +21,7 @@ from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, number_of
+from keras_hvd.strategy.same_job import Place
 
 _INFINITE = -1
 _UNKNOWN = -2
@@ -101,6 +102,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
+        self._place = Place(process_set)
         self._cardinality = _agree(dataset, process_set)
         if self._cardinality >= 0:
             dataset = dataset.take(self._cardinality)
@@ -117,6 +119,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return self._cardinality
 
     def __iter__(self) -> DistributedIterator:
+        self._place.require_same("distributed dataset")
         return DistributedIterator(self._dataset, agreement=self._agreement())
 
     def _agreement(self) -> _Agreement | None:

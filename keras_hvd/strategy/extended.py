@@ -17,6 +17,7 @@ from keras_hvd import current_strategy, random_numbers
 from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
+from keras_hvd.strategy.same_job import Place
 
 
 class Extended(current_strategy.OwnExtended):
@@ -37,8 +38,8 @@ class Extended(current_strategy.OwnExtended):
     ) -> None:
         super().__init__(strategy)
         self.process_set = process_set
-        self._size = process_set.size()
-        self._rank = process_set.rank()
+        self._place = Place(process_set)
+        self._size, self._rank = self._place.size, self._place.rank
         self._device = device
 
     def place(self) -> tuple[Any, ...]:
@@ -47,6 +48,13 @@ class Extended(current_strategy.OwnExtended):
         A process may return to another job with another rank.
         """
         return self.process_set, self._size, self._rank, self._device
+
+    def require_same_job(self) -> None:
+        """Raises RuntimeError unless rank and size are those of the job it was made in.
+
+        What is being traced makes the same check when it runs.
+        """
+        self._place.require_same("keras_hvd.Strategy")
 
     # --- collectives ------------------------------------------------------------------
 
@@ -90,7 +98,12 @@ class Extended(current_strategy.OwnExtended):
 
     # --- running ----------------------------------------------------------------------
 
+    def _scope(self, strategy):
+        self.require_same_job()
+        return super()._scope(strategy)
+
     def _call_for_each_replica(self, fn, args, kwargs):
+        self.require_same_job()
         context = ReplicaContext(self._container_strategy(), self._rank)
         random_numbers.continue_global_generator(self._rank)
         with tf.device(self._device), context, random_numbers.of_rank(self._rank):

@@ -55,6 +55,7 @@ _NUMBERS_OF_RANKS = {
     "strategy/test_saving.py": {2},
     "strategy/test_tensorflow_tests.py": {1, 2, 3},
     "test_guides.py": {2},
+    "test_worlds.py": {2, 3},
     "test_xla.py": {1, 2, 3},
 }
 _FOLDER = Path(__file__).parent

@@ -1,9 +1,12 @@
 // KerasHvdJobValue: this process's rank and other numbers of the job, at the time the
-// op runs.
+// op runs. KerasHvdSameJobValue: an error if such a number is no longer that of the
+// trace.
 #include "tf_ops/kernels/job_value.h"
 
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/attributes.h"
 
@@ -25,7 +28,23 @@ A number of the job that this process is in when the op runs.
 
 value: the number; "included" is 1 in a process that is in the process set, else 0.
 quantity: which one.
-process_set: whose size, or who is included.
+process_set: whose size, whose rank (-1 outside of it), or who is included.
+)doc");
+
+REGISTER_OP("KerasHvdSameJobValue")
+    .Attr("quantity: {'rank', 'size', 'local_rank', 'local_size', 'included'}")
+    .Attr("process_set: int = 0")
+    .Attr("value: int")
+    .Attr("place: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+An error if a number of the job is no longer what it was when the graph was built.
+
+quantity: as for KerasHvdJobValue.
+process_set: as for KerasHvdJobValue.
+value: what the number was.
+place: where in its job this process was, for the error.
 )doc");
 
 class JobValueKernel : public tensorflow::OpKernel {
@@ -46,11 +65,29 @@ class JobValueKernel : public tensorflow::OpKernel {
   JobValue which_;
 };
 
+class SameJobValueKernel : public tensorflow::OpKernel {
+ public:
+  explicit SameJobValueKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadFixedValue(ctx, &fixed_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, RequireSame(name(), fixed_));
+  }
+
+ private:
+  FixedValue fixed_;
+};
+
 REGISTER_KERNEL_BUILDER(Name("KerasHvdJobValue").Device(tensorflow::DEVICE_CPU),
                         JobValueKernel);
 REGISTER_KERNEL_BUILDER(
     Name("KerasHvdJobValue").Device(tensorflow::DEVICE_GPU).HostMemory("value"),
     JobValueKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_CPU),
+                        SameJobValueKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_GPU),
+                        SameJobValueKernel);
 
 }  // namespace
 
@@ -62,13 +99,42 @@ absl::Status ReadJobValue(OpKernelConstruction* ctx, JobValue* read) {
 absl::StatusOr<int32_t> ValueOf(const JobValue& which) {
   int32_t value = khvd_process_set_size(which.process_set);
   if (value < 0) return absl::FailedPreconditionError(khvd_last_error());
-  if (which.quantity == "rank") value = khvd_rank();
+  if (which.quantity == "rank") value = khvd_process_set_rank(which.process_set);
   if (which.quantity == "local_rank") value = khvd_local_rank();
   if (which.quantity == "local_size") value = khvd_local_size();
   if (which.quantity == "included") {
     value = khvd_process_set_rank(which.process_set) >= 0 ? 1 : 0;
   }
   return value;
+}
+
+absl::Status ReadFixedValue(OpKernelConstruction* ctx, FixedValue* read) {
+  TF_RETURN_IF_ERROR(ReadJobValue(ctx, &read->which));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("value", &read->value));
+  return ctx->GetAttr("place", &read->place);
+}
+
+std::string PlaceInJob() {
+  return absl::StrCat("rank ", khvd_rank(), " of ", khvd_size());
+}
+
+absl::Status RequireSame(std::string_view op, const FixedValue& fixed) {
+  if (khvd_is_initialized() == 0) return absl::OkStatus();
+  const JobValue& which = fixed.which;
+  const absl::StatusOr<int32_t> now = ValueOf(which);
+  if (now.ok() && *now == fixed.value) return absl::OkStatus();
+  const std::string of_set =
+      which.process_set == 0 ? "" : absl::StrCat(" of process set ", which.process_set);
+  const std::string why = now.ok()
+                              ? absl::StrCat(which.quantity, of_set, " was ",
+                                             fixed.value, " then and is ", *now, " now")
+                              : std::string(now.status().message());
+  return absl::FailedPreconditionError(absl::StrCat(
+      op, ": this function was traced by ", fixed.place, ", and is run by ",
+      PlaceInJob(), " of another job, for which it would be wrong: ", why,
+      ". Trace it again: make a new tf.function, or call compile() of the Keras "
+      "model. ",
+      "fit() with a callback of keras_hvd does that by itself"));
 }
 
 }  // namespace keras_hvd

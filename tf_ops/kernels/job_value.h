@@ -1,12 +1,18 @@
-// A number of this process's job, as an op's value.
+// A number of this process's job, as an op's value, and the check that it is still what
+// a trace or a compiled program took it for.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
 #define KERAS_HVD_TF_OPS_KERNELS_JOB_VALUE_H_
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tensorflow {
+class OpKernelConstruction;
+}  // namespace tensorflow
 
 namespace keras_hvd {
 
@@ -18,6 +24,22 @@ struct JobValue {
 
 absl::Status ReadJobValue(tensorflow::OpKernelConstruction* ctx, JobValue* value);
 absl::StatusOr<int32_t> ValueOf(const JobValue& which);
+
+// A number that was fixed when something was traced or compiled.
+struct FixedValue {
+  JobValue which;
+  int32_t value = 0;
+  std::string place;  // of the process, in the job of that time
+};
+
+absl::Status ReadFixedValue(tensorflow::OpKernelConstruction* ctx, FixedValue* value);
+
+// This process' place in its job: "rank 0 of 2".
+std::string PlaceInJob();
+
+// Returns an error, which says what to do, if the job is one in which the value is
+// another. Outside of a job there is nobody to disagree with. `op` begins the error.
+absl::Status RequireSame(std::string_view op, const FixedValue& fixed);
 
 }  // namespace keras_hvd
 

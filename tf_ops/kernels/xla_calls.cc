@@ -66,6 +66,9 @@ class Calls {
   // Submits the next request of a run. If `*run` is 0, starts a run and sets it.
   // Returns the request's number.
   uint64_t Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request);
+  // The same for a check.
+  uint64_t StartCheck(uint64_t* run, std::unique_ptr<Call> call,
+                      const absl::Status& outcome);
   ffi::Future Done(uint64_t number);
 
  private:
@@ -77,6 +80,7 @@ class Calls {
   static void* Allocate(void* context, int32_t tensor, const int64_t* first_dims,
                         int32_t count);
 
+  Call* Add(uint64_t* run, std::unique_ptr<Call> call, uint64_t* number);
   void End(Call* call, ffi::Error error);
   void Fail(std::unique_ptr<Call> call);
   void Deliver(Failure failure);
@@ -90,20 +94,37 @@ class Calls {
   std::set<uint64_t> failed_runs_;
 };
 
-uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request) {
-  Call* const started = call.get();
-  uint64_t number;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (*run == 0) *run = ++last_run_;
-    number = started->number = ++last_call_;
-    started->run = *run;
-    if (failed_runs_.count(*run) != 0) return number;
-    for (Failure& failure : failures_) {
-      if (failure.run == *run) failure.under_way.insert(number);
-    }
-    calls_[number] = std::move(call);
+// Numbers a call. Returns null if its run has failed, which forgets it.
+Call* Calls::Add(uint64_t* run, std::unique_ptr<Call> call, uint64_t* number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (*run == 0) *run = ++last_run_;
+  *number = call->number = ++last_call_;
+  call->run = *run;
+  if (failed_runs_.count(*run) != 0) return nullptr;
+  for (Failure& failure : failures_) {
+    if (failure.run == *run) failure.under_way.insert(*number);
   }
+  return (calls_[*number] = std::move(call)).get();
+}
+
+uint64_t Calls::StartCheck(uint64_t* run, std::unique_ptr<Call> call,
+                           const absl::Status& outcome) {
+  uint64_t number;
+  Call* const started = Add(run, std::move(call), &number);
+  if (started == nullptr) return number;
+  ffi::Error error;
+  if (!outcome.ok()) {
+    error =
+        ffi::Error(ffi::ErrorCode::kFailedPrecondition, std::string(outcome.message()));
+  }
+  End(started, std::move(error));
+  return number;
+}
+
+uint64_t Calls::Start(uint64_t* run, std::unique_ptr<Call> call, khvd_request request) {
+  uint64_t number;
+  Call* const started = Add(run, std::move(call), &number);
+  if (started == nullptr) return number;
   request.done = &Calls::Ended;
   request.allocate = &Calls::Allocate;
   request.context = started;
@@ -231,12 +252,18 @@ ffi::Error Start(TokenBuffer last, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer> token, ffi::RemainingRets results,
                  DecodedRequest compiled) {
   auto call = std::make_unique<Call>(compiled.name);
+  uint64_t run = last.typed_data()[0];
+  if (compiled.kind == kCheck) {
+    token->typed_data()[compiled.slot] =
+        Calls::Get().StartCheck(&run, std::move(call), Check(compiled));
+    token->typed_data()[0] = run;
+    return ffi::Error::Success();
+  }
   ProgramRequest program(compiled, tensors, results, &call->results);
   if (compiled.kind == KHVD_ALLTOALL) {
     AddSplits(tensors, results, &call->results, &program.request());
   }
-  uint64_t run = last.typed_data()[0];
-  // The two may be the same memory.
+  // Last and token may be the same memory.
   token->typed_data()[compiled.slot] =
       Calls::Get().Start(&run, std::move(call), program.request());
   token->typed_data()[0] = run;

@@ -19,6 +19,10 @@
 // orders the two, and puts its number into its slot, where done finds it. A done
 // without results returns its token.
 //
+// A start may also stand for a check that the job is like the one that the program was
+// compiled in. It is a request that ends at once and never reaches the engine. So its
+// error waits, as that of any other request, until XLA can free the program's buffers.
+//
 // On a GPU a token has no numbers, and done ends differently: see xla_gpu_calls.cc.
 #ifndef KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
 #define KERAS_HVD_TF_OPS_KERNELS_XLA_CALLS_H_
@@ -32,6 +36,9 @@ namespace keras_hvd {
 
 inline constexpr char kStartTarget[] = "keras_hvd_start";
 inline constexpr char kDoneTarget[] = "keras_hvd_done";
+
+// The kind of a start that is a check.
+inline constexpr int32_t kCheck = -1;
 
 // The attributes of a start: a request, as far as it is known at compile time. `Rows`
 // is a list of numbers.
@@ -49,6 +56,10 @@ struct CompiledRequest {
   // The first dimensions of the tensors, if they differ from those of the results.
   Rows rows;
   int32_t slot = 1;  // of the request's number in the token
+  // Of a check: see FixedValue.
+  std::string_view quantity;
+  int32_t value = 0;
+  std::string_view place;
 };
 
 }  // namespace keras_hvd

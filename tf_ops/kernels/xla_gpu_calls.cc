@@ -191,6 +191,11 @@ void Submit(std::shared_ptr<GpuCall> call, khvd_request request) {
 ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
                  ffi::Result<TokenBuffer>, ffi::RemainingRets results,
                  DecodedRequest compiled) {
+  if (compiled.kind == kCheck) {
+    const absl::Status outcome = Check(compiled);
+    if (outcome.ok()) return ffi::Error::Success();
+    return Fail(ffi::ErrorCode::kFailedPrecondition, std::string(outcome.message()));
+  }
   auto call = std::make_shared<GpuCall>(compiled.name);
   ProgramRequest decoded(compiled, tensors, results, &call->results);
   khvd_request& request = decoded.request();

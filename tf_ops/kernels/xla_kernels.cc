@@ -115,18 +115,18 @@ Values Flat(const Values& inputs) {
   return flat;
 }
 
-// The content of a string of MLIR.
-std::string Escaped(std::string_view text) {
-  std::string escaped;
+// A string of MLIR.
+std::string InQuotes(std::string_view text) {
+  std::string quoted = "\"";
   for (const char c : text) {
     if (absl::ascii_isalnum(c) || absl::StrContains("_-./", c)) {
-      escaped.push_back(c);
+      quoted.push_back(c);
     } else {
       const auto byte = static_cast<unsigned char>(c);
-      absl::StrAppend(&escaped, "\\", absl::Hex(byte, absl::kZeroPad2));
+      absl::StrAppend(&quoted, "\\", absl::Hex(byte, absl::kZeroPad2));
     }
   }
-  return escaped;
+  return quoted + "\"";
 }
 
 // A request as an MLIR dictionary, the form of custom calls' attributes.
@@ -137,14 +137,16 @@ std::string Attributes(const Request& request) {
     return absl::StrCat("0x", absl::Hex(value, absl::kZeroPad16), " : f64");
   };
   return absl::StrCat(
-      "{kind = ", request.kind, " : i32, name = \"", Escaped(request.name),
-      "\", submitter = ", request.submitter,
+      "{kind = ", request.kind, " : i32, name = ", InQuotes(request.name),
+      ", submitter = ", request.submitter,
       " : i64, process_set = ", request.process_set,
       " : i32, reduce_op = ", request.reduce_op, " : i32, root = ", request.root,
       " : i32, prescale = ", bits(request.prescale),
-      ", postscale = ", bits(request.postscale), ", labels = \"",
-      Escaped(request.labels), "\", rows = array<i64", request.rows.empty() ? "" : ": ",
-      absl::StrJoin(request.rows, ", "), ">, slot = ", request.slot, " : i32}");
+      ", postscale = ", bits(request.postscale),
+      ", labels = ", InQuotes(request.labels), ", rows = array<i64",
+      request.rows.empty() ? "" : ": ", absl::StrJoin(request.rows, ", "),
+      ">, slot = ", request.slot, " : i32, quantity = ", InQuotes(request.quantity),
+      ", value = ", request.value, " : i32, place = ", InQuotes(request.place), "}");
 }
 
 // Which results are written into the memory of which operands.
@@ -271,6 +273,34 @@ std::vector<xla::XlaOp> Done(XlaOpKernelContext* ctx, const Started& started) {
   return Call(ctx, kDoneTarget, operands, shapes, which, aliases);
 }
 
+// Makes the program fail in a job in which a number is not what it was compiled for.
+// What is compiled after this also starts after it.
+absl::Status EmitCheck(XlaOpKernelContext* ctx, const FixedValue& fixed) {
+  Request request = {};
+  request.kind = kCheck;
+  request.name = ctx->op_kernel().name();
+  request.submitter = static_cast<int64_t>(NextSubmitter());
+  request.process_set = fixed.which.process_set;
+  request.quantity = fixed.which.quantity;
+  request.value = fixed.value;
+  request.place = fixed.place;
+  const absl::StatusOr<Started> started = Start(ctx, request, {}, {});
+  // On a GPU the start itself fails.
+  if (!started.ok() || IsForGpu(ctx)) return started.status();
+  const absl::StatusOr<tensorflow::core::RefCountPtr<Chain>> chain = ChainOf(ctx);
+  TF_RETURN_IF_ERROR(chain.status());
+  (*chain)->last = Done(ctx, *started)[0];
+  return absl::OkStatus();
+}
+
+// A number of the job as the program gets it: as a constant, with a check.
+absl::StatusOr<int32_t> Fix(XlaOpKernelContext* ctx, const JobValue& which) {
+  const absl::StatusOr<int32_t> value = ValueOf(which);
+  TF_RETURN_IF_ERROR(value.status());
+  TF_RETURN_IF_ERROR(EmitCheck(ctx, {which, *value, PlaceInJob()}));
+  return *value;
+}
+
 // Emits a whole collective with results that have the shapes of its inputs.
 void CompileUnchanged(XlaOpKernelContext* ctx, const Request& request) {
   const absl::StatusOr<Values> inputs = InputsOf(ctx);
@@ -379,13 +409,6 @@ absl::Status ReadRows(const Values& inputs, std::string_view what,
   return absl::OkStatus();
 }
 
-// Requires a number that the engine knows of a process set; -1 means unknown.
-absl::Status RequireKnown(std::string_view kind, int64_t number) {
-  if (number >= 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(kind, " is compiled by XLA: ", khvd_last_error()));
-}
-
 class AllgatherXlaKernel : public CollectiveXlaKernel {
  public:
   explicit AllgatherXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
@@ -393,8 +416,9 @@ class AllgatherXlaKernel : public CollectiveXlaKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const int64_t size = khvd_process_set_size(process_set());
-    OP_REQUIRES_OK(ctx, RequireKnown("allgather", size));
+    const absl::StatusOr<int32_t> fixed = Fix(ctx, {"size", process_set()});
+    OP_REQUIRES_OK(ctx, fixed.status());
+    const int64_t size = *fixed;
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     Request request = NewRequest(KHVD_ALLGATHER, tensor_name_);
@@ -434,8 +458,8 @@ class AlltoallXlaKernel : public CollectiveXlaKernel {
   // The received tensor has the shape of the given one. If other ranks give something
   // else, the request fails: see xla_calls.cc.
   void Compile(XlaOpKernelContext* ctx) override {
-    const int64_t size = khvd_process_set_size(process_set());
-    OP_REQUIRES_OK(ctx, RequireKnown("alltoall", size));
+    const absl::StatusOr<int32_t> size = Fix(ctx, {"size", process_set()});
+    OP_REQUIRES_OK(ctx, size.status());
     absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     if (even_) {
@@ -446,7 +470,7 @@ class AlltoallXlaKernel : public CollectiveXlaKernel {
     OP_REQUIRES_OK(ctx, ReadRows(*inputs, "alltoall splits", &request.rows));
     request.rows.resize(1);
     const xla::Shape received_splits =
-        xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {size}, {0});
+        xla::ShapeUtil::MakeShapeWithDenseLayout(xla::S64, {*size}, {0});
     const absl::StatusOr<Started> started =
         Start(ctx, request, *inputs, {inputs->shapes[0], received_splits});
     OP_REQUIRES_OK(ctx, started.status());
@@ -474,11 +498,12 @@ class ReducescatterXlaKernel : public CollectiveXlaKernel {
     Request request = NewRequest(KHVD_REDUCESCATTER, tensor_name_);
     reduction_.AddTo(&request);
     OP_REQUIRES_OK(ctx, ReadRows(*inputs, "reducescatter splits", &request.rows));
+    for (const char* const quantity : {"size", "rank"}) {
+      OP_REQUIRES_OK(ctx, Fix(ctx, {quantity, process_set()}).status());
+    }
     std::vector<xla::Shape> scattered = inputs->shapes;
     for (xla::Shape& shape : scattered) {
-      const int64_t rows = khvd_scattered_rows(process_set(), shape.dimensions(0));
-      OP_REQUIRES_OK(ctx, RequireKnown("reducescatter", rows));
-      shape.set_dimensions(0, rows);
+      shape.set_dimensions(0, khvd_scattered_rows(process_set(), shape.dimensions(0)));
     }
     const absl::StatusOr<Started> started = Start(ctx, request, *inputs, scattered);
     OP_REQUIRES_OK(ctx, started.status());
@@ -583,7 +608,7 @@ class GradientsXlaKernel : public CollectiveXlaKernel {
   Reduction reduction_;
 };
 
-// The job does not change during a compiled program's lifetime.
+// A constant, so that shapes can depend on it.
 class JobValueXlaKernel : public tensorflow::XlaOpKernel {
  public:
   explicit JobValueXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
@@ -591,7 +616,7 @@ class JobValueXlaKernel : public tensorflow::XlaOpKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const absl::StatusOr<int32_t> value = ValueOf(value_);
+    const absl::StatusOr<int32_t> value = Fix(ctx, value_);
     OP_REQUIRES_OK(ctx, value.status());
     tensorflow::Tensor constant(tensorflow::DT_INT32, tensorflow::TensorShape({}));
     constant.scalar<int32_t>()() = *value;
@@ -600,6 +625,20 @@ class JobValueXlaKernel : public tensorflow::XlaOpKernel {
 
  private:
   JobValue value_;
+};
+
+class SameJobValueXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  explicit SameJobValueXlaKernel(OpKernelConstruction* ctx) : XlaOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadFixedValue(ctx, &fixed_));
+  }
+
+  void Compile(XlaOpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, EmitCheck(ctx, fixed_));
+  }
+
+ private:
+  FixedValue fixed_;
 };
 
 // REGISTER_XLA_OP works only until TensorFlow compiles its first program, but this
@@ -617,6 +656,7 @@ KERAS_HVD_REGISTER_XLA("KerasHvdDone", DoneXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdJobValue", JobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdSameJobValue", SameJobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdStart", StartXlaKernel);
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "tf_ops/kernels/job_value.h"
 
 namespace keras_hvd {
 namespace {
@@ -71,6 +72,12 @@ ffi::ErrorCode ErrorCode(int code) {
     default:
       return ffi::ErrorCode::kInternal;
   }
+}
+
+absl::Status Check(const DecodedRequest& check) {
+  return RequireSame(check.name, {{std::string(check.quantity), check.process_set},
+                                  check.value,
+                                  std::string(check.place)});
 }
 
 void FixedResults::Add(int64_t given_rows, int64_t rows, void* memory) {

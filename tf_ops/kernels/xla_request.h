@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/kernels/xla_calls.h"
 #include "xla/ffi/api/c_api.h"
@@ -35,7 +36,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<double>("postscale"),
     ::xla::ffi::StructMember<std::string_view>("labels"),
     ::xla::ffi::StructMember<::xla::ffi::Span<const int64_t>>("rows"),
-    ::xla::ffi::StructMember<int32_t>("slot"));
+    ::xla::ffi::StructMember<int32_t>("slot"),
+    ::xla::ffi::StructMember<std::string_view>("quantity"),
+    ::xla::ffi::StructMember<int32_t>("value"),
+    ::xla::ffi::StructMember<std::string_view>("place"));
 
 namespace keras_hvd {
 
@@ -43,6 +47,9 @@ using TokenBuffer = xla::ffi::BufferR1<xla::ffi::U64>;
 
 // Converts a code of the engine to XLA's.
 xla::ffi::ErrorCode ErrorCode(int code);
+
+// The outcome of a check.
+absl::Status Check(const DecodedRequest& check);
 
 // Results with sizes that other ranks decide, but shapes that the program has fixed.
 class FixedResults {

@@ -17,6 +17,7 @@ IN_HOST_MEMORY = {
     "KerasHvdJoin": {"last"},
     "KerasHvdJobValue": {"value"},
     "KerasHvdReducescatter": set(),
+    "KerasHvdSameJobValue": set(),
     "KerasHvdStart": {"handle"},
 }
 

@@ -1,0 +1,43 @@
+"""What a strategy holds of a job is of use in no other one."""
+
+from __future__ import annotations
+
+from keras_hvd.collectives import job_values
+from keras_hvd.runtime import basics
+from keras_hvd.runtime.process_sets import ProcessSet, number_of
+
+
+class Place:
+    """A rank's place in a process set, at the time at which something was made for it.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> Place(keras_hvd.global_process_set).require_same("dataset")
+    """
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self.size: int = process_set.size()
+        self.rank: int = process_set.rank()
+
+    def require_same(self, what: str) -> None:
+        """Raises RuntimeError if the place is another, in another job.
+
+        What is being traced makes the same check when it runs.
+        """
+        # Outside of a job there is no other rank, and collectives say so.
+        if not basics.is_initialized():
+            return
+        process_set = self._process_set
+        if (process_set.size(), process_set.rank()) == (self.size, self.rank):
+            number = number_of(process_set, "Strategy")
+            job_values.require_as_traced("size", "rank", process_set=number)
+            return
+        raise RuntimeError(
+            f"this {what} was made by rank {self.rank} of {self.size}, and is used by "
+            f"rank {basics.rank()} of {basics.size()}, in another job, for which it "
+            "would be wrong. After keras_hvd.init(), make a new keras_hvd.Strategy(), "
+            "and models and datasets with it"
+        )
