@@ -25,14 +25,15 @@ class Place:
     def require_same(self, what: str) -> None:
         """Raises RuntimeError if the place is another, in another job.
 
-        What is being traced makes the same check when it runs.
+        Raises ValueError if the process set is not part of the job any more. What is
+        being traced makes the same check when it runs.
         """
         # Outside of a job there is no other rank, and collectives say so.
         if not basics.is_initialized():
             return
         process_set = self._process_set
+        number = number_of(process_set, what)
         if (process_set.size(), process_set.rank()) == (self.size, self.rank):
-            number = number_of(process_set, "Strategy")
             job_values.require_as_traced("size", "rank", process_set=number)
             return
         raise RuntimeError(
