@@ -101,6 +101,7 @@ class Job:
         self._is_orphan = False
         self._could_start = True
         self._is_waiting = False
+        self._has_told_of_loss = False
         self._interrupted_by: signal.Signals | None = None
         self._selector = selectors.PollSelector()
         self._selector.register(guardian, selectors.EVENT_READ, self._on_orphaned)
@@ -277,6 +278,13 @@ class Job:
                     stream.show_held()
             if self._deadline is not None and now >= self._deadline:
                 self._escalate()
+            if self._stdout.why_incomplete and not self._has_told_of_loss:
+                self._has_told_of_loss = True
+                self._say(
+                    "standard output cannot be written: "
+                    f"{self._stdout.why_incomplete}. The job goes on, and lines are "
+                    "missing"
+                )
 
     def _choose_what_to_watch(self) -> None:
         for stream in [*self._streams]:
@@ -443,6 +451,10 @@ class Job:
                 self._say(warning)
             return 0
         self._ended = f"failed: rank {first.number} {report.describe(first)}"
+        if self._is_orphan and first.was_told:
+            self._ended = "was ended: khvdrun itself was killed"
+            self._say("khvdrun itself was killed, and all ranks with it")
+            return 128 + signal.SIGKILL
         by = self._interrupted_by
         if by is not None and (first.was_told or report.exit_code(first) == 128 + by):
             self._ended = f"was ended by {by.name}"

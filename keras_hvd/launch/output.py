@@ -66,6 +66,8 @@ class Screen:
         self.descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
         self.is_broken = False
+        self.why_incomplete = ""
+        """Why output was lost, if it was: the disk is full. There may be room later."""
         self._queue = bytearray()
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
@@ -110,10 +112,13 @@ class Screen:
                 written = os.write(self.descriptor, self._queue[:_WRITE_BYTES])
             except BlockingIOError:
                 return
-            except OSError:
-                # The reader (EPIPE) or the terminal (EIO) is gone.
-                self.is_broken = True
+            except OSError as error:
                 self._queue.clear()
+                if files.is_full(error):
+                    self.why_incomplete = str(error.strerror)
+                else:
+                    # The reader (EPIPE) or the terminal (EIO) is gone.
+                    self.is_broken = True
                 return
             del self._queue[:written]
 

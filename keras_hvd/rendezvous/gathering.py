@@ -284,7 +284,7 @@ class Convener:
         who = by or f"{group.member} 0, at {group.place},"
         text = (
             f"{who} waited {group.timeout:g} s, and {group.name(missing)} of "
-            f"{group.count} did not come: start all within the init timeout "
+            f"{group.count} did not come: start all within --start-timeout "
             "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at their own errors"
         )
         return text + self._hints()

@@ -197,7 +197,7 @@ def accept(world: Any, members: Sequence[int], timeout: float) -> Arrangement:
         request,
         timeout,
         f"rank {world.rank} waited {timeout:g} s, and rank {members[0]} did "
-        "not come to keras_hvd.init(): start all within the init timeout "
+        "not come to keras_hvd.init(): start all within --start-timeout "
         "(KERAS_HVD_INIT_TIMEOUT_SECONDS), and look at its own errors",
     )
     content = json.loads(message.rstrip(b"\0"))

@@ -274,6 +274,28 @@ def test_leaves_nothing_when_khvdrun_is_killed(khvdrun, victims):
         assert job.returncode == -signal.SIGKILL
 
 
+def test_a_khvdrun_that_was_killed_blames_no_rank(khvdrun):
+    with khvdrun.start("-np", 2, *sh("echo ready; exec sleep 1000")) as job:
+        for _ in range(2):
+            job.stdout.readline()
+        job.kill()
+        said = job.stderr.read()
+    khvdrun.wait_until_gone()
+    assert said == "khvdrun: khvdrun itself was killed, and all ranks with it\n"
+
+
+def test_a_job_goes_on_where_its_output_has_no_room(khvdrun):
+    script = "echo lost; echo kept >&2; sleep 0.1; echo lost again"
+    with open("/dev/full", "wb") as full:
+        ended = khvdrun.run("-np", 1, *sh(script), stdout=full)
+    assert ended.returncode == 0
+    assert sorted(ended.stderr.splitlines()) == [
+        "[0] kept",
+        "khvdrun: standard output cannot be written: No space left on device. The job "
+        "goes on, and lines are missing",
+    ]
+
+
 def test_ranks_die_even_if_both_of_khvdruns_processes_are_killed(khvdrun):
     with khvdrun.start("--verbose", "-np", 2, "sleep", "1000") as job:
         ranks = _started_processes(job, 2)

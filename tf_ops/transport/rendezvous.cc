@@ -114,7 +114,8 @@ Status ReceiveAnswer(int connection, const std::string& leader,
     return Status::RankFailed(leader +
                               " did not answer in time while the job started. See what "
                               "it does; if it is only "
-                              "slow, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+                              "slow, raise --start-timeout "
+                              "(KERAS_HVD_INIT_TIMEOUT_SECONDS)");
   }
   iovec data = {answer, sizeof(*answer)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -206,7 +207,7 @@ Status Rendezvous::AcceptAll() {
           "' did not call init within " +
           std::to_string(static_cast<int>(options_.timeout_seconds)) +
           " s. Every rank must; if they are only slow to start, raise "
-          "KERAS_HVD_INIT_TIMEOUT_SECONDS");
+          "--start-timeout (KERAS_HVD_INIT_TIMEOUT_SECONDS)");
     }
     for (int rank = 1; rank < options_.size; ++rank) {
       // A rank sends nothing between its greeting and our answer, so it has ended.
@@ -302,7 +303,8 @@ Status Rendezvous::ConnectToRoot() {
           Name(0) + " of job '" + options_.job + "' did not call init within " +
           std::to_string(static_cast<int>(options_.timeout_seconds)) +
           " s. Every rank must, on this host and in the same network namespace; if "
-          "it is only slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+          "it is only slow to start, raise --start-timeout "
+          "(KERAS_HVD_INIT_TIMEOUT_SECONDS)");
     }
     nanosleep(&pause, nullptr);
     pause.tv_nsec = std::min<long>(pause.tv_nsec * 2, 20000000);

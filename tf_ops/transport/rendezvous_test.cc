@@ -156,7 +156,8 @@ TEST(RendezvousTest, AMissingRankIsNamedOnEveryRank) {
     EXPECT_EQ(status.message,
               "ranks 1, 3 of job '" + job +
                   "' did not call init within 1 s. Every rank must; if they are only "
-                  "slow to start, raise KERAS_HVD_INIT_TIMEOUT_SECONDS");
+                  "slow to start, raise --start-timeout "
+                  "(KERAS_HVD_INIT_TIMEOUT_SECONDS)");
   }
 }
 
