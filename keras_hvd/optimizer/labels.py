@@ -160,7 +160,8 @@ def _is_automatic(name: str) -> bool:
 
 def _names_of_classes(base: type) -> Iterable[str]:
     yield _in_snake_case(base.__name__)
-    for each in base.__subclasses__():
+    subclasses: list[type] = base.__subclasses__()
+    for each in subclasses:
         yield from _names_of_classes(each)
 
 
