@@ -440,7 +440,7 @@ def test_rank_0_alone_writes(own, rank, make_linear, tmp_path):
 
 def test_tensorboard_must_come_later(several_ranks, make_linear, tmp_path):
     board = Board(tmp_path / "board")
-    with pytest.raises(ValueError, match="before TensorBoard"):
+    with pytest.raises(ValueError, match="before Board .a TensorBoard"):
         make_linear(distributed()).fit(
             X, Y, verbose=0, callbacks=[board, BroadcastGlobalVariables(0)]
         )
