@@ -133,11 +133,20 @@ class Extended(current_strategy.OwnExtended):
             )
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
-        if not self.variable_created_in_scope(colocate_with_variable):
-            raise ValueError(
-                "colocate_vars_with takes a variable that was created in the scope of "
-                f"this keras_hvd.Strategy; got {colocate_with_variable!r}"
-            )
+        variable = colocate_with_variable
+        if self.variable_created_in_scope(variable):
+            return
+        # Not its repr, which has all of its numbers.
+        what = (
+            f"{variable.name!r} of shape {variable.shape}"
+            if isinstance(variable, tf.Variable)
+            else f"a {type(variable).__name__}"
+        )
+        raise ValueError(
+            "colocate_vars_with takes a variable that was created in the scope of "
+            f"this keras_hvd.Strategy; got {what}: create it, or build the model that "
+            "it belongs to, inside `with strategy.scope():`"
+        )
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was created in the strategy's scope."""

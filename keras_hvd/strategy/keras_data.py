@@ -232,7 +232,8 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 f"differ in {' and '.join(differing)}. Under a keras_hvd.Strategy "
                 "every rank reads all batches and takes its rows of each: give all "
                 "ranks the same data in the same order, shuffled by the same seed "
-                "(dataset.shuffle(..., seed=...), keras.utils.set_random_seed)"
+                "(keras.utils.set_random_seed; seed= of dataset.shuffle and of "
+                "functions like keras.utils.timeseries_dataset_from_array)"
             )
             if strict or "y of labels" in differing:
                 raise RuntimeError(what)

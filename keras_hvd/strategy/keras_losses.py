@@ -184,7 +184,8 @@ def _warn_of_scalar() -> None:
     log.warn(
         "a loss function returned one number for the batch. Under a keras_hvd.Strategy "
         "the ranks' numbers are added up, which gives several times the mean: return a "
-        "value for each sample, or divide by strategy.num_replicas_in_sync",
+        "value for each sample (axis= makes Dice and Tversky do so), or divide by "
+        "strategy.num_replicas_in_sync",
         stacklevel=2,
     )
 

@@ -340,6 +340,8 @@ def _kinds(value: Any) -> str:
 
     return str(keras.tree.map_structure(kind, value))
 
+    if method in ("fit", "train_on_batch"):
+        _require_built_inside(model, strategy, method)
 
 def _average_statistics(model: Any) -> None:
     """Averages the statistics after `train_on_batch`, before results depend on them."""
@@ -358,3 +360,14 @@ def _arguments(plain: Callable, model: Any, args: Any, kwargs: Any) -> dict[str,
 @functools.cache
 def _signature(function: Callable) -> inspect.Signature:
     return inspect.signature(function)
+def _require_built_inside(model: Any, strategy: Any, method: str) -> None:
+    for variable in model.trainable_variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise RuntimeError(
+                f"model {model.name!r}: {variable.path!r} was created outside the "
+                f"scope of the keras_hvd.Strategy under which {method}() trains it: "
+                "build the model, or give it an input shape, inside "
+                "`with strategy.scope():`"
+            )
+
+

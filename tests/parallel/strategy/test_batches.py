@@ -230,3 +230,4 @@ def test_scalar_loss_warns(is_scalar, strategy, size, several_ranks, recwarn):
     assert model.test_on_batch(one, zero) == pytest.approx(expected, rel=1e-5)
     said = [str(each.message) for each in recwarn if "added up" in str(each.message)]
     assert len(said) == is_scalar
+    assert all("axis= makes Dice" in each for each in said)

@@ -360,7 +360,7 @@ def test_other_data(reader, strategy, rank, several_ranks, raises_on_all_ranks):
     x = np.arange(40.0)[:, None]
     y = x.copy()
     expected = RuntimeError
-    parts = ["first batch of rank", "seed"]
+    parts = ["first batch of rank", "seed= of dataset.shuffle", "timeseries_dataset"]
     if reader == "dataset":
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40, seed=rank)
         arguments = {"x": data.batch(16)}
@@ -481,6 +481,26 @@ def test_model_from_elsewhere(strategy, raises_on_all_ranks):
     with strategy.scope(), pytest.raises(RuntimeError) as raised:
         model.fit(np.ones((4, 1)), np.ones(4), verbose=0)
     raises_on_all_ranks(raised.value, "outside", "fit()", "strategy.scope()")
+
+
+def test_model_built_elsewhere(strategy, raises_on_all_ranks):
+    """The error names the model, and has none of the numbers in its weights."""
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(30)], name="late")
+        model.compile("adam", "mse")
+    model.build((None, 20))
+    for train in model.fit, model.train_on_batch:
+        with pytest.raises(RuntimeError) as raised:
+            train(np.ones((6, 20)), np.ones((6, 1)))
+        raises_on_all_ranks(raised.value, "'late'", "strategy.scope()", "build")
+    with strategy.scope():
+        optimizer = keras.optimizers.Adam()
+        with pytest.raises(ValueError) as raised:
+            optimizer.build(model.trainable_variables)
+    raises_on_all_ranks(
+        raised.value, "'late/dense/kernel:0' of shape (20, 30)", "scope"
+    )
+    assert "array(" not in str(raised.value)
 
 
 def test_other_arguments(strategy, rank, several_ranks, raises_on_all_ranks):
