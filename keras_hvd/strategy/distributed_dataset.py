@@ -21,7 +21,10 @@ from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, number_of
+from keras_hvd.strategy.no_rows import Rows
 from keras_hvd.strategy.same_job import Place
+
+_DISTRIBUTE = "experimental_distribute_dataset"
 
 _INFINITE = -1
 _UNKNOWN = -2
@@ -53,12 +56,50 @@ def distribute(
     [0 1 2]
     [3 4]
     """
-    function = "experimental_distribute_dataset"
-    _check_options(function, options)
-    _require_dataset(function, dataset)
-    for spec in tf.nest.flatten(dataset.element_spec):
-        _require_rows(function, spec)
+    _check_options(_DISTRIBUTE, options)
     rows = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
+    return _distributed(dataset, rows, process_set, options)
+
+
+def distribute_for_steps(
+    dataset: tf.data.Dataset, process_set: ProcessSet, every_rank_has_rows: bool
+) -> DistributedDataset:
+    """The same as `Rows` for Keras' steps, with a row even for a rank without rows.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> dataset = tf.data.Dataset.range(5).batch(3)
+    >>> ranks = keras_hvd.global_process_set
+    >>> for rows in distribute_for_steps(dataset, ranks, False):
+    ...     print(rows.batch.numpy(), len(rows.own))
+    [0 1 2] 1
+    [3 4] 1
+    """
+    rank, size = process_set.rank(), process_set.size()
+
+    def rows(batch):
+        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        known = max((_known_rows(leaf) or 0 for leaf in leaves), default=0)
+        if every_rank_has_rows or known >= size:
+            return Rows(_rows_of_rank(rank, size, batch), None)
+        _, count = _share(rank, size, leaves[0])
+        own = tf.zeros([tf.minimum(count, 1)], tf.uint8)
+        return Rows(_rows_of_rank(rank, size, batch, at_least=1), own)
+
+    return _distributed(dataset, rows, process_set, None)
+
+
+def _distributed(
+    dataset: tf.data.Dataset,
+    rows: Callable[[Any], Any],
+    process_set: ProcessSet,
+    options: tf.distribute.InputOptions | None,
+) -> DistributedDataset:
+    _require_dataset(_DISTRIBUTE, dataset)
+    for spec in tf.nest.flatten(dataset.element_spec):
+        _require_rows(_DISTRIBUTE, spec)
     is_tuple = type(dataset.element_spec) is tuple
 
     @tf.autograph.experimental.do_not_convert
@@ -362,11 +403,12 @@ def _fail_at_end() -> tf.Tensor:
         return tf.raw_ops.IteratorGetNext(iterator=iterator, **what)[0]
 
 
-def _rows_of_rank(rank: int, size: int, batch: Any) -> Any:
-    """This rank's rows of a batch."""
+def _rows_of_rank(rank: int, size: int, batch: Any, at_least: int = 0) -> Any:
+    """This rank's rows of a batch; the first `at_least` rows if it has fewer."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     with tf.control_dependencies(_check_rows(leaves)):
-        return tf.nest.map_structure(functools.partial(_slice, rank, size), batch)
+        own = functools.partial(_slice, rank, size, at_least)
+        return tf.nest.map_structure(own, batch)
 
 
 def _check_rows(leaves: list[Any]) -> list[Any]:
@@ -388,11 +430,14 @@ def _check_rows(leaves: list[Any]) -> list[Any]:
     ]
 
 
-def _slice(rank: int, size: int, part: Any) -> Any:
+def _slice(rank: int, size: int, at_least: int, part: Any) -> Any:
     """This rank's rows of a dense, ragged or sparse tensor."""
     if part is None:
         return None
     begin, count = _share(rank, size, part)
+    if at_least:
+        begin = tf.where(count < at_least, tf.zeros_like(begin), begin)
+        count = tf.maximum(count, at_least)
     if not isinstance(part, tf.SparseTensor):
         return part[begin : begin + count]
     ends = part.dense_shape[1:]
@@ -405,13 +450,17 @@ def _slice(rank: int, size: int, part: Any) -> Any:
 
 def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:
     """A rank's first row and number of rows: constants if all ranks have as many."""
-    known = part.shape[0] if part.shape.rank is not None else None
+    known = _known_rows(part)
     if known is not None and known % size == 0:
         return rank * (known // size), known // size
     rows = _rows(part)
     each, rest = rows // size, rows % size
     more = tf.minimum(tf.constant(rank, rows.dtype), rest)
     return rank * each + more, each + tf.cast(rank < rest, rows.dtype)
+
+
+def _known_rows(part: Any) -> int | None:
+    return part.shape[0] if part.shape.rank is not None else None
 
 
 def _rows(part: Any) -> tf.Tensor:

@@ -15,7 +15,7 @@ from tensorflow.python.framework import ops
 
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.runtime.process_sets import ProcessSet
-from keras_hvd.strategy import distributed_dataset, reduction, variables
+from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
 from keras_hvd.strategy.same_job import Place
 
@@ -107,7 +107,7 @@ class Extended(current_strategy.OwnExtended):
         context = ReplicaContext(self._container_strategy(), self._rank)
         random_numbers.continue_global_generator(self._rank)
         with tf.device(self._device), context, random_numbers.of_rank(self._rank):
-            return fn(*args, **kwargs)
+            return no_rows.run(fn, args, kwargs)
 
     def _update(self, var, fn, args, kwargs, group):
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)

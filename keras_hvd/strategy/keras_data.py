@@ -26,7 +26,10 @@ from keras_hvd import current_strategy
 from keras_hvd.objects import allgather_object, broadcast_object
 from keras_hvd.runtime import log
 from keras_hvd.strategy import keras_patches
-from keras_hvd.strategy.distributed_dataset import DistributedDataset
+from keras_hvd.strategy.distributed_dataset import (
+    DistributedDataset,
+    distribute_for_steps,
+)
 
 
 def install() -> None:
@@ -35,8 +38,13 @@ def install() -> None:
     keras_patches.replace(data_adapters, "is_tf_dataset", _is_tf_dataset)
 
 
-def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
+def rows_of_rank(
+    data: Any, same: str, strategy: Any, method: str
+) -> tuple[Any, bool | None]:
     """This rank's rows of nested arrays that all ranks have, by argument.
+
+    A rank without rows gets the first row. The second result says whether this rank has
+    rows; it is None if all have some.
 
     Ranks compare the beginning of each array of argument `same`. Raises ValueError if
     something has no rows, or differs between ranks.
@@ -46,8 +54,8 @@ def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
     >>> import keras_hvd
     >>> keras_hvd.init()
     >>> data = {"x": np.arange(3), "y": None}
-    >>> rows_of_rank(data, "x", keras_hvd.Strategy(), "train_on_batch")["x"]
-    array([0, 1, 2])
+    >>> rows_of_rank(data, "x", keras_hvd.Strategy(), "train_on_batch")
+    ({'x': array([0, 1, 2]), 'y': None}, None)
     """
     leaves = [each for each in keras.tree.flatten(data) if each is not None]
     for each in leaves:
@@ -73,9 +81,12 @@ def rows_of_rank(data: Any, same: str, strategy: Any, method: str) -> Any:
             return None
         share, rest = divmod(int(each.shape[0]), size)
         begin = rank * share + min(rank, rest)
-        return each[begin : begin + share + (rank < rest)]
+        return each[begin : begin + share + (rank < rest)] if has_rows else each[:1]
 
-    return keras.tree.map_structure(rows_of, data)
+    rows = int(leaves[0].shape[0])
+    has_rows = rank < rows
+    own = keras.tree.map_structure(rows_of, data)
+    return own, None if rows >= size else has_rows
 
 
 class StrategyEpochIterator(trainer_module.TFEpochIterator):
@@ -110,10 +121,24 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         else:
             if _has_optionals(dataset):
                 dataset = dataset.enumerate().map(_without_optionals)
-            if self._several is not None:
-                dataset = self._noting_first(dataset)
-            dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+            if self._several is None:
+                dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+            else:
+                dataset = distribute_for_steps(
+                    self._noting_first(dataset),
+                    distribute_strategy.extended.process_set,
+                    self._every_rank_has_rows(),
+                )
         self._distributed_dataset = dataset
+
+    def _every_rank_has_rows(self) -> bool:
+        """Whether all batches are known to have as many rows as there are ranks."""
+        adapter = self.data_adapter
+        if not isinstance(adapter, ArrayDataAdapter):
+            return False
+        ranks = self._distribute_strategy.num_replicas_in_sync
+        batch, last = adapter.batch_size, adapter.partial_batch_size
+        return batch >= ranks and (not last or last >= ranks)
 
     def _agreed_shuffle(self) -> contextlib.AbstractContextManager:
         """Compares the ranks' data, and makes ranks shuffle arrays alike."""

@@ -1,45 +1,41 @@
 """Layers under a strategy: ranks without rows, and random numbers.
 
-If a batch has fewer rows than there are ranks, some ranks have none. Many layers cannot
-compute on no rows, so a model gets one row of zeros there, and its output is dropped.
+In loops by hand a rank may have no rows. Many layers cannot compute on none, so a model
+gets one row of zeros there, and what comes of it is left out.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy, random_numbers
-from keras_hvd.strategy import keras_patches
-
-_here = threading.local()
+from keras_hvd.strategy import keras_patches, no_rows
+from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 
 def install() -> None:
     """Makes Keras' layers behave as a `keras_hvd.Strategy` needs it."""
     keras_patches.replace(keras.layers.Layer, "__call__", _call)
     keras_patches.replace(keras.layers.BatchNormalization, "_moments", _moments)
+    keras_patches.replace(SyncBatchNormalization, "_moments", _moments_of_all)
     keras_patches.replace(keras.layers.RNN, "call", _call_rnn)
     keras_patches.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
 
 
 def _call(plain, layer, *args, **kwargs):
-    if not isinstance(layer, keras.Model) or _has_rows() is not None:
+    if not isinstance(layer, keras.Model) or no_rows.is_open():
         return plain(layer, *args, **kwargs)
     strategy = current_strategy.several_ranks(current_strategy.of_replica())
     batch = next(filter(_is_batch, tf.nest.flatten([args, kwargs])), None)
     if strategy is None or batch is None or batch.shape[0]:
         return plain(layer, *args, **kwargs)
     has_rows = tf.shape(batch)[0] > 0
-    _here.has_rows = has_rows
-    try:
-        args, kwargs = _each_batch(_with_a_row, has_rows, (args, kwargs))
+    padded = _each_batch(_with_a_row, has_rows, (args, kwargs))
+    with no_rows.of_batch(padded, has_rows) as (args, kwargs):
         outputs = plain(layer, *args, **kwargs)
-    finally:
-        _here.has_rows = None
     outputs = _each_batch(_without_the_row, has_rows, outputs)
     return keras.tree.map_structure(
         lambda each: (
@@ -49,11 +45,6 @@ def _call(plain, layer, *args, **kwargs):
         ),
         outputs,
     )
-
-
-def _has_rows() -> tf.Tensor | None:
-    """Whether this rank has rows of the model's batch; None if it surely has."""
-    return getattr(_here, "has_rows", None)
 
 
 def _is_batch(value: Any) -> bool:
@@ -68,10 +59,10 @@ def _each_batch(change, has_rows, values):
 
 def _with_a_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
     rest = tensor.shape[1:]
-    shape = [1, *(tf.shape(tensor)[1:] if None in rest else rest)]
-    padded = _either(
-        has_rows, lambda: tensor, lambda: tf.zeros(tf.stack(shape), tensor.dtype)
-    )
+    # Padding may have no length, where no row has one.
+    others = rest if rest.is_fully_defined() else tf.maximum(tf.shape(tensor)[1:], 1)
+    shape = tf.concat([[1], others], 0)
+    padded = _either(has_rows, lambda: tensor, lambda: tf.zeros(shape, tensor.dtype))
     padded.set_shape([None, *rest])
     return padded
 
@@ -92,17 +83,23 @@ def _either(has_rows, if_rows, if_none):
 
 
 def _moments(plain, layer, inputs, mask):
-    has_rows = _has_rows()
+    has_rows = no_rows.has_rows()
+    if has_rows is None or mask is not None or not layer.synchronized:
+        return plain(layer, inputs, mask)
+    # Of eager tensors nothing tells that their number is one of rows.
+    if tf.executing_eagerly() and not has_rows:
+        inputs = inputs[:0]
+    return plain(layer, inputs, mask)
+
+
+def _moments_of_all(plain, layer, inputs, mask):
+    """Those of a `SyncBatchNormalization`, to which a mask tells what counts."""
+    has_rows = no_rows.has_rows()
     if has_rows is None:
         return plain(layer, inputs, mask)
-    if layer.synchronized and mask is None:
-        # The row of zeros does not count.
-        return plain(layer, _without_the_row(inputs, has_rows), mask)
-    mean, variance = plain(layer, inputs, mask)
-    return (
-        tf.where(has_rows, mean, tf.cast(layer.moving_mean, mean.dtype)),
-        tf.where(has_rows, variance, tf.cast(layer.moving_variance, variance.dtype)),
-    )
+    if mask is None:
+        mask = tf.ones(tf.shape(inputs)[:-1], tf.bool)
+    return plain(layer, inputs, tf.cast(mask, tf.bool) & has_rows)
 
 
 def _call_rnn(plain, layer, sequences, *args, **kwargs):

@@ -23,7 +23,7 @@ from keras_hvd.collectives.allreduce_op import Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import log
-from keras_hvd.strategy import keras_patches
+from keras_hvd.strategy import keras_patches, no_rows
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -51,10 +51,11 @@ class _Batch:
     def __init__(self, strategy: Any, data: Any):
         self._strategy = strategy
         leaf = next(each for each in keras.tree.flatten(data) if each is not None)
-        self._is_static = leaf.shape[0] is not None
+        self.is_static = leaf.shape[0] is not None
+        self._has_rows = no_rows.has_rows()
         # The host knows it before the batch is computed.
         with on_cpu():
-            self._rows = tf.cast(tf.shape(leaf)[0], tf.float64)
+            self._rows = self._own(tf.cast(tf.shape(leaf)[0], tf.float64))
             self._rows_of_all = self.sum(self._rows, "rows")
         # This rank's part of the divisor of a mean over all ranks.
         self.share = tf.math.divide_no_nan(self._rows, self._rows_of_all)
@@ -68,6 +69,9 @@ class _Batch:
             process_set=self._strategy.extended.process_set,
         )
 
+    def _own(self, value: tf.Tensor) -> tf.Tensor:
+        return no_rows.zero_unless(self._has_rows, value)
+
     @contextlib.contextmanager
     def divided_by(self, divisor: tf.Tensor | None) -> Iterator[None]:
         """Divides means by the sum of the ranks' divisors in this block."""
@@ -75,7 +79,7 @@ class _Batch:
             yield
             return
         of_rows = self.share
-        divisor = tf.cast(divisor, tf.float64)
+        divisor = self._own(tf.cast(divisor, tf.float64))
         self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
         try:
             yield
@@ -86,8 +90,9 @@ class _Batch:
         """The whole batch's loss, with the gradient of this rank's loss."""
         if loss.shape.rank != 0:
             # A loss that is not reduced has a value for each row.
+            loss = self._own(loss)
             total = self.sum(tf.reduce_sum(loss), "values")
-            count = self.sum(tf.cast(tf.size(loss), loss.dtype), "count")
+            count = self.sum(self._own(tf.cast(tf.size(loss), loss.dtype)), "count")
             setattr(loss, _OVER_RANKS, tf.math.divide_no_nan(total, count))
             return loss
         loss = tf.where(self._rows > 0, loss, tf.zeros_like(loss))
@@ -100,7 +105,8 @@ class _Batch:
 
         Keras weights it by the number of rows if the trace knows it, else by one.
         """
-        if not self._is_static:
+        share = self._own(share)
+        if not self.is_static:
             return share * self._strategy.num_replicas_in_sync
         return share * tf.cast(
             tf.math.divide_no_nan(self._rows_of_all, self._rows), share.dtype
@@ -115,10 +121,17 @@ def _compute_loss(plain, model, x=None, y=None, y_pred=None, *others, **named):
     batch = _Batch(strategy, [x, y_pred, y])
     _here.batch = batch
     try:
-        loss = arguments()
+        with no_rows.counting(lambda: [] if batch.is_static else _trackers(model)):
+            loss = arguments()
     finally:
         _here.batch = None
     return batch.over_ranks(loss)
+
+
+def _trackers(model: keras.Model) -> list[Any]:
+    """Variables of the outputs' losses, of which each rank counts its share."""
+    losses = model._compile_loss
+    return [each for metric in losses.metrics for each in metric.variables]
 
 
 def _batch() -> _Batch | None:

@@ -21,7 +21,8 @@ from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
-from keras_hvd.strategy import keras_patches
+from keras_hvd.strategy import keras_patches, no_rows
+from keras_hvd.strategy.reduction import of_ranks_with_rows
 
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
@@ -42,8 +43,12 @@ def install() -> None:
     keras_patches.replace(keras.Metric, "__init__", _init)
 
 
-def means_over_ranks(logs: Any, strategy: Any) -> Any:
+def means_over_ranks(
+    logs: Any, strategy: Any, has_rows: tf.Tensor | None = None
+) -> Any:
     """The logs of a step, with the ranks' means of floats that are not from metrics.
+
+    `has_rows` says whether this rank counts; None if all do.
 
     Example:
 
@@ -62,12 +67,16 @@ def means_over_ranks(logs: Any, strategy: Any) -> Any:
         and not hasattr(each, _OVER_RANKS)
     ]
     if own:
+        process_set = strategy.extended.process_set
+        name = name_in_graph("Strategy/logs")
         means = grouped_allreduce(
-            [flat[i] for i in own],
+            [no_rows.zero_unless(has_rows, flat[i]) for i in own],
             op=Average,
-            name=name_in_graph("Strategy/logs"),
-            process_set=strategy.extended.process_set,
+            name=name,
+            process_set=process_set,
         )
+        if has_rows is not None:
+            means = of_ranks_with_rows(means, has_rows, process_set, f"{name}/ranks")
         for i, mean in zip(own, means, strict=True):
             flat[i] = mean
     return keras.tree.pack_sequence_as(logs, flat)
@@ -127,6 +136,8 @@ def _make_function(plain, model, step_function):
 
     @functools.wraps(step_function)
     def step(data):
+        if type(model).train_step is keras.Model.train_step:
+            no_rows.losses_leave_out()
         return _replaced(step_function(data), model.metrics, strategy)
 
     return plain(model, step)

@@ -17,7 +17,7 @@ from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers
 from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.optimizer.update_hook import UpdateHook
-from keras_hvd.strategy import keras_patches, variables
+from keras_hvd.strategy import keras_patches, no_rows, variables
 
 
 def install() -> None:
@@ -70,6 +70,7 @@ class _OfStrategy(UpdateHook):
         if strategy is None:
             return plain(optimizer, grads, trainable_variables)
         require_made_under(strategy, optimizer)
+        grads = [no_rows.own_gradient(grad) for grad in grads]
         # Gradients are summed before variables are assigned, so the values are equal.
         with variables.equal_values():
             return super().apply(plain, optimizer, grads, trainable_variables)

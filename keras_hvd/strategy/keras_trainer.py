@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
@@ -19,7 +20,7 @@ from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime.process_sets import global_process_set
-from keras_hvd.strategy import keras_patches, reduction
+from keras_hvd.strategy import keras_patches, no_rows, reduction
 from keras_hvd.strategy.keras_callback import coordinated
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
@@ -140,14 +141,33 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
     )
     # A training batch may be augmented differently on each rank.
     same = "x" if method == "predict_on_batch" else "y"
-    rows = rows_of_rank(batch, same if same in batch else "x", strategy, method)
+    same = same if same in batch else "x"
+    rows, has_rows = rows_of_rank(batch, same, strategy, method)
     if method != "train_on_batch":
         _average_statistics(model)
     if method != "predict_on_batch":
         # Symbols for any number of rows: this rank may have none.
         symbols = keras.tree.map_structure(_symbol_of, batch)
         model._maybe_symbolic_build(data_batch=(*symbols.values(), None, None)[:3])
-    return plain(**{**arguments, **rows})
+    with _marked(model, method.removesuffix("_on_batch"), has_rows):
+        return plain(**{**arguments, **rows})
+
+
+@contextlib.contextmanager
+def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
+    """Tells a model's function whether the batches that it gets are this rank's."""
+    getattr(model, f"make_{kind}_function")()
+    name = f"{kind}_function"
+    function = getattr(model, name)
+    own = None if has_rows is None else np.zeros(int(has_rows), "uint8")
+    # Keras gives it a list or a generator.
+    setattr(
+        model, name, lambda data: function([no_rows.Rows(each, own) for each in data])
+    )
+    try:
+        yield
+    finally:
+        setattr(model, name, function)
 
 
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
@@ -179,17 +199,18 @@ def _build(plain, model, strategy, iterator, data_batch):
     # Keras would consume a batch, which a generator gives only once.
     batch = iterator.element_spec
     specs = [each for each in tf.nest.flatten(batch) if not _is_missing(each)]
-    if any(isinstance(each, _NOT_DENSE) for each in specs):
+    if any(isinstance(each, _NOT_DENSE) or each.shape.rank is None for each in specs):
         with strategy.scope():
             _build_by_trace(model, batch)
-    elif any(_shape_of(each) is None for each in specs):
-        plain(model, iterator=iterator)
     else:
         plain(model, data_batch=tf.nest.map_structure(_symbolic, batch))
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
-    """Creates all variables of a training without Keras' symbols, which are dense."""
+    """Creates all variables of a training without Keras' symbols.
+
+    These are dense and have a known number of dimensions.
+    """
 
     @tf.function(autograph=False)
     def call(batch):
@@ -229,11 +250,6 @@ def _text_as_tensor(array: Any) -> Any:
     return tf.convert_to_tensor(array) if kind in ("O", "S", "U") else array
 
 
-def _shape_of(spec: Any) -> list[int | None] | None:
-    shape = getattr(spec, "shape", None)
-    return None if shape is None or shape.rank is None else shape.as_list()
-
-
 def _is_missing(spec: Any) -> bool:
     """Whether the spec stands for a None from a generator."""
     return isinstance(spec, tf.OptionalSpec)
@@ -242,17 +258,22 @@ def _is_missing(spec: Any) -> bool:
 def _reduce_per_replica(plain, values, strategy, reduction):
     if not current_strategy.is_ours(strategy):
         return plain(values, strategy, reduction)
+    has_rows = None
+    if isinstance(values, no_rows.Outputs):
+        values, has_rows = values
     if current_strategy.several_ranks(strategy) is None:
         return values
     if reduction == "concat":
-        return _of_all_ranks(values, strategy)
-    return means_over_ranks(values, strategy)
+        return _of_all_ranks(values, strategy, has_rows)
+    return means_over_ranks(values, strategy, has_rows)
 
 
-def _of_all_ranks(outputs: Any, strategy: Any) -> Any:
+def _of_all_ranks(outputs: Any, strategy: Any, has_rows: tf.Tensor | None) -> Any:
     """All ranks' rows of a prediction, in the order of ranks."""
     process_set = strategy.extended.process_set
     flat = keras.tree.flatten(outputs)
+    if has_rows is not None:
+        flat = [_rows_if(has_rows, each) for each in flat]
     parts = [_dense_parts(each, process_set) for each in flat]
     gathered = iter(
         reduction.all_gather(
@@ -267,6 +288,18 @@ def _of_all_ranks(outputs: Any, strategy: Any) -> Any:
         for each, of_each in zip(flat, parts, strict=True)
     ]
     return keras.tree.pack_sequence_as(outputs, joined)
+
+
+def _rows_if(has_rows: tf.Tensor, value: Any) -> Any:
+    """A rank's rows of a prediction; none if they are not its own."""
+    if isinstance(value, tf.RaggedTensor):
+        return value[: tf.where(has_rows, value.nrows(), 0)]
+    if isinstance(value, tf.SparseTensor):
+        shape = value.dense_shape
+        kept = tf.concat([tf.where(has_rows, shape[:1], 0), shape[1:]], 0)
+        return tf.sparse.slice(value, tf.zeros_like(shape), kept)
+    value = tf.convert_to_tensor(value)
+    return no_rows.trimmed(value if value.shape.rank else value[None], has_rows)
 
 
 def _dense_parts(value: Any, process_set: Any) -> list[tf.Tensor]:
@@ -307,6 +340,8 @@ def _strategy_of(model: Any, method: str) -> Any:
     if strategy is None:
         return None
     _require_made_inside(model, method)
+    if method in ("fit", "train_on_batch"):
+        _require_built_inside(model, strategy, method)
     if current_strategy.several_ranks(strategy) is None:
         return None
     if strategy.extended.process_set.size() != global_process_set.size():
@@ -326,6 +361,17 @@ def _require_made_inside(model: Any, method: str) -> None:
         )
 
 
+def _require_built_inside(model: Any, strategy: Any, method: str) -> None:
+    for variable in model.trainable_variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            raise RuntimeError(
+                f"model {model.name!r}: {variable.path!r} was created outside the "
+                f"scope of the keras_hvd.Strategy under which {method}() trains it: "
+                "build the model, or give it an input shape, inside "
+                "`with strategy.scope():`"
+            )
+
+
 def _kinds(value: Any) -> str:
     """The types of optimizers, losses or metrics, without their numbered names."""
 
@@ -340,8 +386,6 @@ def _kinds(value: Any) -> str:
 
     return str(keras.tree.map_structure(kind, value))
 
-    if method in ("fit", "train_on_batch"):
-        _require_built_inside(model, strategy, method)
 
 def _average_statistics(model: Any) -> None:
     """Averages the statistics after `train_on_batch`, before results depend on them."""
@@ -360,14 +404,3 @@ def _arguments(plain: Callable, model: Any, args: Any, kwargs: Any) -> dict[str,
 @functools.cache
 def _signature(function: Callable) -> inspect.Signature:
     return inspect.signature(function)
-def _require_built_inside(model: Any, strategy: Any, method: str) -> None:
-    for variable in model.trainable_variables:
-        if not strategy.extended.variable_created_in_scope(variable.value):
-            raise RuntimeError(
-                f"model {model.name!r}: {variable.path!r} was created outside the "
-                f"scope of the keras_hvd.Strategy under which {method}() trains it: "
-                "build the model, or give it an input shape, inside "
-                "`with strategy.scope():`"
-            )
-
-

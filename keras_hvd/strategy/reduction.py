@@ -13,6 +13,7 @@ from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
 from keras_hvd.optimizer import buckets
 from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.strategy import no_rows
 
 # Types that the engine lacks, with one that holds all their values. Cast back, its sums
 # wrap around like those of the original type.
@@ -34,7 +35,8 @@ def all_reduce(
     """Reduces values over the ranks, with one collective per bucket.
 
     They are tensors, variables, numbers or `tf.IndexedSlices`, with the same shapes and
-    types on every rank. The mean of integers is a float, as in `tf.distribute`.
+    types on every rank. The mean of integers is a float, as in `tf.distribute`. What
+    comes of rows that a rank does not have is left out.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -43,12 +45,18 @@ def all_reduce(
     >>> all_reduce(mean, values, keras_hvd.global_process_set)[0].numpy().item()
     1.0
     """
+    op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
+    counts = no_rows.ranks_that_count()
     sent, restore = [], []
     for value in values:
-        tensor, back = _reducible(reduce_op, value)
+        own = (
+            no_rows.without_foreign(value)
+            if op == Sum
+            else no_rows.zero_unless(counts, value)
+        )
+        tensor, back = _reducible(reduce_op, own)
         sent.append(tensor)
         restore.append(back)
-    op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
     reduced = []
     parts = buckets.by_size([*map(buckets.size_of, sent)], last_first=False)
     for number, part in enumerate(parts):
@@ -58,7 +66,32 @@ def all_reduce(
             name=f"{name}/{number}" if name and number else name,
             process_set=process_set,
         )
-    return [back(result) for back, result in zip(restore, reduced, strict=True)]
+    results = [back(result) for back, result in zip(restore, reduced, strict=True)]
+    if op == Sum or counts is None:
+        return results
+    name = f"{name}/ranks" if name else None
+    return of_ranks_with_rows(results, counts, process_set, name)
+
+
+def of_ranks_with_rows(
+    means: Sequence[Any], has_rows: tf.Tensor, process_set: ProcessSet, name: str | None
+) -> list[Any]:
+    """The means over ranks that have rows, from those with zeros for the others."""
+    with submission.on_cpu():
+        [part] = grouped_allreduce(
+            [tf.cast(has_rows, tf.float64)],
+            op=Average,
+            name=name,
+            process_set=process_set,
+        )
+    return [_divided(each, part) for each in means]
+
+
+def _divided(value: Any, divisor: tf.Tensor) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        values = _divided(value.values, divisor)
+        return tf.IndexedSlices(values, value.indices, value.dense_shape)
+    return value / tf.cast(divisor, value.dtype)
 
 
 def all_gather(
@@ -84,7 +117,8 @@ def all_gather(
     """
     sent, restore = [], []
     for value in values:
-        tensor, back = _gatherable(value, axis, process_set.size())
+        own = no_rows.own_part(tf.convert_to_tensor(value), axis)
+        tensor, back = _gatherable(own, axis, process_set.size())
         sent.append(tensor)
         restore.append(back)
     gathered = grouped_allgather(sent, name=name, process_set=process_set)

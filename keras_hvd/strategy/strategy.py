@@ -24,6 +24,7 @@ from keras_hvd.strategy import (
     keras_optimizer,
     keras_searches,
     keras_trainer,
+    no_rows,
     reduction,
 )
 
@@ -212,6 +213,7 @@ def _install_hooks() -> None:
         keras_layers,
         keras_data,
         keras_trainer,
+        no_rows,
     ):
         module.install()
 

@@ -24,7 +24,7 @@ from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.optimizer.labels import own_name
 from keras_hvd.runtime.process_sets import ProcessSet
-from keras_hvd.strategy import reduction
+from keras_hvd.strategy import no_rows, reduction
 
 _NONE = tf.VariableAggregation.NONE
 _SUM = tf.VariableAggregation.SUM
@@ -231,6 +231,8 @@ class _Aggregates(Mixin):
         if aggregation == _MEAN and not is_number:
             self._require_mean(method)
         tensor = tf.convert_to_tensor(value, self.dtype)
+        if aggregation == _MEAN:
+            tensor = no_rows.own_or(tensor, self if method == "assign" else 0)
         process_set = self._distribute_strategy.extended.process_set
         result = _aggregated(aggregation, tensor, self._place(method), process_set)
         return tf.cast(result, self.dtype)

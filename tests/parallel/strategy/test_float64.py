@@ -54,12 +54,6 @@ def synchronized() -> dict[str, Any]:
     return trained(flat(layers.Dense(5), layer))
 
 
-def fewer_rows_than_ranks() -> dict[str, Any]:
-    """The last batch has one row."""
-    layer = layers.BatchNormalization(synchronized=True, momentum=0.5)
-    return trained(flat(layers.Dense(5), layer), rows=46)
-
-
 def adapted(data: Callable[[np.ndarray], Any]) -> Callable[[], dict[str, Any]]:
     def run():
         normalization = layers.Normalization()
@@ -206,7 +200,6 @@ CASES = {
     "float8": float8,
     "spectral": spectral,
     "synchronized": synchronized,
-    "fewer_rows_than_ranks": fewer_rows_than_ranks,
     "adapted": adapted(lambda x: x),
     "adapted_to_dataset": adapted(
         lambda x: tf.data.Dataset.from_tensor_slices(x).batch(15)

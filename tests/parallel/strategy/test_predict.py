@@ -92,7 +92,7 @@ def test_ragged(strategy, equal_on_all_ranks):
 
 
 def test_images(both_ways, require_equal, digits):
-    """Convolutions, for which a rank without rows computes on a row of zeros."""
+    """Convolutions; the last batch has one row."""
 
     def run(x):
         model = keras.Sequential(

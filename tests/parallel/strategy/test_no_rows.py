@@ -1,0 +1,355 @@
+"""A rank without rows changes nothing: one process' numbers, in float64, to 1e-9.
+
+In all these trainings the last batch has a single row, which is the first rank's.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_hvd
+
+layers = keras.layers
+
+GENERATOR = np.random.default_rng(8)
+X = GENERATOR.standard_normal((13, 4, 3))
+Y = (X.sum((1, 2)) > 0).astype("float64")[:, None]
+# Divides by 1, 2 and 3 ranks.
+BATCH = 6
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Iterator[None]:
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class Remembering(layers.Layer):
+    """What a layer's `call` may keep, in all ways to change a variable."""
+
+    def build(self, shape):
+        def weight(name, *shape, value=0.0, **arguments):
+            start = keras.initializers.Constant(value)
+            arguments |= {"initializer": start, "trainable": False, "name": name}
+            return self.add_weight(shape=shape, **arguments)
+
+        self.least = weight("least", value=9.0)
+        self.seen = weight("seen")
+        self.calls = weight("calls")
+        self.mean = weight("mean", aggregation="mean")
+        self.signs = weight("signs", 2)
+        self.last = weight("last", 2)
+        self.rows = keras.metrics.Sum(name="rows")
+        self.average = keras.metrics.Mean(name="average")
+
+    def call(self, inputs):
+        count = tf.cast(tf.shape(inputs)[0], "float64")
+        self.least.assign(tf.minimum(self.least, tf.reduce_min(inputs)))
+        self.seen.value.assign_add(count)
+        self.calls.assign_add(1.0)
+        self.mean.assign(tf.reduce_mean(inputs))
+        signs = tf.cast(inputs[:, 0, 0] > 0, tf.int32)
+        ones = tf.ones_like(inputs[:, 0, 0])
+        self.signs.value.scatter_add(tf.IndexedSlices(ones, signs))
+        self.last.value[1].assign(tf.reduce_sum(tf.abs(inputs)))
+        self.rows.update_state(ones)
+        self.average.update_state(inputs)
+        return inputs
+
+    def kept(self) -> dict[str, Any]:
+        """Of all ranks together; what all ranks must have alike, of each."""
+        here = {
+            name: getattr(self, name).numpy()
+            for name in ("least", "seen", "calls", "mean", "signs", "last")
+        }
+        ranks = [here]
+        if tf.distribute.has_strategy():
+            ranks = keras_hvd.allgather_object(here)
+        return {
+            "least": min(each["least"] for each in ranks),
+            "seen": sum(each["seen"] for each in ranks),
+            "signs": sum(each["signs"] for each in ranks),
+            "alike": [here["calls"], here["mean"]],
+            # The rows of the last batch are the first rank's; others have kept theirs.
+            "last": ranks[0]["last"],
+            "counted": sum(each["calls"] for each in ranks) / len(ranks),
+        }
+
+
+def always_one(y_true, y_pred):
+    """One number for a batch; it would be minus infinity for no rows."""
+    return tf.reduce_max(tf.ones_like(y_pred))
+
+
+def network(*others: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((None, 3)),
+            Remembering(),
+            *others,
+            layers.GlobalMaxPooling1D(),
+            layers.SpectralNormalization(layers.Dense(4), 2),
+            layers.Dense(1, "sigmoid"),
+        ]
+    )
+
+
+def trained(
+    model: keras.Model,
+    data: Any = (X, Y),
+    optimizer: Any = None,
+    loss: Any = "mse",
+    only_fit: bool = False,
+    **compiled: Any,
+) -> dict[str, Any]:
+    """Fit, evaluate and predict, with last batches of one row."""
+    metrics = ["mae", keras.metrics.F1Score(threshold=0.5), always_one]
+    compiled = {"metrics": metrics, **compiled}
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **compiled)
+    others: dict[str, Any] = {"verbose": 0}
+    if isinstance(data, tuple):
+        others["batch_size"] = BATCH
+    else:
+        data = [data]
+    logs = model.fit(*data, epochs=2, shuffle=False, **others).history
+    remembering = next(
+        each for each in model._flatten_layers() if isinstance(each, Remembering)
+    )
+    results = {
+        "logs": logs,
+        "weights": [each.numpy() for each in model.trainable_variables],
+    }
+    if not only_fit:
+        results["evaluated"] = model.evaluate(*data, **others)
+        results["predicted"] = model.predict(data[0], **others)
+    return {**results, "kept": remembering.kept()}
+
+
+def fit(**compiled: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: trained(network(), **compiled)
+
+
+def several_steps() -> dict[str, Any]:
+    return trained(
+        network(),
+        optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        steps_per_execution=2,
+        only_fit=True,
+    )
+
+
+def synchronized() -> dict[str, Any]:
+    kinds: list[Any] = [layers.BatchNormalization] * 2
+    if tf.distribute.has_strategy():
+        both = functools.partial(layers.BatchNormalization, synchronized=True)
+        kinds = [both, keras_hvd.SyncBatchNormalization]
+    model = network(*(each(momentum=0.5) for each in kinds))
+    statistics = [
+        each for each in model.non_trainable_variables if "moving" in each.path
+    ]
+    results = trained(model, only_fit=True)
+    return {**results, "statistics": [each.numpy() for each in statistics]}
+
+
+class OwnStep(keras.Model):
+    """Its loss by hand is a sum, which adds up over ranks; it counts rows itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.remembering = Remembering()
+        self.dense = layers.Dense(1, "sigmoid")
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.own = keras.metrics.Mean(name="own")
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_max(self.remembering(inputs), 1))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(self(x) - y)
+            loss = tf.reduce_sum(errors) / BATCH
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        context = tf.distribute.get_replica_context()
+        rows = tf.cast(tf.shape(x)[0], "float64")
+        rows, total = context.all_reduce("SUM", [rows, tf.reduce_sum(errors)])
+        self.total.assign_add(rows)
+        self.own.update_state(errors)
+        logs = {"error": context.all_reduce("MEAN", tf.reduce_mean(errors))}
+        if not self.jit_compile:  # XLA gathers equally many rows only
+            everywhere = context.all_gather(x[:, 0, 0], 0)
+            logs["gathered"] = tf.reduce_sum(everywhere)
+        return {
+            **logs,
+            "own": self.own.result(),
+            "rows": rows,
+            "total": total,
+        }
+
+
+def own_step(**compiled: Any) -> Callable[[], dict[str, Any]]:
+    def run():
+        model = OwnStep()
+        results = trained(model, metrics=None, **compiled)
+        return {**results, "total": model.total.numpy()}
+
+    return run
+
+
+def ctc() -> dict[str, Any]:
+    """Raises for no rows."""
+    model = keras.Sequential([keras.Input((4, 3)), Remembering(), layers.Dense(6)])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.CTC())
+    labels = np.array([[1, 2]] * 13)
+    logs = model.fit(X, labels, BATCH, verbose=0, shuffle=False).history
+    return {"logs": logs, "weights": model.layers[-1].get_weights()}
+
+
+def batch_by_batch() -> dict[str, Any]:
+    """One row, which a trace may know; and a loss for each of two outputs."""
+    inputs = keras.Input((4, 3))
+    kept = (layer := Remembering())(inputs)
+    outputs = {name: layers.Dense(1)(layers.Flatten()(kept)) for name in "ab"}
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), {"a": "mse", "b": "mae"})
+    results = []
+    for rows in slice(0, 6), slice(6, 7), slice(7, 8):
+        y = {"a": Y[rows], "b": 1 - Y[rows]}
+        weights = {"a": Y[rows, 0] + 1, "b": Y[rows, 0] + 2}
+        results.append(model.train_on_batch(X[rows], y, weights, return_dict=True))
+        results.append(model.test_on_batch(X[rows], y, return_dict=True))
+        results.append(model.predict_on_batch(X[rows]))
+    return {"results": results, "kept": layer.kept()}
+
+
+def dataset(
+    rows: Callable[[tf.Tensor], Any] = lambda x: x,
+) -> tf.data.Dataset:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    return data.map(lambda x, y: (rows(x), y))
+
+
+def ragged() -> dict[str, Any]:
+    """Sequences of other lengths in each batch, which the model pads."""
+    inputs = keras.Input((None, 3), ragged=True)
+    dense = layers.Lambda(lambda x: x.to_tensor() if hasattr(x, "to_tensor") else x)
+    model = keras.Model(inputs, network()(dense(inputs)))
+    return trained(model, dataset(tf.RaggedTensor.from_tensor))
+
+
+def strings() -> dict[str, Any]:
+    inputs = {"word": keras.Input((4, 1), dtype="string"), "x": keras.Input((4, 3))}
+    words = layers.StringLookup(vocabulary=["0", "1"], output_mode="int")
+    number = layers.Lambda(lambda x: tf.cast(x, tf.float64))(words(inputs["word"]))
+    both = layers.Concatenate()([inputs["x"][..., 1:], number])
+    model = keras.Model(inputs, network()(both))
+
+    def rows(x):
+        positive = tf.cast(x[..., :1] > 0, tf.int32)
+        return {"word": tf.strings.as_string(positive), "x": x}
+
+    return trained(model, dataset(rows), only_fit=True)
+
+
+def lengths() -> dict[str, Any]:
+    """Sequences of unknown lengths, padded to the longest of their batch."""
+
+    def sequences():
+        for i, (x, y) in enumerate(zip(X, Y)):
+            yield x[: 2 + i % 3], y
+
+    kinds = (tf.TensorSpec((None, 3), "float64"), tf.TensorSpec((1,), "float64"))
+    data = tf.data.Dataset.from_generator(sequences, output_signature=kinds)
+    # A step that finds no more data would count in some metrics of plain Keras.
+    data = data.apply(tf.data.experimental.assert_cardinality(len(X)))
+    results = trained(network(), data.padded_batch(BATCH))
+    return {**results, **by_hand(data.padded_batch(BATCH))}
+
+
+def by_hand(data: tf.data.Dataset) -> dict[str, Any]:
+    """A loop as tf.distribute documents it: what `call` keeps is exact there too."""
+    strategy = tf.distribute.get_strategy()
+    model = network()
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x) - y)) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def train_step(x, y):
+        return strategy.run(step, (x, y))
+
+    losses = [
+        strategy.reduce("SUM", train_step(*batch), None)
+        for batch in strategy.experimental_distribute_dataset(data)
+    ]
+    remembering = model.layers[0]
+    counts = remembering.rows.variables + remembering.average.variables
+    # A mean of the ranks' means, of which this one has kept its last.
+    remembering.mean.value.assign(0.0)
+    return {
+        "losses": [float(each) for each in losses],
+        "weights by hand": [each.numpy() for each in model.trainable_variables],
+        "kept by hand": remembering.kept(),
+        "counts": [float(strategy.reduce("SUM", each, None)) for each in counts],
+    }
+
+
+def unknown_rank() -> dict[str, Any]:
+    """Data of which nothing but the type is known before it is there."""
+
+    class Shaping(OwnStep):
+        def train_step(self, data):
+            x, y = data
+            return super().train_step(
+                (tf.ensure_shape(x, [None, 4, 3]), tf.ensure_shape(y, [None, 1]))
+            )
+
+    kinds = [tf.float64, tf.float64]
+    data = dataset().map(lambda *batch: tf.py_function(lambda *b: b, batch, kinds))
+    model = Shaping()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    logs = model.fit(data, epochs=2, verbose=0).history
+    weights = [each.numpy() for each in model.trainable_variables]
+    return {"logs": logs, "kept": model.remembering.kept(), "weights": weights}
+
+
+CASES = {
+    "graph": fit(),
+    "eager": fit(run_eagerly=True),
+    "several_steps": several_steps,
+    "synchronized": synchronized,
+    "own_step": own_step(),
+    "own_step_eagerly": own_step(run_eagerly=True),
+    "ctc": ctc,
+    "batch_by_batch": batch_by_batch,
+    "ragged": ragged,
+    "strings": strings,
+    "lengths": lengths,
+    "unknown_rank": unknown_rank,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_rows(name, both_ways, require_equal):
+    # TensorFlow computes CTC in float32.
+    tolerance = 1e-6 if name == "ctc" else 1e-9
+    require_equal(*both_ways(CASES[name], f"no rows {name}"), tolerance)
+
+
+@pytest.mark.needs_xla
+def test_compiled_by_xla(both_ways, require_equal):
+    compiled = own_step(jit_compile=True)
+    require_equal(*both_ways(compiled, "no rows compiled"), 1e-9)
