@@ -50,6 +50,9 @@ from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_fo
 # How many times this process has joined with a list.
 _numbers = itertools.count()
 
+# This process' place, as its launcher said when it last joined.
+_launched: environment.World
+
 # Held while a thread joins, so a second one finds the job joined.
 _joining = threading.RLock()
 
@@ -90,13 +93,15 @@ def init(
     >>> keras_hvd.rank(), keras_hvd.size()
     (0, 1)
     """
+    global _launched
     sets = check_for_init(process_sets)
     with _joining:
         if basics.is_initialized():
+            _members(comm, _launched)
             _require_known(sets)
         else:
-            launched = environment.world()
-            _join(launched, _members(comm, launched), sets)
+            _launched = environment.world()
+            _join(_launched, _members(comm, _launched), sets)
 
 
 def _renew_lock() -> None:

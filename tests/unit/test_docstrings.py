@@ -47,7 +47,6 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.rendezvous.links",
     "keras_hvd.rendezvous.mpi",
     "keras_hvd.rendezvous.munge",
-    "keras_hvd.rendezvous.nodes",
     "keras_hvd.rendezvous.ranks",
     "keras_hvd.report.page",
     "keras_hvd.report.record",

@@ -52,6 +52,7 @@ def init(pointer):
 engine = types.SimpleNamespace(
     khvd_links=links, khvd_init=init, khvd_is_initialized=lambda: 0,
     khvd_get_counters=lambda counters: 2, khvd_last_error=lambda: b"not so far",
+    khvd_failure=lambda: b"",
 )
 native.engine = lambda: engine
 try:
