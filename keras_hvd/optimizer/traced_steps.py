@@ -26,6 +26,9 @@ from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 from keras_hvd.runtime import basics, log, native
 
+STANDS_FOR = "_keras_hvd_stands_for"
+"""An attribute of what stands for a model's step for a while: the step itself."""
+
 # Attributes of a model, which Keras must not track.
 _STEP = "_keras_hvd_step"
 _REFUSES = "_keras_hvd_refuses"
@@ -130,7 +133,7 @@ def _watch(
 
 def _step_of(model: keras.Model) -> _Step | None:
     """What is known of a model's present step."""
-    function = model.train_function
+    function = getattr(model.train_function, STANDS_FOR, model.train_function)
     if isinstance(function, _FirstRun):
         return function.step
     step = vars(model).get(_STEP)
@@ -193,8 +196,8 @@ def _tensors_sent() -> int:
 
 def _state(model: keras.Model) -> tuple[Any, ...]:
     """Differs after an update. In Keras' own step, its optimizer counts them."""
-    # Of any tf.distribute strategy, whose variables are no numbers.
-    iterations = [leaf.iterations.value for leaf in _leaves(model)]
+    # Variables, also of any tf.distribute strategy; tensors where gradients accumulate.
+    iterations = [leaf.iterations for leaf in _leaves(model)]
     updates = [int(tf.convert_to_tensor(each)) for each in iterations]
     own = _has_own_step(model)
     return updates, equal_start.digest(model.trainable_variables) if own else None

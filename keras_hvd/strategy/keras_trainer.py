@@ -19,6 +19,7 @@ from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
+from keras_hvd.optimizer.traced_steps import STANDS_FOR
 from keras_hvd.runtime.process_sets import global_process_set
 from keras_hvd.strategy import keras_patches, no_rows, reduction
 from keras_hvd.strategy.keras_callback import coordinated
@@ -160,10 +161,13 @@ def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
     name = f"{kind}_function"
     function = getattr(model, name)
     own = None if has_rows is None else np.zeros(int(has_rows), "uint8")
-    # Keras gives it a list or a generator.
-    setattr(
-        model, name, lambda data: function([no_rows.Rows(each, own) for each in data])
-    )
+
+    def marked(data):
+        # Keras gives it a list or a generator.
+        return function([no_rows.Rows(each, own) for each in data])
+
+    setattr(marked, STANDS_FOR, function)
+    setattr(model, name, marked)
     try:
         yield
     finally:
