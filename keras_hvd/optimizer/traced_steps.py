@@ -294,16 +294,17 @@ def _remedy(model: keras.Model) -> str:
             f"It was made in the scope of a {type(strategy).__name__}, which knows of "
             "this process only: use keras_hvd.Strategy() in its place."
         )
-    if current_strategy.was_made():
-        return (
-            "It was made outside of the scope of the keras_hvd.Strategy: make it, and "
-            "compile it, inside of `with strategy.scope():`."
-        )
+    under_strategy = (
+        "It was made outside of the scope of the keras_hvd.Strategy: make it, and "
+        "compile it, inside of `with strategy.scope():`. Or without a strategy: "
+        if current_strategy.was_made()
+        else ""
+    )
     return (
-        "Pass optimizer=keras_hvd.DistributedOptimizer(...) to compile(), or use "
-        "keras_hvd.DistributedGradientTape in a train_step of your own; a model that "
-        "was copied or loaded needs its optimizer distributed again (or "
-        "keras_hvd.load_model)."
+        f"{under_strategy}Pass optimizer=keras_hvd.DistributedOptimizer(...) to "
+        "compile(), or use keras_hvd.DistributedGradientTape in a train_step of your "
+        "own; a model that was copied or loaded needs its optimizer distributed again "
+        "(or keras_hvd.load_model)."
     )
 
 
