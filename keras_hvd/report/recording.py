@@ -27,6 +27,19 @@ _EVENT = np.dtype([("time", "=f8"), ("text", "S248")])
 _SUMS = 8
 
 
+# What reading what something else wrote, or cut off, raises.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+_MOST_RANKS = 1 << 20
+
+
 class NotARecordingError(ValueError):
     """keras_hvd has not written this folder, or rank 0 has not joined the job yet."""
 
@@ -67,7 +80,8 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
         What the job did. How it ended is not known: only `khvdrun` knows that.
 
     Raises:
-        NotARecordingError: This is not a recording, or it has nothing yet.
+        NotARecordingError: This is not a recording, it has nothing yet, or it is
+            damaged.
         OSError: It cannot be read.
 
     Example:
@@ -77,6 +91,18 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
     keras_hvd.report.recording.NotARecordingError: '/dev' is no recording of keras_hvd
     """
     folder = Path(path)
+    try:
+        return _read(folder)
+    except _DAMAGE as error:
+        if isinstance(error, NotARecordingError):
+            raise
+        raise NotARecordingError(
+            f"the recording {str(folder)!r} is damaged ({type(error).__name__}: "
+            f"{error})"
+        ) from None
+
+
+def _read(folder: Path) -> JobRecord:
     times = _Times(folder)
     known = facts.read(folder / files.FACTS)
     ranks = _rank_records(folder)
@@ -130,6 +156,8 @@ class _Times:
     def _read_header(self, header: bytes) -> None:
         fields = _HEADER.unpack_from(header)
         self.size, self._columns, self._in_column = fields[1:4]
+        if not 0 < self.size <= _MOST_RANKS:
+            raise ValueError(f"{self.size} is no number of ranks")
         stretches, self._tensor_room, self._event_room = fields[4:7]
         self.started, self.begin = 1e-9 * fields[7], fields[8]
         self.seconds, self.left_out = 1e-9 * fields[9], fields[10]

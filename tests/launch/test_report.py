@@ -327,6 +327,15 @@ def test_a_recording_stays_where_khvdrun_says_if_it_is_killed(khvdrun, tmp_path)
     command = [sys.executable, "-m", "keras_hvd.report", folder, "-o", report]
     subprocess.run(command, check=True)
     assert "The job was killed, or still runs" in report.read_text()
+    # What a disk or a copy has cut off is named in one line.
+    for name in "ranks", "times":
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2 + 3])
+        ended = subprocess.run(command, capture_output=True, text=True)
+        (folder / name).write_bytes(whole)
+        assert ended.returncode == 1, name
+        assert re.search(rf"the recording '{folder}' is damaged \(", ended.stderr)
+        assert ended.stderr.count("\n") == 1, ended.stderr
 
 
 @pytest.mark.parametrize(
