@@ -20,7 +20,6 @@ import tensorflow as tf
 from keras_hvd import current_strategy, guarded_saving, random_numbers
 from keras_hvd.callbacks import training_progress
 from keras_hvd.callbacks.model_parts import layers_of
-from keras_hvd.callbacks.retracing import trace_anew_in_another_job
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import (
@@ -42,6 +41,7 @@ from keras_hvd.optimizer.distributed_class import (
 )
 from keras_hvd.optimizer.labels import without_number
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log

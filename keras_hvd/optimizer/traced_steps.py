@@ -24,6 +24,7 @@ from keras_hvd.collectives import reductions
 from keras_hvd.optimizer import distributed_class, equal_start
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.runtime import basics, log, native
 
 STANDS_FOR = "_keras_hvd_stands_for"
@@ -58,7 +59,10 @@ def install() -> None:
 
     @functools.wraps(plain)
     def make_train_function(self, force=False):
-        if not basics.is_initialized() or basics.size() == 1:
+        if not basics.is_initialized():
+            return plain(self, force)
+        trace_anew_in_another_job(self)
+        if basics.size() == 1:
             return plain(self, force)
         return _watch(self, functools.partial(plain, self), force)
 
