@@ -127,8 +127,12 @@ def _join(
 ) -> None:
     # What is malformed must not become known when the others rely on this rank.
     given = settings.read()
-    # Members of a part say themselves how many they are.
-    sign = environment.check_size(launched.size) if members is None else None
+    # Members of a part say themselves how many they are. So does who goes on in another
+    # job, perhaps with fewer, at a place of its own.
+    says_so = basics.jobs_joined() > 0 and "KERAS_HVD_SIZE" in os.environ
+    sign = None
+    if members is None and not says_so:
+        sign = environment.check_size(launched.size)
     timeline = settings.timeline()
     world, meeting = _meet(launched, members)
     if world.size < launched.size and members is not None:
