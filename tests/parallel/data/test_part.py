@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
@@ -14,6 +13,11 @@ from keras_hvd.data import part
 ROWS = 23
 NUMBERS = np.arange(ROWS)
 WORDS = [f"word {number}" for number in NUMBERS]
+
+
+def of_pandas(kind: str, *arguments, **named):
+    return getattr(pytest.importorskip("pandas"), kind)(*arguments, **named)
+
 
 # Each with its numbers; not all of them are memory that lies together.
 KINDS = {
@@ -35,10 +39,15 @@ KINDS = {
         lambda d: [WORDS.index(each.decode()) for each in d.numpy()],
     ),
     "frame": (
-        lambda n: pd.DataFrame({"a": n, "b": [WORDS[each] for each in n]}, index=n),
+        lambda n: of_pandas(
+            "DataFrame", {"a": n, "b": [WORDS[each] for each in n]}, index=n
+        ),
         lambda d: d["b"].map(WORDS.index).to_numpy(),
     ),
-    "series": (lambda n: pd.Series(n, index=n[::-1]), lambda d: d.to_numpy()),
+    "series": (
+        lambda n: of_pandas("Series", n, index=n[::-1]),
+        lambda d: d.to_numpy(),
+    ),
     "sparse": (
         lambda n: scipy.sparse.csc_matrix(n[:, None]),
         lambda d: d.toarray()[:, 0],
