@@ -138,24 +138,36 @@ class Job:
         said = [each for tail in self._last_words() for each in tail.warnings]
         recorded, made = self._recorded, []
         # Writing may block for ever, and a signal ends the wait for it.
-        self._wait_for(lambda: made.append(recorded.finish(self._ended, said)))
-        line = made[0] if made else "no report: a signal came while it was written"
+        line = "no report: a signal came while it was written"
+        try:
+            self._wait_for(lambda: made.append(recorded.finish(self._ended, said)))
+        except RuntimeError:
+            line = f"no report: {process_limit.no_room()}"
+        line = made[0] if made else line
         if line:
             self._say(line)
             self._serve()
 
     def _wait_for(self, act: Callable[[], object]) -> None:
-        """Acts in a thread of its own, until that has ended or a signal comes."""
+        """Acts in a thread of its own, until that has ended or a signal comes.
+
+        Raises RuntimeError if there is no room for a thread.
+        """
         ended, writing = os.pipe2(os.O_CLOEXEC)
 
         def run() -> None:
             with open(writing, "wb"):
                 act()
 
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError:
+            os.close(writing)
+            os.close(ended)
+            raise
         self._stage = _Stage.REPORTING
         self._selector.register(ended, selectors.EVENT_READ, self._stop_waiting)
         self._is_waiting = True
-        threading.Thread(target=run, daemon=True).start()
         while self._is_waiting:
             for key, _ in self._selector.select():
                 key.data()
