@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -44,6 +45,7 @@ from keras_hvd.runtime import (
     script_end,
     settings,
     tls,
+    uncaught,
 )
 from keras_hvd.runtime.process_sets import ProcessSet, add_process_set, check_for_init
 
@@ -101,7 +103,10 @@ def init(
             _require_known(sets)
         else:
             _launched = environment.world()
-            _join(_launched, _members(comm, _launched), sets)
+            members = _members(comm, _launched)
+            is_alone = _launched.size == 1
+            with contextlib.nullcontext() if is_alone else uncaught.joining():
+                _join(_launched, members, sets)
 
 
 def _renew_lock() -> None:

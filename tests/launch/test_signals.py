@@ -52,6 +52,46 @@ def test_exits_as_the_signal_says(khvdrun, number):
     assert stderr == f"khvdrun: the job was ended by {number.name}\n"
 
 
+INTERRUPTED = """
+import keras_hvd, threading
+def wait():
+    print("ready", flush=True); threading.Event().wait()
+keras_hvd.init()
+wait()
+"""
+
+
+def test_an_interrupt_is_a_line_of_each_rank_that_says_where_it_was(khvdrun):
+    with khvdrun.start("-np", 2, sys.executable, "-c", INTERRUPTED) as job:
+        assert read_both(job) == ["[0] ready", "[1] ready"]
+        job.send_signal(signal.SIGINT)
+        stderr = job.stderr.read()
+    assert job.returncode == 128 + signal.SIGINT
+    *of_ranks, verdict = stderr.splitlines()
+    assert verdict == "khvdrun: the job was ended by SIGINT"
+    where = "KeyboardInterrupt in line 4 of <string>"
+    assert sorted(of_ranks) == [f"[0] {where}", f"[1] {where}"]
+
+
+def test_an_exception_of_the_script_has_its_traceback(khvdrun):
+    script = "import keras_hvd\nkeras_hvd.init()\nraise ValueError('of the script')"
+    ended = khvdrun.run("-np", 2, sys.executable, "-c", script)
+    assert "[1] Traceback (most recent call last):" in ended.stderr
+    assert '[1]   File "<string>", line 3, in <module>' in ended.stderr
+
+
+def test_a_script_that_prints_its_exceptions_itself_goes_on_to(khvdrun):
+    script = (
+        "import sys, keras_hvd\n"
+        "sys.excepthook = lambda kind, *_: print('mine:', kind.__name__)\n"
+        "keras_hvd.init()\n"
+        "raise KeyboardInterrupt"
+    )
+    ended = khvdrun.run("-np", 2, sys.executable, "-c", script)
+    lines = sorted(ended.stdout.splitlines())
+    assert lines == ["[0] mine: KeyboardInterrupt", "[1] mine: KeyboardInterrupt"]
+
+
 def test_reaches_what_a_rank_has_started(khvdrun):
     # A shell that waits for a program gets Ctrl-C together with the program.
     waits = "echo ready; while :; do sleep 0.05; done"

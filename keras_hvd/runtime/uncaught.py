@@ -1,0 +1,68 @@
+"""Prints one line, not a traceback, where an exception that ends a rank needs no more.
+
+That the ranks have not met is no fault of a line of the script, and Ctrl-C reaches all
+ranks, wherever they are. Each of them would print a traceback of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+# With which this process did not join the job.
+_of_joining: BaseException | None = None
+
+
+@contextlib.contextmanager
+def joining() -> Iterator[None]:
+    """An exception raised within needs no traceback, if it ends this rank.
+
+    From now on, an interrupt needs none either.
+
+    Example:
+
+    >>> with joining():
+    ...     raise ValueError("a variable is malformed")
+    Traceback (most recent call last):
+    ValueError: a variable is malformed
+    """
+    global _of_joining
+    _print_lines()
+    try:
+        yield
+    except Exception as error:
+        _of_joining = error
+        raise
+
+
+@functools.cache
+def _print_lines() -> None:
+    # A script that prints its exceptions itself goes on to.
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print
+
+
+def _print(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    if error is not _of_joining and not is_interrupt:
+        sys.__excepthook__(kind, error, trace)
+        return
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    where = _line_of_script(trace) if is_interrupt else ""
+    sys.stderr.write(f"{text}{where}\n")
+
+
+def _line_of_script(trace: TracebackType | None) -> str:
+    """Where the script was, to follow what happened to it; "" if that is unknown."""
+    lines = [
+        f" in line {number} of {frame.f_code.co_filename}"
+        for frame, number in traceback.walk_tb(trace)
+        if frame.f_globals.get("__name__") == "__main__"
+    ]
+    return lines[-1] if lines else ""
