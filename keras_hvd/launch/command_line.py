@@ -721,20 +721,29 @@ def _check_output_directory(parser: argparse.ArgumentParser, path: Path) -> None
 
 
 def _timeline(text: str) -> str:
-    path = Path(text)
-    return _file_to_write(path, path if path.exists() else path.parent)
+    return _file_to_write(Path(text), is_replaced=False)
 
 
 def _autotune_log(text: str) -> str:
-    # The file is replaced, which takes the right to write in its folder.
-    path = Path(text)
-    return _file_to_write(path, path.parent)
+    return _file_to_write(Path(text), is_replaced=True)
 
 
-def _file_to_write(path: Path, written: Path) -> str:
-    if path.is_dir():
+def _file_to_write(path: Path, is_replaced: bool) -> str:
+    """The absolute path of a file that a rank is to write.
+
+    One that is replaced, if it exists, takes the right to write in its folder.
+    """
+    try:
+        is_folder = path.is_dir()
+        written = path.parent if is_replaced or not path.exists() else path
+        can_write = path.parent.is_dir() and os.access(written, os.W_OK)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"cannot write {str(path)!r}: {error.strerror}"
+        ) from None
+    if is_folder:
         raise argparse.ArgumentTypeError(f"{str(path)!r} is a directory")
-    if not os.access(written, os.W_OK):
+    if not can_write:
         raise argparse.ArgumentTypeError(f"cannot write {str(path)!r}")
     # Ranks may change their directory before they open the file.
     return os.path.abspath(path)
@@ -748,9 +757,9 @@ def _report(parser: _Parser, given: argparse.Namespace) -> Path | None:
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("--report takes matplotlib: pip install 'keras_hvd[report]'")
     try:
-        _file_to_write(path, path if path.exists() else path.parent)
+        _file_to_write(path, is_replaced=False)
         # The recording is beside it until the end.
-        return Path(_file_to_write(path, path.parent))
+        return Path(_file_to_write(path, is_replaced=True))
     except argparse.ArgumentTypeError as error:
         parser.error(f"--report: {error}")
 

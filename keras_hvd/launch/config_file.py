@@ -6,6 +6,7 @@ on the command line win.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
                 option = _option(path, _SECTIONS[name], inner, f"{key}.")
                 yield f"{key}.{inner}", option, inner_value
         elif name == "controller":
-            if value not in _CONTROLLERS:
+            if not isinstance(value, str) or value not in _CONTROLLERS:
                 raise _wrong(path, f"{key} must be gloo or mpi, not {value!r}")
             yield str(key), _CONTROLLERS[value], True
         else:
@@ -127,9 +128,12 @@ def _load(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise _wrong(path, f"cannot be read: {reason}") from None
-    # An impossible date raises ValueError, not YAMLError.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _wrong(path, f"is not YAML: {' '.join(str(error).split())}") from None
+    # What is no date, no truth value or no number raises whatever that comes to.
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if not isinstance(error, yaml.YAMLError):
+            said = f"{type(error).__name__}: {said}"
+        raise _wrong(path, f"is not YAML: {said}") from None
 
 
 def _require_distinct_keys(path: Path, node: Any, section: str = "") -> None:
@@ -175,12 +179,22 @@ def _as_arguments(
     if takes_value:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise _wrong(path, f"{key} must be a number or text, not {value!r}")
+        if not _can_be_passed_on(str(value)):
+            raise _wrong(path, f"{key} cannot be passed to a process: {value!r}")
         return [f"{option}={value}"]
     if not isinstance(value, bool):
         raise _wrong(path, f"{key} must be true or false, not {value!r}")
     if value:
         return [option]
     return [_OPPOSITES[option]] if option in _OPPOSITES else []
+
+
+def _can_be_passed_on(text: str) -> bool:
+    """Whether a command line or an environment variable can hold this text."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _wrong(path: Path, text: str) -> UsageError:
