@@ -100,6 +100,19 @@ def read(lines: Iterable[str]) -> Summary:
     return reader.summary
 
 
+def _without_controls(name: str) -> str:
+    """A tensor's name, in which nothing acts on the terminal.
+
+    Example:
+
+    >>> _without_controls("grad\x1b[31m")
+    'grad\\x1b[31m'
+    """
+    return "".join(
+        letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in name
+    )
+
+
 class _Reader:
     """Reads the events in the order of the file."""
 
@@ -118,7 +131,8 @@ class _Reader:
             self.summary.size = int(event["args"]["size"])
         elif event["name"] == "thread_name":
             names = event["args"]
-            self._rows[event["tid"]] = names.get("tensor", names["name"])
+            tensor = names.get("tensor", names["name"])
+            self._rows[event["tid"]] = _without_controls(tensor)
         elif event["name"] == "NOT_RECORDED":
             self.summary.not_recorded += event["args"]["requests"]
         elif event["name"] == "WAITING_FOR_RANK":

@@ -15,6 +15,25 @@ constexpr size_t kNameShown = 512;
 // Whether a byte continues a UTF-8 character.
 bool IsInsideCharacter(char byte) { return (byte & 0xc0) == 0x80; }
 
+// Replaces what a terminal would act on by "\\x1b" and the like: a name is a user's.
+std::string Printable(std::string_view text) {
+  std::string printable;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const uint8_t code = text[i], next = i + 1 < text.size() ? text[i + 1] : 0;
+    // In UTF-8, controls from 0x80 on have two bytes.
+    const bool is_wide = code == 0xc2 && next >= 0x80 && next < 0xa0;
+    if (!is_wide && code >= 0x20 && code != 0x7f) {
+      printable += text[i];
+      continue;
+    }
+    char escaped[8];
+    snprintf(escaped, sizeof(escaped), "\\x%02x", is_wide ? next : code);
+    printable += escaped;
+    if (is_wide) ++i;
+  }
+  return printable;
+}
+
 std::string ScaleText(double scale) {
   char text[32];
   snprintf(text, sizeof(text), "%.9g", scale);
@@ -110,13 +129,13 @@ int64_t Description::bytes() const {
 }
 
 std::string Quoted(std::string_view name) {
-  if (name.size() <= kNameShown) return "'" + std::string(name) + "'";
+  if (name.size() <= kNameShown) return "'" + Printable(name) + "'";
   size_t head = kNameShown / 2;
   while (head > 0 && IsInsideCharacter(name[head])) --head;
   size_t tail = name.size() - kNameShown / 2;
   while (tail < name.size() && IsInsideCharacter(name[tail])) ++tail;
-  std::string text = "'" + std::string(name.substr(0, head)) + "...";
-  text += name.substr(tail);
+  std::string text = "'" + Printable(name.substr(0, head)) + "...";
+  text += Printable(name.substr(tail));
   return text + "' (" + std::to_string(name.size()) + " bytes)";
 }
 

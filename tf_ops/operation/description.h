@@ -57,7 +57,7 @@ bool CanFuse(const Description& first, const Description& other);
 // Whether a rank's zeros leave the others' result unchanged.
 bool TakesZeros(const Description& description);
 
-// "'grad/w'". Shows only the two ends of a long name.
+// "'grad/w'". Shows only the two ends of a long name, and controls as "\x1b".
 std::string Quoted(std::string_view name);
 // "allreduce 'grad/w'"; "join()".
 std::string Title(Kind kind, std::string_view name);
