@@ -252,6 +252,14 @@ def test_a_rank_that_leaves_with_code_0(khvdrun, tmp_path, deed):
     )
 
 
+def test_a_rank_that_becomes_another_program(khvdrun, tmp_path):
+    options = ("--culprit", 1, "--deed", "exec")
+    with running(khvdrun, 3, LOOP, *options, records=tmp_path) as (job, processes):
+        since = time.monotonic()
+        ended = outcome(job, processes, tmp_path)
+    check_survivors(ended, 1, since, "called exec: its process runs 'sleep' now")
+
+
 def test_a_rank_that_raises_an_error_of_its_own(khvdrun, tmp_path):
     options = ("--culprit", 3, "--deed", "raise")
     with running(khvdrun, 4, LOOP, *options, records=tmp_path) as (job, processes):
@@ -370,4 +378,9 @@ def test_a_rank_that_never_starts(khvdrun, tmp_path):
     )
     assert ended.returncode == 1
     assert "failed first: it ended with exit code 1" in ended.stderr.splitlines()[-1]
-    assert "rank 1" in ended.stderr
+    own = [line for line in ended.stderr.splitlines() if line.startswith("[0] ")]
+    assert len(own) == 1, ended.stderr
+    assert own[0].startswith(
+        "[0] keras_hvd.exceptions.RankFailedError: rank 0 could not"
+    )
+    assert "rank 1" in own[0]

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "tf_ops/transport/faults.h"
 #include "tf_ops/transport/threads.h"
@@ -70,6 +71,21 @@ int StatusOf(int pid) {
   const std::string fields = ProcessFields(pid);
   const size_t last = fields.find_last_of(' ');
   return last == std::string::npos ? 0 : atoi(fields.c_str() + last);
+}
+
+// The program that a process runs, unless it ends; else "".
+std::string ProgramOf(int pid) {
+  constexpr unsigned kExiting = 4;  // PF_EXITING, among the flags of the kernel
+  char state;
+  unsigned flags;
+  const std::string fields = ProcessFields(pid);
+  if (sscanf(fields.c_str(), " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2) return "";
+  // One that waits for a disk may not have heard of its end.
+  if ((flags & kExiting) != 0 || strchr("DZX", state) != nullptr) return "";
+  std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+  std::string program;
+  std::getline(file, program);
+  return program;
 }
 
 }  // namespace
@@ -238,7 +254,11 @@ std::string Liveness::HowItEnded(int peer) {
   const int status = StatusOf(block.pid.load());
   if (status != 0) return HowItEndedText(status);
   pollfd reaped = {processes_[peer], 0, 0};
-  poll(&reaped, 1, kReapMilliseconds);
+  if (poll(&reaped, 1, kReapMilliseconds) == 0) {
+    // Threads end where their process goes on with another program, too.
+    const std::string program = ProgramOf(block.pid.load());
+    if (!program.empty()) return "called exec: its process runs '" + program + "' now";
+  }
   ProcessInfo info = {};
   info.mask = kInfoExit;
   if (ioctl(processes_[peer], kGetInfo, &info) != 0 || (info.mask & kInfoExit) == 0) {

@@ -134,6 +134,7 @@ class World {
       raise(SIGSEGV);
     }
     if (fate == "exit") _exit(0);
+    if (fate == "exec") execlp("sleep", "sleep", "1000", nullptr);
     while (true) pause();
   }
 
@@ -193,6 +194,13 @@ TEST(LivenessTest, ExitWithoutLeavingIsNoticed) {
   world.child(1).Go();
   ExpectText(&world, 1, "exited with code 0 without leaving the job");
   EXPECT_EQ(world.child(1).Reap(), 0);
+}
+
+TEST(LivenessTest, ARankThatBecomesAnotherProgramIsNoticed) {
+  World world(0, {"", "exec"});
+  world.child(1).Go();
+  EXPECT_EQ(world.AwaitFailure(),
+            world.Who(1) + "called exec: its process runs 'sleep' now");
 }
 
 TEST(LivenessTest, LeavingInGoodOrderIsNoFailureAndTheWatchGoesOn) {
