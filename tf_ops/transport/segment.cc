@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace keras_hvd {
@@ -15,10 +16,17 @@ constexpr int64_t kPage = 4096;
 int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 Status Refused(const char* call, int64_t bytes) {
+  const int error = errno;
+  std::string remedy = "Free memory, raise the container's limit";
+  rlimit limit = {};
+  if (error == EFBIG && getrlimit(RLIMIT_FSIZE, &limit) == 0) {
+    remedy = "It counts as a file, and one may have " +
+             std::to_string(limit.rlim_cur >> 10) +
+             " KiB (RLIMIT_FSIZE; ulimit -f): raise that";
+  }
   return Status::Internal("cannot get " + std::to_string(bytes >> 20) +
-                          " MiB of shared memory: " + call + ": " + strerror(errno) +
-                          ". Free memory, raise the container's limit, or lower "
-                          "KERAS_HVD_EXCHANGE_BYTES");
+                          " MiB of shared memory: " + call + ": " + strerror(error) +
+                          ". " + remedy + ", or lower KERAS_HVD_EXCHANGE_BYTES");
 }
 
 }  // namespace

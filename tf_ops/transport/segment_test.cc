@@ -97,7 +97,10 @@ TEST(SegmentTest, TooMuchMemoryIsRefusedWithAdvice) {
   EXPECT_NE(text.find("cannot get 17 MiB of shared memory: fallocate: File too large"),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("KERAS_HVD_EXCHANGE_BYTES"), std::string::npos) << text;
+  EXPECT_NE(text.find("one may have 1024 KiB (RLIMIT_FSIZE; ulimit -f): raise that, or "
+                      "lower KERAS_HVD_EXCHANGE_BYTES"),
+            std::string::npos)
+      << text;
   EXPECT_EQ(WEXITSTATUS(child.Reap()), static_cast<int>(Code::kInternal));
 }
 
