@@ -67,6 +67,9 @@ Status ReadAutotuneLog(int ranks, AutotuneOptions* options) {
   if (access(path.c_str(), F_OK) != 0) return Status::Ok();
   std::ifstream file(path);
   std::string head, columns, best;
+  // An empty file, as mktemp makes one, has nothing to lose.
+  file.peek();
+  if (file.eof()) return Status::Ok();
   std::getline(file, head);
   if (head.rfind(kEarlier, 0) == 0) return Status::Ok();
   std::getline(file, columns);

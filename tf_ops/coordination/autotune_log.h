@@ -20,8 +20,8 @@
 namespace keras_hvd {
 
 // Reads into `options` what `options->log` holds from an earlier job with `ranks`
-// ranks. Leaves `options` unchanged if there is no file, or it is for another number of
-// ranks. Returns an error if the file is something else, which would be overwritten, or
+// ranks. Leaves `options` unchanged if there is no file, or an empty one, or it is for
+// another number of ranks. Returns an error if the file is something else, which would be overwritten, or
 // cannot be written.
 Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
 

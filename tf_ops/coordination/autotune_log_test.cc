@@ -47,6 +47,12 @@ TEST_F(AutotuneLogTest, NoFileSaysNothing) {
   EXPECT_EQ(options_.known, Known::kNothing);
 }
 
+TEST_F(AutotuneLogTest, AnEmptyFileSaysNothing) {
+  Write("");
+  EXPECT_TRUE(ReadAutotuneLog(2, &options_).ok());
+  EXPECT_EQ(options_.known, Known::kNothing);
+}
+
 TEST_F(AutotuneLogTest, TheBestOfAnUnfinishedSearchIsTakenUp) {
   Autotune autotune(options_, Tuning());
   Take(&autotune, 18);
@@ -106,7 +112,7 @@ TEST_F(AutotuneLogTest, SomethingElseIsAnErrorAndStaysAsItIs) {
       "fusion_bytes,window_bytes,small_bytes,spin_microseconds,halving_hosts,"
       "bytes_per_second,stage\n";
   for (const std::string& text : {
-           std::string(),
+           std::string("\n"),
            std::string("import keras_hvd\n"),
            head,
            head + columns,
