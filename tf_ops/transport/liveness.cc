@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "tf_ops/transport/faults.h"
+#include "tf_ops/transport/held_futex.h"
 #include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
@@ -79,7 +79,8 @@ std::string ProgramOf(int pid) {
   char state;
   unsigned flags;
   const std::string fields = ProcessFields(pid);
-  if (sscanf(fields.c_str(), " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2) return "";
+  if (sscanf(fields.c_str(), " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2)
+    return "";
   // One that waits for a disk may not have heard of its end.
   if ((flags & kExiting) != 0 || strchr("DZX", state) != nullptr) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
@@ -166,32 +167,14 @@ void Liveness::OpenProcess(int peer) {
   processes_[peer] = syscall(SYS_pidfd_open, segment_->block(peer).pid.load(), 0);
 }
 
-// The life is a robust futex on its own list. The kernel looks up the dying thread's
-// list, and this thread uses none of the C library's robust mutexes.
 void Liveness::HoldLife() {
-  std::atomic<uint32_t>& life = segment_->block(index_).life;
-  static_assert(sizeof(life) == sizeof(uint32_t));
-  robust_list entry;
-  robust_list_head head;
-  head.list.next = &entry;
-  entry.next = &head.list;
-  head.futex_offset = reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&entry);
-  head.list_op_pending = nullptr;
-  syscall(SYS_set_robust_list, &head, sizeof(head));
-  // With FUTEX_WAITERS the kernel wakes on death whether or not anybody waits yet.
-  FaultPoint();
-  life.store(static_cast<uint32_t>(syscall(SYS_gettid)) | FUTEX_WAITERS,
-             std::memory_order_release);
-  holding_.store(1, std::memory_order_release);
-  FutexWake(&holding_);
-  while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
-  WatchSuccessors();
-  // A clean release: watchers see an owner of 0 and no death.
-  FaultPoint();
-  life.store(0, std::memory_order_release);
-  FaultPoint();
-  FutexWake(&life);
-  head.list.next = &head.list;
+  {
+    const HeldFutex life(&segment_->block(index_).life);
+    holding_.store(1, std::memory_order_release);
+    FutexWake(&holding_);
+    while (watching_.load() == 0) FutexWait(&watching_, 0, Clock::time_point::max());
+    WatchSuccessors();
+  }
   holder_ended_.store(true);
 }
 
