@@ -26,7 +26,7 @@ from keras_hvd.callbacks.writers import (
     SILENT_WRITERS,
     WRITERS,
     callbacks_in,
-    silence,
+    let_write,
 )
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Sum
@@ -74,7 +74,8 @@ _BEGINNING = "keras_hvd/beginning of fit"
 class DistributedCallback(keras.callbacks.Callback):
     """Base class of keras_hvd's callbacks.
 
-    At size 1 it only counts for a recording, and has steps of another job traced anew.
+    At size 1 it only counts for a recording, has steps of another job traced anew, and
+    lets callbacks write that another job has kept from it.
     """
 
     def set_model(self, model: keras.Model) -> None:
@@ -84,10 +85,13 @@ class DistributedCallback(keras.callbacks.Callback):
             guarded_saving.install()
             random_numbers.install(is_distributed)
             surround(enclosing_list(self), model)
-        elif recorder.current() is not None:
-            called_by = _calling_list()
-            if called_by is not None:
-                _count(called_by.callbacks, model)
+            return
+        called_by = _calling_list()
+        if called_by is None:
+            return
+        let_write(called_by.callbacks, True)
+        if recorder.current() is not None:
+            _count(called_by.callbacks, model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -381,8 +385,7 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
     _require_before_tensorboard(callbacks)
-    if basics.rank() != 0:
-        silence(callbacks)
+    let_write(callbacks, basics.rank() == 0)
     others = list(callbacks)
     weights = SharedWeights(model, others, lambda each: _locals_among(others, each))
     before = _BeforeOthers(others, weights)
