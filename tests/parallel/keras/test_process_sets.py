@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.metrics import means_over_ranks
+from keras_hvd.optimizer import equal_start
 
 runs = pytest.mark.parametrize(
     "run",
@@ -125,6 +126,19 @@ def test_layer_of_another_set(sets, rank):
     layer = keras_hvd.SyncBatchNormalization(process_set=sets[1 - rank % 2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in process set"):
         layer(np.ones((1, 1), "float32"), training=True)
+
+
+def test_rank_outside_compares_no_weights(sets, rank, monkeypatch):
+    """It has nobody to compare them with, so it starts no thread for that."""
+    monkeypatch.setattr(equal_start, "_compared", set())
+    monkeypatch.setattr(equal_start, "_comparisons", comparisons := [])
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=sets[0]
+    )
+    optimizer.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    assert len(comparisons) == (rank in sets[0].ranks)
+    for each in comparisons:
+        each.result.join()
 
 
 @runs
