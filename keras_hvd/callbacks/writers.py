@@ -16,19 +16,13 @@ import keras
 import tensorflow as tf
 
 
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands for a method that writes."""
+
+
 class _SilentBackupAndRestore(keras.callbacks.BackupAndRestore):
     # All ranks get what rank 0 restores.
-    def on_train_begin(self, logs=None):
-        pass
-
-    def _load_model(self):
-        pass
-
-    def _save_model(self):
-        pass
-
-    def on_train_end(self, logs=None):
-        pass
+    on_train_begin = on_train_end = _load_model = _save_model = _nothing
 
 
 class _SilentCSVLogger(keras.callbacks.CSVLogger):
@@ -58,12 +52,7 @@ class _SilentModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class _SilentRemoteMonitor(keras.callbacks.RemoteMonitor):
-    def on_epoch_end(self, epoch, logs=None):
-        pass
-
-
-def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stands for a method that writes."""
+    on_epoch_end = _nothing
 
 
 class _SilentTensorBoard(keras.callbacks.TensorBoard):
