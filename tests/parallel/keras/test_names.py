@@ -9,18 +9,6 @@ import keras_hvd
 
 pytestmark = pytest.mark.usefixtures("several_ranks")
 
-runs = pytest.mark.parametrize(
-    "run",
-    [
-        lambda function: function,
-        tf.function(autograph=False),
-        pytest.param(
-            tf.function(autograph=False, jit_compile=True), marks=pytest.mark.needs_xla
-        ),
-    ],
-    ids=["eager", "graph", "jit_compile"],
-)
-
 
 def make_model(name=None, width=3):
     return keras.Sequential(
@@ -152,7 +140,6 @@ def test_rank_0_alone_loads_between_two_trainings(rank, size, tmp_path):
         np.testing.assert_equal(each, weights[0])
 
 
-@runs
 def test_tape_and_optimizers_of_other_numbers(run, rank, size):
     """Dense and sparse gradients, a group, and a loss scale, without callbacks."""
     keras.utils.clear_session()
@@ -191,7 +178,6 @@ def test_tape_and_optimizers_of_other_numbers(run, rank, size):
     np.testing.assert_allclose(table.embeddings, [[0], [0], [-mean], [0]])
 
 
-@runs
 def test_two_optimizers_of_one_step_are_not_mixed_up(run, rank, size):
     """Each in a function of its own; TensorFlow may run the two at the same time."""
     keras.utils.clear_session()
@@ -222,7 +208,6 @@ def test_two_optimizers_of_one_step_are_not_mixed_up(run, rank, size):
     np.testing.assert_allclose(weights[1], np.full(5000, -100 * mean))
 
 
-@runs
 @pytest.mark.parametrize("by", ["optimizer", "tape"])
 def test_layers_of_other_names(run, by, rank, size):
     """All ranks learn what the first ones are that differ."""

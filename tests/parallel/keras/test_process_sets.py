@@ -11,16 +11,6 @@ import keras_hvd
 from keras_hvd.metrics import means_over_ranks
 from keras_hvd.optimizer import equal_start
 
-runs = pytest.mark.parametrize(
-    "run",
-    [
-        lambda function: function,
-        tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
-    ],
-    ids=["eager", "graph", "jit_compile"],
-)
-
 
 @pytest.fixture
 def sets(several_ranks, size):
@@ -31,7 +21,6 @@ def sets(several_ranks, size):
         assert keras_hvd.remove_process_set(each)
 
 
-@runs
 def test_optimizer(run, sets, rank):
     mine = sets[rank % 2]
     shared, local = (keras.Variable([0.0], name=name) for name in ("shared", "local"))
@@ -58,7 +47,6 @@ def test_optimizer(run, sets, rank):
     np.testing.assert_allclose(scale, [max(mine.ranks)])
 
 
-@runs
 def test_tape(run, sets, rank):
     mine = sets[rank % 2]
     w = tf.Variable([1.0], name="w")
@@ -141,7 +129,6 @@ def test_rank_outside_compares_no_weights(sets, rank, monkeypatch):
         each.result.join()
 
 
-@runs
 def test_rank_outside_trains_alone(run, sets, rank):
     """A rank outside of the set has its own gradients from optimizers and tapes."""
     of_even, w = keras.Variable([0.0], name="w"), tf.Variable([1.0], name="v")
