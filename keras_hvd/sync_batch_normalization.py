@@ -63,11 +63,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs, mask):
         basics.require_initialized("SyncBatchNormalization")
         process_set = self.process_set
+        number = number_of(process_set, "SyncBatchNormalization")
         if process_set.size() == 1 and process_set.included():
-            number = number_of(process_set, "SyncBatchNormalization")
             job_values.require_as_traced("size", process_set=number)
             return super()._moments(inputs, mask)
-        number = number_of(process_set, "SyncBatchNormalization")
         name = name_in_graph(f"{name_in_program(self, number)}/moments")
         axes = self._reduction_axes
         return _moments_over_ranks(inputs, mask, axes, name, process_set)

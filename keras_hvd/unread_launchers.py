@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 _BY_VARIABLES = (
@@ -18,11 +19,6 @@ _BY_KHVDRUN = (
     "start the script on each node with khvdrun --nnodes N --node-rank K --rendezvous "
     "HOST:PORT -np RANKS"
 )
-
-# Of TF_CONFIG's cluster: the others serve, or evaluate, alone.
-_TRAINS = ("chief", "master", "worker")
-# Of CLUSTER_SPEC's: the third has servers, the fourth evaluates.
-_TRAINING_POOLS = ("workerpool0", "workerpool1")
 
 
 @dataclass(frozen=True)
@@ -148,16 +144,8 @@ def _from_sagemaker(variables: Mapping[str, str]) -> Sign | None:
     )
 
 
-def _from_cluster_spec(variables: Mapping[str, str]) -> Sign | None:
-    return _from_cluster(variables, "CLUSTER_SPEC", _TRAINING_POOLS)
-
-
-def _from_tf_config(variables: Mapping[str, str]) -> Sign | None:
-    return _from_cluster(variables, "TF_CONFIG", _TRAINS)
-
-
 def _from_cluster(
-    variables: Mapping[str, str], name: str, kinds: tuple[str, ...]
+    name: str, kinds: tuple[str, ...], variables: Mapping[str, str]
 ) -> Sign | None:
     """Reads a cluster of named kinds of nodes, of which some train."""
     given = _json(variables, name)
@@ -215,8 +203,10 @@ _LOOKS: tuple[Callable[[Mapping[str, str]], Sign | None], ...] = (
     _Launcher("MPI", "PMI_RANK", "PMI_SIZE", excluding=("SLURM_JOB_ID",)),
     _Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"),
     _from_sagemaker,
-    _from_cluster_spec,
-    _from_tf_config,
+    # The third of its pools has servers, the fourth evaluates.
+    partial(_from_cluster, "CLUSTER_SPEC", ("workerpool0", "workerpool1")),
+    # The others serve, or evaluate, alone.
+    partial(_from_cluster, "TF_CONFIG", ("chief", "master", "worker")),
     _from_pet,
     _from_pytorchs,
     _Launcher(

@@ -29,7 +29,10 @@ from keras_hvd.optimizer.labels import (
     without_number,
 )
 from keras_hvd.optimizer.local_variables import LocalVariables
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.nested_optimizers import (
+    model_leaf_optimizers,
+    model_optimizers,
+)
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import number_of
 from keras_hvd.sync_batch_normalization import SyncBatchNormalization
@@ -256,10 +259,8 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
 
 def _named(model: keras.Model) -> list[tuple[Any, int]]:
     """What has names for its collectives, each with its process set."""
-    leaves = [
-        leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)
-    ]
-    named = [(each, reduces_with(each)) for each in leaves if is_distributed(each)]
+    distributed = filter(is_distributed, model_leaf_optimizers(model))
+    named = [(each, reduces_with(each)) for each in distributed]
     named += [
         (each, each.process_set)
         for each in layers_of(model)

@@ -26,7 +26,7 @@ from keras_hvd.callbacks.writers import (
     SILENT_WRITERS,
     WRITERS,
     callbacks_in,
-    silence,
+    let_write,
 )
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Sum
@@ -40,7 +40,7 @@ from keras_hvd.optimizer.distributed_class import (
     reduces_with,
 )
 from keras_hvd.optimizer.labels import without_number
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.report import recorder
@@ -74,7 +74,8 @@ _BEGINNING = "keras_hvd/beginning of fit"
 class DistributedCallback(keras.callbacks.Callback):
     """Base class of keras_hvd's callbacks.
 
-    At size 1 it only counts for a recording, and has steps of another job traced anew.
+    At size 1 it only counts for a recording, has steps of another job traced anew, and
+    lets callbacks write that another job has kept from it.
     """
 
     def set_model(self, model: keras.Model) -> None:
@@ -84,10 +85,13 @@ class DistributedCallback(keras.callbacks.Callback):
             guarded_saving.install()
             random_numbers.install(is_distributed)
             surround(enclosing_list(self), model)
-        elif recorder.current() is not None:
-            called_by = _calling_list()
-            if called_by is not None:
-                _count(called_by.callbacks, model)
+            return
+        called_by = calling(keras.callbacks.CallbackList)
+        if called_by is None:
+            return
+        let_write(called_by.callbacks, True)
+        if recorder.current() is not None:
+            _count(called_by.callbacks, model)
 
     def on_epoch_over(self) -> None:
         """Runs on every rank before any callback's `on_epoch_end`, if size > 1."""
@@ -289,10 +293,8 @@ class _AfterOthers(keras.callbacks.Callback):
 
 def _trained_with(model: keras.Model) -> list[list[int]]:
     """The sets of ranks that the model's gradients are reduced in."""
-    leaves = [
-        leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)
-    ]
-    sets = [reduces_with(leaf).ranks for leaf in leaves if is_distributed(leaf)]
+    distributed = filter(is_distributed, model_leaf_optimizers(model))
+    sets = [reduces_with(leaf).ranks for leaf in distributed]
     # A tape's set is unknown, but most likely has all ranks.
     return sets or [[*range(basics.size())]]
 
@@ -346,13 +348,12 @@ def _require_same_decisions(
     some ranks would restore, all ranks get when it is restored.
     """
     decisions: dict[str, str] = {}
-    for optimizer in model_optimizers(model):
-        for leaf in leaf_optimizers(optimizer):
-            if isinstance(leaf._learning_rate, keras.Variable):
-                what = f"the learning rate of optimizer {without_number(leaf.name)!r}"
-                # The model may have others of that name.
-                what += f" (number {len(decisions) + 1}) is" if decisions else " is"
-                decisions[what] = f"{float(leaf.learning_rate):g}"
+    for leaf in model_leaf_optimizers(model):
+        if isinstance(leaf._learning_rate, keras.Variable):
+            what = f"the learning rate of optimizer {without_number(leaf.name)!r}"
+            # The model may have others of that name.
+            what += f" (number {len(decisions) + 1}) is" if decisions else " is"
+            decisions[what] = f"{float(leaf.learning_rate):g}"
     for each in callbacks:
         restores = getattr(each, "restore_best_weights", False)
         if restores and getattr(each, "best_weights", None) is not None:
@@ -381,8 +382,7 @@ def surround(callback_list: keras.callbacks.CallbackList, model: keras.Model) ->
     if any(isinstance(each, _BeforeOthers) for each in callbacks):
         return
     _require_before_tensorboard(callbacks)
-    if basics.rank() != 0:
-        silence(callbacks)
+    let_write(callbacks, basics.rank() == 0)
     others = list(callbacks)
     weights = SharedWeights(model, others, lambda each: _locals_among(others, each))
     before = _BeforeOthers(others, weights)
@@ -465,7 +465,8 @@ def enclosing_list(
     callback: keras.callbacks.Callback,
 ) -> keras.callbacks.CallbackList:
     """The CallbackList that is calling this callback's `set_model`."""
-    found = _calling_list()
+    # Keras does not pass it on.
+    found = calling(keras.callbacks.CallbackList)
     if found is not None:
         return found
     raise RuntimeError(
@@ -475,12 +476,19 @@ def enclosing_list(
     )
 
 
-def _calling_list() -> keras.callbacks.CallbackList | None:
-    """The CallbackList among the callers, since Keras does not pass it on."""
+def calling(kind: type) -> Any:
+    """The object of a class among the callers' `self`; None if there is none.
+
+    >>> class Caller:
+    ...     def call(self):
+    ...         return calling(Caller) is self
+    >>> Caller().call(), calling(Caller)
+    (True, None)
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")
-        if isinstance(found, keras.callbacks.CallbackList):
+        if isinstance(found, kind):
             return found
         frame = frame.f_back
     return None

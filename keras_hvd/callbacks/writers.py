@@ -16,19 +16,13 @@ import keras
 import tensorflow as tf
 
 
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands for a method that writes."""
+
+
 class _SilentBackupAndRestore(keras.callbacks.BackupAndRestore):
     # All ranks get what rank 0 restores.
-    def on_train_begin(self, logs=None):
-        pass
-
-    def _load_model(self):
-        pass
-
-    def _save_model(self):
-        pass
-
-    def on_train_end(self, logs=None):
-        pass
+    on_train_begin = on_train_end = _load_model = _save_model = _nothing
 
 
 class _SilentCSVLogger(keras.callbacks.CSVLogger):
@@ -58,12 +52,7 @@ class _SilentModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class _SilentRemoteMonitor(keras.callbacks.RemoteMonitor):
-    def on_epoch_end(self, epoch, logs=None):
-        pass
-
-
-def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stands for a method that writes."""
+    on_epoch_end = _nothing
 
 
 class _SilentTensorBoard(keras.callbacks.TensorBoard):
@@ -105,33 +94,40 @@ SILENT_WRITERS = tuple(_SILENT.values())
 """What they are on other ranks than 0."""
 
 
-def silence(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+def let_write(callbacks: Iterable[keras.callbacks.Callback], writes: bool) -> None:
     """Stops the writing of Keras' callbacks, of their subclasses, and in wrappers.
 
-    Those with an attribute `every_rank = True` go on.
+    Or lets them write again: a rank of one job may be the first of the next. Those with
+    an attribute `every_rank = True` write in any case.
 
     Example:
 
     >>> logger = keras.callbacks.CSVLogger("/nowhere/log.csv")
-    >>> silence([logger])
+    >>> let_write([logger], False)
     >>> logger.on_train_begin()
     >>> logger.filename
     '/nowhere/log.csv'
+    >>> let_write([logger], True)
+    >>> type(logger).__name__
+    'CSVLogger'
     """
     for each in callbacks:
-        _silence(each, set())
+        _let_write(each, writes, set())
 
 
-def _silence(callback: Any, seen: set[int]) -> None:
+def _let_write(callback: Any, writes: bool, seen: set[int]) -> None:
     if id(callback) in seen or getattr(callback, "every_rank", False):
         return
     seen.add(id(callback))
     plain: type = type(callback)
-    if isinstance(callback, WRITERS) and not isinstance(callback, SILENT_WRITERS):
-        # In place: others may hold it, and it may hold state.
+    is_silent = isinstance(callback, SILENT_WRITERS)
+    # In place: others may hold it, and it may hold state.
+    if is_silent and writes:
+        callback.__class__ = plain.__bases__[0]
+    elif isinstance(callback, WRITERS) and not is_silent and not writes:
         callback.__class__ = _silent_class(plain)
     for inner in callbacks_in(callback):
-        _silence(inner, seen)
+        _let_write(inner, writes, seen)
 
 
 def callbacks_in(callback: keras.callbacks.Callback) -> Iterator[Any]:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from keras_hvd.runtime import cores
+from keras_hvd.system_files import lines_of
 
 _FIRST_PROCESS_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 
@@ -77,8 +78,8 @@ def _killed_on_machine() -> int:
 
 def _field(path: Path, name: str) -> int:
     """A number in a file; 0 if it cannot be read."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)
+    for line in lines_of(path):
+        field, number = line.split()
+        if field == name:
+            return int(number)
+    return 0

@@ -249,12 +249,14 @@ class _OfDistributed(UpdateHook):
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or list(optimizer._trainable_variables)
         if len(grads) and variables:
-            if self.reduction_of(optimizer) is not None:
+            reduction = self.reduction_of(optimizer)
+            if reduction is not None:
                 require_no_strategy(optimizer)
             # Also on a rank that reduces nothing: in a broadcast all ranks take part.
             _run_before_first_update(optimizer, variables)
-            local = local_variables([optimizer], variables)
-            equal_start.compare(variables, optimizer._settings.reduction, local)
+            if reduction is not None:
+                local = local_variables([optimizer], variables)
+                equal_start.compare(variables, reduction, local)
         with _only_alone_if_alone(optimizer):
             return super().apply(plain, optimizer, grads, trainable_variables)
 

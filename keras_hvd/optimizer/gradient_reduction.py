@@ -195,23 +195,16 @@ class GradientReduction:
         factor = self.gradient_predivide_factor
         if factor != 1:
             agreed = [*agreed, f"predivided by {factor!r}"]
+        if not grads:
+            return self._only_agree(f"{prefix}/0", agreed)
         pairs = [self.compression.compress(_times(grad, 1 / factor)) for grad in grads]
         sent = [submission.as_tensor(_KIND, tensor) for tensor, _ in pairs]
         places = list(self._buckets(variables))
         results = self._reduce_buckets(
-            # Without dense gradients there is something else to agree on.
-            [[sent[i] for i in bucket] for bucket in places] or [[tf.zeros([1])]],
-            [
-                name_in_graph(f"{prefix}/{number}")
-                for number in range(max(len(places), 1))
-            ],
-            [
-                "\n".join([*(labels[i] for i in bucket), *agreed])
-                for bucket in places or [[]]
-            ],
+            [[sent[i] for i in bucket] for bucket in places],
+            [name_in_graph(f"{prefix}/{number}") for number in range(len(places))],
+            ["\n".join([*(labels[i] for i in bucket), *agreed]) for bucket in places],
         )
-        if not places:
-            return results[0]
         reduced = list(grads)
         for bucket, bucket_results in zip(places, results, strict=True):
             for i, result in zip(bucket, bucket_results, strict=True):
@@ -219,6 +212,14 @@ class GradientReduction:
                     self.compression.decompress(result, pairs[i][1]), factor
                 )
         return reduced
+
+    def _only_agree(self, name: str, agreed: Sequence[str]) -> list[tf.Tensor]:
+        """Has ranks without dense gradients compare labels, by a number for nothing."""
+        groups = [[tf.zeros([1])]]
+        [results] = self._reduce_buckets(
+            groups, [name_in_graph(name)], ["\n".join(agreed)]
+        )
+        return results
 
     def _buckets(self, variables: Sequence[Any]) -> Iterator[list[int]]:
         if isinstance(self.groups, int):

@@ -60,6 +60,18 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return optimizers
 
 
+def model_leaf_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The innermost optimizers of all of the model's.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    >>> [type(optimizer).__name__ for optimizer in model_leaf_optimizers(model)]
+    ['SGD']
+    """
+    return [leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)]
+
+
 def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
     """The leaves of nested lists and dicts, which may contain themselves."""
     if isinstance(value, (dict, list, tuple)):

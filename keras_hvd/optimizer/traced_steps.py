@@ -23,7 +23,10 @@ from keras_hvd import current_strategy
 from keras_hvd.collectives import reductions
 from keras_hvd.optimizer import distributed_class, equal_start
 from keras_hvd.optimizer.distributed_class import is_distributed
-from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
+from keras_hvd.optimizer.nested_optimizers import (
+    model_leaf_optimizers,
+    model_optimizers,
+)
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.runtime import basics, log, native
 
@@ -201,7 +204,7 @@ def _tensors_sent() -> int:
 def _state(model: keras.Model) -> tuple[Any, ...]:
     """Differs after an update. In Keras' own step, its optimizer counts them."""
     # Variables, also of any tf.distribute strategy; tensors where gradients accumulate.
-    iterations = [leaf.iterations for leaf in _leaves(model)]
+    iterations = [leaf.iterations for leaf in model_leaf_optimizers(model)]
     updates = [int(tf.convert_to_tensor(each)) for each in iterations]
     own = _has_own_step(model)
     return updates, equal_start.digest(model.trainable_variables) if own else None
@@ -233,13 +236,9 @@ def _trains(model: keras.Model) -> bool:
 
 def _is_alone(model: keras.Model) -> bool:
     """Whether no optimizer of a model has another rank to reduce with."""
-    distributed = filter(is_distributed, _leaves(model))
+    distributed = filter(is_distributed, model_leaf_optimizers(model))
     sets = [distributed_class.reduces_with(each) for each in distributed]
     return bool(sets) and all(each.size() == 1 or not each.included() for each in sets)
-
-
-def _leaves(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    return [leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)]
 
 
 def _has_own_step(model: keras.Model) -> bool:

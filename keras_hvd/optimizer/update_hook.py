@@ -80,13 +80,9 @@ class UpdateHook:
     ) -> tuple[str, Collection[int], str]:
         """The name prefix, local variables, and what else all ranks must agree on."""
         del variables
-        return self._name_of(optimizer), (), ""
-
-    def _name_of(self, optimizer: Any) -> str:
         reduction = self.reduction_of(optimizer)
         assert reduction is not None, "there is nothing to name"
-        number = number_of(reduction.process_set, "apply")
-        return name_in_program(optimizer, number)
+        return _name_of(optimizer, reduction), (), ""
 
     def factor(self, optimizer: Any) -> int:
         """The factor by which reduced gradients are multiplied."""
@@ -217,6 +213,10 @@ def _method(plain: Callable[..., Any], replacement: Callable[..., Any]) -> Calla
     return method
 
 
+def _name_of(optimizer: Any, reduction: GradientReduction) -> str:
+    return name_in_program(optimizer, number_of(reduction.process_set, "apply"))
+
+
 def _is_overwritten(variable: Any) -> bool:
     """Whether Keras assigns the gradient to the variable (scales of float8 layers)."""
     return getattr(variable, "overwrite_with_gradient", False)
@@ -236,8 +236,7 @@ def _reduce_overwriting(
         if grad is not None and _is_overwritten(variable)
     ]
     if chosen:
-        number = number_of(reduction.process_set, "apply")
-        prefix = name_in_program(optimizer, number)
+        prefix = _name_of(optimizer, reduction)
         maxima = grouped_allreduce(
             [grads[i] for i in chosen],
             op=Max,

@@ -7,9 +7,9 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 from keras_hvd.exceptions import RendezvousError
+from keras_hvd.system_files import lines_of
 
 _SIOCGIFADDR = 0x8915
 # struct ifreq: a name, and a sockaddr_in with the address at its fifth byte.
@@ -110,11 +110,7 @@ def name_of(own: str) -> str | None:
 
 
 def _interface_of_default_route() -> str:
-    try:
-        lines = Path("/proc/net/route").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines[1:]:
+    for line in lines_of("/proc/net/route")[1:]:
         interface, destination = line.split()[:2]
         if int(destination, 16) == 0:
             return interface
@@ -138,12 +134,9 @@ def _ipv4(name: str) -> list[str]:
 
 
 def _ipv6(name: str) -> list[str]:
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:  # a kernel without IPv6, or no /proc
-        return []
     global_ones = []
-    for digits, *_, interface in map(str.split, lines):
+    # A kernel may have no IPv6.
+    for digits, *_, interface in map(str.split, lines_of("/proc/net/if_inet6")):
         address = ipaddress.IPv6Address(int(digits, 16))
         # Those of one link need the interface's number as well, on each host its own.
         if interface == name and not address.is_link_local:

@@ -5,6 +5,8 @@ import math
 import os
 from pathlib import Path
 
+from keras_hvd.system_files import lines_of
+
 # The threads of TensorFlow's intra-op pools and OpenMP's teams are all busy at once. If
 # every rank had a pool as large as the machine, all ranks would be slower.
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
@@ -70,11 +72,7 @@ def cgroup_files(controller: str, name: str) -> list[Path]:
     /proc nothing is known of any group.
     """
     found = []
-    try:
-        table = _CGROUP_TABLE.read_text()
-    except OSError:
-        return []
-    for line in table.splitlines():
+    for line in lines_of(_CGROUP_TABLE):
         number, controllers, path = line.split(":", 2)
         if number == "0":
             roots = [_CGROUPS, _CGROUPS / "unified"]

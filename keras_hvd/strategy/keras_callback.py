@@ -18,6 +18,19 @@ class EqualStart(BroadcastGlobalVariables):
     """
 
 
+def listed(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """The callbacks that `fit` was given, in whatever form.
+
+    Example:
+
+    >>> listed(None), len(listed(keras.callbacks.Callback()))
+    ([], 1)
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks or [])
+
+
 def coordinated(callbacks: Any, model: keras.Model) -> Any:
     """The callbacks of a `fit` under a strategy, with `EqualStart` added.
 
@@ -27,9 +40,10 @@ def coordinated(callbacks: Any, model: keras.Model) -> Any:
     ['EqualStart']
     """
     start = EqualStart()
+    given = listed(callbacks)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return [start, *keras.tree.flatten(callbacks or [])]
-    if not any(isinstance(each, EqualStart) for each in callbacks.callbacks):
+        return [start, *given]
+    if not any(isinstance(each, EqualStart) for each in given):
         callbacks.callbacks.insert(0, start)
         keras.callbacks.Callback.set_model(start, model)
         surround(callbacks, model)

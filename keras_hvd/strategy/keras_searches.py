@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
 from typing import Any
 
 from keras_hvd import current_strategy
+from keras_hvd.callbacks.coordination import calling
 
 
 def refuse_search_of_one_rank(strategy: Any) -> None:
@@ -23,7 +23,8 @@ def refuse_search_of_one_rank(strategy: Any) -> None:
     keras_tuner = sys.modules.get("keras_tuner")
     if keras_tuner is None or current_strategy.several_ranks(strategy) is None:
         return
-    tuner = _calling_tuner(keras_tuner.engine.base_tuner.BaseTuner)
+    # KerasTuner does not pass it on.
+    tuner = calling(keras_tuner.engine.base_tuner.BaseTuner)
     if tuner is None or getattr(tuner, "trains_on_all_ranks", False):
         return
     name = type(tuner).__name__
@@ -34,14 +35,3 @@ def refuse_search_of_one_rank(strategy: Any) -> None:
         f"by itself, in the same folder {tuner.project_dir!r}: create it as "
         f"keras_hvd.keras_tuner.distribute({name})(...)"
     )
-
-
-def _calling_tuner(kind: type) -> Any:
-    """The tuner among the callers, since KerasTuner does not pass it on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, kind):
-            return found
-        frame = frame.f_back
-    return None

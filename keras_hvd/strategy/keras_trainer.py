@@ -16,13 +16,14 @@ from keras.src.backend.tensorflow import trainer as trainer_module
 
 from keras_hvd import current_strategy
 from keras_hvd.callbacks.weights import average_statistics
+from keras_hvd.callbacks.writers import let_write
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
 from keras_hvd.runtime.process_sets import global_process_set
 from keras_hvd.strategy import keras_patches, no_rows, reduction
-from keras_hvd.strategy.keras_callback import coordinated
+from keras_hvd.strategy.keras_callback import coordinated, listed
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank
 from keras_hvd.strategy.keras_metrics import means_over_ranks
 from keras_hvd.strategy.keras_optimizer import require_made_under
@@ -84,6 +85,10 @@ def _compile(plain, model, *args, **kwargs):
 def _fit(plain, model, *args, **kwargs):
     strategy = _strategy_of(model, "fit")
     if strategy is None:
+        if current_strategy.of_model(model) is not None:
+            # No callback of ours does it for a rank alone.
+            given = _arguments(plain, model, args, kwargs).get("callbacks")
+            let_write(listed(given), True)
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
     described: dict[str, Any] = {

@@ -324,6 +324,33 @@ def test_fit_without_callbacks_traces_its_steps_for_the_new_job(
         assert any((model.get_weights()[0] != before[0]).ravel())
 
 
+@pytest.mark.parametrize("way", ["callback", "strategy"])
+def test_a_callback_writes_on_the_first_rank_of_the_job_there_is(
+    way, part, rank, size, tmp_path
+):
+    """A rank that was another in one job may be the first of the next one."""
+    log = tmp_path / "log.csv"
+    logger = keras.callbacks.CSVLogger(log)
+
+    def writes() -> bool:
+        log.unlink(missing_ok=True)
+        if way == "strategy":
+            with keras_hvd.Strategy().scope():
+                model = linear(keras.optimizers.SGD(0.05))
+            model.fit(*own_rows(0), verbose=0, callbacks=[logger])
+        else:
+            optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+            model = linear(optimizer)
+            model.fit(*own_rows(rank), verbose=0, callbacks=[*callbacks(), logger])
+        return log.exists()
+
+    assert writes() == (rank == 0)
+    join(part)
+    assert writes() == (rank in (0, size - 1))
+    join(None)
+    assert writes() == (rank == 0)
+
+
 @pytest.mark.parametrize("loss_scaling", [False, True])
 def test_a_loop_of_ones_own_says_so_too(loss_scaling, rank, size):
     variable = keras.Variable(2.0)

@@ -122,23 +122,29 @@ Status GetMember(std::shared_ptr<JobMember>* member) {
   return {Code::kNotInitialized, "keras_hvd is not initialized: call keras_hvd.init()"};
 }
 
-template <typename Get>
-int MemberValue(Get get) {
-  return OrFailed(-1, [&] {
+// Reports the status of a call with this process' membership in a job.
+template <typename Call>
+int WithMember(const Call& call) {
+  return Guarded([&] {
     std::shared_ptr<JobMember> member;
     const Status status = GetMember(&member);
-    if (status.ok()) return get(member->options());
-    Report(status);
-    return -1;
+    return status.ok() ? call(*member) : status;
   });
 }
 
+template <typename Get>
+int MemberValue(Get get) {
+  int value = -1;
+  WithMember([&](JobMember& member) {
+    value = get(member.options());
+    return Status::Ok();
+  });
+  return value;
+}
+
 bool GetMembers(int32_t process_set, std::vector<int>* ranks) {
-  return KHVD_OK == Guarded([&] {
-           std::shared_ptr<JobMember> member;
-           const Status status = GetMember(&member);
-           if (!status.ok()) return status;
-           return member->engine().MembersOf(process_set, ranks);
+  return KHVD_OK == WithMember([&](JobMember& member) {
+           return member.engine().MembersOf(process_set, ranks);
          });
 }
 
@@ -476,11 +482,8 @@ int khvd_is_homogeneous(void) {
 }
 
 int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    if (!status.ok()) return status;
-    const Status added = member->engine().AddProcessSet({ranks, ranks + count}, id);
+  return WithMember([&](JobMember& member) {
+    const Status added = member.engine().AddProcessSet({ranks, ranks + count}, id);
     if (!added.ok()) return added;
     std::lock_guard<std::mutex> lock(g_mutex);
     g_last_process_set = std::max(g_last_process_set, *id);
@@ -489,12 +492,8 @@ int khvd_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
 }
 
 int khvd_remove_process_set(int32_t id) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    if (!status.ok()) return status;
-    return member->engine().RemoveProcessSet(id);
-  });
+  return WithMember(
+      [&](JobMember& member) { return member.engine().RemoveProcessSet(id); });
 }
 
 int khvd_process_set_size(int32_t id) {
@@ -510,12 +509,7 @@ int khvd_process_set_rank(int32_t id) {
 }
 
 int khvd_join(int32_t* last) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    if (!status.ok()) return status;
-    return member->engine().Join(last);
-  });
+  return WithMember([&](JobMember& member) { return member.engine().Join(last); });
 }
 
 int khvd_submit(const khvd_request* request) {
@@ -633,31 +627,23 @@ const char* khvd_failure(void) {
 }
 
 int khvd_start_timeline(const char* path, int32_t mark_cycles) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    if (!status.ok()) return status;
+  return WithMember([&](JobMember& member) {
     if (path == nullptr || path[0] == '\0') {
       return Status::InvalidArgument("a timeline needs the name of a file");
     }
-    return member->engine().StartTimeline(path, mark_cycles != 0);
+    return member.engine().StartTimeline(path, mark_cycles != 0);
   });
 }
 
 int khvd_start_recording(const char* path) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    return status.ok() ? member->engine().StartRecording(path) : status;
-  });
+  return WithMember(
+      [&](JobMember& member) { return member.engine().StartRecording(path); });
 }
 
 int khvd_stop_timeline(void) {
-  return Guarded([&] {
-    std::shared_ptr<JobMember> member;
-    const Status status = GetMember(&member);
-    if (status.ok()) member->engine().StopTimeline();
-    return status;
+  return WithMember([](JobMember& member) {
+    member.engine().StopTimeline();
+    return Status::Ok();
   });
 }
 

@@ -132,9 +132,8 @@ absl::Status RequireSame(std::string_view op, const FixedValue& fixed) {
   return absl::FailedPreconditionError(absl::StrCat(
       op, ": this function was traced by ", fixed.place, ", and is run by ",
       PlaceInJob(), " of another job, for which it would be wrong: ", why,
-      ". Trace it again: make a new tf.function, or call compile() of the Keras "
-      "model. ",
-      "fit() with a callback of keras_hvd does that by itself"));
+      ". Trace it again: make a new tf.function, or call compile() of the Keras model. "
+      "fit() and train_on_batch() do that by themselves"));
 }
 
 }  // namespace keras_hvd

@@ -320,10 +320,15 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
+    CompileUnchanged(ctx, NewAllreduce());
+  }
+
+ protected:
+  Request NewAllreduce() const {
     Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
     request.labels = labels_;
     reduction_.AddTo(&request);
-    CompileUnchanged(ctx, request);
+    return request;
   }
 
  private:
@@ -333,30 +338,18 @@ class AllreduceXlaKernel : public CollectiveXlaKernel {
 };
 
 // For a function that was first traced to run by itself: the handle has all results.
-class StartXlaKernel : public CollectiveXlaKernel {
+class StartXlaKernel : public AllreduceXlaKernel {
  public:
-  explicit StartXlaKernel(OpKernelConstruction* ctx) : CollectiveXlaKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadTensorName(ctx, &tensor_name_));
-    OP_REQUIRES_OK(ctx, ReadReduction(ctx, &reduction_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("labels", &labels_));
-  }
+  using AllreduceXlaKernel::AllreduceXlaKernel;
 
   void Compile(XlaOpKernelContext* ctx) override {
-    Request request = NewRequest(KHVD_ALLREDUCE, tensor_name_);
-    request.labels = labels_;
-    reduction_.AddTo(&request);
     const absl::StatusOr<Values> inputs = InputsOf(ctx);
     OP_REQUIRES_OK(ctx, inputs.status());
     const absl::StatusOr<Started> started =
-        Start(ctx, request, *inputs, inputs->shapes);
+        Start(ctx, NewAllreduce(), *inputs, inputs->shapes);
     OP_REQUIRES_OK(ctx, started.status());
     ctx->SetTensorListOutput(0, xla::Tuple(ctx->builder(), Done(ctx, *started)));
   }
-
- private:
-  std::string tensor_name_;
-  Reduction reduction_;
-  std::string labels_;
 };
 
 class DoneXlaKernel : public tensorflow::XlaOpKernel {

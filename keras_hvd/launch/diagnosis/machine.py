@@ -10,6 +10,7 @@ from pathlib import Path
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.launch.diagnosis.findings import Finding, warning
 from keras_hvd.runtime import cores
+from keras_hvd.system_files import lines_of
 
 _NODES = Path("/sys/devices/system/node")
 _TIMES = Path("/proc/stat")
@@ -196,11 +197,7 @@ def _core_times() -> tuple[int, int, int]:
     """Ticks of the usable cores since boot: total, idle and stolen."""
     names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     total = idle = stolen = 0
-    try:
-        lines = _TIMES.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in lines_of(_TIMES):
         name, *fields = line.split()
         if name not in names:
             continue

@@ -8,13 +8,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from keras_hvd import initialization
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.runtime import basics, native
 from keras_hvd.runtime.host_allreduce import MIN, SUM, HostAllreduce, over_ranks
+from keras_hvd.system_files import lines_of
 
 # khvd_kind of tf_ops/engine/c_api.h
 _BARRIER = 3
@@ -127,11 +127,7 @@ def _barrier() -> None:
 
 def _shared_bytes() -> int:
     """The size of the memory that this job's ranks share; 0 without /proc."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in lines_of("/proc/self/maps"):
         if "/memfd:keras_hvd" in line:
             first, last = line.split()[0].split("-")
             return int(last, 16) - int(first, 16)

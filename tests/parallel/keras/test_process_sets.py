@@ -9,16 +9,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.metrics import means_over_ranks
-
-runs = pytest.mark.parametrize(
-    "run",
-    [
-        lambda function: function,
-        tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
-    ],
-    ids=["eager", "graph", "jit_compile"],
-)
+from keras_hvd.optimizer import equal_start
 
 
 @pytest.fixture
@@ -30,7 +21,6 @@ def sets(several_ranks, size):
         assert keras_hvd.remove_process_set(each)
 
 
-@runs
 def test_optimizer(run, sets, rank):
     mine = sets[rank % 2]
     shared, local = (keras.Variable([0.0], name=name) for name in ("shared", "local"))
@@ -57,7 +47,6 @@ def test_optimizer(run, sets, rank):
     np.testing.assert_allclose(scale, [max(mine.ranks)])
 
 
-@runs
 def test_tape(run, sets, rank):
     mine = sets[rank % 2]
     w = tf.Variable([1.0], name="w")
@@ -127,7 +116,19 @@ def test_layer_of_another_set(sets, rank):
         layer(np.ones((1, 1), "float32"), training=True)
 
 
-@runs
+def test_rank_outside_compares_no_weights(sets, rank, monkeypatch):
+    """It has nobody to compare them with, so it starts no thread for that."""
+    monkeypatch.setattr(equal_start, "_compared", set())
+    monkeypatch.setattr(equal_start, "_comparisons", comparisons := [])
+    optimizer = keras_hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=sets[0]
+    )
+    optimizer.apply([tf.constant([1.0])], [keras.Variable([0.0])])
+    assert len(comparisons) == (rank in sets[0].ranks)
+    for each in comparisons:
+        each.result.join()
+
+
 def test_rank_outside_trains_alone(run, sets, rank):
     """A rank outside of the set has its own gradients from optimizers and tapes."""
     of_even, w = keras.Variable([0.0], name="w"), tf.Variable([1.0], name="v")

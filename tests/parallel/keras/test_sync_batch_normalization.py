@@ -7,16 +7,6 @@ import tensorflow as tf
 
 import keras_hvd
 
-runs = pytest.mark.parametrize(
-    "run",
-    [
-        lambda f: f,
-        tf.function,
-        pytest.param(tf.function(jit_compile=True), marks=pytest.mark.needs_xla),
-    ],
-    ids=["eager", "graph", "jit_compile"],
-)
-
 
 def forward_and_backward(layer, x, mask, weights):
     """Outputs, gradients of the inputs and of gamma and beta, of a weighted sum."""
@@ -62,7 +52,6 @@ def rows_of(shapes, seed=0, offset=0.0):
     ]
 
 
-@runs
 def test_images(run, rank, size):
     shapes = [(2, 3, 3, 4)] * size
     check(run, rows_of(shapes), rows_of(shapes, 1), None, rank)
@@ -74,7 +63,6 @@ def test_channels_first(rank, size):
 
 
 @pytest.mark.parametrize("empty", [0, 1])
-@runs
 def test_batches_of_several_sizes(run, empty, rank, size):
     """One rank of several may even have no rows."""
     shapes = [(1 + i - (empty if size > 1 else 0), 3) for i in range(size)]
@@ -82,7 +70,6 @@ def test_batches_of_several_sizes(run, empty, rank, size):
     check(run, rows_of(shapes), rows_of(shapes, 1), None, rank)
 
 
-@runs
 def test_masks(run, rank, size):
     """The last rank's rows are masked but for one step, whatever they hold."""
     shapes = [(2, 5, 3)] * size
@@ -115,7 +102,6 @@ def test_float16(rank, size, equal_on_all_ranks):
     assert equal_on_all_ranks([layer.moving_mean.numpy()])
 
 
-@runs
 def test_channels_that_differ_are_an_error_on_every_rank(run, rank, several_ranks):
     layer = keras_hvd.SyncBatchNormalization(name="layer")
     x = tf.ones([2, 3 if rank == 0 else 4])

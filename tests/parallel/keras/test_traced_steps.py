@@ -317,7 +317,7 @@ def trained_outside_of_the_strategy() -> keras.Model:
 def test_separate_trainings(
     make, said, points, rank, size, several_ranks, new_process, monkeypatch
 ):
-    monkeypatch.setattr(traced_steps.current_strategy, "_made", set())
+    monkeypatch.setattr(traced_steps.current_strategy, "_was_made", False)
     fit(make(), points)
     found = at_exit()
     assert len(found) == (1 if rank == 0 else 0)

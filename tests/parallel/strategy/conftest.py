@@ -31,24 +31,38 @@ def digits(images) -> tuple[np.ndarray, np.ndarray]:
     return x[:1000].reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)), y[:1000]
 
 
-@pytest.fixture(scope="session")
-def both_ways(rank, size) -> Callable[..., tuple[Results, Results]]:
+class BothWays:
     """Runs a function on one process, and under a strategy: the two results.
 
     With the same seed. One rank does it alone; it takes turns.
     """
-    known: dict[str, Results] = {}
 
-    def run(function: Callable[..., Results], name: str, *args) -> tuple:
-        if name not in known:
-            alone = None
-            if len(known) % size == rank:
-                alone = _seeded(function, contextlib.nullcontext(), *args)
-            root = len(known) % size
-            known[name] = keras_hvd.broadcast_object(alone, root)
-        return known[name], _seeded(function, keras_hvd.Strategy().scope(), *args)
+    def __init__(self, rank: int, size: int):
+        self._rank, self._size = rank, size
+        self._alone: dict[str, Results] = {}
 
-    return run
+    def __call__(self, function: Callable[..., Results], name: str, *args) -> tuple:
+        if name not in self._alone:
+            root = len(self._alone) % self._size
+            found = self._run_alone(function, *args) if self._rank == root else None
+            self._alone[name] = keras_hvd.broadcast_object(found, root)
+        strategy = keras_hvd.Strategy()
+        return self._alone[name], _seeded(function, strategy.scope(), *args)
+
+    def prepare(self, functions: dict[str, Callable[[], Results]]) -> None:
+        """Runs functions alone, each on one rank, and all ranks at once."""
+        mine = [*functions][self._rank :: self._size]
+        found = {name: self._run_alone(functions[name]) for name in mine}
+        for each in keras_hvd.allgather_object(found):
+            self._alone |= each
+
+    def _run_alone(self, function: Callable[..., Results], *args) -> Results:
+        return _seeded(function, contextlib.nullcontext(), *args)
+
+
+@pytest.fixture(scope="session")
+def both_ways(rank, size) -> BothWays:
+    return BothWays(rank, size)
 
 
 def _seeded(function: Callable[..., Results], scope: Any, *args: Any) -> Results:
