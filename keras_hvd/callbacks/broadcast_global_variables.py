@@ -13,6 +13,7 @@ import numpy as np
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.callbacks.model_parts import layers_of
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
@@ -26,7 +27,6 @@ from keras_hvd.optimizer.labels import (
     labels_of,
     place_in_program,
     take_place,
-    without_number,
 )
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers

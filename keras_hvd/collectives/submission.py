@@ -6,7 +6,6 @@ import collections
 import contextlib
 import math
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
 from keras_hvd.collectives import compiled_calls, unnamed
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.runtime import native, script_end
 
 _UNNAMED = "unnamed_"
@@ -449,7 +449,7 @@ def _scope(graph: tf.Graph) -> list[str]:
         # With its number, for the graph knows the parts within it by that.
         own = _without_number(part)
         is_numbered = own != part and _is_used_again(graph, outer + own)
-        scope.append(without_automatic_number(own if is_numbered else part))
+        scope.append(without_number(own if is_numbered else part))
         outer += f"{part}/"
     return scope
 
@@ -461,32 +461,6 @@ def _is_used_again(graph: tf.Graph | None, name: str) -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
-
-
-def without_automatic_number(name: str) -> str:
-    """Takes the number away that Keras has given to a layer or model of that class.
-
-    What the user has numbered keeps its number, because the user may make such layers
-    in any order.
-
-    >>> import keras
-    >>> without_automatic_number("sync_batch_normalization_2")
-    'sync_batch_normalization'
-    >>> without_automatic_number("stage_2")
-    'stage_2'
-    """
-    own = _without_number(name)
-    keras = sys.modules.get("keras")
-    if own == name or keras is None:
-        return name
-    bases = keras.Operation, keras.Layer, keras.Model
-    classes = [*bases]
-    for each in classes:
-        is_base = each in bases
-        if not is_base and own == keras.src.utils.naming.to_snake_case(each.__name__):
-            return own
-        classes += each.__subclasses__()
-    return name
 
 
 def _numbered(graph: tf.Graph, name: str) -> str:
