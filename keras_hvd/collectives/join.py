@@ -54,7 +54,7 @@ def _in_graph() -> tf.Tensor:
         raise NotImplementedError(
             "join cannot be compiled by XLA: call it outside of jit_compile=True"
         )
-    with tf.control_dependencies(submission.collectives_so_far()):
+    with tf.control_dependencies(submission.effects_so_far()):
         last = native.ops().keras_hvd_join()
     submission.let_following_wait(last.op)
     return last

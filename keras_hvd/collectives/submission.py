@@ -375,30 +375,30 @@ def run_operation_independently(op: tf.Operation) -> None:
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)
-    join = getattr(op.graph, "_keras_hvd_join", None)
-    if join is not None:
-        op._add_control_input(join)
     keep_order(op)
 
 
-def collectives_so_far() -> list[tf.Operation]:
-    """The collectives of the `tf.function` that is being traced, outside of branches.
+def effects_so_far() -> list[tf.Operation]:
+    """What has effects in the `tf.function` being traced: its collectives among others.
 
-    A session runs only what it is asked for, so of its graph there are none.
+    They may be in loops, in branches and in functions that it calls. A session runs
+    only what it is asked for, so of its graph there are none.
 
-    >>> collectives_so_far()
+    >>> effects_so_far()
     []
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or in_session_graph():
         return []
-    return [op for op in graph.get_operations() if op.type.startswith("KerasHvd")]
+    return [op for op in graph.get_operations() if op._is_stateful]
 
 
 def let_following_wait(op: tf.Operation) -> None:
-    """Makes the collectives that a `tf.function` has after `op` wait for it."""
+    """Makes everything that a `tf.function` has after `op` wait for it."""
     if not in_session_graph():
-        op.graph._keras_hvd_join = op
+        # Outside of the dependencies that the caller is within, which end first.
+        following = op.graph.control_dependencies([op])
+        op.graph._control_dependencies_stack.insert(0, following)
 
 
 def keep_order(op: tf.Operation) -> None:

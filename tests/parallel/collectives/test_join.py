@@ -48,6 +48,35 @@ def test_in_a_function_it_joins_when_it_runs(rank, size):
         assert before == sum(steps)
 
 
+@pytest.mark.parametrize("wrap", [lambda loop: loop, tf.function])
+def test_in_a_function_it_keeps_its_place_among_loops_with_variables(wrap, rank, size):
+    """TensorFlow orders these by their variables alone, of which a join has none."""
+    total = tf.Variable(0.0)
+    data = tf.data.Dataset.range(rank)
+
+    @tf.function
+    def step():
+        total.assign_add(keras_hvd.allreduce(1.0, op=Sum, name="step"))
+
+    @wrap
+    def steps():
+        for _ in data:
+            step()
+
+    @tf.function
+    def epochs():
+        steps()
+        last = keras_hvd.join()
+        step()
+        keras_hvd.join()
+        return last
+
+    for number in range(1, 3):
+        assert epochs() == size - 1
+        alone = [size - 1 - each for each in range(rank)]
+        assert total == number * (sum(alone) + size)
+
+
 def test_in_a_session(rank, size):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         step = keras_hvd.allreduce(tf.constant(1.0), op=Sum, name="step")
