@@ -42,10 +42,11 @@ class BroadcastGlobalVariables(DistributedCallback):
     It runs after every callback's `on_train_begin`, so what `BackupAndRestore` restored
     on that rank, including its epoch, reaches all ranks. Variables that do not exist
     yet (a model without input shape) are broadcast when they are created, before the
-    first step, and at once if one rank has them, which may alone have loaded them. In eager mode, and if a plain optimizer takes a tape's gradients, they
-    are broadcast after that step, with a warning. Dropout and other random layers
-    continue with that rank's seed plus their own rank, so ranks draw different numbers
-    and runs can be repeated.
+    first step; or at once if some rank has them, such as one that alone has loaded the
+    model. In eager mode, and if a plain optimizer takes a tape's gradients, they are
+    broadcast after that step, with a warning. Dropout and other random layers continue
+    with that rank's seed plus their own rank, so ranks draw different numbers and runs
+    can be repeated.
 
     On more than one rank, every callback of keras_hvd also: checks that the model's
     optimizer is distributed, and that all ranks make the same number of steps in each
