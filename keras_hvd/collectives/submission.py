@@ -70,7 +70,8 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
     """Converts a value to a tensor; slices become dense, and equal rows are added up.
 
     Collectives that only move elements, with `reduces` False, take more types. Raises
-    TypeError if `kind` does not take the element type.
+    TypeError if `kind` does not take the element type, and ValueError if TensorFlow
+    cannot convert the value.
 
     Example:
 
@@ -79,7 +80,13 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
     >>> as_tensor("allgather", [1j], reduces=False).dtype
     tf.complex128
     """
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{kind} takes what TensorFlow can convert to a tensor; got "
+            f"{type(value).__name__}: {error}"
+        ) from error
     supported = _REDUCED if reduces else _MOVED
     if tensor.dtype in supported:
         return tensor
