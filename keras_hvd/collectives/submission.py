@@ -56,6 +56,7 @@ _MOVED = (
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
 )
+auto_control_deps.register_acd_resource_resolver(compiled_calls.keep_joins_in_place)
 
 # AutoGraph would take seconds to convert this package's code in a `tf.function`.
 autograph.CONVERSION_RULES = (

@@ -48,11 +48,18 @@ def test_in_a_function_it_joins_when_it_runs(rank, size):
         assert before == sum(steps)
 
 
-@pytest.mark.parametrize("wrap", [lambda loop: loop, tf.function])
-def test_in_a_function_it_keeps_its_place_among_loops_with_variables(wrap, rank, size):
+wraps = [lambda function: function, tf.function]
+
+
+@pytest.mark.parametrize("wrap_join", wraps, ids=["join", "join in a function"])
+@pytest.mark.parametrize("wrap", wraps, ids=["loop", "loop in a function"])
+def test_in_a_function_it_keeps_its_place_among_loops_with_variables(
+    wrap, wrap_join, rank, size
+):
     """TensorFlow orders these by their variables alone, of which a join has none."""
     total = tf.Variable(0.0)
     data = tf.data.Dataset.range(rank)
+    join = wrap_join(keras_hvd.join)
 
     @tf.function
     def step():
@@ -66,9 +73,9 @@ def test_in_a_function_it_keeps_its_place_among_loops_with_variables(wrap, rank,
     @tf.function
     def epochs():
         steps()
-        last = keras_hvd.join()
+        last = join()
         step()
-        keras_hvd.join()
+        join()
         return last
 
     for number in range(1, 3):
