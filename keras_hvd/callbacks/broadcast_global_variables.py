@@ -13,6 +13,7 @@ import numpy as np
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.callbacks.model_parts import layers_of
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
@@ -26,7 +27,6 @@ from keras_hvd.optimizer.labels import (
     labels_of,
     place_in_program,
     take_place,
-    without_number,
 )
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.nested_optimizers import (
@@ -45,10 +45,11 @@ class BroadcastGlobalVariables(DistributedCallback):
     It runs after every callback's `on_train_begin`, so what `BackupAndRestore` restored
     on that rank, including its epoch, reaches all ranks. Variables that do not exist
     yet (a model without input shape) are broadcast when they are created, before the
-    first step. In eager mode, and if a plain optimizer takes a tape's gradients, they
-    are broadcast after that step, with a warning. Dropout and other random layers
-    continue with that rank's seed plus their own rank, so ranks draw different numbers
-    and runs can be repeated.
+    first step; or at once if some rank has them, such as one that alone has loaded the
+    model. In eager mode, and if a plain optimizer takes a tape's gradients, they are
+    broadcast after that step, with a warning. Dropout and other random layers continue
+    with that rank's seed plus their own rank, so ranks draw different numbers and runs
+    can be repeated.
 
     On more than one rank, every callback of keras_hvd also: checks that the model's
     optimizer is distributed, and that all ranks make the same number of steps in each
@@ -116,9 +117,9 @@ class BroadcastGlobalVariables(DistributedCallback):
     def on_ranks_ready(self) -> None:
         self._sent = set()
         model = self.model
-        shared = self._shared(model.weights)
-        state = {**_state(model, shared), "root_rank": repr(self.root_rank)}
-        states = allgather_object(state, name="keras_hvd/model_state")
+        states = self._states()
+        if _build_as_elsewhere(model, states):
+            states = self._states()
         _require_alike(states)
         self._require_root()
         _take_places(model, [state["places"] for state in states])
@@ -132,6 +133,11 @@ class BroadcastGlobalVariables(DistributedCallback):
                 _build(optimizer, model)
         self._broadcast()
         self._broadcast_when_created()
+
+    def _states(self) -> list[dict[str, Any]]:
+        shared = self._shared(self.model.weights)
+        state = {**_state(self.model, shared), "root_rank": repr(self.root_rank)}
+        return allgather_object(state, name="keras_hvd/model_state")
 
     def _require_root(self):
         if self.root_rank not in range(basics.size()):
@@ -241,6 +247,7 @@ def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
     """A rank's state, to compare before variables are broadcast."""
     return {
         "built": _is_built(model),
+        "shapes": keras.saving.serialize_keras_object(model.get_build_config()),
         "variables": _described(shared),
         "optimizers": [
             {
@@ -304,6 +311,21 @@ def _described(variables: list[keras.Variable]) -> list[tuple[str, str]]:
 
 def _is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in layers_of(model))
+
+
+def _build_as_elsewhere(model: keras.Model, states: list[dict[str, Any]]) -> bool:
+    """Builds the model for the inputs of a rank that has built it, such as by loading.
+
+    Returns whether some ranks had, and others had not.
+    """
+    shapes = [state["shapes"] for state in states if state["built"]]
+    if len(shapes) in (0, len(states)) or current_strategy.of_model(model) is not None:
+        return False
+    if not _is_built(model):
+        # As Keras does it when it loads a model.
+        model.build_from_config(keras.saving.deserialize_keras_object(shapes[0]))
+        model.built = True
+    return True
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:

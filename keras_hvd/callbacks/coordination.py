@@ -30,6 +30,7 @@ from keras_hvd.callbacks.writers import (
 )
 from keras_hvd.collectives.allreduce import allreduce
 from keras_hvd.collectives.allreduce_op import Sum
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.collectives.join import join
 from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.meeting import meet
@@ -39,7 +40,6 @@ from keras_hvd.optimizer.distributed_class import (
     is_distributed,
     reduces_with,
 )
-from keras_hvd.optimizer.labels import without_number
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing

@@ -1,15 +1,16 @@
-"""Keeps compiled functions in order within a `tf.function` that is not compiled.
+"""Keeps calls of functions in order in a `tf.function`: compiled ones, and joins.
 
-XLA holds a thread until its program has ended, and TensorFlow has as many such threads
-as the process has cores. By default, TensorFlow runs independent functions in any
-order. Then each rank could fill its threads with programs that wait for another rank,
-which has no thread left to run them. With one order on all ranks, the first program
-that has not ended can always go on.
+Compiled ones, if it is not compiled itself: XLA holds a thread until its program has
+ended, and TensorFlow has as many such threads as the process has cores. By default,
+TensorFlow runs independent functions in any order. Then each rank could fill its
+threads with programs that wait for another rank, which has no thread left to run them.
+With one order on all ranks, the first program that has not ended can always go on.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -49,6 +50,47 @@ def keep_compiled_calls_in_order(op: tf.Operation, reads: Any, writes: Any) -> b
     if last not in (None, op) and _place(last) is _place(op):
         op._add_control_input(last)
     return False
+
+
+def keep_joins_in_place(op: tf.Operation, reads: Any, writes: Any) -> bool:
+    """Makes a call that joins wait for what is before it, and later calls wait for it.
+
+    TensorFlow asks it as it does `keep_compiled_calls_in_order`, and by itself orders
+    calls and loops with variables by these alone, of which a join has none.
+
+    >>> @tf.function
+    ... def step(x):
+    ...     y = tf.identity(x)
+    ...     print(keep_joins_in_place(y.op, set(), set()))
+    ...     return y
+    >>> int(step(1))
+    False
+    1
+    """
+    del reads, writes
+    if op.type not in _CALLS:
+        return False
+    last = getattr(op.graph, "_keras_hvd_last_join", None)
+    if last not in (None, op):
+        op._add_control_input(last)
+    if any(map(_joins, _functions([op.node_def]))):
+        op.graph._keras_hvd_last_join = op
+        before = itertools.takewhile(
+            lambda other: other != op, op.graph.get_operations()
+        )
+        op._add_control_inputs([each for each in before if each._is_stateful])
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _joins(function: str) -> bool:
+    """Whether a function, or one that it calls, joins."""
+    if not context.context().has_function(function):
+        return False
+    nodes = context.context().get_function_def(function).node_def
+    if any(node.op == "KerasHvdJoin" for node in nodes):
+        return True
+    return any(map(_joins, set(_functions(nodes))))
 
 
 def _runs_compiled_collectives(op: tf.Operation) -> bool:

@@ -20,7 +20,9 @@ def join() -> tf.Tensor:
     contains this rank.
 
     In a `tf.function` it joins each time that it runs: after the collectives before it
-    in the function, and before those after it. XLA cannot compile it.
+    in the function, and before those after it. If it is in a function that this one
+    calls, loops and calls behind that one wait; for a collective, write
+    `tf.control_dependencies`. XLA cannot compile it.
 
     Returns:
         The rank that joined last, the same on all ranks: an int32 scalar, which can be
@@ -54,7 +56,7 @@ def _in_graph() -> tf.Tensor:
         raise NotImplementedError(
             "join cannot be compiled by XLA: call it outside of jit_compile=True"
         )
-    with tf.control_dependencies(submission.collectives_so_far()):
+    with tf.control_dependencies(submission.effects_so_far()):
         last = native.ops().keras_hvd_join()
     submission.let_following_wait(last.op)
     return last

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import math
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.ops import control_flow_util
 
 from keras_hvd.collectives import compiled_calls, unnamed
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.runtime import native, script_end
 
 _UNNAMED = "unnamed_"
@@ -56,6 +56,7 @@ _MOVED = (
 auto_control_deps.register_acd_resource_resolver(
     compiled_calls.keep_compiled_calls_in_order
 )
+auto_control_deps.register_acd_resource_resolver(compiled_calls.keep_joins_in_place)
 
 # AutoGraph would take seconds to convert this package's code in a `tf.function`.
 autograph.CONVERSION_RULES = (
@@ -70,7 +71,8 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
     """Converts a value to a tensor; slices become dense, and equal rows are added up.
 
     Collectives that only move elements, with `reduces` False, take more types. Raises
-    TypeError if `kind` does not take the element type.
+    TypeError if `kind` does not take the element type, and ValueError if TensorFlow
+    cannot convert the value.
 
     Example:
 
@@ -79,7 +81,13 @@ def as_tensor(kind: str, value: Any, *, reduces: bool = True) -> tf.Tensor:
     >>> as_tensor("allgather", [1j], reduces=False).dtype
     tf.complex128
     """
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{kind} takes what TensorFlow can convert to a tensor; got "
+            f"{type(value).__name__}: {error}"
+        ) from error
     supported = _REDUCED if reduces else _MOVED
     if tensor.dtype in supported:
         return tensor
@@ -375,30 +383,30 @@ def run_operation_independently(op: tf.Operation) -> None:
     control_dependencies = op.graph.experimental_acd_manager
     if control_dependencies is not None:
         control_dependencies.run_independently(op)
-    join = getattr(op.graph, "_keras_hvd_join", None)
-    if join is not None:
-        op._add_control_input(join)
     keep_order(op)
 
 
-def collectives_so_far() -> list[tf.Operation]:
-    """The collectives of the `tf.function` that is being traced, outside of branches.
+def effects_so_far() -> list[tf.Operation]:
+    """What has effects in the `tf.function` being traced: its collectives among others.
 
-    A session runs only what it is asked for, so of its graph there are none.
+    They may be in loops, in branches and in functions that it calls. A session runs
+    only what it is asked for, so of its graph there are none.
 
-    >>> collectives_so_far()
+    >>> effects_so_far()
     []
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or in_session_graph():
         return []
-    return [op for op in graph.get_operations() if op.type.startswith("KerasHvd")]
+    return [op for op in graph.get_operations() if op._is_stateful]
 
 
 def let_following_wait(op: tf.Operation) -> None:
-    """Makes the collectives that a `tf.function` has after `op` wait for it."""
+    """Makes everything that a `tf.function` has after `op` wait for it."""
     if not in_session_graph():
-        op.graph._keras_hvd_join = op
+        # Outside of the dependencies that the caller is within, which end first.
+        following = op.graph.control_dependencies([op])
+        op.graph._control_dependencies_stack.insert(0, following)
 
 
 def keep_order(op: tf.Operation) -> None:
@@ -449,7 +457,7 @@ def _scope(graph: tf.Graph) -> list[str]:
         # With its number, for the graph knows the parts within it by that.
         own = _without_number(part)
         is_numbered = own != part and _is_used_again(graph, outer + own)
-        scope.append(without_automatic_number(own if is_numbered else part))
+        scope.append(without_number(own if is_numbered else part))
         outer += f"{part}/"
     return scope
 
@@ -461,32 +469,6 @@ def _is_used_again(graph: tf.Graph | None, name: str) -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
-
-
-def without_automatic_number(name: str) -> str:
-    """Takes the number away that Keras has given to a layer or model of that class.
-
-    What the user has numbered keeps its number, because the user may make such layers
-    in any order.
-
-    >>> import keras
-    >>> without_automatic_number("sync_batch_normalization_2")
-    'sync_batch_normalization'
-    >>> without_automatic_number("stage_2")
-    'stage_2'
-    """
-    own = _without_number(name)
-    keras = sys.modules.get("keras")
-    if own == name or keras is None:
-        return name
-    bases = keras.Operation, keras.Layer, keras.Model
-    classes = [*bases]
-    for each in classes:
-        is_base = each in bases
-        if not is_base and own == keras.src.utils.naming.to_snake_case(each.__name__):
-            return own
-        classes += each.__subclasses__()
-    return name
 
 
 def _numbered(graph: tf.Graph, name: str) -> str:

@@ -72,8 +72,9 @@ def compare(
         return
     shared = [each for each in variables if identity(each) not in local]
     with tf.init_scope():
-        # A function that creates variables is traced again once they have values.
-        if not all(map(_has_value, shared)):
+        # A function that creates variables is traced again once they have values. In
+        # a graph for sessions they have none while it is made.
+        if not (tf.executing_eagerly() and all(map(_has_value, shared))):
             return
         _compared.add(key)
         _comparisons.append(_Comparison(digest(shared), process_set))

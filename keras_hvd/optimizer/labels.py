@@ -9,27 +9,15 @@ model that the others make. The engine compares the rest: see `labels` in c_api.
 from __future__ import annotations
 
 import collections
-import functools
-import re
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import keras
 from keras.src.backend.common import global_state
 
+from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.runtime import basics
-
-# Of variables without a name, in Keras and in tf.compat.v1.
-_UNNAMED = ("variable", "Variable")
-
-# Bidirectional puts these before the names of its two layers.
-_DIRECTIONS = re.compile("^(forward|backward)_")
-
-_NUMBERED = re.compile(r"^(.+)_\d+(:\d+)?$")
-
-_automatic_names: set[str] = set()
 
 # Of Keras' session: by job, process set and name without number, how many have it.
 _Counts: TypeAlias = "collections.Counter[tuple[str, int, str]]"
@@ -48,6 +36,7 @@ def name_in_program(named: Any, process_set: int) -> str:
     the same time, so they keep different names: the first to reduce has no number.
     Threads may reduce in another order on each rank, so there the own numbers stay.
 
+    >>> import keras
     >>> optimizers = [keras.optimizers.Nadam() for _ in range(2)]
     >>> [name_in_program(each, 0) for each in (*optimizers, optimizers[0])]
     ['nadam', 'nadam#1', 'nadam']
@@ -67,6 +56,7 @@ def name_in_program(named: Any, process_set: int) -> str:
 def place_in_program(named: Any, process_set: int) -> int | None:
     """The number in `name_in_program`, from 0; None if it has no name yet.
 
+    >>> import keras
     >>> place_in_program(keras.optimizers.Nadam(), 0)
     """
     return _places.get(named, {}).get((basics.job(), process_set))
@@ -75,6 +65,7 @@ def place_in_program(named: Any, process_set: int) -> int | None:
 def take_place(named: Any, process_set: int, place: int) -> None:
     """Takes the place of what the other ranks have there, such as before it was loaded.
 
+    >>> import keras
     >>> optimizer = keras.optimizers.Nadam()
     >>> take_place(optimizer, 0, 7)
     >>> name_in_program(optimizer, 0)
@@ -100,20 +91,6 @@ def own_name(path: str) -> str:
     'sync_batch_normalization'
     """
     return without_number(path.rpartition("/")[2])
-
-
-@functools.lru_cache(10_000)
-def without_number(name: str) -> str:
-    """A name without the number that Keras has added; other numbers stay.
-
-    >>> without_number("dense_1"), without_number("adam_2"), without_number("block_1")
-    ('dense', 'adam', 'block_1')
-    """
-    found = _NUMBERED.match(name)
-    if found is None:
-        return name
-    base = found[1]
-    return base + (found[2] or "") if _is_automatic(_DIRECTIONS.sub("", base)) else name
 
 
 def labels_of(paths: Sequence[str]) -> list[str]:
@@ -148,29 +125,3 @@ def _begin_with_model(paths: Sequence[Sequence[str]]) -> bool:
         and min(map(len, paths)) > 1
         and max(map(len, paths)) > 2
     )
-
-
-def _is_automatic(name: str) -> bool:
-    """Whether Keras gives this name to something unnamed: that of its class."""
-    if name not in _automatic_names:
-        bases = keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric
-        _automatic_names.update(_UNNAMED, *map(_names_of_classes, bases))
-    return name in _automatic_names
-
-
-def _names_of_classes(base: type) -> Iterable[str]:
-    yield _in_snake_case(base.__name__)
-    subclasses: list[type] = base.__subclasses__()
-    for each in subclasses:
-        yield from _names_of_classes(each)
-
-
-def _in_snake_case(name: str) -> str:
-    """As Keras' `auto_name` does it.
-
-    >>> _in_snake_case("Conv2DTranspose"), _in_snake_case("RMSprop")
-    ('conv2d_transpose', 'rm_sprop')
-    """
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -64,9 +64,13 @@ WRONG = {
     "tensor": [
         (["text"], TypeError, "got string"),
         ([[1.0], [1.0, 2.0]], ValueError, "non-rectangular|inhomogeneous"),
+        (None, ValueError, "convert to a tensor; got NoneType"),
+        (tf.ragged.constant([[], [1.0]]), ValueError, "tensor; got RaggedTensor"),
+        (tf.sparse.eye(2), ValueError, "convert to a tensor; got SparseTensor"),
     ],
     "tensors": [
         ([[1.0], ["text"]], TypeError, "got string"),
+        ([[1.0], None], ValueError, "convert to a tensor; got NoneType"),
         (3, TypeError, "not iterable"),
     ],
     "average": [(1, TypeError, "average must be True or False")],

@@ -48,6 +48,42 @@ def test_in_a_function_it_joins_when_it_runs(rank, size):
         assert before == sum(steps)
 
 
+wraps = [lambda function: function, tf.function]
+
+
+@pytest.mark.parametrize("wrap_join", wraps, ids=["join", "join in a function"])
+@pytest.mark.parametrize("wrap", wraps, ids=["loop", "loop in a function"])
+def test_in_a_function_it_keeps_its_place_among_loops_with_variables(
+    wrap, wrap_join, rank, size
+):
+    """TensorFlow orders these by their variables alone, of which a join has none."""
+    total = tf.Variable(0.0)
+    data = tf.data.Dataset.range(rank)
+    join = wrap_join(keras_hvd.join)
+
+    @tf.function
+    def step():
+        total.assign_add(keras_hvd.allreduce(1.0, op=Sum, name="step"))
+
+    @wrap
+    def steps():
+        for _ in data:
+            step()
+
+    @tf.function
+    def epochs():
+        steps()
+        last = join()
+        step()
+        join()
+        return last
+
+    for number in range(1, 3):
+        assert epochs() == size - 1
+        alone = [size - 1 - each for each in range(rank)]
+        assert total == number * (sum(alone) + size)
+
+
 def test_in_a_session(rank, size):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         step = keras_hvd.allreduce(tf.constant(1.0), op=Sum, name="step")

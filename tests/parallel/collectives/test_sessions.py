@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
 import keras_hvd
+from keras_hvd.optimizer import equal_start
 
 KINDS = {
     "resource": tf.Variable,
@@ -82,3 +83,18 @@ def test_barrier_gives_the_op(session, counters):
     before = counters().tensors
     session.run(op)
     assert counters().tensors == before + 1
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, tf.function])
+def test_gradients_of_a_tape(wrap, session, rank, size, monkeypatch):
+    """As the first ones of a job, whose variables are compared if they have values."""
+    monkeypatch.setattr(equal_start, "_compared", set())
+    (variable,) = variables_in(session, "resource", rank)[:1]
+
+    @wrap
+    def step():
+        with keras_hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = variable * (rank + 1.0)
+        return tape.gradient(loss, variable)
+
+    assert_equal([session.run(step())], [[(size + 1) / 2]])

@@ -312,8 +312,61 @@ def test_models_that_differ(rank, several_ranks, raises_on_all_ranks):
     raises_on_all_ranks(error.value, "differ between ranks", "last_0", "last_1")
 
 
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.first = keras.layers.Dense(4)
+        self.second = keras.Sequential([keras.layers.Dense(2)])
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+
+def without_input_shape(kind):
+    if kind is Subclassed:
+        return Subclassed()
+    return keras.Sequential(
+        [
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", [keras.Sequential, Subclassed])
+@pytest.mark.parametrize("suffix", ["keras", "h5", None])
+def test_model_that_one_rank_has_loaded(
+    suffix, kind, rank, size, tmp_path, equal_on_all_ranks
+):
+    """Those of the other ranks have no variables yet, and continue with its weights."""
+    if suffix == "h5" and kind is Subclassed:
+        pytest.skip("Keras saves no such model there")
+    keras.utils.set_random_seed(rank)
+    model = without_input_shape(kind)
+    started = None
+    if rank == size - 1:
+        model(X)
+        started = model.get_weights()
+        if suffix is not None:
+            model.save(tmp_path / f"model.{suffix}")
+            model = keras.models.load_model(tmp_path / f"model.{suffix}")
+    started = keras_hvd.broadcast_object(started, size - 1)
+    model.compile(distributed(0.0), "mse")
+    model.fit(X, Y, verbose=0, callbacks=[BroadcastGlobalVariables(size - 1)])
+    np.testing.assert_array_equal(model.get_weights()[0], started[0])
+    assert equal_on_all_ranks(model.get_weights())
+
+
+class WithoutShape(keras.Sequential):
+    def get_build_config(self):
+        return None
+
+
 def test_model_that_only_some_ranks_built(rank, several_ranks, raises_on_all_ranks):
-    model = keras.Sequential([keras.layers.Dense(2)])
+    """Which cannot be built on the others, since nothing says for which input."""
+    model = WithoutShape([keras.layers.Dense(2)])
     if rank == 0:
         model.build((None, 3))
     model.compile(distributed(), "mse")
