@@ -16,7 +16,7 @@ MARK = "keras_hvd_one_job"
 def for_one_job(
     dataset: tf.data.Dataset, function: str, process_set: ProcessSet
 ) -> tf.data.Dataset:
-    """The same elements; reading them fails in a job where this rank's place is another.
+    """The same elements, which cannot be read in a job in which the place is another.
 
     `function` has made the dataset, for the error.
 

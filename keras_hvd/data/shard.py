@@ -126,8 +126,8 @@ def shard(
         process_set: the ranks that share the dataset; by default all of them.
 
     Returns:
-        A dataset of this rank's part, with the same type of elements. In another job, in
-        which this process has another rank, or the job another size, reading it fails.
+        A dataset of this rank's part, with the same type of elements. Reading it fails
+        in a later job of another size, or in which this process has another rank.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.

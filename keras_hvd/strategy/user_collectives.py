@@ -1,4 +1,4 @@
-"""keras_hvd's collectives in a step under a strategy: ranks without rows are left out."""
+"""keras_hvd's collectives in a strategy's step: ranks without rows are left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class _WithoutForeignRows:
         [1.0]
         """
         if op != Average:
-            return [no_rows.without_foreign(each, _neutral(op)) for each in values], list
+            neutral = _neutral(op)
+            return [no_rows.without_foreign(each, neutral) for each in values], list
         counts = no_rows.ranks_that_count()
         if counts is None:
             return list(values), list

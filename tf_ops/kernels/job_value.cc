@@ -92,8 +92,8 @@ class SameJobValueKernel : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, dataset_.empty() ? RequireSame(name(), fixed_)
-                                         : RequireSameForDataset());
+    OP_REQUIRES_OK(
+        ctx, dataset_.empty() ? RequireSame(name(), fixed_) : RequireSameForDataset());
   }
 
  private:

@@ -437,13 +437,97 @@ def own_collectives(**compiled: Any) -> Callable[[], dict[str, Any]]:
     return run
 
 
+def normalization() -> keras.layers.Layer:
+    """Over all rows, on one process or on several ranks."""
+    several = {"synchronized": True} if tf.distribute.has_strategy() else {}
+    return layers.BatchNormalization(momentum=0.5, **several)
+
+
+def normalized(*inputs: Any) -> keras.Model:
+    return keras.Sequential(
+        [*inputs, layers.Dense(3), normalization(), layers.Dropout(0.0)]
+    )
+
+
+def with_statistics(model: keras.Model, **results: Any) -> dict[str, Any]:
+    moving = [each for each in model.variables if "seed" not in each.path]
+    return {**results, "weights": [each.numpy() for each in moving]}
+
+
+def normalized_by_hand() -> dict[str, Any]:
+    """A loop whose traces know their number of rows, but for those that have none."""
+    strategy = tf.distribute.get_strategy()
+    model = normalized(keras.Input((4, 3)), layers.Flatten())
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.square(model(x, training=True) - y)
+            loss = tf.reduce_sum(errors) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    train_step = tf.function(lambda *batch: strategy.run(step, batch))
+    losses = [
+        strategy.reduce("SUM", train_step(*batch), None).numpy()
+        for batch in strategy.experimental_distribute_dataset(dataset())
+    ]
+    return with_statistics(model, losses=losses)
+
+
+def normalized_batches() -> dict[str, Any]:
+    """Batches of which one rank has seen several sizes, and another one."""
+    model = normalized(keras.Input((4, 3)), layers.Flatten())
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    rows = (7, 6, 5, 1, 7)
+    losses = [model.train_on_batch(X[:each], Y[:each]) for each in rows]
+    return with_statistics(model, losses=losses)
+
+
+def normalized_under_mask() -> dict[str, Any]:
+    model = normalized(keras.Input((4, 3)), layers.Masking())
+    model.add(layers.LSTM(1))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = X * (np.arange(4) < 1 + np.arange(13)[:, None] % 4)[..., None]
+    logs = model.fit(x, Y, BATCH, epochs=2, shuffle=False, verbose=0).history
+    return with_statistics(model, logs=logs)
+
+
+class Renaming(OwnStep):
+    """Logs its metrics' results by names that they do not have."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        super().train_step((x, y))
+        self.score.update_state(y, self(x))
+        return {"error": self.own.result(), "others": {"score": self.score.result()}}
+
+
+def other_names(**compiled: Any) -> Callable[[], dict[str, Any]]:
+    def run():
+        model = Renaming()
+        model.score = keras.metrics.F1Score(threshold=0.5)
+        model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+        results = [
+            model.fit(dataset(), verbose=0).history,
+            model.train_on_batch(X[:5], Y[:5], return_dict=True),
+        ]
+        return {"results": results}
+
+    return run
+
+
 CASES = {
+    "normalized_by_hand": normalized_by_hand,
+    "normalized_batches": normalized_batches,
+    "normalized_under_mask": normalized_under_mask,
+    "other_names": other_names(),
+    "other_names_eagerly": other_names(run_eagerly=True),
     "own_collectives": own_collectives(),
     "own_collectives_eagerly": own_collectives(run_eagerly=True),
     "distributed": lambda: trained(network(), distributed()),
-    "distributed_eagerly": lambda: trained(
-        network(), distributed(), run_eagerly=True
-    ),
+    "distributed_eagerly": lambda: trained(network(), distributed(), run_eagerly=True),
     "of_each_rank": lambda: trained(network(), of_each_rank()),
     "of_each_rank_eagerly": lambda: trained(
         network(), of_each_rank(), run_eagerly=True
