@@ -26,7 +26,7 @@ def for_one_job(
     >>> keras_hvd.init()
     >>> numbers = tf.data.Dataset.range(3)
     >>> checked = for_one_job(numbers, "shard", keras_hvd.global_process_set)
-    >>> list(checked.as_numpy_iterator()), int(checked.cardinality())
+    >>> [int(each) for each in checked], int(checked.cardinality())
     ([0, 1, 2], 3)
     """
     number = number_of(process_set, function)
