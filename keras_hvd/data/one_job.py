@@ -43,4 +43,9 @@ def for_one_job(
     known = dataset.cardinality()
     if known != tf.data.UNKNOWN_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(known))
-    return result.with_options(dataset.options())
+    options = tf.data.Options()
+    # The check has no state that a saved iterator would lose. TensorFlow warns of it.
+    options.experimental_external_state_policy = (
+        tf.data.experimental.ExternalStatePolicy.WARN
+    )
+    return result.with_options(options).with_options(dataset.options())

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/dataset_stateful_op_allowlist.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
@@ -49,9 +48,6 @@ value: what the number was.
 place: where in its job this process was, for the error.
 dataset: the function that made the dataset whose graph it is, if it is one's.
 )doc");
-
-// An iterator that is saved need not save it.
-ALLOW_STATEFUL_OP_FOR_DATASET_FUNCTIONS("KerasHvdSameJobValue");
 
 class JobValueKernel : public tensorflow::OpKernel {
  public:
