@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import job_values
+from keras_hvd.collectives import contributions, job_values
 from keras_hvd.collectives.allgather import allgather
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.optimizer.labels import name_in_program
@@ -94,7 +94,9 @@ def _moments_over_ranks(
     squares = tf.reduce_sum(tf.square(deviations), axes)
     number = number_of(process_set, "SyncBatchNormalization")
     own = _with_gradient_times_size_of(number, tf.stack([count, mean, squares]))
-    of_ranks = allgather(own[None], name=name, process_set=process_set)
+    # A rank without rows gives a count of 0.
+    with contributions.as_given():
+        of_ranks = allgather(own[None], name=name, process_set=process_set)
     counts, means, squares = tf.unstack(of_ranks, num=3, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), count)

@@ -7,7 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import allreduce_op, job_values, reductions, submission
+from keras_hvd.collectives import (
+    allreduce_op,
+    contributions,
+    job_values,
+    reductions,
+    submission,
+)
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 
@@ -101,7 +107,10 @@ def _gathered(
 ) -> list[tf.Tensor]:
     basics.require_initialized(kind)
     number = number_of(process_set, kind)
-    given = [submission.with_rows(kind, "joins", tensor) for tensor in tensors]
+    given = [
+        contributions.to_gather(submission.with_rows(kind, "joins", tensor))
+        for tensor in tensors
+    ]
     if not given:
         return []
     names = submission.name_of(kind, name, ignore_name_scope, number)

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.collectives import allgather, job_values, reductions, submission
+from keras_hvd.collectives import (
+    allgather,
+    contributions,
+    job_values,
+    reductions,
+    submission,
+)
 from keras_hvd.collectives.allreduce_op import (
     Average,
     ReduceOp,
@@ -176,7 +182,7 @@ def _reduced(
     number = number_of(process_set, kind)
     scales = submission.scales_of(kind, *factors)
     require_compressor(kind, compression)
-    results = list(tensors)
+    results, restore = contributions.to_reduction(tensors, reduce_op, process_set)
     sparse = [i for i, t in enumerate(results) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
     slices = [_checked_slices(kind, results[i], reduce_op, scales) for i in sparse]
@@ -204,6 +210,7 @@ def _reduced(
                 each, names, compression, reduce_op, scales, process_set
             )
         first = first or [results[i].values]
+    results = restore(results)
     reductions.note(given + slices, results, number, reduce_op in (Average, Sum))
     return results
 

@@ -43,11 +43,14 @@ def rank_in(process_set: int = 0) -> int | tf.Tensor:
     return _value("rank", process_set)
 
 
-def require_as_traced(*quantities: str, process_set: int = 0) -> list[tf.Operation]:
+def require_as_traced(
+    *quantities: str, process_set: int = 0, dataset: str = ""
+) -> list[tf.Operation]:
     """Makes the current graph fail in jobs in which "size" or "rank" is another.
 
     It costs microseconds, and nothing outside of a graph. A `tf.function` runs the
-    returned checks by itself; in a session something must depend on them.
+    returned checks by itself; in a session something must depend on them. `dataset` is
+    the function that makes the dataset whose graph it is, for the error.
 
     >>> import keras_hvd
     >>> keras_hvd.init()
@@ -60,10 +63,10 @@ def require_as_traced(*quantities: str, process_set: int = 0) -> list[tf.Operati
     """
     if tf.executing_eagerly() or not _has_op():
         return []
-    return [_check(quantity, process_set) for quantity in quantities]
+    return [_check(quantity, process_set, dataset) for quantity in quantities]
 
 
-def _check(quantity: str, process_set: int) -> tf.Operation:
+def _check(quantity: str, process_set: int, dataset: str) -> tf.Operation:
     graph: Any = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_keras_hvd_checks"):
         graph._keras_hvd_checks = {}
@@ -79,6 +82,7 @@ def _check(quantity: str, process_set: int) -> tf.Operation:
         process_set=process_set,
         value=_number(quantity, process_set),
         place=f"rank {basics.rank()} of {basics.size()}",
+        dataset=dataset,
         name=f"keras_hvd_same_{quantity}",
     )
     submission.run_operation_independently(check)

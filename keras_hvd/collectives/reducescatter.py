@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_hvd.collectives import (
     allgather,
     allreduce_op,
+    contributions,
     job_values,
     reductions,
     submission,
@@ -159,8 +160,9 @@ def _reduced(
     reduce_op = _reduce_op(kind, reduce_op)
     scales = submission.scales_of(kind, *factors)
     require_compressor(kind, compression)
+    own, restore = contributions.to_reduction(tensors, reduce_op, process_set)
     given = [
-        submission.with_rows(kind, "splits", tensor, reduces=True) for tensor in tensors
+        submission.with_rows(kind, "splits", tensor, reduces=True) for tensor in own
     ]
     submission.require_scalable(kind, scales, [tensor.dtype for tensor in given])
     if not given:
@@ -175,6 +177,7 @@ def _reduced(
         compression.decompress(result, context)
         for result, (_, context) in zip(reduced, compressed, strict=True)
     ]
+    results = restore(results)
     reductions.note(given, results, number, sums=True)
     return results
 

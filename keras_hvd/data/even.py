@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.data.graph import DatasetGraph
+from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph
+from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.shard import check_dataset, place_in
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, log
@@ -20,6 +21,7 @@ MODES = ("drop", "repeat", "pad")
 # TensorFlow knows the cardinality after these if it knows the one before.
 _DERIVED = frozenset(
     {
+        FOR_ONE_JOB,
         "BatchDataset",
         "CacheDataset",
         "MapAndBatchDataset",
@@ -108,13 +110,18 @@ def even(
     _require_alike(of_ranks, process_set)
     counts = [each["count"] for each in of_ranks]
     if mode == "drop":
-        return _with_steps(dataset, min(counts), mine["count"])
-    if mode == "repeat":
-        return _repeated(dataset, max(counts), mine)
-    padded = _padded(dataset, max(counts), mine["count"])
+        evened = _with_steps(dataset, min(counts), mine["count"])
+    elif mode == "repeat":
+        evened = _repeated(dataset, max(counts), mine)
+    else:
+        evened = _padded(dataset, max(counts), mine["count"])
+    if evened is not dataset:
+        evened = for_one_job(evened, "even", process_set)
+    if mode != "pad":
+        return evened
     if len({*counts}) > 1 and process_set.rank() == 0:
         _warn_of_padding(counts)
-    return padded, sum(each["rows"] for each in of_ranks)
+    return evened, sum(each["rows"] for each in of_ranks)
 
 
 def count_elements(dataset: tf.data.Dataset) -> float:

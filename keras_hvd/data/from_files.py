@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_hvd.collectives import job_values
 from keras_hvd.data import plan as plans
 from keras_hvd.data import readers, shuffling
 from keras_hvd.data.position import Position
@@ -146,7 +147,7 @@ def from_files(
         plan = _counted(plan, opener, even, process_set)
     if position is not None:
         position.attach(plan, process_set)
-    return _dataset(plan, opener, interleave, position)
+    return _dataset(plan, opener, interleave, position, process_set)
 
 
 def _patterns(pattern: Any) -> list[str]:
@@ -351,7 +352,9 @@ def _dataset(
     opener: readers.Reader,
     interleave: int,
     position: Position | None,
+    process_set: ProcessSet,
 ) -> tf.data.Dataset:
+    number_of_set = number_of(process_set, "from_files")
     epochs = itertools.count()
     all_parts, limit = plan.share(), plan.limit()
 
@@ -381,7 +384,14 @@ def _dataset(
         return tf.data.Dataset.zip((numbers, samples))
 
     def iteration(_: tf.Tensor) -> tf.data.Dataset:
-        number, limit, *columns = tf.numpy_function(begin, [], _READ)
+        checks = job_values.require_as_traced(
+            "size",
+            "rank",
+            process_set=number_of_set,
+            dataset="keras_hvd.data.from_files",
+        )
+        with tf.control_dependencies(checks):
+            number, limit, *columns = tf.numpy_function(begin, [], _READ)
         number.set_shape([])
         # Without it TensorFlow's optimizer crashes: `take` of an op's second output.
         limit = tf.reshape(limit, [])

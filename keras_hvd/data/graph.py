@@ -21,8 +21,13 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import gen_experimental_dataset_ops
 
+from keras_hvd.data.one_job import MARK
+
 # `ParallelMapDatasetV2` is a `MapDataset`.
 _DATASET = re.compile(r"(Experimental|Legacy)?(Parallel)?([\w>]*Dataset)(V\d+)?$")
+
+FOR_ONE_JOB = "DatasetForOneJob"
+"""The kind of datasets of `for_one_job`, which change nothing."""
 
 LARGEST = 2**31 - 2**20
 """The most bytes of arrays in a graph: a protocol buffer is smaller than 2 GiB."""
@@ -128,7 +133,9 @@ class DatasetGraph:
     def inputs(self, name: str) -> list[str]:
         """The datasets that this dataset reads."""
         sources = map(_node_of, self._nodes[name].input)
-        return [each for each in sources if self._is_dataset(each)]
+        found = [each for each in sources if self._is_dataset(each)]
+        # The first one is only what its function runs on.
+        return found[1:] if self.kind(name) == FOR_ONE_JOB else found
 
     def before(self, name: str) -> list[str]:
         """This dataset and all datasets that it is made of, sources first."""
@@ -145,6 +152,8 @@ class DatasetGraph:
 
     def kind(self, name: str) -> str:
         """The name of a dataset's op, without version and variant."""
+        if MARK.encode() in (self.attribute(name, "metadata") or b""):
+            return FOR_ONE_JOB
         return _kind(self._nodes[name].op)
 
     def reads_files(self, name: str) -> bool:
@@ -448,10 +457,15 @@ class _Built(dataset_ops.DatasetSource):
 def _functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
     yield getattr(dataset, "_kept", None)
     yield from dataset._functions()
+    for each in _sources(dataset):
+        yield from _functions_of(each)
+
+
+def _sources(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The datasets that a dataset reads."""
     # Readers have no inputs; they keep their inner dataset here.
     inner = getattr(dataset, "_impl", None)
-    for each in [*dataset._inputs(), *([inner] if inner is not None else [])]:
-        yield from _functions_of(each)
+    return [*dataset._inputs(), *([] if inner is None else [inner])]
 
 
 def _node_of(source: str) -> str:
@@ -493,4 +507,4 @@ def _bytes_in_memory(dataset: tf.data.Dataset) -> int:
     """The size of the arrays at the start of a dataset."""
     tensors = tf.nest.flatten(getattr(dataset, "_tensors", ()))
     own = sum(tf.size(each).numpy() * each.dtype.size for each in tensors)
-    return own + sum(map(_bytes_in_memory, dataset._inputs()))
+    return own + sum(map(_bytes_in_memory, _sources(dataset)))

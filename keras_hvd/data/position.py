@@ -33,6 +33,7 @@ from keras_hvd.exceptions import MismatchError
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
+from keras_hvd.same_job import Place
 
 _VERSION = 1
 
@@ -145,11 +146,12 @@ class Position(tf.train.experimental.PythonState):
             consists of numbers, strings and lists, for JSON or pickle.
 
         Raises:
-            RuntimeError: the position belongs to no dataset.
+            RuntimeError: the position belongs to no dataset, or to one of another job.
             MismatchError: the ranks are in different epochs.
             RankFailedError: another rank died or left.
         """
         plan = self._require_plan("state")
+        self._place.require_same("Position", "Restore what state() gave before, there")
         with self._lock:
             own = (self._epoch, self._inside, self._parts, self._digest_of_rest())
         of_ranks = allgather_object(
@@ -220,6 +222,7 @@ class Position(tf.train.experimental.PythonState):
                     "from_files: this Position belongs to another dataset already"
                 )
             self._plan, self._process_set = plan, process_set
+            self._place = Place(process_set)
             restored, self._restored = self._restored, None
             try:
                 if restored is None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_hvd.data.graph import DatasetGraph, InnerDataset
+from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, InnerDataset
+from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.plan import FROM_FILES
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, log
@@ -37,6 +38,7 @@ _WINDOWS = frozenset({"SlidingWindowDataset", "WindowDataset"})
 # part as a cut after them, and is cheaper.
 _ONE_TO_ONE = frozenset(
     {
+        FOR_ONE_JOB,
         "CacheDataset",
         "MapDataset",
         "MaxIntraOpParallelismDataset",
@@ -124,8 +126,8 @@ def shard(
         process_set: the ranks that share the dataset; by default all of them.
 
     Returns:
-        A dataset of this rank's part, with the same type of elements. With one rank it
-        is `dataset` itself.
+        A dataset of this rank's part, with the same type of elements. Reading it fails
+        in a later job of another size, or in which this process has another rank.
 
     Raises:
         NotInitializedError: `keras_hvd.init` was not called.
@@ -148,8 +150,10 @@ def shard(
     if policy not in POLICIES:
         raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
     size, place = place_in(process_set, "shard")
-    if policy == "off" or size == 1 or _is_from_files(dataset):
+    if policy == "off" or _is_from_files(dataset):
         return dataset
+    if size == 1:
+        return for_one_job(dataset, "shard", process_set)
     graph, mine = _proposal(dataset, policy, size)
     plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
     _require_alike(plans, process_set)
@@ -161,7 +165,7 @@ def shard(
     cut = mine["cut"]
     _settle(graph, cut, plans[0], place, size)
     graph.add_shard(cut.dataset, size, _count_own(graph, cut.counting, place, size))
-    return graph.build()
+    return for_one_job(graph.build(), "shard", process_set)
 
 
 def check_dataset(function: str, dataset: Any) -> None:

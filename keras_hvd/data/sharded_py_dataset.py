@@ -16,6 +16,9 @@ from keras_hvd.data.shard import place_in
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
+from keras_hvd.same_job import Place
+
+_REMEDY = "Make it anew after keras_hvd.init()"
 
 MODES = ("split", "drop", "repeat")
 
@@ -86,7 +89,8 @@ class ShardedPyDataset(keras.utils.PyDataset):
         if seed is not None:
             seed = basics.whole_number("ShardedPyDataset", "seed", seed)
         # Stored here, because forked workers cannot ask the engine.
-        self._size, self._place = place_in(process_set, "ShardedPyDataset")
+        self._size, self._rank = place_in(process_set, "ShardedPyDataset")
+        self._place = Place(process_set)
         super().__init__(
             workers=inner.workers,
             use_multiprocessing=inner.use_multiprocessing,
@@ -111,6 +115,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
         Keras reads it when a pass begins, and not within one.
         """
+        self._place.require_same("ShardedPyDataset", _REMEDY)
         self._begin_pass()
         count = self.inner.num_batches
         if count is None:
@@ -122,7 +127,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> Any:
         """Makes batch number `index` of this rank's part, or some rows of one."""
         count = self.inner.num_batches
-        position = index * self._size + self._place
+        position = index * self._size + self._rank
         if count is None:
             return self.inner[position]
         if index in self._given:
@@ -146,10 +151,11 @@ class ShardedPyDataset(keras.utils.PyDataset):
         changes here and not in `on_epoch_begin`, because Keras starts an epoch's
         workers before that. Keras also calls this once before the first epoch.
         """
+        self._place.require_same("ShardedPyDataset", _REMEDY)
         with self._same_random_numbers("end"):
             self.inner.on_epoch_end()
         self._epoch += 1
-        self._agree({"epoch": self._epoch})
+        self._agree({"epoch": self._epoch, "seed": self._seed})
 
     def _begin_pass(self) -> None:
         """Fixes the order of this epoch until the next pass begins."""
@@ -176,7 +182,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     def _rows_of_left_over(self, batches: list[int]) -> Any:
         """This rank's rows of the batch that it shares with other ranks."""
-        shared = self._place * len(batches) // self._size
+        shared = self._rank * len(batches) // self._size
         sharing = [
             place
             for place in range(self._size)
@@ -184,7 +190,7 @@ class ShardedPyDataset(keras.utils.PyDataset):
         ]
         batch = self.inner[batches[shared]]
         rows = _rows_in(batch)
-        place, parts = sharing.index(self._place), len(sharing)
+        place, parts = sharing.index(self._rank), len(sharing)
         part = slice(rows * place // parts, rows * (place + 1) // parts)
         return keras.tree.map_structure(
             lambda array: array if array is None else array[part], batch
@@ -267,7 +273,7 @@ def _require_alike(states: list[dict[str, Any]]) -> None:
                 f"ShardedPyDataset: the dataset of rank {each['rank']} raised "
                 f"{each['error']}"
             )
-        for what in ("arguments", "batches", "epoch"):
+        for what in ("arguments", "batches", "epoch", "seed"):
             if each.get(what) != first.get(what):
                 raise ValueError(
                     f"ShardedPyDataset: {what} is {first.get(what)} on rank "

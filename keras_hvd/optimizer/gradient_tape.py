@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import guarded_saving
-from keras_hvd.collectives import reductions
+from keras_hvd.collectives import contributions, reductions
 from keras_hvd.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.collectives.reductions import Mark
 from keras_hvd.compression import Compression, Compressor
@@ -258,9 +258,14 @@ def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
             plain = each._value if isinstance(each, keras.Variable) else each
             _local[identity(each)] = weakref.ref(plain)
     equal_start.compare(mine, own.reduction, local)
-    reduced = own.reduction.reduce(
-        "DistributedGradientTape", [flat[i] for i in present], mine, local
+    reduction = own.reduction
+    given, restore = contributions.to_reduction(
+        [flat[i] for i in present], reduction.op, reduction.process_set
     )
+    with contributions.as_given():
+        reduced = restore(
+            reduction.reduce("DistributedGradientTape", given, mine, local)
+        )
     reductions.mark(reduced, Mark("DistributedGradientTape"))
     for i, result in zip(present, reduced, strict=True):
         flat[i] = result

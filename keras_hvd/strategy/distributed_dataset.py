@@ -21,10 +21,13 @@ from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.runtime import basics, log
 from keras_hvd.runtime.process_sets import ProcessSet, number_of
+from keras_hvd.same_job import Place
 from keras_hvd.strategy.no_rows import Rows
-from keras_hvd.strategy.same_job import Place
 
 _DISTRIBUTE = "experimental_distribute_dataset"
+
+# Types of what has rows to slice.
+_KINDS_OF_ROWS = tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec
 
 _INFINITE = -1
 _UNKNOWN = -2
@@ -58,7 +61,9 @@ def distribute(
     """
     _check_options(_DISTRIBUTE, options)
     rows = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
-    return _distributed(dataset, rows, process_set, options)
+    distributed = _distributed(dataset, rows, process_set, options)
+    distributed.whole = _prefetched(dataset, options)
+    return distributed
 
 
 def distribute_for_steps(
@@ -89,6 +94,36 @@ def distribute_for_steps(
         return Rows(_rows_of_rank(rank, size, batch, at_least=1), own)
 
     return _distributed(dataset, rows, process_set, None)
+
+
+def parts_for_steps(parts: DistributedDataset) -> DistributedDataset:
+    """The parts that ranks have made themselves, as `Rows` if some may have no rows.
+
+    There a rank without rows gets a row of zeros.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> context = tf.distribute.InputContext(1, 0, 1)
+    >>> parts = from_function(
+    ...     lambda _: tf.data.Dataset.range(2), context, keras_hvd.global_process_set
+    ... )
+    >>> parts_for_steps(parts) is parts
+    True
+    """
+    if not parts.may_lack_rows:
+        return parts
+    is_tuple = type(parts.element_spec) is tuple
+
+    @tf.autograph.experimental.do_not_convert
+    def rows(*batch):
+        batch = batch if is_tuple else batch[0]
+        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        own = tf.zeros([tf.minimum(_rows(leaves[0]), 1)], tf.uint8)
+        return Rows(tf.nest.map_structure(_with_a_row, batch), own)
+
+    return DistributedDataset(parts._dataset.map(rows), parts._process_set)
 
 
 def _distributed(
@@ -144,10 +179,12 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._place = Place(process_set)
-        self._cardinality = _agree(dataset, process_set)
+        self._cardinality, self.may_lack_rows = _agree(dataset, process_set)
         if self._cardinality >= 0:
             dataset = dataset.take(self._cardinality)
         self._dataset = dataset
+        # The batches of all ranks together; None if each rank has made its own part.
+        self.whole: tf.data.Dataset | None = None
 
     @property
     def element_spec(self) -> Any:
@@ -159,8 +196,12 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         """The number of elements on each rank: -1 if infinite, -2 if unknown."""
         return self._cardinality
 
-    def __iter__(self) -> DistributedIterator:
+    def require_same_job(self) -> None:
+        """Raises RuntimeError if it has the parts of another job's ranks."""
         self._place.require_same("distributed dataset")
+
+    def __iter__(self) -> DistributedIterator:
+        self.require_same_job()
         return DistributedIterator(self._dataset, agreement=self._agreement())
 
     def _agreement(self) -> _Agreement | None:
@@ -305,24 +346,27 @@ class EagerIterator:
         return self._iterator.get_next()
 
 
-def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
-    """The number of elements that each rank will take."""
+def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> tuple[int, bool]:
+    """The number of elements that each rank takes, and whether some may lack rows."""
     if not tf.executing_eagerly():
-        return _UNKNOWN
+        return _UNKNOWN, False
     own = int(dataset.cardinality())
     if process_set.size() == 1:
-        return own
+        return own, False
     kind = str(tf.nest.map_structure(_kind, dataset.element_spec))
     everyones = allgather_object(
-        (own, kind), name="Strategy/dataset", process_set=process_set
+        (own, kind, _least_rows(dataset.element_spec)),
+        name="Strategy/dataset",
+        process_set=process_set,
     )
-    cardinalities, kinds = zip(*everyones, strict=True)
+    cardinalities, kinds, rows = zip(*everyones, strict=True)
+    may_lack_rows = None not in rows and 0 in rows
     ranks = process_set.ranks
     if len(set(kinds)) > 1:
         listed = "; ".join(f"rank {r} {k}" for r, k in zip(ranks, kinds, strict=True))
         raise MismatchError(f"the ranks' datasets have different elements: {listed}")
     if _UNKNOWN in cardinalities:
-        return _UNKNOWN
+        return _UNKNOWN, may_lack_rows
     fewest = min((each for each in cardinalities if each >= 0), default=_INFINITE)
     if len(set(cardinalities)) > 1 and process_set.rank() == 0:
         listed = ", ".join(
@@ -334,7 +378,17 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> int:
             f"rank takes {fewest}",
             stacklevel=6,
         )
-    return fewest
+    return fewest, may_lack_rows
+
+
+def _least_rows(element_spec: Any) -> int | None:
+    """The number of rows that all elements have at least; None if they are no rows."""
+    specs = [each for each in tf.nest.flatten(element_spec) if not _is_nothing(each)]
+    if not specs or any(
+        not isinstance(each, _KINDS_OF_ROWS) or not each.shape.rank for each in specs
+    ):
+        return None
+    return min(each.shape[0] or 0 for each in specs)
 
 
 def _kind(spec: Any) -> str:
@@ -448,6 +502,27 @@ def _slice(rank: int, size: int, at_least: int, part: Any) -> Any:
     return rows
 
 
+def _with_a_row(part: Any) -> Any:
+    """The rows of a dense, ragged or sparse tensor, or one of zeros if it has none."""
+    if part is None or (_known_rows(part) or 0) > 0:
+        return part
+    if isinstance(part, tf.SparseTensor):
+        shape = tf.maximum(part.dense_shape, 1)
+        padded = tf.SparseTensor(part.indices, part.values, shape)
+        padded.set_shape([None, *part.shape[1:]])
+        return padded
+    # Padding may have no length where no row has one.
+    rest = [size or 1 for size in part.shape[1:]]
+    row = tf.zeros([1, *rest], part.dtype)
+    if isinstance(part, tf.RaggedTensor):
+        row = tf.RaggedTensor.from_tensor(
+            row, ragged_rank=part.ragged_rank, row_splits_dtype=part.row_splits.dtype
+        )
+        return tf.cond(part.nrows() > 0, lambda: part, lambda: row)
+    padded = tf.cond(tf.shape(part)[0] > 0, lambda: part, lambda: row)
+    return tf.ensure_shape(padded, [None, *part.shape[1:]])
+
+
 def _share(rank: int, size: int, part: Any) -> tuple[Any, Any]:
     """A rank's first row and number of rows: constants if all ranks have as many."""
     known = _known_rows(part)
@@ -482,11 +557,9 @@ def _require_dataset(function: str, dataset: Any) -> None:
 
 def _require_rows(function: str, spec: Any) -> None:
     """Raises for elements that cannot be sliced."""
-    # TensorFlow has no public name for the type of None.
-    if type(spec).__name__ == "NoneTensorSpec":
+    if _is_nothing(spec):
         return
-    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-    if not isinstance(spec, kinds):
+    if not isinstance(spec, _KINDS_OF_ROWS):
         raise TypeError(
             f"{function} slices dense, ragged and sparse tensors, and cannot slice "
             f"{spec}: use distribute_datasets_from_function"
@@ -496,6 +569,11 @@ def _require_rows(function: str, spec: Any) -> None:
             f"{function} slices batches, and {spec} has no rows: batch the dataset "
             "first, by the global batch size"
         )
+
+
+def _is_nothing(spec: Any) -> bool:
+    # TensorFlow has no public name for the type of None.
+    return type(spec).__name__ == "NoneTensorSpec"
 
 
 def _check_options(function: str, options: tf.distribute.InputOptions | None) -> None:

@@ -15,9 +15,9 @@ from tensorflow.python.framework import ops
 
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.same_job import Place
 from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
-from keras_hvd.strategy.same_job import Place
 
 
 class Extended(current_strategy.OwnExtended):

@@ -29,6 +29,7 @@ from keras_hvd.strategy import keras_patches
 from keras_hvd.strategy.distributed_dataset import (
     DistributedDataset,
     distribute_for_steps,
+    parts_for_steps,
 )
 
 
@@ -93,11 +94,17 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
     """The iterator of `fit`, `evaluate` and `predict` under a strategy."""
 
     def __init__(self, distribute_strategy: Any, **arguments: Any):
+        given = arguments["x"]
+        if isinstance(given, DistributedDataset):
+            given.require_same_job()
+            if given.whole is not None:
+                arguments["x"] = given.whole
         is_distributed = isinstance(arguments["x"], DistributedDataset)
         if is_distributed and arguments.get("class_weight") is not None:
             raise ValueError(
-                "fit takes no class_weight with a distributed dataset: let its "
-                "elements be (x, y, sample_weight)"
+                "fit takes no class_weight with a dataset of "
+                "distribute_datasets_from_function: let its elements be "
+                "(x, y, sample_weight)"
             )
         EpochIterator.__init__(self, **arguments)
         self._distribute_strategy = distribute_strategy
@@ -118,6 +125,7 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         if is_distributed:
             # Its parts may be different data by intention.
             self._several = None
+            dataset = parts_for_steps(dataset)
         else:
             if _has_optionals(dataset):
                 dataset = dataset.enumerate().map(_without_optionals)

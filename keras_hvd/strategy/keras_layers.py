@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn as keras_nn
 
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.strategy import keras_patches, no_rows
@@ -20,6 +21,7 @@ def install() -> None:
     """Makes Keras' layers behave as a `keras_hvd.Strategy` needs it."""
     keras_patches.replace(keras.layers.Layer, "__call__", _call)
     keras_patches.replace(keras.layers.BatchNormalization, "_moments", _moments)
+    keras_patches.replace(keras_nn, "_compute_moments_sync", _moments_of_replicas)
     keras_patches.replace(SyncBatchNormalization, "_moments", _moments_of_all)
     keras_patches.replace(keras.layers.RNN, "call", _call_rnn)
     keras_patches.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
@@ -83,13 +85,53 @@ def _either(has_rows, if_rows, if_none):
 
 
 def _moments(plain, layer, inputs, mask):
+    if not layer.synchronized:
+        return plain(layer, inputs, mask)
+    strategy = current_strategy.several_ranks(current_strategy.of_replica())
+    if mask is not None and strategy is not None:
+        return _masked_moments(inputs, mask, layer._reduction_axes)
     has_rows = no_rows.has_rows()
-    if has_rows is None or mask is not None or not layer.synchronized:
+    if has_rows is None:
         return plain(layer, inputs, mask)
     # Of eager tensors nothing tells that their number is one of rows.
     if tf.executing_eagerly() and not has_rows:
         inputs = inputs[:0]
     return plain(layer, inputs, mask)
+
+
+def _masked_moments(inputs, mask, axes):
+    """Keras' moments of what a mask leaves, over all ranks; Keras' are this rank's."""
+    reduce = tf.distribute.get_replica_context().all_reduce
+    mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+
+    def total(values):
+        return tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)), axes, True)
+
+    both = reduce("SUM", [total(inputs), total(tf.ones_like(inputs))])
+    count = both[1] + keras.config.epsilon()
+    mean = both[0] / count
+    variance = reduce("SUM", total(tf.square(inputs - mean))) / count
+    return tf.squeeze(mean), tf.squeeze(variance)
+
+
+def _moments_of_replicas(plain, x, axes, keepdims):
+    """As Keras', with one collective for its three.
+
+    One of theirs, of the number of rows, has a gradient only where a trace does not
+    know that number. In a loop by hand that may be some ranks, which would wait.
+    """
+    if current_strategy.several_ranks(current_strategy.of_replica()) is None:
+        return plain(x, axes, keepdims)
+    given = x, tf.square(x), tf.ones_like(x)
+    total, squares, count = tf.distribute.get_replica_context().all_reduce(
+        "SUM", [tf.reduce_sum(each, axes, keepdims=True) for each in given]
+    )
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
+    variance = tf.maximum(variance, 0.0)
+    if keepdims:
+        return mean, variance
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
 
 def _moments_of_all(plain, layer, inputs, mask):

@@ -6,6 +6,7 @@ a loop by hand asks for a result. Reading the variables is never a collective.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import threading
@@ -26,6 +27,9 @@ from keras_hvd.strategy.reduction import of_ranks_with_rows
 
 # Set on a result that is over all ranks.
 _OVER_RANKS = "_keras_hvd_over_ranks"
+
+# Set on a rank's result: the metric, and which of its results it is.
+_RESULT_OF = "_keras_hvd_result_of"
 
 # Set on a metric: the strategy in whose replicas it is updated.
 _UPDATED_UNDER = "_keras_hvd_updated_under"
@@ -109,7 +113,12 @@ def _result(plain, metric, *args, **kwargs):
     strategy = vars(metric).get(_UPDATED_UNDER)
     in_replica = current_strategy.of_replica() is not None
     if strategy is None or in_replica or in_stateless_scope():
-        return plain(metric, *args, **kwargs)
+        results = plain(metric, *args, **kwargs)
+        if strategy is not None and in_replica:
+            for place, each in enumerate(keras.tree.flatten(results)):
+                if isinstance(each, (tf.Tensor, keras.Variable)):
+                    setattr(each, _RESULT_OF, (metric, place))
+        return results
     return _of_sums(
         lambda: plain(metric, *args, **kwargs),
         [metric],
@@ -147,29 +156,46 @@ def _replaced(logs: Any, metrics: list[keras.Metric], strategy: Any) -> Any:
     """The logs of a custom step, with its metrics' results over all ranks."""
     if not isinstance(logs, dict):
         return logs
+    sources = _sources(logs, metrics)
     logs = _tensors(logs)
-    chosen = [
-        each
-        for each in metrics
-        if each.name in logs
-        and not hasattr(keras.tree.flatten(logs[each.name])[0], _OVER_RANKS)
-    ]
+    chosen = [*dict.fromkeys(metric for metric, _ in sources.values())]
     if not chosen:
         return logs
-    here = _tensors({each.name: each.result() for each in chosen})
-    over_ranks = _of_sums(
-        lambda: {each.name: each.result() for each in chosen}, chosen, strategy
-    )
 
-    def replace(logged, here, over_ranks):
-        # A log of the same name may not be the metric's result.
-        is_result = tf.reduce_all((logged == here) | (logged != logged))
-        return tf.where(is_result, over_ranks, logged)
+    def results() -> list[list[Any]]:
+        return [keras.tree.flatten(each.result()) for each in chosen]
 
-    for name in here:
-        values = logs[name], here[name], over_ranks[name]
-        logs = {**logs, name: keras.tree.map_structure(replace, *values)}
-    return logs
+    here, over_ranks = _tensors(results()), _of_sums(results, chosen, strategy)
+    flat = keras.tree.flatten(logs)
+    for i, (metric, place) in sources.items():
+        of_metric = chosen.index(metric)
+        if place < len(here[of_metric]):
+            # A log of the same name may not be the metric's result.
+            is_result = flat[i] == here[of_metric][place]
+            is_result = tf.reduce_all(is_result | (flat[i] != flat[i]))
+            flat[i] = tf.where(is_result, over_ranks[of_metric][place], flat[i])
+    return keras.tree.pack_sequence_as(logs, flat)
+
+
+def _sources(
+    logs: dict[str, Any], metrics: list[keras.Metric]
+) -> dict[int, tuple[keras.Metric, int]]:
+    """Which of the logs are whose results; several for a metric with a dict of them.
+
+    Known by the value itself, or else by the metric's name.
+    """
+    named = {each.name: each for each in metrics}
+    seen: collections.Counter[str] = collections.Counter()
+    sources = {}
+    for i, (path, value) in enumerate(keras.tree.flatten_with_path(logs)):
+        name = path[0]
+        source = getattr(value, _RESULT_OF, None)
+        if source is None and name in named:
+            source = named[name], seen[name]
+        seen[name] += 1
+        if source is not None and not hasattr(value, _OVER_RANKS):
+            sources[i] = source
+    return sources
 
 
 def _of_sums(

@@ -152,16 +152,24 @@ def own_or(value: tf.Tensor, otherwise: Any) -> tf.Tensor:
     return tf.where(step.has_rows(), value, tf.cast(otherwise, value.dtype))
 
 
-def without_foreign(value: Any) -> Any:
+def without_foreign(
+    value: Any, neutral: Callable[[tf.Tensor], tf.Tensor] = tf.zeros_like
+) -> Any:
     """A tensor or slices; zeros if they come of rows that this rank does not have."""
     step = _step()
     if step is None or not step.depends_on_rows(value):
         return value
-    return zero_unless(step.has_rows(), value)
+    return zero_unless(step.has_rows(), value, neutral)
 
 
-def zero_unless(condition: tf.Tensor | None, value: Any) -> Any:
+def zero_unless(
+    condition: tf.Tensor | None,
+    value: Any,
+    neutral: Callable[[tf.Tensor], tf.Tensor] = tf.zeros_like,
+) -> Any:
     """A tensor or slices; zeros unless the condition holds. None holds.
+
+    Or what `neutral` makes of the tensor, in place of zeros.
 
     Example:
 
@@ -174,7 +182,7 @@ def zero_unless(condition: tf.Tensor | None, value: Any) -> Any:
         values = zero_unless(condition, value.values)
         return tf.IndexedSlices(values, value.indices, value.dense_shape)
     value = tf.convert_to_tensor(value)
-    return tf.where(condition, value, tf.zeros_like(value))
+    return tf.where(condition, value, neutral(value))
 
 
 def own_part(value: tf.Tensor, axis: Any) -> tf.Tensor:
@@ -346,7 +354,10 @@ def _flag() -> Any:
 
 def _of_any_length(part: Any) -> Any:
     """The same, but nothing can tell its number of rows without computing it."""
-    if not isinstance(part, (tf.Tensor, *_COMBINED)) and part is not None:
+    if not hasattr(part, "shape"):
+        # A flag, such as `training`: layers decide by it in Python.
+        return part
+    if not isinstance(part, (tf.Tensor, *_COMBINED)):
         part = tf.convert_to_tensor(part)
     if not tf.is_symbolic_tensor(part) or not part.shape.rank or not part.shape[0]:
         return part

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import submission
+from keras_hvd.collectives import contributions, submission
 from keras_hvd.collectives.allgather import grouped_allgather
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
@@ -60,12 +60,13 @@ def all_reduce(
     reduced = []
     parts = buckets.by_size([*map(buckets.size_of, sent)], last_first=False)
     for number, part in enumerate(parts):
-        reduced += grouped_allreduce(
-            [sent[i] for i in part],
-            op=op,
-            name=f"{name}/{number}" if name and number else name,
-            process_set=process_set,
-        )
+        with contributions.as_given():
+            reduced += grouped_allreduce(
+                [sent[i] for i in part],
+                op=op,
+                name=f"{name}/{number}" if name and number else name,
+                process_set=process_set,
+            )
     results = [back(result) for back, result in zip(restore, reduced, strict=True)]
     if op == Sum or counts is None:
         return results
@@ -77,7 +78,7 @@ def of_ranks_with_rows(
     means: Sequence[Any], has_rows: tf.Tensor, process_set: ProcessSet, name: str | None
 ) -> list[Any]:
     """The means over ranks that have rows, from those with zeros for the others."""
-    with submission.on_cpu():
+    with submission.on_cpu(), contributions.as_given():
         [part] = grouped_allreduce(
             [tf.cast(has_rows, tf.float64)],
             op=Average,
@@ -121,7 +122,8 @@ def all_gather(
         tensor, back = _gatherable(own, axis, process_set.size())
         sent.append(tensor)
         restore.append(back)
-    gathered = grouped_allgather(sent, name=name, process_set=process_set)
+    with contributions.as_given():
+        gathered = grouped_allgather(sent, name=name, process_set=process_set)
     return [back(result) for back, result in zip(restore, gathered, strict=True)]
 
 

@@ -26,6 +26,7 @@ from keras_hvd.strategy import (
     keras_trainer,
     no_rows,
     reduction,
+    user_collectives,
 )
 
 
@@ -214,6 +215,7 @@ def _install_hooks() -> None:
         keras_data,
         keras_trainer,
         no_rows,
+        user_collectives,
     ):
         module.install()
 

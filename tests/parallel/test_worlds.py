@@ -9,6 +9,7 @@ import copy
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -429,6 +430,106 @@ def test_a_strategy_is_for_one_job(rank, size):
     join([rank])
     assert keras_hvd.Strategy() is strategy
     model.fit(*own_rows(rank), batch_size=4, verbose=0)
+
+
+# ---- Datasets, whose parts are those of one job
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory) -> str:
+    folder = keras_hvd.broadcast_object(str(tmp_path_factory.mktemp("lines")), 0)
+    if keras_hvd.rank() == 0:
+        for name in "abcdef":
+            Path(folder, f"{name}.txt").write_text(f"{name}1\n{name}2\n")
+    keras_hvd.barrier()
+    return f"{folder}/*.txt"
+
+
+def counted() -> tf.data.Dataset:
+    return tf.data.Dataset.range(24)
+
+
+DATASETS = {
+    "shard": lambda lines: keras_hvd.data.shard(counted().shuffle(24, seed=1)),
+    "shard by filter": lambda lines: keras_hvd.data.shard(
+        counted().filter(lambda number: number >= 0)
+    ),
+    "distribute": lambda lines: keras_hvd.data.distribute(counted(), 12),
+    "even": lambda lines: keras_hvd.data.even(
+        counted().take(6 + 2 * keras_hvd.rank()), mode="repeat", steps=7
+    ),
+    "from_files": lambda lines: keras_hvd.data.from_files(lines, "text"),
+    "even of from_files": lambda lines: keras_hvd.data.even(
+        keras_hvd.data.from_files(lines, "text")
+    ),
+    "ShardedPyDataset": lambda lines: keras_hvd.data.ShardedPyDataset(Numbers()),
+}
+
+
+class Numbers(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.full((2, 1), index)
+
+
+def read(data) -> int:
+    if isinstance(data, keras.utils.PyDataset):
+        return sum(1 for i in range(data.num_batches) if len(data[i]))
+    # Behind what a user's pipeline adds.
+    return sum(1 for _ in data.map(lambda element: element).batch(1).prefetch(1))
+
+
+@pytest.mark.parametrize("first", ["alone", "together"])
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_deals_the_parts_of_no_other_job(name, first, lines, rank, size):
+    jobs = [[rank], None] if first == "alone" else [None, [rank]]
+    join(jobs[0])
+    made = f"rank {keras_hvd.rank()} of {keras_hvd.size()}"
+    data = DATASETS[name](lines)
+    number = read(data)
+    assert number > 0
+    join(jobs[1])
+    with pytest.raises((tf.errors.FailedPreconditionError, RuntimeError)) as raised:
+        read(data)
+    said = str(raised.value)
+    here = f"rank {keras_hvd.rank()} of {keras_hvd.size()}"
+    assert f"made by {made}, and is" in said
+    assert f" by {here}" in said
+    assert "Make it anew after keras_hvd.init()" in said
+    assert read(DATASETS[name](lines)) > 0
+    join(jobs[0])
+    assert read(data) == number
+
+
+def test_batches_of_another_jobs_seed_are_not_shared(rank, size):
+    # The same places, and another first rank that drew the order.
+    join([rank])
+    data = keras_hvd.data.ShardedPyDataset(Numbers())
+    data._seed = 7 + rank
+    join(None)
+    with pytest.raises(RuntimeError, match="Make it anew"):
+        data.on_epoch_end()
+    data = keras_hvd.data.ShardedPyDataset(Numbers())
+    data._seed = 7 + rank
+    with pytest.raises(ValueError, match="seed is 7 on rank 0, and 8 on rank 1"):
+        data.on_epoch_end()
+
+
+def test_a_position_does_not_tell_parts_of_another_job(lines, rank):
+    position = keras_hvd.data.Position()
+    data = keras_hvd.data.from_files(lines, "text", position=position)
+    saved = position.state()
+    join([rank])
+    with pytest.raises(RuntimeError, match="this Position was made by"):
+        position.state()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="from_files: this"):
+        next(iter(data))
+    position = keras_hvd.data.Position()
+    position.restore(saved)
+    data = keras_hvd.data.from_files(lines, "text", position=position)
+    assert len(list(data)) == 12
 
 
 def test_a_process_set_of_another_job_is_never_taken_for_one_of_this(rank, size):

@@ -36,6 +36,7 @@ REGISTER_OP("KerasHvdSameJobValue")
     .Attr("process_set: int = 0")
     .Attr("value: int")
     .Attr("place: string")
+    .Attr("dataset: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
@@ -45,6 +46,7 @@ quantity: as for KerasHvdJobValue.
 process_set: as for KerasHvdJobValue.
 value: what the number was.
 place: where in its job this process was, for the error.
+dataset: the function that made the dataset whose graph it is, if it is one's.
 )doc");
 
 class JobValueKernel : public tensorflow::OpKernel {
@@ -65,18 +67,43 @@ class JobValueKernel : public tensorflow::OpKernel {
   JobValue which_;
 };
 
+// In which way a number is another one in this job; empty if it is the same.
+std::string WhyOther(const FixedValue& fixed) {
+  if (khvd_is_initialized() == 0) return "";
+  const JobValue& which = fixed.which;
+  const absl::StatusOr<int32_t> now = ValueOf(which);
+  if (!now.ok()) return std::string(now.status().message());
+  if (*now == fixed.value) return "";
+  const std::string of_set =
+      which.process_set == 0 ? "" : absl::StrCat(" of process set ", which.process_set);
+  return absl::StrCat(which.quantity, of_set, " was ", fixed.value, " then and is ",
+                      *now, " now");
+}
+
 class SameJobValueKernel : public tensorflow::OpKernel {
  public:
   explicit SameJobValueKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadFixedValue(ctx, &fixed_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dataset", &dataset_));
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, RequireSame(name(), fixed_));
+    OP_REQUIRES_OK(
+        ctx, dataset_.empty() ? RequireSame(name(), fixed_) : RequireSameForDataset());
   }
 
  private:
+  absl::Status RequireSameForDataset() const {
+    const std::string why = WhyOther(fixed_);
+    if (why.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        dataset_, ": this dataset was made by ", fixed_.place, ", and is read by ",
+        PlaceInJob(), " of another job, for which it would be wrong: ", why,
+        ". Make it anew after keras_hvd.init()"));
+  }
+
   FixedValue fixed_;
+  std::string dataset_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("KerasHvdJobValue").Device(tensorflow::DEVICE_CPU),
@@ -119,16 +146,8 @@ std::string PlaceInJob() {
 }
 
 absl::Status RequireSame(std::string_view op, const FixedValue& fixed) {
-  if (khvd_is_initialized() == 0) return absl::OkStatus();
-  const JobValue& which = fixed.which;
-  const absl::StatusOr<int32_t> now = ValueOf(which);
-  if (now.ok() && *now == fixed.value) return absl::OkStatus();
-  const std::string of_set =
-      which.process_set == 0 ? "" : absl::StrCat(" of process set ", which.process_set);
-  const std::string why = now.ok()
-                              ? absl::StrCat(which.quantity, of_set, " was ",
-                                             fixed.value, " then and is ", *now, " now")
-                              : std::string(now.status().message());
+  const std::string why = WhyOther(fixed);
+  if (why.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       op, ": this function was traced by ", fixed.place, ", and is run by ",
       PlaceInJob(), " of another job, for which it would be wrong: ", why,

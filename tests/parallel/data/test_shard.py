@@ -317,3 +317,14 @@ def test_a_process_set(read, rank, size):
                 shard(in_memory(), process_set=pair)
     finally:
         keras_hvd.remove_process_set(pair)
+
+
+def test_an_iterator_of_a_part_is_saved_and_restored(tmp_path):
+    part = keras_hvd.data.shard(tf.data.Dataset.range(24)).batch(2)
+    iterator = iter(part)
+    next(iterator)
+    path = tf.train.Checkpoint(data=iterator).save(str(tmp_path / "saved"))
+    expected = next(iterator)
+    other = iter(part)
+    tf.train.Checkpoint(data=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(next(other), expected)

@@ -143,7 +143,8 @@ def distributed(x, y, batch) -> dict[str, Any]:
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
     if tf.distribute.has_strategy():
         data = tf.distribute.get_strategy().experimental_distribute_dataset(data)
-    return {"x": data, "validation_data": data}
+    weights = {each: 1.0 + each % 2 for each in range(10)}
+    return {"x": data, "validation_data": data, "class_weight": weights}
 
 
 def in_parts(x, y, batch) -> dict[str, Any]:
@@ -377,12 +378,12 @@ def test_other_data(reader, strategy, rank, several_ranks, raises_on_all_ranks):
     raises_on_all_ranks(raised.value, *parts)
 
 
-def test_class_weights_of_distributed_data(strategy, raises_on_all_ranks):
+def test_class_weights_of_parts(strategy, raises_on_all_ranks):
     with strategy.scope():
         model = linear()
         model.compile("sgd", "mse")
     with strategy.scope(), pytest.raises(ValueError) as raised:
-        model.fit(distributed(np.ones((6, 1)), np.ones(6), 3)["x"], class_weight={1: 2})
+        model.fit(in_parts(np.ones((6, 1)), np.ones(6), 3)["x"], class_weight={1: 2})
     raises_on_all_ranks(raised.value, "class_weight", "(x, y, sample_weight)")
 
 

@@ -334,7 +334,217 @@ def unknown_rank() -> dict[str, Any]:
     return {"logs": logs, "kept": model.remembering.kept(), "weights": weights}
 
 
+def distributed(rows: Callable[[tf.Tensor], Any] = lambda x: x) -> Any:
+    """A dataset whose parts the strategy makes."""
+    strategy = tf.distribute.get_strategy()
+    return strategy.experimental_distribute_dataset(dataset(rows))
+
+
+def of_each_rank(rows: Callable[[Any], Any] = lambda x: x) -> Any:
+    """A dataset whose parts the ranks make, the last one with no rows on some."""
+
+    def parts(context):
+        def own(x, y):
+            ends = tf.shape(x)[0] * tf.range(context.num_input_pipelines + 1)
+            # The first rank has one row more, as in a strategy's parts.
+            ends = -(-ends // context.num_input_pipelines)
+            place = context.input_pipeline_id
+            part = slice(ends[place], ends[place + 1])
+            return rows(x[part]), y[part]
+
+        return dataset().map(own)
+
+    return tf.distribute.get_strategy().distribute_datasets_from_function(parts)
+
+
+def own_step_on(data: Callable[[], Any]) -> Callable[[], dict[str, Any]]:
+    def run():
+        model = OwnStep()
+        results = trained(model, data(), metrics=None)
+        return {**results, "total": model.total.numpy()}
+
+    return run
+
+
+def ragged_on(data: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
+    def run():
+        inputs = keras.Input((None, 3), ragged=True)
+        dense = layers.Lambda(lambda x: x.to_tensor() if hasattr(x, "to_tensor") else x)
+        model = keras.Model(inputs, network()(dense(inputs)))
+        return trained(model, data(tf.RaggedTensor.from_tensor))
+
+    return run
+
+
+def sparse_of_each_rank() -> dict[str, Any]:
+    """Labels are dense; the rows of a rank that has none are those of no row."""
+
+    def flat(x):
+        return tf.sparse.from_dense(tf.reshape(x, [-1, 12]))
+
+    inputs = keras.Input((12,), sparse=True)
+    rows = layers.Lambda(lambda x: keras.ops.reshape(x, (-1, 4, 3)))
+    dense = layers.Lambda(
+        lambda x: tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x
+    )
+    model = keras.Model(inputs, network()(rows(dense(inputs))))
+    return trained(model, of_each_rank(flat))
+
+
+class OwnCollectives(keras.Model):
+    """A step with keras_hvd's own collectives, and weights that it changes by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1, "sigmoid")
+
+    def call(self, inputs):
+        return self.dense(tf.reduce_max(inputs, 1))
+
+    def train_step(self, data):
+        x, y = data
+        is_alone = not tf.distribute.has_strategy()
+
+        def reduced(value, op):
+            return value if is_alone else keras_hvd.allreduce(value, op=op)
+
+        with tf.GradientTape() as tape:
+            errors = tf.square(self(x) - y)
+            loss = tf.reduce_sum(errors) / BATCH
+        if not is_alone:
+            tape = keras_hvd.DistributedGradientTape(tape, op=keras_hvd.Sum)
+        weights = self.trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+            weight.assign_sub(0.1 * gradient)
+        sevens = tf.reduce_max(7 * tf.ones_like(y, tf.int32))
+        gathered = scattered = tf.reshape(errors, [-1])
+        if not is_alone:
+            [gathered] = keras_hvd.grouped_allgather([gathered])
+            of_ranks = tf.fill([keras_hvd.size()], tf.reduce_sum(errors))
+            scattered = keras_hvd.reducescatter(of_ranks, op=keras_hvd.Sum)
+        return {
+            "sum": reduced(tf.reduce_sum(errors), keras_hvd.Sum),
+            "mean": reduced(tf.reduce_mean(errors), keras_hvd.Average),
+            "sevens": reduced(sevens, keras_hvd.Average),
+            "least": reduced(tf.reduce_min(errors), keras_hvd.Min),
+            "most": reduced(tf.reduce_max(-errors), keras_hvd.Max),
+            "most_integer": reduced(-sevens, keras_hvd.Max),
+            "product": reduced(tf.reduce_prod(1 + errors), keras_hvd.Product),
+            "gathered": tf.reduce_sum(gathered),
+            "scattered": tf.reduce_sum(scattered),
+        }
+
+
+def own_collectives(**compiled: Any) -> Callable[[], dict[str, Any]]:
+    def run():
+        model = OwnCollectives()
+        model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+        logs = model.fit(of_each_rank(), epochs=2, verbose=0).history
+        return {"logs": logs, "weights": model.get_weights()}
+
+    return run
+
+
+def normalization() -> keras.layers.Layer:
+    """Over all rows, on one process or on several ranks."""
+    several = {"synchronized": True} if tf.distribute.has_strategy() else {}
+    return layers.BatchNormalization(momentum=0.5, **several)
+
+
+def normalized(*inputs: Any) -> keras.Model:
+    return keras.Sequential(
+        [*inputs, layers.Dense(3), normalization(), layers.Dropout(0.0)]
+    )
+
+
+def with_statistics(model: keras.Model, **results: Any) -> dict[str, Any]:
+    moving = [each for each in model.variables if "seed" not in each.path]
+    return {**results, "weights": [each.numpy() for each in moving]}
+
+
+def normalized_by_hand() -> dict[str, Any]:
+    """A loop whose traces know their number of rows, but for those that have none."""
+    strategy = tf.distribute.get_strategy()
+    model = normalized(keras.Input((4, 3)), layers.Flatten())
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            errors = tf.square(model(x, training=True) - y)
+            loss = tf.reduce_sum(errors) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    train_step = tf.function(lambda *batch: strategy.run(step, batch))
+    losses = [
+        strategy.reduce("SUM", train_step(*batch), None).numpy()
+        for batch in strategy.experimental_distribute_dataset(dataset())
+    ]
+    return with_statistics(model, losses=losses)
+
+
+def normalized_batches() -> dict[str, Any]:
+    """Batches of which one rank has seen several sizes, and another one."""
+    model = normalized(keras.Input((4, 3)), layers.Flatten())
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    rows = (7, 6, 5, 1, 7)
+    losses = [model.train_on_batch(X[:each], Y[:each]) for each in rows]
+    return with_statistics(model, losses=losses)
+
+
+def normalized_under_mask() -> dict[str, Any]:
+    model = normalized(keras.Input((4, 3)), layers.Masking())
+    model.add(layers.LSTM(1))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = X * (np.arange(4) < 1 + np.arange(13)[:, None] % 4)[..., None]
+    logs = model.fit(x, Y, BATCH, epochs=2, shuffle=False, verbose=0).history
+    return with_statistics(model, logs=logs)
+
+
+class Renaming(OwnStep):
+    """Logs its metrics' results by names that they do not have."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        super().train_step((x, y))
+        self.score.update_state(y, self(x))
+        return {"error": self.own.result(), "others": {"score": self.score.result()}}
+
+
+def other_names(**compiled: Any) -> Callable[[], dict[str, Any]]:
+    def run():
+        model = Renaming()
+        model.score = keras.metrics.F1Score(threshold=0.5)
+        model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+        results = [
+            model.fit(dataset(), verbose=0).history,
+            model.train_on_batch(X[:5], Y[:5], return_dict=True),
+        ]
+        return {"results": results}
+
+    return run
+
+
 CASES = {
+    "normalized_by_hand": normalized_by_hand,
+    "normalized_batches": normalized_batches,
+    "normalized_under_mask": normalized_under_mask,
+    "other_names": other_names(),
+    "other_names_eagerly": other_names(run_eagerly=True),
+    "own_collectives": own_collectives(),
+    "own_collectives_eagerly": own_collectives(run_eagerly=True),
+    "distributed": lambda: trained(network(), distributed()),
+    "distributed_eagerly": lambda: trained(network(), distributed(), run_eagerly=True),
+    "of_each_rank": lambda: trained(network(), of_each_rank()),
+    "of_each_rank_eagerly": lambda: trained(
+        network(), of_each_rank(), run_eagerly=True
+    ),
+    "own_step_on_distributed": own_step_on(distributed),
+    "own_step_of_each_rank": own_step_on(of_each_rank),
+    "ragged_distributed": ragged_on(distributed),
+    "ragged_of_each_rank": ragged_on(of_each_rank),
+    "sparse_of_each_rank": sparse_of_each_rank,
     "graph": fit(),
     "eager": fit(run_eagerly=True),
     "several_steps": several_steps,

@@ -1,10 +1,15 @@
-"""What a strategy holds of a job is of use in no other one."""
+"""What was made for a rank's place in a job is of use in no other job."""
 
 from __future__ import annotations
 
 from keras_hvd.collectives import job_values
 from keras_hvd.runtime import basics
 from keras_hvd.runtime.process_sets import ProcessSet, number_of
+
+_REMEDY = (
+    "After keras_hvd.init(), make a new keras_hvd.Strategy(), and models and datasets "
+    "with it"
+)
 
 
 class Place:
@@ -22,7 +27,7 @@ class Place:
         self.size: int = process_set.size()
         self.rank: int = process_set.rank()
 
-    def require_same(self, what: str) -> None:
+    def require_same(self, what: str, remedy: str = _REMEDY) -> None:
         """Raises RuntimeError if the place is another, in another job.
 
         Raises ValueError if the process set is not part of the job any more. What is
@@ -39,6 +44,5 @@ class Place:
         raise RuntimeError(
             f"this {what} was made by rank {self.rank} of {self.size}, and is used by "
             f"rank {basics.rank()} of {basics.size()}, in another job, for which it "
-            "would be wrong. After keras_hvd.init(), make a new keras_hvd.Strategy(), "
-            "and models and datasets with it"
+            f"would be wrong. {remedy}"
         )

@@ -1,0 +1,51 @@
+"""A dataset that is a rank's part in one job, and an error in another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd.collectives import job_values
+from keras_hvd.runtime.process_sets import ProcessSet, number_of
+
+MARK = "keras_hvd_one_job"
+"""The name that marks these datasets in graphs made from them."""
+
+
+def for_one_job(
+    dataset: tf.data.Dataset, function: str, process_set: ProcessSet
+) -> tf.data.Dataset:
+    """The same elements, which cannot be read in a job in which the place is another.
+
+    `function` has made the dataset, for the error.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> numbers = tf.data.Dataset.range(3)
+    >>> checked = for_one_job(numbers, "shard", keras_hvd.global_process_set)
+    >>> [int(each) for each in checked], int(checked.cardinality())
+    ([0, 1, 2], 3)
+    """
+    number = number_of(process_set, function)
+
+    def checked(_: tf.Tensor) -> tf.data.Dataset:
+        job_values.require_as_traced(
+            "size", "rank", process_set=number, dataset=f"keras_hvd.data.{function}"
+        )
+        return dataset
+
+    result: Any = tf.data.Dataset.range(1).flat_map(checked, name=MARK)
+    # Where TensorFlow's own datasets that have no inputs keep what they read.
+    result._impl = dataset
+    known = dataset.cardinality()
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        result = result.apply(tf.data.experimental.assert_cardinality(known))
+    options = tf.data.Options()
+    # The check has no state that a saved iterator would lose. TensorFlow warns of it.
+    options.experimental_external_state_policy = (
+        tf.data.experimental.ExternalStatePolicy.WARN
+    )
+    return result.with_options(options).with_options(dataset.options())

@@ -1,0 +1,94 @@
+"""keras_hvd's collectives in a strategy's step: ranks without rows are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_hvd.collectives import contributions
+from keras_hvd.collectives.allreduce_op import Average, Max, Min, Product, ReduceOp
+from keras_hvd.runtime.process_sets import ProcessSet
+from keras_hvd.strategy import no_rows
+from keras_hvd.strategy.reduction import of_ranks_with_rows
+
+
+def install() -> None:
+    """Makes the collectives leave out what comes of rows that a rank does not have."""
+    contributions.follow(_WithoutForeignRows())
+
+
+class _WithoutForeignRows:
+    """What a rank gives: nothing that comes of rows that it does not have."""
+
+    def to_reduction(
+        self, values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
+    ) -> tuple[list[Any], contributions.Restore]:
+        """What changes no result; for an average, with the way to that of the others.
+
+        Example:
+
+        >>> import keras_hvd
+        >>> keras_hvd.init()
+        >>> ranks = keras_hvd.global_process_set
+        >>> given, _ = _WithoutForeignRows().to_reduction([1.0], Average, ranks)
+        >>> given
+        [1.0]
+        """
+        if op != Average:
+            neutral = _neutral(op)
+            return [no_rows.without_foreign(each, neutral) for each in values], list
+        counts = no_rows.ranks_that_count()
+        if counts is None:
+            return list(values), list
+        own = [no_rows.zero_unless(counts, _as_float(each)) for each in values]
+
+        def restore(results: Sequence[Any]) -> list[Any]:
+            means = of_ranks_with_rows(results, counts, process_set, None)
+            return [_as(value, mean) for value, mean in zip(values, means, strict=True)]
+
+        return own, restore
+
+    def to_gather(self, value: tf.Tensor) -> tf.Tensor:
+        """The rows that are this rank's own.
+
+        >>> _WithoutForeignRows().to_gather(tf.constant([1])).numpy().tolist()
+        [1]
+        """
+        return no_rows.own_part(value, 0)
+
+
+def _neutral(op: ReduceOp) -> Any:
+    """What changes no other value, by its type."""
+    if op == Product:
+        return tf.ones_like
+    if op not in (Min, Max):
+        return tf.zeros_like
+
+    def extreme(value: tf.Tensor) -> tf.Tensor:
+        dtype = value.dtype
+        if dtype == tf.bool:
+            return tf.fill(tf.shape(value), op == Min)
+        if dtype.is_floating:
+            limit = float("inf" if op == Min else "-inf")
+        else:
+            limit = dtype.max if op == Min else dtype.min
+        return tf.fill(tf.shape(value), tf.constant(limit, dtype))
+
+    return extreme
+
+
+def _as_float(value: Any) -> Any:
+    """The value, or floats for integers, whose average is divided once more."""
+    if isinstance(value, tf.IndexedSlices):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    return tf.cast(tensor, tf.float64) if tensor.dtype.is_integer else tensor
+
+
+def _as(given: Any, mean: Any) -> Any:
+    """The mean in the type of what was given; slices of integers have a float's."""
+    if isinstance(mean, tf.IndexedSlices):
+        return mean
+    return tf.cast(mean, tf.convert_to_tensor(given).dtype)
