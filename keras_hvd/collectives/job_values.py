@@ -60,10 +60,43 @@ def require_as_traced(*quantities: str, process_set: int = 0) -> list[tf.Operati
     """
     if tf.executing_eagerly() or not _has_op():
         return []
-    return [_check(quantity, process_set) for quantity in quantities]
+    place = f"rank {basics.rank()} of {basics.size()}"
+    # The numbers of now, not ops: that is what the graph is being built for.
+    return [
+        _check(quantity, process_set, _number(quantity, process_set), place)
+        for quantity in quantities
+    ]
 
 
-def _check(quantity: str, process_set: int) -> tf.Operation:
+def require_unchanged(number: int, changes: int, optimizer: str) -> list[tf.Operation]:
+    """Makes the current graph, if not XLA's, fail once an optimizer reduces otherwise.
+
+    Args:
+        number: of the optimizer in this process.
+        changes: how often it has changed until now.
+        optimizer: what it is, for the error.
+
+    Returns:
+        The checks, as `require_as_traced` does.
+
+    Example:
+
+    >>> require_unchanged(1, 0, "optimizer 'adam'")
+    []
+    """
+    # A check in a program of XLA would hold up gradients until backprop has ended.
+    if tf.executing_eagerly() or submission.is_compiled():
+        return []
+    return [_check("changes", number, changes, optimizer)]
+
+
+def note_change(number: int) -> None:
+    """Says that the optimizer with this number reduces in another way from now on."""
+    with tf.init_scope():
+        native.ops().keras_hvd_note_change(optimizer=number)
+
+
+def _check(quantity: str, process_set: int, value: int, place: str) -> tf.Operation:
     graph: Any = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_keras_hvd_checks"):
         graph._keras_hvd_checks = {}
@@ -73,12 +106,11 @@ def _check(quantity: str, process_set: int) -> tf.Operation:
     is_whole = graph._get_control_flow_context() is None
     if is_whole and key in checks:
         return checks[key]
-    # The number of now, not an op: that is what the graph is being built for.
     check = native.ops().keras_hvd_same_job_value(
         quantity=quantity,
         process_set=process_set,
-        value=_number(quantity, process_set),
-        place=f"rank {basics.rank()} of {basics.size()}",
+        value=value,
+        place=place,
         name=f"keras_hvd_same_{quantity}",
     )
     submission.run_operation_independently(check)

@@ -1,7 +1,10 @@
 // KerasHvdJobValue: this process's rank and other numbers of the job, at the time the
 // op runs. KerasHvdSameJobValue: an error if such a number is no longer that of the
-// trace.
+// trace. KerasHvdNoteChange: an optimizer reduces in another way from now on.
 #include "tf_ops/kernels/job_value.h"
+
+#include <mutex>
+#include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -32,7 +35,9 @@ process_set: whose size, whose rank (-1 outside of it), or who is included.
 )doc");
 
 REGISTER_OP("KerasHvdSameJobValue")
-    .Attr("quantity: {'rank', 'size', 'local_rank', 'local_size', 'included'}")
+    .Attr(
+        "quantity: {'rank', 'size', 'local_rank', 'local_size', 'included', "
+        "'changes'}")
     .Attr("process_set: int = 0")
     .Attr("value: int")
     .Attr("place: string")
@@ -41,11 +46,45 @@ REGISTER_OP("KerasHvdSameJobValue")
     .Doc(R"doc(
 An error if a number of the job is no longer what it was when the graph was built.
 
-quantity: as for KerasHvdJobValue.
-process_set: as for KerasHvdJobValue.
+quantity: as for KerasHvdJobValue; or "changes", of how an optimizer reduces.
+process_set: as for KerasHvdJobValue; for "changes" the optimizer's number.
 value: what the number was.
-place: where in its job this process was, for the error.
+place: for the error, where in its job this process was; for "changes" the optimizer.
 )doc");
+
+REGISTER_OP("KerasHvdNoteChange")
+    .Attr("optimizer: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Notes that an optimizer reduces its gradients in another way from now on.
+
+optimizer: its number in this process.
+)doc");
+
+// How often each optimizer has changed.
+class Changes {
+ public:
+  static Changes& OfProcess() {
+    static auto* const changes = new Changes;
+    return *changes;
+  }
+
+  void Note(int32_t optimizer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++changes_[optimizer];
+  }
+
+  int32_t Of(int32_t optimizer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = changes_.find(optimizer);
+    return found == changes_.end() ? 0 : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int32_t, int32_t> changes_;
+};
 
 class JobValueKernel : public tensorflow::OpKernel {
  public:
@@ -79,6 +118,18 @@ class SameJobValueKernel : public tensorflow::OpKernel {
   FixedValue fixed_;
 };
 
+class NoteChangeKernel : public tensorflow::OpKernel {
+ public:
+  explicit NoteChangeKernel(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("optimizer", &optimizer_));
+  }
+
+  void Compute(OpKernelContext*) override { Changes::OfProcess().Note(optimizer_); }
+
+ private:
+  int32_t optimizer_ = 0;
+};
+
 REGISTER_KERNEL_BUILDER(Name("KerasHvdJobValue").Device(tensorflow::DEVICE_CPU),
                         JobValueKernel);
 REGISTER_KERNEL_BUILDER(
@@ -88,6 +139,18 @@ REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_C
                         SameJobValueKernel);
 REGISTER_KERNEL_BUILDER(Name("KerasHvdSameJobValue").Device(tensorflow::DEVICE_GPU),
                         SameJobValueKernel);
+REGISTER_KERNEL_BUILDER(Name("KerasHvdNoteChange").Device(tensorflow::DEVICE_CPU),
+                        NoteChangeKernel);
+
+absl::Status RequireUnchanged(std::string_view op, const FixedValue& fixed) {
+  if (Changes::OfProcess().Of(fixed.which.process_set) == fixed.value) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      op, ": this function was traced before ", fixed.place,
+      " was distributed, or got other local variables, and would go on without that. "
+      "Trace it again: make a new tf.function, after the optimizer is complete"));
+}
 
 }  // namespace
 
@@ -121,6 +184,7 @@ std::string PlaceInJob() {
 absl::Status RequireSame(std::string_view op, const FixedValue& fixed) {
   if (khvd_is_initialized() == 0) return absl::OkStatus();
   const JobValue& which = fixed.which;
+  if (which.quantity == "changes") return RequireUnchanged(op, fixed);
   const absl::StatusOr<int32_t> now = ValueOf(which);
   if (now.ok() && *now == fixed.value) return absl::OkStatus();
   const std::string of_set =
