@@ -201,7 +201,7 @@ def _join(
         cores.share(launched.local_size)
     # By the launcher's local rank, which no other part of its job has.
     gpu_pinning.pin(launched)
-    if world.size > 1 and "keras" in sys.modules:
+    if launched.size > 1 and "keras" in sys.modules:
         # Far above this layer, and without Keras of no use.
         importlib.import_module("keras_hvd.optimizer.traced_steps").install()
     _add(sets)

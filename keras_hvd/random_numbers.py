@@ -130,7 +130,9 @@ def install(is_distributed: Callable[[Any], bool]) -> None:
 
 
 def continue_with_rank(generator: Any, seed: Any, rank: int) -> None:
-    """Makes a generator of Keras continue with the ranks' seed plus this rank.
+    """Makes a generator continue with the ranks' seed, or state, plus this rank.
+
+    It is one of Keras, or a `tf.random.Generator`, whose state ends with its key.
 
     Example:
 
@@ -139,8 +141,11 @@ def continue_with_rank(generator: Any, seed: Any, rank: int) -> None:
     >>> generator.state.numpy().tolist()
     [9, 0]
     """
-    dtype = generator.state.dtype
-    generator.state.assign(seed + tf.cast(tf.constant([rank, 0]), dtype))
+    state = generator.state
+    places = state.shape[0]
+    place = places - 1 if isinstance(generator, tf.random.Generator) else 0
+    added = tf.one_hot(place, places, on_value=rank, off_value=0)
+    state.assign(seed + tf.cast(added, state.dtype))
     vars(generator)[_HAS_RANK] = True
 
 

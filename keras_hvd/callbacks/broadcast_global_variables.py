@@ -9,10 +9,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_hvd import current_strategy, random_numbers
 from keras_hvd.callbacks.coordination import DistributedCallback
-from keras_hvd.callbacks.model_parts import layers_of
+from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer.distributed_class import (
@@ -30,6 +31,7 @@ from keras_hvd.optimizer.labels import (
 )
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.nested_optimizers import (
+    leaves_of,
     model_leaf_optimizers,
     model_optimizers,
 )
@@ -135,7 +137,7 @@ class BroadcastGlobalVariables(DistributedCallback):
         self._broadcast_when_created()
 
     def _states(self) -> list[dict[str, Any]]:
-        shared = self._shared(self.model.weights)
+        shared = self._shared(weights_of(self.model))
         state = {**_state(self.model, shared), "root_rank": repr(self.root_rank)}
         return allgather_object(state, name="keras_hvd/model_state")
 
@@ -171,8 +173,8 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     def _broadcast_late(self) -> None:
         """Broadcasts what steps have created, and warns that they were not shared."""
-        weights = self._shared(self.model.weights)
-        new = [each.path for each in weights if id(each) not in self._sent]
+        weights = self._shared(weights_of(self.model))
+        new = [each.path for each in weights if identity(each) not in self._sent]
         if new and self._broadcast() and basics.rank() == 0:
             log.warn(
                 f"model {self.model.name!r} made {_some(new)} while it ran, with "
@@ -210,16 +212,16 @@ class BroadcastGlobalVariables(DistributedCallback):
 
     def _broadcast(self) -> bool:
         """Broadcasts new variables, once all of them are initialized."""
-        variables = self._shared(self.model.weights)
+        variables = self._shared(weights_of(self.model))
         for optimizer in model_optimizers(self.model):
             variables.extend(self._shared_state(optimizer))
         if not all(map(_is_initialized, variables)):
             return False
-        new = [each for each in variables if id(each) not in self._sent]
+        new = [each for each in variables if identity(each) not in self._sent]
         if new:
             broadcast_variables(new, self.root_rank)
             _take_statistics(self.model)
-        self._sent.update(map(id, new))
+        self._sent.update(map(identity, new))
         return True
 
 
@@ -427,11 +429,16 @@ def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
         random_numbers.continue_with_rank(generator, seed, basics.rank())
 
 
-def _seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    """Keras' global generator, and those of the model's layers."""
+def _seed_generators(model: keras.Model) -> list[Any]:
+    """Keras' global generator, and those of the model's layers, also TensorFlow's."""
     generators: list[Any] = [random_numbers.global_generator()]
     for layer in layers_of(model):
-        for each in getattr(layer, "_seed_generators", ()):
+        own = [
+            each
+            for each in leaves_of(list(vars(layer).values()))
+            if isinstance(each, tf.random.Generator)
+        ]
+        for each in [*getattr(layer, "_seed_generators", ()), *own]:
             if not any(each is known for known in generators):
                 generators.append(each)
     return generators

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_hvd import current_strategy
-from keras_hvd.callbacks.model_parts import layers_of
+from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS
 from keras_hvd.collectives.allreduce import grouped_allreduce
 from keras_hvd.collectives.allreduce_op import Average, Sum
@@ -134,6 +134,7 @@ class SharedWeights:
         # Checksums of the ranks that train with this one, by rank.
         self._after_steps: dict[int, Checksums] = {}
         self._before_end: Checksums | None = None
+        # By the `identity` of weights.
         self._before_steps: dict[int, tf.Tensor] = {}
 
     def suspects(self) -> tuple[list[str], bool]:
@@ -162,8 +163,8 @@ class SharedWeights:
             now = self._comparable(of_ranks)
             self._require_unchanged(now, f"after epoch {epoch}")
         self._before_steps = {
-            place: tf.identity(weight.value)
-            for place, weight in enumerate(self._model.weights)
+            identity(weight): tf.identity(weight.value)
+            for weight in weights_of(self._model)
             if _aggregation(weight) == "sum"
         }
 
@@ -186,7 +187,7 @@ class SharedWeights:
     def _combine(self, differing: list[int]) -> set[int]:
         """Makes weights equal that have an aggregation, and returns their places."""
         process_set = _trained_by(self._model) or global_process_set
-        weights = self._model.weights
+        weights = weights_of(self._model)
         places: dict[str, list[int]] = collections.defaultdict(list)
         checksums = self._after_steps[basics.rank()].of_weights
         for place, weight in enumerate(weights):
@@ -212,14 +213,15 @@ class SharedWeights:
 
     def _add_up(self, places: list[int], process_set: ProcessSet) -> None:
         """Adds up what the ranks have added since the epoch's first step."""
-        weights = [self._model.weights[place] for place in places]
+        every = weights_of(self._model)
+        weights = [every[place] for place in places]
         parts = [tf.identity(weight.value) for weight in weights]
         if process_set.rank() != 0:
             # What was there before counts once. A weight that was made in a step is
             # taken to have been 0 before.
             parts = [
-                part - self._before_steps.get(place, tf.zeros_like(part))
-                for place, part in zip(places, parts, strict=True)
+                part - self._before_steps.get(identity(weight), tf.zeros_like(part))
+                for weight, part in zip(weights, parts, strict=True)
             ]
         sums = grouped_allreduce(
             parts, op=Sum, name="keras_hvd/sums", process_set=process_set
@@ -228,7 +230,8 @@ class SharedWeights:
             weight.assign(total)
 
     def _difference(self, differing: list[int], epoch: int) -> str:
-        trainable = [self._model.weights[place].trainable for place in differing]
+        weights = weights_of(self._model)
+        trainable = [weights[place].trainable for place in differing]
         remedies = []
         if any(trainable):
             remedies.append(
@@ -284,9 +287,9 @@ class SharedWeights:
                 raise self._drifts([place], after, "at the end of training")
             roots[changed[0]].append(place)
         process_set = _trained_by(self._model) or global_process_set
+        weights = weights_of(self._model)
         for root, places in roots.items():
-            weights = [self._model.weights[place] for place in places]
-            broadcast_variables(weights, root, process_set)
+            broadcast_variables([weights[each] for each in places], root, process_set)
 
     def _require_unchanged(self, now: dict[int, Checksums], when: str) -> None:
         """Raises if weights differ that were equal after the last step."""
@@ -294,7 +297,7 @@ class SharedWeights:
         if not _alike(before, now):
             return
         differed = _differing(before)
-        weights = self._model.weights
+        weights = weights_of(self._model)
         # Layers may assign others in validation.
         drifted = [
             place
@@ -349,7 +352,7 @@ class SharedWeights:
 
     def checksums(self, of_statistics: bool = False) -> Checksums:
         """This rank's; of moving statistics only if asked, since they are averaged."""
-        weights = self._model.weights
+        weights = weights_of(self._model)
         local = self._local(weights)
         shared = [each for each in weights if identity(each) not in local]
         structure = [(tuple(w.shape), w.dtype, _aggregation(w)) for w in shared]
@@ -382,13 +385,14 @@ class SharedWeights:
     def _named(self, places: Iterable[int], now: dict[int, Checksums]) -> str:
         """The weights, with the ranks whose values are not the first rank's."""
         first, *others = now
+        weights = weights_of(self._model)
         shown = []
         for place in places:
             of_first = now[first].of_weights[place]
             ranks = [
                 str(rank) for rank in others if now[rank].of_weights[place] != of_first
             ]
-            path = self._model.weights[place].path
+            path = weights[place].path
             shown.append(f"{path} (rank {', '.join(ranks)} not as rank {first})")
         if len(shown) > 3:
             return f"{'; '.join(shown[:3])}; ... ({len(shown)} in all)"

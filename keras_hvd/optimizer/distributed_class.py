@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_hvd import guarded_saving, random_numbers
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer import equal_start
+from keras_hvd.optimizer import equal_start, traced_updates
 from keras_hvd.optimizer.gradient_accumulation import accumulate
 from keras_hvd.optimizer.gradient_reduction import (
     GradientReduction,
@@ -83,7 +83,7 @@ def distribute(
     plain: type = type(optimizer)
     optimizer.__class__ = _distributed_class(plain, inner is None, settings)
     optimizer._own.local.extend(local)
-    _note_change()
+    _note_change(optimizer)
     return optimizer
 
 
@@ -296,7 +296,7 @@ class _Distributed(Mixin):
 
     def _keep_local(self, local: LocalVariables) -> None:
         self._own.local.append(local)
-        _note_change()
+        _note_change(self)
         for each in inner_optimizers(self) or ():
             each._keep_local(local)
 
@@ -328,9 +328,10 @@ class _DistributesInner(_Distributed):
             before_first_update(self, action)
 
 
-def _note_change() -> None:
+def _note_change(optimizer: Any) -> None:
     global _changes
     _changes += 1
+    traced_updates.note_change(optimizer)
 
 
 @functools.cache

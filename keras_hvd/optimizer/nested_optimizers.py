@@ -53,7 +53,7 @@ def model_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     ['mine']
     """
     optimizers: list[Any] = []
-    for value in (model.optimizer, *_leaves(list(vars(model).values()))):
+    for value in (model.optimizer, *leaves_of(list(vars(model).values()))):
         known = any(value is each for each in optimizers)
         if isinstance(value, keras.optimizers.Optimizer) and not known:
             optimizers.append(value)
@@ -72,12 +72,16 @@ def model_leaf_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer
     return [leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)]
 
 
-def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The leaves of nested lists and dicts, which may contain themselves."""
+def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The leaves of nested lists and dicts, which may contain themselves.
+
+    >>> list(leaves_of([1, {"a": [2]}]))
+    [1, 2]
+    """
     if isinstance(value, (dict, list, tuple)):
         for each in value.values() if isinstance(value, dict) else value:
             if depth:
-                yield from _leaves(each, depth - 1)
+                yield from leaves_of(each, depth - 1)
     else:
         yield value
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_hvd import current_strategy
 from keras_hvd.collectives import reductions
-from keras_hvd.optimizer import distributed_class, equal_start
+from keras_hvd.optimizer import distributed_class, equal_start, traced_updates
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import (
     model_leaf_optimizers,
@@ -70,7 +70,22 @@ def install() -> None:
         return _watch(self, functools.partial(plain, self), force)
 
     keras.Model.make_train_function = make_train_function
+    for name in ("make_test_function", "make_predict_function"):
+        _trace_anew_before(name)
+    traced_updates.install()
     atexit.register(_warn_of_separate_trainings)
+
+
+def _trace_anew_before(name: str) -> None:
+    plain = getattr(keras.Model, name)
+
+    @functools.wraps(plain)
+    def make(self, force=False):
+        if basics.is_initialized():
+            trace_anew_in_another_job(self)
+        return plain(self, force)
+
+    setattr(keras.Model, name, make)
 
 
 def require_reducing(model: keras.Model) -> None:

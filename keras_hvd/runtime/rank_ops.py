@@ -142,3 +142,5 @@ def _place(
 
 tf.no_gradient("KerasHvdJobValue")
 tf.no_gradient("KerasHvdSameJobValue")
+tf.no_gradient("KerasHvdNoteChange")
+tf.no_gradient("KerasHvdRequireUnchanged")

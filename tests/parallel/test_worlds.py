@@ -352,6 +352,29 @@ def test_a_callback_writes_on_the_first_rank_of_the_job_there_is(
     assert writes() == (rank == 0)
 
 
+@pytest.mark.parametrize("way", ["evaluate", "test_on_batch", "predict_on_batch"])
+def test_what_does_not_train_is_traced_for_the_new_job_too(way, rank, size):
+    class Sums(keras.Model):
+        def call(self, x):
+            return keras_hvd.allreduce(x, op=Sum, name="x") / keras_hvd.size()
+
+        def test_step(self, data):
+            return {"mean": tf.reduce_mean(self(data[0]))}
+
+    model = Sums()
+    model.compile()
+    x = np.full((4, 1), rank, "float32")
+    ways = {
+        "evaluate": lambda: model.evaluate(x, x, verbose=0),
+        "test_on_batch": lambda: model.test_on_batch(x, x),
+        "predict_on_batch": lambda: model.predict_on_batch(x)[0, 0],
+    }
+    join([rank])
+    assert float(np.squeeze(ways[way]())) == rank
+    join(None)
+    assert float(np.squeeze(ways[way]())) == (size - 1) / 2
+
+
 @pytest.mark.parametrize("loss_scaling", [False, True])
 def test_a_loop_of_ones_own_says_so_too(loss_scaling, rank, size):
     variable = keras.Variable(2.0)

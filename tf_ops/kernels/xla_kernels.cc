@@ -634,6 +634,14 @@ class SameJobValueXlaKernel : public tensorflow::XlaOpKernel {
   FixedValue fixed_;
 };
 
+// A check within a program would hold up gradients until backprop has ended.
+class RequireUnchangedXlaKernel : public tensorflow::XlaOpKernel {
+ public:
+  using tensorflow::XlaOpKernel::XlaOpKernel;
+
+  void Compile(XlaOpKernelContext*) override {}
+};
+
 // REGISTER_XLA_OP works only until TensorFlow compiles its first program, but this
 // library is loaded when the first collective is used.
 #define KERAS_HVD_REGISTER_XLA(OP, KERNEL)                                          \
@@ -649,6 +657,7 @@ KERAS_HVD_REGISTER_XLA("KerasHvdDone", DoneXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdGradients", GradientsXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdJobValue", JobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdReducescatter", ReducescatterXlaKernel);
+KERAS_HVD_REGISTER_XLA("KerasHvdRequireUnchanged", RequireUnchangedXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdSameJobValue", SameJobValueXlaKernel);
 KERAS_HVD_REGISTER_XLA("KerasHvdStart", StartXlaKernel);
 

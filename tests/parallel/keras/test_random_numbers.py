@@ -30,6 +30,14 @@ class Noise(keras.layers.Layer):
         return inputs + self.drawn
 
 
+class NoiseOfGenerator(Noise):
+    """Draws from a generator of TensorFlow that the layer has itself."""
+
+    def __init__(self):
+        super().__init__(lambda: self.generators[0].normal([2]))
+        self.generators = [tf.random.Generator.from_seed(7)]
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         x, y = data
@@ -41,12 +49,15 @@ class OwnStep(keras.Model):
         return {"loss": loss}
 
 
-def fit_and_draw(way: str, draw: Callable[[], Any], **compiled: Any) -> np.ndarray:
+def fit_and_draw(
+    way: str, draw: Callable[[], Any] | None, **compiled: Any
+) -> np.ndarray:
     """What the last step of a model has drawn on this rank."""
     keras.utils.set_random_seed(42)
     is_strategy = way == "strategy"
     with keras_hvd.Strategy().scope() if is_strategy else contextlib.nullcontext():
-        noise, inputs = Noise(draw), keras.Input((2,))
+        noise = Noise(draw) if draw else NoiseOfGenerator()
+        inputs = keras.Input((2,))
         outputs = keras.layers.Dense(1)(noise(inputs))
         kind = OwnStep if way == "tape" else keras.Model
         model = kind(inputs, outputs)
@@ -73,6 +84,13 @@ def test_steps_draw_different_numbers(way, eagerly, draw, size, rank):
     # Of the seed, and nothing else.
     again = fit_and_draw(way, DRAWS[draw], run_eagerly=eagerly)
     np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("way", ["optimizer", "tape"])
+def test_generators_of_layers_differ(way, size, rank):
+    first = fit_and_draw(way, None)
+    assert numbers_of_ranks(first) == size
+    np.testing.assert_array_equal(fit_and_draw(way, None), first)
 
 
 @pytest.mark.parametrize("way", ["strategy", "optimizer"])

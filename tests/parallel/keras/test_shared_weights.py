@@ -37,23 +37,23 @@ def differences(function) -> list[str]:
 class Notes(keras.layers.Layer):
     """Keeps what it has seen in training."""
 
-    def build(self, shape):
-        def weight(name, aggregation, dtype="float32"):
-            return self.add_weight(
-                name=name,
-                shape=(),
-                initializer="zeros",
-                dtype=dtype,
-                trainable=False,
-                aggregation=aggregation,
-            )
+    def weight(self, name, aggregation, dtype="float32"):
+        return self.add_weight(
+            name=name,
+            shape=(),
+            initializer="zeros",
+            dtype=dtype,
+            trainable=False,
+            aggregation=aggregation,
+        )
 
-        self.mean = weight("mean", "mean")
-        self.largest = weight("largest", "mean", "int32")
-        self.rows = weight("rows", "sum", "int64")
-        self.total = weight("total", "sum")
-        self.latest = weight("latest", "only_first_replica")
-        self.steps = weight("steps", "none", "int32")
+    def build(self, shape):
+        self.mean = self.weight("mean", "mean")
+        self.largest = self.weight("largest", "mean", "int32")
+        self.rows = self.weight("rows", "sum", "int64")
+        self.total = self.weight("total", "sum")
+        self.latest = self.weight("latest", "only_first_replica")
+        self.steps = self.weight("steps", "none", "int32")
 
     def call(self, inputs, training=False):
         if training:
@@ -64,6 +64,18 @@ class Notes(keras.layers.Layer):
             self.latest.assign(inputs[-1, 0])
             self.steps.assign_add(1)
         return inputs
+
+
+class NotesOfTensorFlow(Notes):
+    """The same in variables that Keras does not know."""
+
+    def weight(self, name, aggregation, dtype="float32"):
+        return tf.Variable(
+            tf.zeros((), dtype),
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation[aggregation.upper()],
+        )
 
 
 def rows_of(rank: int) -> np.ndarray:
@@ -77,8 +89,9 @@ def batches_of(rank: int) -> list[np.ndarray]:
     return [rows[:batch], rows[batch:]]
 
 
-def test_what_layers_assign(rank, size):
-    notes = Notes()
+@pytest.mark.parametrize("kind", [Notes, NotesOfTensorFlow])
+def test_what_layers_assign(rank, size, kind):
+    notes = kind()
     model = compiled(notes, keras.layers.Dense(1))
     weights = notes.mean, notes.largest, notes.rows, notes.total, notes.latest
     seen: list[list[float]] = []
@@ -163,6 +176,44 @@ def test_other_weights_that_differ_are_named_once(rank):
     assert "flag/count" in said
     assert "own/count" not in said and "on_read" not in said
     assert 'aggregation="mean"' in said and "local_variables" in said
+
+
+class Scales(tf.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.scale = tf.Variable(rank + 2.0, name="scale")
+
+
+class Projects(keras.layers.Layer):
+    """Has variables of TensorFlow, in lists and modules too, that differ at first."""
+
+    def __init__(self, rank):
+        super().__init__(name="projects")
+        self.weights_by_hand = [tf.Variable([rank + 1.0], name="by_hand")]
+        self.module = Scales(rank)
+        self.own = tf.Variable(float(rank), name="own", trainable=False)
+        self.queue = tf.Variable(
+            tf.zeros([rank]), shape=[None], name="queue", trainable=False
+        )
+
+    def call(self, inputs, training=False):
+        [weight] = self.weights_by_hand
+        if training:
+            weight.assign_add([tf.reduce_sum(inputs)])
+        return inputs * weight * self.module.scale + self.own
+
+
+def test_variables_of_tensorflow_start_equal_and_are_named(rank):
+    layer = Projects(rank)
+    model = compiled(layer, keras.layers.Dense(1))
+    ours = BroadcastGlobalVariables(0, local_variables=[layer.own])
+    x = np.full((4, 1), rank, "float32")
+    [said] = differences(lambda: model.fit(x, x, verbose=0, callbacks=[ours]))
+    assert "projects/by_hand (rank 1" in said
+    assert "scale" not in said and "own (" not in said and "queue" not in said
+    assert float(layer.weights_by_hand[0][0]) == 1 + 4 * rank
+    assert float(layer.module.scale) == 2
+    assert float(layer.own) == rank and len(layer.queue.numpy()) == rank
 
 
 def test_states_of_a_ranks_own_rows_may_differ(rank):

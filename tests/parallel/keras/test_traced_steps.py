@@ -243,9 +243,9 @@ def test_function_traced_before_the_optimizer_was_distributed_is_refused(
     model = network(StaleStep, optimizer=plain())
     fit(model, of_rank)
     keras_hvd.DistributedOptimizer(model.optimizer)
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(tf.errors.FailedPreconditionError) as error:
         fit(model, of_rank)
-    raises_on_all_ranks(error.value, "was traced before that was distributed")
+    raises_on_all_ranks(error.value, "traced before optimizer 'sgd")
 
 
 class ReducingItsLoss(OwnStep):
@@ -411,3 +411,64 @@ def test_local_weights_at_the_start(points, rank, several_ranks, new_process):
         model.optimizer.register_local_var(weight)
     fit(model, points)
     assert at_exit() == []
+
+
+# --- functions of the user's own ---------------------------------------------------
+
+
+def loop_over(model, optimizer) -> Callable:
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    def loop(points):
+        for begin in range(0, len(points[0]), 4):
+            step(*(rows[begin : begin + 4] for rows in points))
+
+    return loop
+
+
+LOOPS = {
+    "plain": plain,
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(plain()),
+}
+
+
+@pytest.mark.parametrize("how", LOOPS)
+def test_a_loop_that_was_traced_before_its_optimizer_reduced(
+    how, alone, of_rank, several_ranks
+):
+    optimizer = LOOPS[how]()
+    model = network()
+    start = model.get_weights()
+    loop = loop_over(model, optimizer)
+    loop(of_rank)
+    keras_hvd.DistributedOptimizer(optimizer)
+    with pytest.raises(tf.errors.OpError, match="was distributed, or got other local"):
+        loop(of_rank)
+    # Others, and a new trace, are right.
+    model.set_weights(start)
+    for each in optimizer.variables:
+        if "momentum" in each.path:
+            each.assign(tf.zeros_like(each))
+    loop_over(model, optimizer)(of_rank)
+    for weight, wanted in zip(model.get_weights(), alone(1), strict=True):
+        np.testing.assert_allclose(weight, wanted, atol=1e-6)
+
+
+def test_a_loop_that_was_traced_before_a_variable_was_local(of_rank, several_ranks):
+    model = network()
+    optimizer = keras_hvd.DistributedOptimizer(plain())
+    loop = loop_over(model, optimizer)
+    loop(of_rank)
+    optimizer.register_local_var(model.layers[0].kernel)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="optimizer 'sgd"):
+        loop(of_rank)
+    loop_over(model, optimizer)(of_rank)
+    kernels = keras_hvd.allgather_object(model.layers[0].kernel.numpy())
+    assert np.abs(kernels[0] - kernels[1]).max() > 0

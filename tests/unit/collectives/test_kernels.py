@@ -16,7 +16,9 @@ IN_HOST_MEMORY = {
     "KerasHvdGradients": set(),
     "KerasHvdJoin": {"last"},
     "KerasHvdJobValue": {"value"},
+    "KerasHvdNoteChange": set(),
     "KerasHvdReducescatter": set(),
+    "KerasHvdRequireUnchanged": set(),
     "KerasHvdSameJobValue": set(),
     "KerasHvdStart": {"handle"},
 }
@@ -29,9 +31,12 @@ def test_kernels(op):
         kernel.device_type: set(kernel.host_memory_arg)
         for kernel in kernels.get_registered_kernels_for_op(op).kernel
     }
-    expected = {"CPU": set(), "GPU": IN_HOST_MEMORY[op]}
-    # A program of XLA cannot join.
-    if native.ops_info(tf.__version__)["xla"] and op != "KerasHvdJoin":
+    expected = {"CPU": set()}
+    if op != "KerasHvdNoteChange":
+        expected["GPU"] = IN_HOST_MEMORY[op]
+    # A program of XLA cannot join, and no graph notes a change.
+    of_programs = op not in ("KerasHvdJoin", "KerasHvdNoteChange")
+    if native.ops_info(tf.__version__)["xla"] and of_programs:
         expected |= {"XLA_CPU_JIT": set(), "XLA_GPU_JIT": set()}
     assert found == expected
 
