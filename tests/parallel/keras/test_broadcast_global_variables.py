@@ -313,7 +313,7 @@ def test_models_that_differ(rank, several_ranks, raises_on_all_ranks):
 
 
 @keras.saving.register_keras_serializable("tests")
-class Subclassed(keras.Model):
+class WithTwoParts(keras.Model):
     def __init__(self, **arguments):
         super().__init__(**arguments)
         self.first = keras.layers.Dense(4)
@@ -324,8 +324,8 @@ class Subclassed(keras.Model):
 
 
 def without_input_shape(kind):
-    if kind is Subclassed:
-        return Subclassed()
+    if kind is WithTwoParts:
+        return WithTwoParts()
     return keras.Sequential(
         [
             keras.layers.Dense(4),
@@ -335,13 +335,13 @@ def without_input_shape(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [keras.Sequential, Subclassed])
+@pytest.mark.parametrize("kind", [keras.Sequential, WithTwoParts])
 @pytest.mark.parametrize("suffix", ["keras", "h5", None])
 def test_model_that_one_rank_has_loaded(
     suffix, kind, rank, size, tmp_path, equal_on_all_ranks
 ):
     """Those of the other ranks have no variables yet, and continue with its weights."""
-    if suffix == "h5" and kind is Subclassed:
+    if suffix == "h5" and kind is WithTwoParts:
         pytest.skip("Keras saves no such model there")
     keras.utils.set_random_seed(rank)
     model = without_input_shape(kind)
