@@ -160,7 +160,10 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
             equal = tf.debugging.assert_equal(tf.shape(sequences)[0], expected, what)
             with tf.control_dependencies([equal]):
                 sequences = tf.identity(sequences)
-        elif rows != expected:
+            results = plain(layer, sequences, *args, **kwargs)
+            # What knows its rows by the states could fail before this check.
+            return tf.nest.map_structure(no_rows.of_any_length, results)
+        if rows != expected:
             raise ValueError(
                 f"{what}, and this rank got {rows} rows; make it with "
                 f"batch_shape=({rows}, ...) for batches of {rows * ranks}"

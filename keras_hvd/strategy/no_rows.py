@@ -101,7 +101,7 @@ def of_batch(batch: Any, has_rows: tf.Tensor, agreed: bool = False) -> Iterator[
     `agreed` says that all ranks are in such a block, so that they may have collectives
     for it. In a loop by hand some may know their number of rows, and others not.
     """
-    batch = tf.nest.map_structure(_of_any_length, batch)
+    batch = tf.nest.map_structure(of_any_length, batch)
     flag = _flag()
     flag.assign(has_rows)
     step = _Step(flag, _dense(batch), agreed)
@@ -352,8 +352,16 @@ def _flag() -> Any:
     return _here.flag
 
 
-def _of_any_length(part: Any) -> Any:
-    """The same, but nothing can tell its number of rows without computing it."""
+def of_any_length(part: Any) -> Any:
+    """The same, but nothing can tell its number of rows without computing it.
+
+    Of eager tensors everything is known.
+
+    Example:
+
+    >>> of_any_length(tf.ones([2, 3])).shape
+    TensorShape([2, 3])
+    """
     if not hasattr(part, "shape"):
         # A flag, such as `training`: layers decide by it in Python.
         return part
