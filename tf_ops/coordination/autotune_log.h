@@ -21,8 +21,8 @@ namespace keras_hvd {
 
 // Reads into `options` what `options->log` holds from an earlier job with `ranks`
 // ranks. Leaves `options` unchanged if there is no file, or an empty one, or it is for
-// another number of ranks. Returns an error if the file is something else, which would be overwritten, or
-// cannot be written.
+// another number of ranks. Returns an error if the file is something else, which would
+// be overwritten, or cannot be written.
 Status ReadAutotuneLog(int ranks, AutotuneOptions* options);
 
 // Replaces the file by a complete new one.
