@@ -101,15 +101,16 @@ def read(lines: Iterable[str]) -> Summary:
 
 
 def _without_controls(name: str) -> str:
-    """A tensor's name, in which nothing acts on the terminal.
+    r"""A tensor's name, in which nothing acts on the terminal.
 
     Example:
 
-    >>> _without_controls("grad\x1b[31m")
-    'grad\\x1b[31m'
+    >>> print(_without_controls("grad\x1b[31m"))
+    grad\x1b[31m
     """
     return "".join(
-        letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in name
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in name
     )
 
 
