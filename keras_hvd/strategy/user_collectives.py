@@ -46,7 +46,9 @@ class _WithoutForeignRows:
 
         def restore(results: Sequence[Any]) -> list[Any]:
             means = of_ranks_with_rows(results, counts, process_set, None)
-            return [_as(value, mean) for value, mean in zip(values, means, strict=True)]
+            size = process_set.size()
+            pairs = zip(values, means, strict=True)
+            return [_in_type_of(value, mean, size) for value, mean in pairs]
 
         return own, restore
 
@@ -87,8 +89,14 @@ def _as_float(value: Any) -> Any:
     return tf.cast(tensor, tf.float64) if tensor.dtype.is_integer else tensor
 
 
-def _as(given: Any, mean: Any) -> Any:
+def _in_type_of(given: Any, mean: Any, ranks: int) -> Any:
     """The mean in the type of what was given; slices of integers have a float's."""
     if isinstance(mean, tf.IndexedSlices):
         return mean
-    return tf.cast(mean, tf.convert_to_tensor(given).dtype)
+    dtype = tf.convert_to_tensor(given).dtype
+    if dtype.is_integer:
+        # Integers are rounded towards zero. A mean of so many that is none is further
+        # from one than this.
+        nearest = tf.round(mean)
+        mean = tf.where(tf.abs(mean - nearest) * ranks < 0.5, nearest, mean)
+    return tf.cast(mean, dtype)
