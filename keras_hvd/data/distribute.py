@@ -7,7 +7,8 @@ import os
 import tensorflow as tf
 
 from keras_hvd.data.even import even
-from keras_hvd.data.shard import POLICIES, check_dataset, place_in, shard
+from keras_hvd.data.one_job import for_one_job
+from keras_hvd.data.shard import POLICIES, check_dataset, part_of, place_in
 from keras_hvd.objects import allgather_object
 from keras_hvd.runtime import basics, cores
 from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
@@ -79,10 +80,12 @@ def distribute(
             "distribute: batch_size counts all ranks together and must be a multiple "
             f"of their number, {size}; got {batch_size}"
         )
-    part = shard(dataset, policy, process_set)
+    part = part_of(dataset, policy, process_set)
     part = part.batch(batch_size // size, drop_remainder=drop_remainder)
     if mode != "off":
         part = even(part, mode, steps=steps, process_set=process_set)
+    # Once for a batch, and not for each element of `shard`.
+    part = for_one_job(part, "distribute", process_set)
     return part.prefetch(tf.data.AUTOTUNE).with_options(_options(process_set))
 
 

@@ -134,7 +134,7 @@ class DatasetGraph:
         """The datasets that this dataset reads."""
         sources = map(_node_of, self._nodes[name].input)
         found = [each for each in sources if self._is_dataset(each)]
-        # The first one is only what its function runs on.
+        # The first one only checks.
         return found[1:] if self.kind(name) == FOR_ONE_JOB else found
 
     def before(self, name: str) -> list[str]:

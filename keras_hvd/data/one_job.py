@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from keras_hvd.collectives import job_values
@@ -35,11 +33,12 @@ def for_one_job(
         job_values.require_as_traced(
             "size", "rank", process_set=number, dataset=f"keras_hvd.data.{function}"
         )
-        return dataset
+        return dataset.take(0)
 
-    result: Any = tf.data.Dataset.range(1).flat_map(checked, name=MARK)
-    # Where TensorFlow's own datasets that have no inputs keep what they read.
-    result._impl = dataset
+    # In front of the dataset and not around it: TensorFlow does not optimize what is in
+    # a function.
+    first = tf.data.Dataset.range(1).flat_map(checked)
+    result = first.concatenate(dataset, name=MARK)
     known = dataset.cardinality()
     if known != tf.data.UNKNOWN_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(known))

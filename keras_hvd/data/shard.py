@@ -146,14 +146,33 @@ def shard(
     >>> sum(len(batch) for batch in keras_hvd.data.shard(dataset))
     6
     """
+    part = part_of(dataset, policy, process_set)
+    is_dealt = policy != "off" and not _is_from_files(dataset)
+    # With one rank the whole is dealt to it.
+    if not is_dealt or (part is dataset and process_set.size() > 1):
+        return dataset
+    return for_one_job(part, "shard", process_set)
+
+
+def part_of(
+    dataset: tf.data.Dataset, policy: str, process_set: ProcessSet
+) -> tf.data.Dataset:
+    """The dataset of `shard`, which does not notice that it is read in another job.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> ranks = keras_hvd.global_process_set
+    >>> len(part_of(tf.data.Dataset.range(6), "auto", ranks))
+    6
+    """
     check_dataset("shard", dataset)
     if policy not in POLICIES:
         raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
     size, place = place_in(process_set, "shard")
-    if policy == "off" or _is_from_files(dataset):
+    if policy == "off" or size == 1 or _is_from_files(dataset):
         return dataset
-    if size == 1:
-        return for_one_job(dataset, "shard", process_set)
     graph, mine = _proposal(dataset, policy, size)
     plans = allgather_object(mine, name="keras_hvd/shard", process_set=process_set)
     _require_alike(plans, process_set)
@@ -165,7 +184,7 @@ def shard(
     cut = mine["cut"]
     _settle(graph, cut, plans[0], place, size)
     graph.add_shard(cut.dataset, size, _count_own(graph, cut.counting, place, size))
-    return for_one_job(graph.build(), "shard", process_set)
+    return graph.build()
 
 
 def check_dataset(function: str, dataset: Any) -> None:
