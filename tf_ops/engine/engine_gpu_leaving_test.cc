@@ -261,8 +261,8 @@ class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
     return leaves;
   }
 
-  // Its communicators, of all ranks and of one process set, are the last that it gives
-  // back before it tells that it leaves.
+  // Its communicators, of one process set, of all ranks, and what controls both, are
+  // the last that it gives back before it tells that it leaves.
   void AwaitEndOfGpu(int leader) {
     EXPECT_TRUE(Eventually([&] {
       int64_t ended = 0;
@@ -270,7 +270,7 @@ class GpuLeaderLeavingTest : public testing::TestWithParam<Led> {
         const bool is_end = call.function == "ncclCommDestroy" && call.rank == leader;
         if (is_end) ended += call.times;
       }
-      return ended == 2;
+      return ended == 3;
     }));
   }
 

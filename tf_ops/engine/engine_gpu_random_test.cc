@@ -62,6 +62,7 @@ struct Scenario {
   int without_nccl = -1;  // a rank
   bool checks = false;    // compares all results
   bool splits = false;    // sets are made where there is a communicator already
+  int queue_limit = 0;    // groups that a GPU's queue has room for; 0: for all
   std::vector<std::vector<int>> sets;
   std::vector<Window> windows;
   Trouble trouble;
@@ -198,6 +199,7 @@ Scenario RandomScenario(uint64_t seed) {
   if (OneIn(8, &random)) scenario.without_nccl = Below(scenario.size, &random);
   scenario.checks = OneIn(8, &random);
   scenario.splits = OneIn(2, &random);
+  if (OneIn(3, &random)) scenario.queue_limit = 1 + Below(3, &random);
   scenario.sets = RandomSets(scenario.size, &random);
   for (int i = 0; i < kWindows; ++i) {
     scenario.windows.push_back(RandomWindow(scenario, &random));
@@ -212,6 +214,9 @@ std::string Describe(const Scenario& scenario) {
                      std::to_string(scenario.size) + " ranks, " +
                      testing::PrintToString(scenario.layout);
   if (scenario.devices < scenario.size) text += " that share GPUs";
+  if (scenario.queue_limit > 0) {
+    text += ", room for " + std::to_string(scenario.queue_limit);
+  }
   const std::string rank = "rank " + std::to_string(trouble.rank);
   const std::string window = " in window " + std::to_string(trouble.window);
   if (trouble.kind == Trouble::Kind::kLeaving) text += ", " + rank + " leaves" + window;
@@ -319,7 +324,7 @@ class RandomRank {
       Submitted& each = own.emplace_back();
       each.step = &step;
       each.index = static_cast<int>(found - members.begin());
-      each.mode = {OneIn(2, &random_), OneIn(2, &random_)};
+      each.mode = {OneIn(2, &random_), OneIn(2, &random_), OneIn(2, &random_)};
     }
     std::shuffle(own.begin(), own.end(), random_);
     return own;
@@ -403,6 +408,7 @@ int RunScenario(const StandIn& libraries, const Scenario& scenario) {
       },
       scenario.devices);
   job.AllowLeaks(LeaksOf(scenario));
+  libraries->LimitQueue(scenario.queue_limit);
   const Trouble& trouble = scenario.trouble;
   if (trouble.kind == Trouble::Kind::kInjection) libraries->Inject(trouble.injection);
   std::deque<RandomRank> ranks;

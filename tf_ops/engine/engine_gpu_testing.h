@@ -74,6 +74,7 @@ class CallerThread {
 struct GpuMode {
   bool in_place = false;
   bool deferred = false;  // the stream is told to wait later, by Await
+  bool drives = false;    // the calling thread drives, if nobody else does
 };
 
 // One rank's own work on its GPU, and what it asks its engine for.
@@ -113,7 +114,8 @@ class GpuRank {
     const CallerThread caller;
     Status status = engine().SetStreamPoint(
         stream_, mode.deferred ? &request->end : nullptr, operation.get());
-    if (status.ok()) status = engine().Submit(std::move(operation));
+    const auto submit = mode.drives ? &Engine::SubmitAndDrive : &Engine::Submit;
+    if (status.ok()) status = (engine().*submit)(std::move(operation));
     if (!status.ok()) End(request, status);
     return request->number;
   }

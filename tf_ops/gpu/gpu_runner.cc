@@ -14,6 +14,10 @@
 namespace keras_hvd {
 namespace {
 
+// So many ends of work under way are looked for at a time, where many may be there:
+// asking the driver takes microseconds.
+constexpr size_t kEndsTogether = 16;
+
 // How often work under way is checked.
 constexpr std::chrono::milliseconds kInterval(100);
 
@@ -32,8 +36,9 @@ GpuRunner::GpuRunner(double warning_seconds, double abort_seconds,
       access_(std::move(access)),
       waiter_(*waiter),
       timeline_(*timeline),
-      communicators_(job_, access_,
-                     [this](int64_t polls) { return KeepWaiting(polls); }) {}
+      communicators_(
+          job_, access_, [this](int64_t polls) { return KeepWaiting(polls); },
+          [this](const nccl::AbortCall& abort) { GiveUpCall(abort); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
 
@@ -143,6 +148,8 @@ Status GpuRunner::End(GpuBatch* batch) {
   }
   under_way_.push_back({end, waits_for_, batch->members, CurrentDecision(),
                         Clock::now(), batch->GiveMemory(), std::move(batch->times)});
+  // Soon enough that the next batches need no new events.
+  if (under_way_.size() % kEndsTogether == 0) ForgetEnded(kEndsTogether);
   return Status::Ok();
 }
 
@@ -172,6 +179,14 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
     for (cuda::Memory& each : memory) each.Abandon();
   }
   Abort();
+}
+
+// This thread's call of NCCL does not return: called on another one in its place.
+void GpuRunner::GiveUpCall(const nccl::AbortCall& abort) {
+  const cuda::Gpu::Current current(*gpu_);
+  static_cast<void>(Succeeded(GivenUp()));
+  job_->AwaitAllKnow();
+  abort();
 }
 
 // ---- Process sets
@@ -213,21 +228,31 @@ void GpuRunner::Check() {
   CheckUnderWay();
 }
 
-void GpuRunner::CheckUnderWay() {
-  while (!under_way_.empty()) {
+// Their order is the stream's, so what is before an end that has passed has ended too.
+// Returns false after an error.
+bool GpuRunner::ForgetEnded(size_t together) {
+  while (under_way_.size() >= together) {
     bool passed = false;
-    const UnderWay& first = under_way_.front();
-    if (!Succeeded(first.end->Query(&passed), first.title)) return;
+    const UnderWay& last = under_way_[together - 1];
+    if (!Succeeded(last.end->Query(&passed), last.title)) return false;
     if (!passed) break;
-    if (first.times != nullptr) {
-      first.times->Write();
-      clock_.Renew(gpu_);
-    }
-    for (cuda::Memory& memory : under_way_.front().memory) {
-      staging_.GiveBack(std::move(memory));
-    }
-    under_way_.pop_front();
+    for (size_t i = 0; i < together; ++i) ForgetFirst();
   }
+  return true;
+}
+
+void GpuRunner::ForgetFirst() {
+  UnderWay& first = under_way_.front();
+  if (first.times != nullptr) {
+    first.times->Write();
+    clock_.Renew(gpu_);
+  }
+  for (cuda::Memory& memory : first.memory) staging_.GiveBack(std::move(memory));
+  under_way_.pop_front();
+}
+
+void GpuRunner::CheckUnderWay() {
+  if (!ForgetEnded(kEndsTogether) || !ForgetEnded(1)) return;
   const std::string& oldest =
       under_way_.empty() ? waits_for_ : under_way_.front().title;
   if (!Succeeded(communicators_.AsyncError(), oldest) || under_way_.empty()) return;

@@ -79,9 +79,12 @@ class GpuRunner {
   Status Move(GpuBatch* batch);
   Status End(GpuBatch* batch);
   void GiveUp(GpuBatch* batch);
+  void GiveUpCall(const nccl::AbortCall& abort);
   void AbortCommunicators();
   bool AwaitUnderWay();
   void CheckUnderWay();
+  bool ForgetEnded(size_t together);
+  void ForgetFirst();
   uint64_t CurrentDecision() const;
   bool CheckMembers(const std::vector<int>& members, uint64_t decision,
                     const std::string& title);

@@ -96,11 +96,19 @@ int FirstWithout(const std::vector<Member>& members) {
 
 NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
                                      std::shared_ptr<GpuAccess> access,
-                                     nccl::KeepWaiting keep_waiting)
+                                     nccl::KeepWaiting keep_waiting,
+                                     nccl::GiveUp give_up)
     : rank_(job->rank()),
       job_(std::move(job)),
       access_(std::move(access)),
-      keep_waiting_(std::move(keep_waiting)) {}
+      watch_(
+          [this, keep_waiting = std::move(keep_waiting)](int64_t polls) {
+            return !HasFailedElsewhere() && keep_waiting(polls);
+          },
+          [this, give_up = std::move(give_up)](const nccl::AbortCall& abort) {
+            // Nothing but the attempt ends.
+            return HasFailedElsewhere() ? abort() : give_up(abort);
+          }) {}
 
 Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   const int32_t process_set = ProcessSetOf(*batch);
@@ -184,8 +192,7 @@ Status NcclCommunicators::Connect(GpuBatch* batch, Made* communicator) {
   const auto create = [&](Made* created) {
     return nccl::Communicator::Create(
         library_, id, static_cast<int>(batch->members.size()), batch->index,
-        batch->gpu->stream(), [this](int64_t polls) { return KeepWaiting(polls); },
-        created);
+        batch->gpu->stream(), &watch_, created);
   };
   return TryTogether(batch, create, communicator, &made);
 }
@@ -220,16 +227,19 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
   attempt_ = attempt.get();
-  // Aborted only after all have reported errors: others would take the abort for one.
+  // Aborted only after all have reported errors, if nothing blocks: others might take
+  // the abort for one.
   Made created;
   status = make(&created);
   if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
+  if (status.ok() && created != nullptr) status = created->AsyncError();
   attempt_ = nullptr;
   auto outcome = JointAttempt::Outcome::kSucceeded;
-  if (status.code == Code::kRankFailed) {
-    // Because another member failed, or because the job ends.
-    if (!attempt->HasFailedElsewhere()) return status;
+  if (!status.ok() && attempt->HasFailedElsewhere()) {
+    // Also if NCCL has told first: of the abort of a member that has left.
     outcome = JointAttempt::Outcome::kLeft;
+  } else if (status.code == Code::kRankFailed) {
+    return status;  // the job ends
   } else if (!status.ok()) {
     outcome = JointAttempt::Outcome::kFailed;
   }
@@ -254,9 +264,8 @@ void NcclCommunicators::DoWithoutNccl(const std::string& reason, bool says_so) {
   Warn(failure_);
 }
 
-bool NcclCommunicators::KeepWaiting(int64_t polls) const {
-  if (attempt_ != nullptr && attempt_->HasFailedElsewhere()) return false;
-  return keep_waiting_(polls);
+bool NcclCommunicators::HasFailedElsewhere() const {
+  return attempt_ != nullptr && attempt_->HasFailedElsewhere();
 }
 
 Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& members,

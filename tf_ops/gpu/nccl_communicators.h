@@ -30,8 +30,9 @@ namespace keras_hvd {
 
 class NcclCommunicators {
  public:
+  // `give_up`: ends the job before it aborts what the communicators do.
   NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
-                    nccl::KeepWaiting keep_waiting);
+                    nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up);
 
   // The backend of a batch's process set, valid as long as the set exists. Null: its
   // tensors go through host memory.
@@ -65,12 +66,12 @@ class NcclCommunicators {
                      Made* communicator, bool* made);
   void DoWithoutNccl(const std::string& reason, bool says_so);
   void Warn(const std::string& reason);
-  bool KeepWaiting(int64_t polls) const;
+  bool HasFailedElsewhere() const;
 
   const int rank_;
   const std::shared_ptr<JobState> job_;
   const std::shared_ptr<GpuAccess> access_;
-  const nccl::KeepWaiting keep_waiting_;
+  nccl::CallWatch watch_;
   std::shared_ptr<const nccl::Library> library_;
   std::map<int32_t, std::unique_ptr<NcclBackend>> backends_;
   const JointAttempt* attempt_ = nullptr;  // the current attempt to make a communicator

@@ -1,26 +1,27 @@
 // One NCCL communicator, which never blocks its caller forever.
 //
-// It is nonblocking: work that NCCL does not do at once continues in NCCL's own thread.
-// The caller polls until the work is done, or until its `KeepWaiting` says that it
-// never will be because a member has died. Then, and after any error, only Abort is
-// possible.
+// Its calls block, and a CallWatch ends those that would never return: it aborts the
+// communicator's `Control`. That is a second communicator of the same members, which
+// only exists for this: what is split from it shares the flag that ends all waits of
+// NCCL, on the host and on the GPU. To abort the communicator itself while a thread is
+// inside of it would free what that thread uses.
+//
+// The control is nonblocking, so it is made, split and released by polling. After a
+// call was given up, and after any error, only Abort is possible.
 //
 // A communicator's calls come from one thread, with the GPU's context current.
 #ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
 #define KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
 
-#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "tf_ops/cuda/abi.h"
+#include "tf_ops/nccl/call_watch.h"
 #include "tf_ops/nccl/library.h"
 
 namespace keras_hvd::nccl {
-
-// Called repeatedly during a wait, with the number of polls so far, to let others run.
-// Returning false ends the wait.
-using KeepWaiting = std::function<bool(int64_t polls)>;
 
 class Communicator {
  public:
@@ -30,8 +31,7 @@ class Communicator {
   // On failure, `*communicator` is the unfinished communicator, to be aborted. Until
   // the abort, the other members see no errors because of this one.
   static Status Create(std::shared_ptr<const Library> library, const UniqueId& id,
-                       int count, int index, cuda::Stream stream,
-                       KeepWaiting keep_waiting,
+                       int count, int index, cuda::Stream stream, CallWatch* watch,
                        std::unique_ptr<Communicator>* communicator);
   // Makes a communicator of some of this one's members, all of which call it: those
   // with the same `color`, in the order of `key`. kNoColor gets null. On failure, this
@@ -60,24 +60,31 @@ class Communicator {
   Status Group(const std::function<Status()>& calls);
   // Whether enqueued work has failed since.
   Status AsyncError() const;
-  // Releases it. All members do, and everything they enqueued has run.
+  // Releases it. All members do, those of a part before the whole, and everything they
+  // enqueued has run.
   Status Finalize();
-  // Releases it at once. Enqueued work ends with undefined results.
+  // Releases it at once. Enqueued work ends with undefined results, also that of
+  // communicators with the same control.
   void Abort();
 
  private:
+  class Control;
+
   Communicator(std::shared_ptr<const Library> library, int count, int index,
-               cuda::Stream stream, KeepWaiting keep_waiting);
+               cuda::Stream stream, std::shared_ptr<Control> control, bool is_whole);
   Status Unusable(const char* name) const;
-  // Waits until the communicator is no longer in progress.
+  Status SplitFromControl(int color, int key, Communicator* part);
+  // Makes a call that may block, called `name`.
+  template <typename Call>
+  Status Guarded(const char* name, const Call& call);
   Status Await(Result result, const char* name);
-  Status Poll(const char* name, Result* state) const;
 
   const std::shared_ptr<const Library> library_;
   const int count_;
   const int index_;
   const cuda::Stream stream_;
-  const KeepWaiting keep_waiting_;
+  const std::shared_ptr<Control> control_;
+  const bool is_whole_;  // not a part
   Comm comm_ = nullptr;
   bool failed_ = false;
   // An unfinished split: until it ends, NCCL writes its `comm_` from a thread of its

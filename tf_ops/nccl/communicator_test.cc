@@ -46,7 +46,8 @@ TEST_P(CommunicatorTest, MembersHaveTheirPlaces) {
       EXPECT_EQ(rank->communicator->AsyncError().message, "");
     });
     EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
-    EXPECT_EQ(libraries.CountCalls("ncclCommFinalize"), GetParam());
+    // Of the communicator, and of what controls it.
+    EXPECT_EQ(libraries.CountCalls("ncclCommFinalize"), 2 * GetParam());
   }
 }
 
@@ -138,47 +139,125 @@ TEST_P(CommunicatorTest, ASplitIsGivenUpWithoutAMember) {
   }
 }
 
-TEST_P(CommunicatorTest, AGroupIsGivenUpOrThere) {
-  int given_up = 0;
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    Libraries libraries(seed);
-    UniqueId id;
-    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
-    std::atomic<int> failures = 0;
-    std::atomic<bool> waiting = true;
-    std::atomic<int> arrived = 0;
-    RunThreads(GetParam(), [&](int index) {
-      Rank rank(libraries, index);
-      ASSERT_EQ(
-          rank.Create(id, GetParam(),
-                      [&](int64_t poll) { return KeepWaitingForEver(poll) && waiting; })
-              .message,
-          "");
-      AwaitAll(GetParam(), &arrived);
+// A call of a thread that has nobody to wait for any more, in its group.
+void ExpectGivenUp(const Status& status, Rank* rank, const cuda::Memory& memory) {
+  EXPECT_EQ(status.message,
+            "ncclGroupEnd was given up: a member of the communicator has failed, or "
+            "the job ends");
+  EXPECT_FALSE(rank->communicator->usable());
+  EXPECT_EQ(AllreduceOne(rank, memory).message,
+            "ncclGroupStart cannot be called: the communicator has failed");
+  EXPECT_EQ(rank->communicator->Finalize().code, Code::kRankFailed);
+  rank->communicator->Abort();
+  EXPECT_EQ(rank->communicator->Finalize().message,
+            "ncclCommFinalize cannot be called: the communicator was given back");
+  EXPECT_EQ(rank->communicator->AsyncError().code, Code::kRankFailed);
+}
+
+// Runs ranks, the last of which leaves without a word where the others wait for it.
+void RunWithoutTheLast(uint64_t seed, int count,
+                       const std::function<void(const Libraries&, Rank*)>& before,
+                       const std::function<void(Rank*)>& body) {
+  Libraries libraries(seed);
+  UniqueId id;
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  std::atomic<bool> waiting = true;
+  std::atomic<int> arrived = 0;
+  RunThreads(count, [&](int index) {
+    Rank rank(libraries, index);
+    const cuda::Gpu::Current current(*rank.gpu);
+    ASSERT_EQ(
+        rank.Create(id, count,
+                    [&](int64_t poll) { return KeepWaitingForEver(poll) && waiting; })
+            .message,
+        "");
+    before(libraries, &rank);
+    AwaitAll(count, &arrived);
+    if (index == count - 1) {
       waiting = false;
-      const cuda::Gpu::Current current(*rank.gpu);
-      const cuda::Memory memory = rank.Output(100);
-      const Status status = AllreduceOne(&rank, memory, 0.5);
-      if (!status.ok()) {
-        failures += 1;
-        EXPECT_EQ(status.message,
-                  "ncclGroupEnd was given up: a member of the communicator has failed, "
-                  "or the job ends");
-        EXPECT_FALSE(rank.communicator->usable());
-        EXPECT_EQ(AllreduceOne(&rank, memory).message,
-                  "ncclGroupStart cannot be called: the communicator has failed");
-        EXPECT_EQ(rank.communicator->Finalize().code, Code::kRankFailed);
-      }
-      rank.communicator->Abort();
-      EXPECT_EQ(rank.communicator->Finalize().message,
-                "ncclCommFinalize cannot be called: the communicator was given back");
-      EXPECT_EQ(rank.communicator->AsyncError().code, Code::kRankFailed);
       rank.communicator.reset();
-      EXPECT_EQ(libraries.control()->Synchronize(rank.gpu->stream()), "");
-    });
-    given_up += failures > 0;
+    } else {
+      body(&rank);
+    }
+    rank.communicator.reset();
+    EXPECT_EQ(libraries.control()->Synchronize(rank.gpu->stream()), "");
+  });
+}
+
+// NCCL connects members when they first meet in a collective.
+TEST_P(CommunicatorTest, AFirstUseIsGivenUpWithoutAMember) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    RunWithoutTheLast(
+        seed, GetParam() + 1, [](const Libraries&, Rank*) {},
+        [](Rank* rank) {
+          const cuda::Memory memory = rank->Output(100);
+          ExpectGivenUp(AllreduceOne(rank, memory, 0.5), rank, memory);
+        });
   }
-  EXPECT_GT(given_up, 0);
+}
+
+TEST_P(CommunicatorTest, ACallIntoAFullQueueIsGivenUp) {
+  constexpr int kRoom = 3;
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const auto use_once = [](const Libraries& libraries, Rank* rank) {
+      libraries.control()->LimitQueue(kRoom);
+      const cuda::Memory memory = rank->Output(100);
+      EXPECT_EQ(AllreduceOne(rank, memory).message, "");
+      EXPECT_EQ(libraries.control()->Synchronize(rank->gpu->stream()), "");
+    };
+    RunWithoutTheLast(seed, GetParam() + 1, use_once, [](Rank* rank) {
+      const cuda::Memory memory = rank->Output(100);
+      for (int call = 0; call < kRoom; ++call) {
+        ASSERT_EQ(AllreduceOne(rank, memory).message, "");
+      }
+      ExpectGivenUp(AllreduceOne(rank, memory), rank, memory);
+      // Until the stream has run out, its work uses the memory.
+      EXPECT_EQ(rank->libraries().control()->Synchronize(rank->gpu->stream()), "");
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, AnEndIsGivenUpWithoutAMember) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const auto use_once = [](const Libraries& libraries, Rank* rank) {
+      const cuda::Memory memory = rank->Output(100);
+      EXPECT_EQ(AllreduceOne(rank, memory).message, "");
+      EXPECT_EQ(libraries.control()->Synchronize(rank->gpu->stream()), "");
+    };
+    RunWithoutTheLast(seed, GetParam() + 1, use_once, [](Rank* rank) {
+      const cuda::Memory memory = rank->Output(100);
+      ASSERT_EQ(AllreduceOne(rank, memory).message, "");
+      EXPECT_EQ(rank->communicator->Finalize().message,
+                "ncclCommFinalize was given up: a member of the communicator has "
+                "failed, or the job ends");
+      rank->communicator->Abort();
+      EXPECT_EQ(rank->libraries().control()->Synchronize(rank->gpu->stream()), "");
+    });
+  }
+}
+
+// NCCL starts a thread for each group of a nonblocking communicator, and whoever asks
+// whether it has ended joins that thread.
+TEST_P(CommunicatorTest, NobodyAsksAfterAGroup) {
+  Libraries libraries(1);
+  std::atomic<int> arrived = 0;
+  int polls = 0;
+  RunRanks(libraries, GetParam(), [&](Rank* rank) {
+    const cuda::Memory memory = rank->Output(100);
+    AwaitAll(GetParam(), &arrived);
+    if (rank->index() == 0) polls = libraries.CountCalls("ncclCommGetAsyncError");
+    AwaitAll(2 * GetParam(), &arrived);
+    for (int call = 0; call < 10; ++call) {
+      rank->Run([&] { return AllreduceOne(rank, memory); });
+    }
+    AwaitAll(3 * GetParam(), &arrived);
+    if (rank->index() == 0) {
+      EXPECT_EQ(libraries.CountCalls("ncclGroupEnd"), 10 * GetParam());
+      EXPECT_EQ(libraries.CountCalls("ncclCommGetAsyncError"), polls);
+    }
+    AwaitAll(4 * GetParam(), &arrived);
+    EXPECT_EQ(libraries.control()->Synchronize(rank->caller), "");
+  });
 }
 
 // The others' collectives hang on the GPU until they abort them.
@@ -191,6 +270,7 @@ TEST_P(CommunicatorTest, AnAbortEndsWhatIsEnqueued) {
       Rank rank(libraries, index);
       ASSERT_EQ(rank.Create(id, GetParam() + 1).message, "");
       const cuda::Memory memory = rank.Output(100);
+      rank.Run([&] { return AllreduceOne(&rank, memory); });
       if (index < GetParam()) {
         rank.Run([&] { return AllreduceOne(&rank, memory); });
         EXPECT_EQ(rank.communicator->AsyncError().message, "");
@@ -336,8 +416,9 @@ TEST(CommunicatorErrorTest, AnIdOrAnEndThatFailsIsSaid) {
     EXPECT_EQ(status.message.rfind("NCCL failed in ncclCommDestroy: ", 0), 0u);
     rank.communicator.reset();
   }
-  // It is lost: what has failed half-way must not be called again.
-  EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 0);
+  // It is lost: what has failed half-way must not be called again. Its control is
+  // aborted.
+  EXPECT_EQ(libraries.CountCalls("ncclCommAbort"), 1);
   EXPECT_EQ(libraries.control()->CountLeaks().communicators, 1);
   libraries.control()->Reset(1);
 }

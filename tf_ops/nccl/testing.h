@@ -93,11 +93,12 @@ class Rank {
 
   Status Create(const UniqueId& id, int count,
                 KeepWaiting keep_waiting = KeepWaitingForEver) {
+    watch_ = std::make_unique<CallWatch>(std::move(keep_waiting),
+                                         [](const AbortCall& abort) { abort(); });
     const cuda::Gpu::Current current(*gpu);
     std::unique_ptr<Communicator> created;
-    const Status status =
-        Communicator::Create(libraries_.nccl, id, count, index_, gpu->stream(),
-                             std::move(keep_waiting), &created);
+    const Status status = Communicator::Create(libraries_.nccl, id, count, index_,
+                                               gpu->stream(), watch_.get(), &created);
     if (status.ok()) communicator = std::move(created);
     return status;
   }
@@ -144,7 +145,12 @@ class Rank {
 
   std::shared_ptr<cuda::Gpu> gpu;
   cuda::Stream caller = nullptr;
-  std::unique_ptr<Communicator> communicator;
+
+ private:
+  std::unique_ptr<CallWatch> watch_;
+
+ public:
+  std::unique_ptr<Communicator> communicator;  // before its watch ends
 
  private:
   void Follow(cuda::Stream first, cuda::Stream second) const {

@@ -89,6 +89,12 @@ bool Clique::full() const {
                      [](nccl::Comm member) { return member != nullptr; });
 }
 
+bool Clique::all_connected() const {
+  return std::all_of(members.begin(), members.end(), [](nccl::Comm member) {
+    return member != nullptr && member->connected;
+  });
+}
+
 void Clique::Fail(nccl::Result error, const std::string& text) {
   for (const nccl::Comm member : members) {
     if (member == nullptr || member->error != nccl::Result::kSuccess) continue;
@@ -182,7 +188,7 @@ void GroupItem::Placed(const Place& place) {
 }
 
 void GroupItem::AddNeeds(std::vector<Place>* needs) const {
-  if (garbage_ || communicator_->aborted) return;
+  if (garbage_ || *communicator_->aborted) return;
   for (const Part& part : parts_) {
     if (part.meeting->complete) continue;
     for (const std::shared_ptr<Contribution>& other : part.meeting->parts) {
@@ -235,7 +241,7 @@ void GroupItem::Start() {
 }
 
 bool GroupItem::CanFinish() {
-  if (communicator_->aborted) {
+  if (*communicator_->aborted) {
     garbage_ = true;
     UseMemory();
     return true;

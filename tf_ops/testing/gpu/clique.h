@@ -96,6 +96,7 @@ struct Clique {
   std::map<uint64_t, Split> splits;
 
   bool full() const;
+  bool all_connected() const;
   // The members' communicators are of no use any more.
   void Fail(nccl::Result error, const std::string& text);
 };
@@ -109,8 +110,10 @@ struct CommState {
   std::shared_ptr<stand_in::Clique> clique;
   int index = 0;
   bool blocking = false;
+  bool shares = false;     // its flag for aborts with what is split from it
+  bool connected = false;  // it has been used, as the other members may wait for
   bool live = true;
-  bool aborted = false;
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   bool finalized = false;
   Result error = Result::kSuccess;
   std::string error_text;

@@ -2,6 +2,7 @@
 #include "tf_ops/testing/gpu/communicators.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@ using nccl::Comm;
 using nccl::Result;
 
 constexpr int kMostPolls = 3;
+constexpr std::chrono::milliseconds kPoll(1);
 
 void CountLeaks(const Communicators& communicators, Leaks* leaks) {
   leaks->reduction_ops += communicators.leaked_ops;
@@ -42,14 +44,16 @@ Communicators& All() {
 
 // ---- One of them
 
-Comm NewCommunicator(std::shared_ptr<Clique> clique, int index, bool blocking) {
+Comm NewCommunicator(std::shared_ptr<Clique> clique, int index,
+                     const nccl::Config& config) {
   Communicators& all = All();
   const Comm communicator = &all.all.emplace_back();
   all.handles.insert(communicator);
   communicator->id = static_cast<int>(all.all.size());
   communicator->clique = std::move(clique);
   communicator->index = index;
-  communicator->blocking = blocking;
+  communicator->blocking = config.blocking != 0;
+  communicator->shares = config.split_share == 1;
   communicator->clique->members[index] = communicator;
   return communicator;
 }
@@ -70,7 +74,9 @@ void SetError(Comm communicator, Result error, const std::string& text) {
 // ---- What goes on behind a call
 
 void Advance(Comm communicator) {
-  if (communicator->error != Result::kSuccess || !communicator->in_progress) return;
+  if (!communicator->in_progress) return;
+  // The caller of a blocking one is inside of the call, which ends as it would.
+  if (communicator->error != Result::kSuccess && !communicator->blocking) return;
   if (Machine::Get().IsProgressHeld(communicator->index)) return;
   if (communicator->polls_left > 0) {
     communicator->polls_left -= 1;
@@ -89,11 +95,17 @@ Result Begin(Comm communicator, std::function<bool()> ready,
   communicator->polls_left = 0;
   if (communicator->blocking) {
     Machine::Get().WakeAll();
-    lock->Await(Machine::Get().changed(), [&] {
+    const auto ended = [&] {
       Advance(communicator);
-      return !communicator->in_progress;
-    });
-    return Result::kSuccess;
+      return !communicator->in_progress || *communicator->aborted;
+    };
+    // Asks again and again: a stream may hold back what nobody has asked for.
+    while (!lock->AwaitUntil(Machine::Get().changed(),
+                             std::chrono::steady_clock::now() + kPoll, ended)) {
+    }
+    if (!communicator->in_progress) return Result::kSuccess;
+    communicator->in_progress = false;
+    return Result::kInternalError;
   }
   communicator->polls_left =
       static_cast<int>(Machine::Get().Random() % (kMostPolls + 1));
@@ -104,7 +116,7 @@ Result Begin(Comm communicator, std::function<bool()> ready,
 
 // ---- Splitting, and the end
 
-void FinishSplit(Comm parent, uint64_t number, Comm* part, bool blocking) {
+void FinishSplit(Comm parent, uint64_t number, Comm* part, const nccl::Config& config) {
   Clique& clique = *parent->clique;
   Clique::Split& split = clique.splits[number];
   const Clique::Choice own = split.choices[parent->index];
@@ -119,7 +131,8 @@ void FinishSplit(Comm parent, uint64_t number, Comm* part, bool blocking) {
   if (made == nullptr) made = NewClique(static_cast<int>(order.size()));
   const auto self =
       std::find(order.begin(), order.end(), std::make_pair(own.key, parent->index));
-  *part = NewCommunicator(made, static_cast<int>(self - order.begin()), blocking);
+  *part = NewCommunicator(made, static_cast<int>(self - order.begin()), config);
+  if (parent->shares) (*part)->aborted = parent->aborted;
 }
 
 bool AllHaveChosen(const Clique::Split& split) {
@@ -129,13 +142,16 @@ bool AllHaveChosen(const Clique::Split& split) {
 
 void Abort(Comm communicator) {
   communicator->live = false;
-  communicator->aborted = true;
+  *communicator->aborted = true;
   communicator->in_progress = false;
   communicator->ready = nullptr;
   communicator->finish = nullptr;
   communicator->ops.clear();
-  for (const GroupItem* item : communicator->running) {
-    const_cast<GroupItem*>(item)->Withdraw();
+  for (const nccl::CommState& other : All().all) {
+    if (other.aborted != communicator->aborted) continue;
+    for (const GroupItem* item : other.running) {
+      const_cast<GroupItem*>(item)->Withdraw();
+    }
   }
   Machine::Get().WakeAll();
 }

@@ -34,18 +34,22 @@ struct Communicators {
 Communicators& All();
 
 std::shared_ptr<Clique> NewClique(int count);
-nccl::Comm NewCommunicator(std::shared_ptr<Clique> clique, int index, bool blocking);
+nccl::Comm NewCommunicator(std::shared_ptr<Clique> clique, int index,
+                           const nccl::Config& config);
 // Its first error stays.
 void SetError(nccl::Comm communicator, nccl::Result error, const std::string& text);
 
-// Goes on behind a nonblocking communicator's call, and within that of a blocking one.
+// Goes on behind a nonblocking communicator's call, and within that of a blocking one,
+// which an abort ends with an error.
 nccl::Result Begin(nccl::Comm communicator, std::function<bool()> ready,
                    std::function<void()> finish, Machine::Lock* lock);
 // Ends what was in progress, if it can.
 void Advance(nccl::Comm communicator);
 
 bool AllHaveChosen(const Clique::Split& split);
-void FinishSplit(nccl::Comm parent, uint64_t number, nccl::Comm* part, bool blocking);
+void FinishSplit(nccl::Comm parent, uint64_t number, nccl::Comm* part,
+                 const nccl::Config& config);
+// Ends what it and those that share its flag do and wait for.
 void Abort(nccl::Comm communicator);
 
 }  // namespace keras_hvd::stand_in

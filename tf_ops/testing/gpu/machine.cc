@@ -109,6 +109,7 @@ void Machine::Reset(uint64_t seed, int devices) {
   quarantined_ = 0;
   held_members_.clear();
   held_progress_.clear();
+  queue_limit_ = 0;
   calls_.clear();
   injections_.clear();
   violations_.clear();
@@ -201,6 +202,12 @@ void Machine::Hold(cuda::Stream stream, bool on) {
 void Machine::HoldCollectives(int member, bool on) {
   Lock lock(*this);
   Include(member, on, &held_members_);
+  WakeAll();
+}
+
+void Machine::LimitQueue(int groups) {
+  Lock lock(*this);
+  queue_limit_ = groups;
   WakeAll();
 }
 

@@ -169,6 +169,7 @@ class Machine : public Control {
   void Hold(cuda::Stream stream, bool on) override;
   void HoldCollectives(int member, bool on) override;
   void HoldProgress(int member, bool on) override;
+  void LimitQueue(int groups) override;
   std::string Stuck() override;
   std::vector<Call> Calls() override;
   std::vector<std::string> Violations() override;
@@ -207,6 +208,7 @@ class Machine : public Control {
   int nccl_version() const { return nccl_version_; }
   int compute_capability(int device) const { return compute_capabilities_[device]; }
   std::condition_variable& changed() { return changed_; }  // WakeAll was called
+  size_t queue_limit() const { return queue_limit_; }      // 0: none
   bool IsHeld(int member) const { return held_members_.count(member) > 0; }
   bool IsProgressHeld(int member) const { return held_progress_.count(member) > 0; }
 
@@ -252,6 +254,7 @@ class Machine : public Control {
   size_t quarantined_ = 0;
   std::set<int> held_members_;
   std::set<int> held_progress_;
+  size_t queue_limit_ = 0;
   std::deque<Call> calls_;
   std::vector<Injected> injections_;
   std::vector<std::string> violations_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "tf_ops/testing/gpu/communicators.h"
 #include "tf_ops/testing/gpu/reduce.h"
@@ -124,8 +125,24 @@ bool IsValid(const Config& config) {
          config.version >= static_cast<unsigned int>(nccl::kOldestVersion);
 }
 
-bool IsBlocking(const Config* config) {
-  return config == nullptr || config->blocking != 0;
+// What a blocking communicator waits for within a call. The first time that it is used
+// for a collective its members meet, and a GPU's queue may be full.
+bool CanEnqueue(Comm communicator, bool meets, int* polls) {
+  if (!communicator->blocking) return true;
+  if (meets && !std::exchange(communicator->connected, true)) Machine::Get().WakeAll();
+  const size_t limit = Machine::Get().queue_limit();
+  if (limit > 0 && communicator->running.size() >= limit) {
+    for (const GroupItem* item : communicator->running) {
+      Machine::Get().Demand(item->place(), polls);
+    }
+    return false;
+  }
+  return !meets || communicator->clique->all_connected();
+}
+
+bool Meets(const std::vector<Request>& requests) {
+  return std::any_of(requests.begin(), requests.end(),
+                     [](const Request& request) { return !request.is_message(); });
 }
 
 bool HasContext() { return !Machine::Get().contexts_of_thread().empty(); }
@@ -169,7 +186,9 @@ Result EndGroup(Entry* entry, Lock* lock) {
       continue;
     }
     const Result begun = Begin(
-        communicator, [] { return true; },
+        communicator,
+        [communicator, meets = Meets(by_communicator[communicator]),
+         polls = 0]() mutable { return CanEnqueue(communicator, meets, &polls); },
         [communicator, of_it = by_communicator[communicator]] {
           Enqueue(communicator, of_it);
         },
@@ -318,7 +337,8 @@ Result ncclCommInitRankConfig(Comm* made, int count, UniqueId id, int rank,
                       Text("as member ", rank, " of ", count,
                            ", which is no member's or another's place"));
   }
-  const Comm communicator = NewCommunicator(clique, rank, IsBlocking(config));
+  const Comm communicator =
+      NewCommunicator(clique, rank, config == nullptr ? Config() : *config);
   *made = communicator;
   entry.SetAsynchronousError(communicator);
   return Begin(communicator, [clique] { return clique->full(); }, [] {}, &lock);
@@ -339,12 +359,13 @@ Result ncclCommSplit(Comm parent, int color, int key, Comm* part, Config* config
   Clique::Split& split = parent->clique->splits[number];
   split.choices.resize(parent->count());
   split.choices[parent->index] = {true, color, key};
-  const bool blocking = config == nullptr ? parent->blocking : IsBlocking(config);
+  Config own = config == nullptr ? Config() : *config;
+  if (config == nullptr) own.blocking = parent->blocking;
   entry.SetAsynchronousError(parent);
   // As in NCCL, the parent is in progress, and the part is not there before the end.
   return Begin(
       parent, [&split] { return AllHaveChosen(split); },
-      [=] { FinishSplit(parent, number, part, blocking); }, &lock);
+      [=] { FinishSplit(parent, number, part, own); }, &lock);
 }
 
 Result ncclCommFinalize(Comm communicator) {
@@ -395,9 +416,10 @@ Result ncclCommGetAsyncError(Comm communicator, Result* error) {
   Entry entry("ncclCommGetAsyncError", "", communicator);
   if (entry.failed() || !entry.RequireLive(communicator)) return entry.result();
   entry.SetAsynchronousError(communicator);
-  Advance(communicator);
+  if (!communicator->blocking) Advance(communicator);
   *error = communicator->error;
-  if (*error == Result::kSuccess && communicator->in_progress) {
+  if (*error == Result::kSuccess && communicator->in_progress &&
+      !communicator->blocking) {
     *error = Result::kInProgress;
   }
   return Result::kSuccess;

@@ -119,6 +119,9 @@ class Control {
   // Nothing goes on behind the calls of this member of each communicator: what they say
   // is in progress stays so.
   virtual void HoldProgress(int member, bool on) = 0;
+  // A blocking communicator's call waits while so many of its groups have not run. 0:
+  // never.
+  virtual void LimitQueue(int groups) = 0;
 
   // Streams that wait for each other and will for ever, and for what; "" for none.
   virtual std::string Stuck() = 0;

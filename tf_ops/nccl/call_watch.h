@@ -1,0 +1,81 @@
+// Ends calls of NCCL that would never return.
+//
+// NCCL's calls block: a nonblocking communicator would start a thread for every group.
+// Most return within microseconds, but one may wait for a member that has died: for its
+// connection, or for room in a queue that the GPU no longer empties. The thread inside
+// then cannot hear of it. So when a call takes long, the watch's thread does what the
+// caller would do while it waits, with the caller's state, until the call returns or
+// there is nothing to wait for any more. Then it aborts, which makes NCCL return.
+#ifndef KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
+#define KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace keras_hvd::nccl {
+
+// Called repeatedly during a wait, with the number of polls so far, to let others run.
+// Returning false ends the wait.
+using KeepWaiting = std::function<bool(int64_t polls)>;
+using AbortCall = std::function<void()>;
+// Must call `abort`, after whatever has to come before.
+using GiveUp = std::function<void(const AbortCall& abort)>;
+
+class CallWatch {
+ public:
+  // `patience`: how long a call may take before the watch takes part. Its thread wakes
+  // this often while there are calls.
+  CallWatch(KeepWaiting keep_waiting, GiveUp give_up,
+            std::chrono::microseconds patience = std::chrono::milliseconds(100))
+      : keep_waiting_(std::move(keep_waiting)),
+        give_up_(std::move(give_up)),
+        patience_(patience) {}
+  ~CallWatch();
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+  // For waits of the caller itself.
+  bool KeepsWaiting(int64_t polls) const { return keep_waiting_(polls); }
+
+  // Makes a call, which `abort` ends. Returns false if it was ended so: then nothing
+  // can be said of what it did. One thread at a time, and not from within a call.
+  // Raises std::system_error without room for the watch's thread.
+  template <typename Call>
+  bool Run(const AbortCall& abort, const Call& call) {
+    Enter(abort);
+    call();
+    return Leave();
+  }
+
+ private:
+  void Enter(const AbortCall& abort);
+  bool Leave();
+  void Loop();
+  void Rest(std::unique_lock<std::mutex>* lock, uint64_t seen);
+  void TakeOver(uint64_t call);
+
+  const KeepWaiting keep_waiting_;
+  const GiveUp give_up_;
+  const std::chrono::microseconds patience_;
+
+  // Odd within a call. It is the only thing that a call which returns soon changes.
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<bool> resting_{false};      // the thread sleeps until it is notified
+  std::atomic<bool> taking_over_{false};  // Leave must wait for it
+  const AbortCall* abort_ = nullptr;      // the current call's
+  bool given_up_ = false;                 // the current call; guarded by mutex_
+  std::mutex mutex_;                      // held while the thread acts for a caller
+  std::condition_variable changed_;
+  bool stopping_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace keras_hvd::nccl
+
+#endif  // KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_

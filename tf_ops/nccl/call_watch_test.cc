@@ -1,0 +1,150 @@
+// The watch of calls: when it takes part, and how it ends them.
+#include "tf_ops/nccl/call_watch.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+
+namespace keras_hvd::nccl {
+namespace {
+
+constexpr std::chrono::microseconds kShort(100);
+
+// A call that returns once it may, or has been aborted.
+class Blocking {
+ public:
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return ends_; });
+  }
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ends_ = false;
+};
+
+TEST(CallWatchTest, ACallThatReturnsIsLeftAlone) {
+  CallWatch watch(
+      [](int64_t) {
+        ADD_FAILURE() << "nobody waits";
+        return true;
+      },
+      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; });
+  int made = 0;
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(watch.Run([] { ADD_FAILURE() << "is aborted"; }, [&] { ++made; }));
+  }
+  EXPECT_EQ(made, 1000);
+}
+
+TEST(CallWatchTest, ActsForACallThatTakesLong) {
+  const std::thread::id caller = std::this_thread::get_id();
+  Blocking blocking;
+  int64_t polls = 0;  // of the caller's state: without a lock of its own
+  CallWatch watch(
+      [&](int64_t poll) {
+        EXPECT_NE(std::this_thread::get_id(), caller);
+        EXPECT_EQ(poll, polls);
+        if (++polls == 5) blocking.End();
+        return true;
+      },
+      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; }, kShort);
+  EXPECT_TRUE(watch.Run([] {}, [&] { blocking.Run(); }));
+  EXPECT_GE(polls, 5);
+}
+
+TEST(CallWatchTest, GivesUpWhatHasNobodyToWaitFor) {
+  int given_up = 0;
+  CallWatch watch([](int64_t poll) { return poll < 3; },
+                  [&](const AbortCall& abort) {
+                    ++given_up;
+                    abort();
+                  },
+                  kShort);
+  for (int i = 1; i <= 3; ++i) {
+    Blocking blocking;
+    EXPECT_FALSE(watch.Run([&] { blocking.End(); }, [&] { blocking.Run(); }));
+    EXPECT_EQ(given_up, i);
+    // It holds for that call only.
+    EXPECT_TRUE(watch.Run([] {}, [] {}));
+  }
+}
+
+// An abort that shows late is not repeated.
+TEST(CallWatchTest, AbortsOnce) {
+  Blocking blocking;
+  std::atomic<int> aborts{0};
+  CallWatch watch([](int64_t) { return false; },
+                  [](const AbortCall& abort) { abort(); }, kShort);
+  std::thread later([&] {
+    while (aborts.load() == 0) std::this_thread::yield();
+    const auto end = std::chrono::steady_clock::now() + 20 * kShort;
+    while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    blocking.End();
+  });
+  EXPECT_FALSE(watch.Run([&] { ++aborts; }, [&] { blocking.Run(); }));
+  later.join();
+  EXPECT_EQ(aborts.load(), 1);
+}
+
+// Calls as long as its patience, and pauses: whoever comes second must not use what the
+// first one does.
+TEST(CallWatchTest, HandsTheCallersStateOverAndBack) {
+  int64_t state = 0;
+  int acted = 0;
+  CallWatch watch(
+      [&](int64_t) {
+        ++acted;
+        ++state;
+        return acted % 7 != 0;
+      },
+      [&](const AbortCall& abort) {
+        ++state;
+        abort();
+      },
+      kShort);
+  std::mt19937 random(1);
+  int calls = 0, ended = 0;
+  const auto spin = [&](int most, const std::atomic<bool>& stop) {
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::microseconds(random() % most);
+    while (!stop.load() && std::chrono::steady_clock::now() < end) {
+    }
+  };
+  while (acted < 2000 || calls < 2000) {
+    std::atomic<bool> aborted{false};
+    ++state;
+    const bool returned =
+        watch.Run([&] { aborted.store(true); }, [&] { spin(400, aborted); });
+    ++state;
+    EXPECT_EQ(returned, !aborted.load());
+    ended += !returned;
+    ++calls;
+    const std::atomic<bool> never{false};
+    if (calls % 100 == 0) spin(1000, never);
+  }
+  EXPECT_GT(ended, 0);
+}
+
+// Rests after a while without calls, and is woken by the next one.
+TEST(CallWatchTest, WakesUpAfterAPause) {
+  for (int i = 0; i < 20; ++i) {
+    Blocking blocking;
+    CallWatch watch([&](int64_t) { return false; },
+                    [](const AbortCall& abort) { abort(); }, kShort);
+    EXPECT_TRUE(watch.Run([] {}, [] {}));
+    const auto end = std::chrono::steady_clock::now() + 5 * kShort;
+    while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_FALSE(watch.Run([&] { blocking.End(); }, [&] { blocking.Run(); }));
+  }
+}
+
+}  // namespace
+}  // namespace keras_hvd::nccl
