@@ -25,6 +25,9 @@ Status IsPrimary(const Driver& driver, Context context, Device device, bool* pri
                       "cuDevicePrimaryCtxRelease");
 }
 
+// Whose context this project's code has made current on the thread.
+thread_local const Gpu* current_gpu = nullptr;
+
 Status CreateStream(const Driver& driver, int priority, Stream* stream) {
   Status status =
       driver.Check(driver->create_stream(stream, kStreamNonBlocking, priority),
@@ -125,13 +128,21 @@ Status Gpu::DeviceOf(const Driver& driver, Stream stream, int* ordinal) {
 }
 
 Gpu::Current::Current(const Gpu& gpu)
-    : driver_(gpu.driver()),
-      status_(driver_.Check(driver_->push_context(gpu.context_), "cuCtxPushCurrent")) {}
+    : gpu_(gpu),
+      outer_(current_gpu),
+      status_(outer_ == &gpu
+                  ? Status::Ok()
+                  : gpu.driver().Check(gpu.driver()->push_context(gpu.context_),
+                                       "cuCtxPushCurrent")) {
+  if (status_.ok()) current_gpu = &gpu;
+}
 
 // Popping after a failed push would remove one of the caller's contexts.
 Gpu::Current::~Current() {
+  if (outer_ == &gpu_ || !status_.ok()) return;
+  current_gpu = outer_;
   Context popped;
-  if (status_.ok()) driver_->pop_context(&popped);
+  gpu_.driver()->pop_context(&popped);
 }
 
 Status Gpu::Record(Stream stream, Event* event, Timing timing) {

@@ -41,7 +41,8 @@ class Gpu {
   // Has the highest priority and is independent of the default stream.
   Stream stream() const { return stream_; }
 
-  // Makes the GPU's context current on the calling thread during its lifetime.
+  // Makes the GPU's context current on the calling thread during its lifetime. Within
+  // the lifetime of another one it does nothing.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
@@ -52,7 +53,8 @@ class Gpu {
     const Status& status() const { return status_; }
 
    private:
-    const Driver& driver_;
+    const Gpu& gpu_;
+    const Gpu* const outer_;  // whose context is current already; null: nobody's
     const Status status_;
   };
 

@@ -40,8 +40,8 @@ class Engine {
 
   // Does not wait for the peers. On an error, `done` is not called.
   Status Submit(std::unique_ptr<Operation> operation);
-  // Like Submit, but for a small request the calling thread drives while the peers are
-  // expected at any moment. It may call `done` itself.
+  // Like Submit, but for a small request, or one of GPU tensors, the calling thread
+  // drives while the peers are expected at any moment. It may call `done` itself.
   Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   // Like Submit, but waits for the end and returns its status; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);

@@ -216,6 +216,8 @@ Status MakeOperation(const khvd_request& request, int size,
 
   auto operation = std::make_unique<Operation>();
   operation->submitter = request.submitter;
+  description->tensors.reserve(request.count);
+  operation->buffers.reserve(request.count);
   for (int32_t i = 0; i < request.count; ++i) {
     const khvd_tensor& tensor = request.tensors[i];
     status = CheckTensor(request, tensor, description->reduction, membership);

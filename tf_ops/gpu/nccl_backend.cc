@@ -21,6 +21,7 @@ Status Allreduce(const Operations& operations, GpuBatch* batch,
   allreduce.reduction = operations.front()->description->reduction;
   for (const Operation* operation : operations) {
     const std::vector<TensorDescription>& tensors = operation->description->tensors;
+    allreduce.tensors.reserve(allreduce.tensors.size() + tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       allreduce.tensors.push_back({tensors[i].dtype, Elements(tensors[i]),
                                    operation->buffers[i].input,

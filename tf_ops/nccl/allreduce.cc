@@ -8,6 +8,7 @@ namespace keras_hvd::nccl {
 Status Allreduce(const AllreduceOptions& options, Communicator* communicator) {
   ScopedOps ops(options.reduction);
   std::vector<const AllreduceTensor*> tensors;
+  tensors.reserve(options.tensors.size());
   for (const AllreduceTensor& tensor : options.tensors) {
     if (tensor.elements == 0) continue;
     Status status = ops.Add(tensor.dtype, communicator);
