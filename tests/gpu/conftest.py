@@ -127,7 +127,7 @@ def setup(request: pytest.FixtureRequest, gpus: Gpus, path: str) -> Setup:
     if not on_one and ranks < 2:
         pytest.skip(f"one GPU: {gpus.text}")
     if path != "NCCL" and ranks == 1:
-        pytest.skip("a rank alone goes through host memory with NCCL as without")
+        pytest.skip("a rank alone goes the same way with NCCL and without")
     if path != "NCCL":
         return Setup(ranks, [0] * ranks if on_one else [*range(ranks)], NO_NCCL)
     if gpus.nccl_version == 0:

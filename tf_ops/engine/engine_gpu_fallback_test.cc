@@ -356,6 +356,31 @@ TEST(GpuFallbackSetsTest, OneWarningIsForAllSets) {
   EXPECT_EQ(Count(text, "info: collectives of tensors on GPUs go"), 1u) << text;
 }
 
+TEST(GpuFallbackSetsTest, RanksWithDifferentVersionsSayWhoHasWhich) {
+  const StandIn libraries;
+  CapturedErrors errors;
+  {
+    GpuJob job(libraries, 4, 10, [](EngineOptions* options, int rank) {
+      if (rank >= 2) options->gpu_libraries.nccl = stand_in::kAnotherNcclLibrary;
+    });
+    job.ForEach([](GpuRank& self, int rank) {
+      ExpectSumOfAll(&self, rank, 4);
+      int32_t id = 0;
+      ASSERT_EQ(self.engine().AddProcessSet({0, 1}, &id).message, "");
+      if (rank < 2) ExpectSum(&self, id, static_cast<float>(rank), 1);
+    });
+    // The communicator of the set alone, whose members have the same.
+    EXPECT_EQ(CountCalls(libraries, kInit), 2);
+  }
+  ASSERT_TRUE(errors.AwaitText(kThroughHost));
+  const std::string text = errors.text();
+  EXPECT_EQ(Count(text, "\n"), 1u) << text;
+  EXPECT_TRUE(Contains(text, "keras_hvd [rank 2] warning: ")) << text;
+  EXPECT_TRUE(Contains(text, "slow: this rank has NCCL 2.28.9 (")) << text;
+  EXPECT_TRUE(Contains(text, "libnccl_another.so.2) and rank 0 (pid ")) << text;
+  EXPECT_TRUE(Contains(text, " on host0) has 2.23.4; all need the same: ")) << text;
+}
+
 // ---- Who waits
 
 TEST(GpuFallbackWaitTest, ARankLeavesAnInitThatWouldNeverEnd) {
