@@ -208,7 +208,7 @@ _ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
 # Phases within a collective come below it; phases on the GPU come last.
 _COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
 _PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "EXCHANGE", "REDUCE", "COPY_OUT")
-_ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU")
+_ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU", "COPY_ON_GPU")
 
 
 def _phases(summary: Summary) -> str:

@@ -1,7 +1,7 @@
 """The tests of GPUs without a GPU: over the libraries that stand in for CUDA and NCCL.
 
-The stand-in of NCCL joins ranks of one process, so that one rank uses it here; several
-go through host memory. What the tests of GPUs say where there is none is tested too.
+The stand-in of NCCL joins ranks of one process, so that several go through host memory
+here, and one needs none. What the tests of GPUs say where there is none is tested too.
 """
 
 import json

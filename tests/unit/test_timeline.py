@@ -110,13 +110,14 @@ def test_what_runs_on_the_gpu_is_a_phase_and_no_tensors():
         on_gpu("NCCL_ALLREDUCE", 50, 60, 1),
         on_gpu("WAIT_FOR_INPUTS", 25, 50, 1),
         on_gpu("COPY_TO_HOST", 55, 56, 1),
+        on_gpu("COPY_ON_GPU", 56, 57, 1),
     ]
     found = summary.read(timeline(*events))
     assert found.last == 90
     assert list(found.tensors) == ["a"]
     assert found.tensors["a"].total == 30
     assert list(found.phases["NCCL_ALLREDUCE"].durations()) == [10]
-    order = [line.split()[0] for line in summary.text(found).splitlines()[3:11]]
+    order = [line.split()[0] for line in summary.text(found).splitlines()[3:12]]
     assert order == [
         "NEGOTIATE_ALLREDUCE",
         "QUEUE",
@@ -126,6 +127,7 @@ def test_what_runs_on_the_gpu_is_a_phase_and_no_tensors():
         "NCCL_ALLREDUCE",
         "COPY_TO_HOST",
         "COPY_TO_GPU",
+        "COPY_ON_GPU",
     ]
 
 

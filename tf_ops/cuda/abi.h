@@ -76,6 +76,8 @@ inline constexpr unsigned int kEventDisableTiming = 2;
     (Pointer to, const void* from, size_t bytes, Stream stream))                      \
   F(copy_to_host, "cuMemcpyDtoHAsync_v2", Result,                                     \
     (void* to, Pointer from, size_t bytes, Stream stream))                            \
+  F(copy_on_device, "cuMemcpyDtoDAsync_v2", Result,                                   \
+    (Pointer to, Pointer from, size_t bytes, Stream stream))                          \
   F(set_bytes, "cuMemsetD8Async", Result,                                             \
     (Pointer memory, unsigned char value, size_t bytes, Stream stream))               \
   F(error_name, "cuGetErrorName", Result, (Result result, const char** name))         \

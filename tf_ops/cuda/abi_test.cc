@@ -49,6 +49,7 @@ namespace {
   F(free_host, cuMemFreeHost, PFN_cuMemFreeHost_v2000)                               \
   F(copy_to_device, cuMemcpyHtoDAsync_v2, PFN_cuMemcpyHtoDAsync_v3020)               \
   F(copy_to_host, cuMemcpyDtoHAsync_v2, PFN_cuMemcpyDtoHAsync_v3020)                 \
+  F(copy_on_device, cuMemcpyDtoDAsync_v2, PFN_cuMemcpyDtoDAsync_v3020)               \
   F(set_bytes, cuMemsetD8Async, PFN_cuMemsetD8Async_v3020)                           \
   F(error_name, cuGetErrorName, PFN_cuGetErrorName_v6000)                            \
   F(error_text, cuGetErrorString, PFN_cuGetErrorString_v6000)

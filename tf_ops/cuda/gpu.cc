@@ -216,6 +216,14 @@ Status Gpu::CopyToDevice(void* to, const void* from, size_t bytes) {
                         "cuMemcpyHtoDAsync");
 }
 
+Status Gpu::CopyOnDevice(void* to, const void* from, size_t bytes) {
+  const Current current(*this);
+  if (!current.status().ok()) return current.status();
+  return driver_->Check(
+      (*driver_)->copy_on_device(Address(to), Address(from), bytes, stream_),
+      "cuMemcpyDtoDAsync");
+}
+
 Status Gpu::SetZero(void* memory, size_t bytes) {
   const Current current(*this);
   if (!current.status().ok()) return current.status();

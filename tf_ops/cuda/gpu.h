@@ -74,6 +74,7 @@ class Gpu {
   // On the collectives' stream, in its order.
   Status CopyToHost(void* to, const void* from, size_t bytes);
   Status CopyToDevice(void* to, const void* from, size_t bytes);
+  Status CopyOnDevice(void* to, const void* from, size_t bytes);
   Status SetZero(void* memory, size_t bytes);
 
  private:

@@ -238,6 +238,10 @@ Status UseAll(const stand_in::StandIn& control,
     status = Memory::Allocate(gpu, Memory::Space::kDevice, 10, &device);
   }
   if (status.ok()) status = gpu->SetZero(device.data(), 10);
+  if (status.ok()) {
+    char* const bytes = static_cast<char*>(device.data());
+    status = gpu->CopyOnDevice(bytes + 5, bytes, 5);
+  }
   if (status.ok()) status = gpu->CopyToHost(host.data(), device.data(), 10);
   if (status.ok()) status = gpu->CopyToDevice(device.data(), host.data(), 10);
   if (status.ok()) status = gpu->Record(gpu->stream(), &event);
@@ -253,8 +257,8 @@ TEST_P(GpuTest, EveryErrorOfEveryCallIsSaidAndNothingIsLost) {
        {"cuDeviceGet", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
         "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuStreamGetCtx",
         "cuCtxGetDevice", "cuMemHostAlloc", "cuMemAlloc", "cuMemsetD8Async",
-        "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventCreate", "cuEventRecord",
-        "cuStreamWaitEvent", "cuEventQuery"}) {
+        "cuMemcpyDtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventCreate",
+        "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery"}) {
     for (int code : {1, 2, 201, 700, 999}) {
       control_->Reset(GetParam() + code);
       EXPECT_EQ(Driver::Open(stand_in::kCudaLibrary, &driver_).message, "");
@@ -293,6 +297,7 @@ TEST_P(GpuTest, WithoutItsContextNothingIsCalled) {
       [&] { return gpu_->OpenIdleStream(&idle); },
       [&] { return gpu_->CopyToHost(host, memory.data(), 8); },
       [&] { return gpu_->CopyToDevice(memory.data(), host, 8); },
+      [&] { return gpu_->CopyOnDevice(memory.data(), memory.data(), 8); },
       [&] { return gpu_->SetZero(memory.data(), 8); },
       [&] { return Memory::Allocate(gpu_, Memory::Space::kHost, 8, &taken); }};
   for (const std::function<Status()>& call : calls) {

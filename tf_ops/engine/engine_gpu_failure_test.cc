@@ -345,9 +345,9 @@ TEST(GpuFailureTest, ADeathIsHeardInsideOfACallIntoAFullQueue) {
 
 TEST(GpuFailureTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {
   const StandIn libraries;
-  GpuJob job(libraries, 2, 1);
+  GpuJob job(libraries, 3, 1);
   libraries->HoldCollectives(1, true);
-  std::vector<size_t> numbers(2);
+  std::vector<size_t> numbers(3);
   job.ForEach([&](GpuRank& self, int rank) {
     numbers[rank] = self.Submit(Sum("held", {1}), {false, true});
     ASSERT_EQ(self.End(numbers[rank]).message, "");
@@ -367,9 +367,9 @@ TEST(GpuFailureTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {
   });
   job.ForEach([&](GpuRank& self, int rank) {
     int32_t id;
-    EXPECT_EQ(self.engine().AddProcessSet({0}, &id).message, "");
+    EXPECT_EQ(self.engine().AddProcessSet({0, 1}, &id).message, "");
     self.Await(numbers[rank]);
-    EXPECT_EQ(FromBytes<float>(self.Output(numbers[rank])), std::vector<float>{2});
+    EXPECT_EQ(FromBytes<float>(self.Output(numbers[rank])), std::vector<float>{3});
   });
   release.join();
   EXPECT_GT(splits(), before);

@@ -134,31 +134,35 @@ std::unique_ptr<Operation> CutShort(Kind kind, const std::vector<int>& members) 
 // A new process set is a part of the communicator of all ranks, which all have to make.
 TEST(GpuLeavingTest, ARankThatDoesNotAddAProcessSetEndsTheJobOnOtherHosts) {
   const StandIn libraries;
-  GpuJob job(libraries, Layout{{0, 1}}, 1);
+  GpuJob job(libraries, Layout{{0, 1, 2}}, 1);
   job.Connect();
   libraries->Hold(job[1].stream(), true);
   job.ForEach([](GpuRank& self, int) {
     ASSERT_TRUE(self.End(self.Submit(Sum("held", {1}))).ok());
   });
-  ASSERT_TRUE(job[1].engine().Submit(CutShort(Kind::kAddProcessSet, {0})).ok());
+  const std::vector<int> members = {0, 2};
+  ASSERT_TRUE(job[1].engine().Submit(CutShort(Kind::kAddProcessSet, members)).ok());
   const int64_t polls = Polls(libraries, 1);
   std::thread leaves([&] { job.Stop(1); });
   EXPECT_TRUE(Eventually([&] { return Polls(libraries, 1) > polls + 100; }));
   const int64_t of_other = Polls(libraries, 0);
-  std::thread adds([&] {
-    libraries->SetRank(0);
-    int32_t id = 0;
-    const Status status = job[0].engine().AddProcessSet({0}, &id);
-    EXPECT_EQ(status.code, Code::kRankFailed);
-    EXPECT_TRUE(
-        Contains(status.message, "has left the job before it ran add_process_set()"))
-        << status.message;
-  });
+  std::vector<std::thread> add;
+  for (const int rank : members) {
+    add.emplace_back([&, rank] {
+      libraries->SetRank(rank);
+      int32_t id = 0;
+      const Status status = job[rank].engine().AddProcessSet(members, &id);
+      EXPECT_EQ(status.code, Code::kRankFailed);
+      EXPECT_TRUE(
+          Contains(status.message, "has left the job before it ran add_process_set()"))
+          << status.message;
+    });
+  }
   // It waits for its GPU before it makes its part.
   EXPECT_TRUE(Eventually([&] { return Polls(libraries, 0) > of_other + 100; }));
   libraries->Hold(job[1].stream(), false);
   leaves.join();
-  adds.join();
+  for (std::thread& each : add) each.join();
 }
 
 // What a set has run last is known after its end, too.

@@ -153,8 +153,9 @@ Injection RandomInjection(int size, Random* random) {
       "cuEventQuery",      "cuMemAlloc",
       "cuMemFree",         "cuMemHostAlloc",
       "cuMemFreeHost",     "cuMemcpyHtoDAsync",
-      "cuMemcpyDtoHAsync", "cuMemsetD8Async",
-      "cuStreamDestroy",   "cuEventDestroy"};
+      "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync",
+      "cuMemsetD8Async",   "cuStreamDestroy",
+      "cuEventDestroy"};
   Injection injection;
   const bool of_nccl = OneIn(2, random);
   const std::vector<std::string>& functions = of_nccl ? kNccl : kCuda;

@@ -110,15 +110,17 @@ Status GpuRunner::GiveZeros(Operation* operation, GpuBatch* batch) {
 }
 
 // Each operation goes to the first of these that can run it:
+//   one rank      where the set has no other, and nothing is scaled
 //   NCCL          where all members can use it, and it reduces as the CPU would
 //   host staging  everything else
 Status GpuRunner::Move(GpuBatch* batch) {
+  const bool alone = batch->members.size() == 1;
   NcclBackend* nccl = nullptr;
-  Status status = communicators_.Open(batch, &nccl);
+  Status status = alone ? Status::Ok() : communicators_.Open(batch, &nccl);
   std::vector<Operation*> left;
   for (const auto& operation : batch->operations) left.push_back(operation.get());
-  for (GpuBackend* const backend :
-       std::initializer_list<GpuBackend*>{nccl, &host_staging_}) {
+  for (GpuBackend* const backend : std::initializer_list<GpuBackend*>{
+           alone ? &one_rank_ : nullptr, nccl, &host_staging_}) {
     if (!status.ok()) break;
     if (backend == nullptr) continue;
     const auto taken = std::stable_partition(
@@ -193,8 +195,8 @@ void GpuRunner::GiveUpCall(const nccl::AbortCall& abort) {
 
 bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
                               const std::vector<int>& all, HostCollectives* host) {
-  // Either all ranks have a communicator or none has.
-  if (gpu_ == nullptr || !communicators_.IsOpen(0)) return true;
+  // Either all ranks have a communicator or none has. A rank alone needs none.
+  if (gpu_ == nullptr || !communicators_.IsOpen(0) || members.size() == 1) return true;
   const cuda::Gpu::Current current(*gpu_);
   waits_for_ = "the communicator of process set " + std::to_string(id);
   // A split involves all ranks.

@@ -1,8 +1,9 @@
 // Runs batches of tensors on GPUs: enqueues them after what callers have put on their
 // streams, without anybody waiting for the GPU.
 //
-// NCCL moves and reduces the tensors. What NCCL does not reduce as the CPU would goes
-// through host memory; everything does if a member cannot use NCCL.
+// NCCL moves and reduces the tensors; a rank alone copies its own. What NCCL does not
+// reduce as the CPU would goes through host memory; everything does if a member cannot
+// use NCCL.
 //
 // Enqueued work is checked until it has run: it may fail, or wait for a peer that has
 // died. Then the communicators are aborted, which lets the streams continue. Their
@@ -23,6 +24,7 @@
 #include "tf_ops/gpu/gpu_times.h"
 #include "tf_ops/gpu/host_staging.h"
 #include "tf_ops/gpu/nccl_communicators.h"
+#include "tf_ops/gpu/one_rank_backend.h"
 #include "tf_ops/gpu/staging.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"
@@ -102,6 +104,7 @@ class GpuRunner {
   Timeline& timeline_;
   std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
   NcclCommunicators communicators_;
+  OneRankBackend one_rank_;
   HostStagingBackend host_staging_;
   Staging staging_;
   GpuClock clock_;

@@ -79,12 +79,15 @@ int FindSharing(const std::vector<Member>& members, int index) {
   return -1;
 }
 
-// The first member that cannot use NCCL, alone or with those that share its GPU, or -1.
+// The first member that cannot use NCCL, or not with the first one's or those that
+// share its GPU; or -1.
 int FirstWithout(const std::vector<Member>& members) {
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     const bool can_share = member.version >= kSharingVersion && member.may_share != 0;
-    if (member.version == 0) return static_cast<int>(i);
+    if (member.version == 0 || member.version != members.front().version) {
+      return static_cast<int>(i);
+    }
     if (!can_share && FindSharing(members, static_cast<int>(i)) >= 0) {
       return static_cast<int>(i);
     }
@@ -132,8 +135,9 @@ Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   return Status::Ok();
 }
 
-// If one member cannot use NCCL, none does. The same holds if two members share a GPU,
-// except in newer versions of NCCL, which allow it on request.
+// If one member cannot use NCCL, none does. The same holds if two have different
+// versions, or share a GPU, except in newer versions of NCCL, which allow it on
+// request.
 Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
                                 nccl::Capabilities* capabilities) {
   std::string reason;
@@ -155,6 +159,12 @@ Status NcclCommunicators::Agree(GpuBatch* batch, bool* all_have_nccl,
   if (first != batch->index) return status;
   if (own.version == 0) {
     Warn("this rank cannot use NCCL: " + reason);
+  } else if (own.version != members.front().version) {
+    Warn("this rank has " + library_->text() + " and " +
+         job_->Describe(batch->members.front()) + " has " +
+         nccl::VersionText(static_cast<int>(members.front().version)) +
+         "; all need the same: install the same nvidia-nccl, or name one in "
+         "KERAS_HVD_NCCL_LIBRARY");
   } else {
     Warn("this rank shares the GPU of rank " + std::to_string(batch->members[sharing]) +
          ", which needs NCCL 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1; this is " +

@@ -15,13 +15,6 @@ std::string Missing(const std::string& path) {
          "KERAS_HVD_NCCL_LIBRARY may name another";
 }
 
-// 22304 is 2.23.4. Versions before 2.9 have two digits fewer: 2804 is 2.8.4.
-std::string VersionText(int version) {
-  const int base = version < 10000 ? 1000 : 10000;
-  return std::to_string(version / base) + "." + std::to_string(version % base / 100) +
-         "." + std::to_string(version % 100);
-}
-
 Status CheckVersion(int version, const std::string& path) {
   if (version >= kOldestVersion) return Status::Ok();
   return Status::Internal("NCCL " + VersionText(version) + " (" + path +
@@ -46,10 +39,18 @@ std::string WithoutEnd(std::string text) {
 
 }  // namespace
 
+// Versions before 2.9 have two digits fewer: 2804 is 2.8.4.
+std::string VersionText(int version) {
+  const int base = version < 10000 ? 1000 : 10000;
+  return std::to_string(version / base) + "." + std::to_string(version % base / 100) +
+         "." + std::to_string(version % 100);
+}
+
 Status Library::Open(const std::string& path, std::shared_ptr<const Library>* library) {
   DynamicLibrary found;
-  Status status =
-      DynamicLibrary::Open(path.empty() ? kName : path, Missing(path), &found);
+  // PyTorch, for instance, brings an NCCL of its own.
+  Status status = DynamicLibrary::OpenBesideOthers(
+      path.empty() ? kName : path, Missing(path), "ncclGetVersion", &found);
   if (!status.ok()) return status;
   std::shared_ptr<Library> opened(new Library());
   Functions& functions = opened->functions_;

@@ -10,6 +10,9 @@
 
 namespace keras_hvd::nccl {
 
+// For people: "2.23.4" for 22304.
+std::string VersionText(int version);
+
 class Library {
  public:
   // `path`: the library, or "" for libnccl.so.2 on the library path. The status says

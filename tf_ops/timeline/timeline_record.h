@@ -22,15 +22,16 @@ inline int64_t TimelineNow() {
 }
 
 // The phases of a batch of GPU tensors on the GPU. What NCCL lacks goes through host
-// memory.
+// memory, and a rank alone copies.
 enum class GpuPhase : int32_t {
   kWaitForInputs = 0,   // for work that callers have put on their streams
   kNccl = 1,            // an NCCL group
   kCopyToHost = 2,      // and then:
   kHostCollective = 3,  // by the host, in host memory
   kCopyToGpu = 4,
+  kCopyOnGpu = 5,
 };
-inline constexpr int kGpuPhases = 5;
+inline constexpr int kGpuPhases = 6;
 
 // Times are from TimelineNow.
 struct TimelineRecord {

@@ -21,7 +21,7 @@ constexpr const char* kPhaseNames[kCollectivePhases] = {
     "", "COPY_IN", "WAIT_FOR_RANKS", "REDUCE", "COPY_OUT", "EXCHANGE"};
 // Names that end with an underscore precede the collective's own name.
 constexpr const char* kGpuPhaseNames[kGpuPhases] = {
-    "WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", kBackend, "COPY_TO_GPU"};
+    "WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", kBackend, "COPY_TO_GPU", "COPY_ON_GPU"};
 // Limit for a tensor's name; the rest is left out.
 constexpr size_t kLongestName = 1024;
 // Ranks whose arrivals fit in a line. Of more ranks, the last to arrive are shown.

@@ -23,11 +23,53 @@ std::string PathOf(void* handle, const std::string& name) {
   return known ? map->l_name : name;
 }
 
+// The file that has the function which the process's libraries get by this name, or "".
+std::string FileOf(const char* symbol) {
+  void* const function = dlsym(RTLD_DEFAULT, symbol);
+  Dl_info info = {};
+  return function != nullptr && dladdr(function, &info) != 0 ? info.dli_fname : "";
+}
+
+bool IsOpen(const std::string& name) {
+  void* const handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (handle != nullptr) dlclose(handle);
+  return handle != nullptr;
+}
+
+// By a preloaded allocator, for instance, or a sanitizer's.
+bool IsMallocReplaced() {
+  void* const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  if (libc == nullptr) return true;
+  const bool is_replaced = dlsym(libc, "malloc") != dlsym(RTLD_DEFAULT, "malloc");
+  dlclose(libc);
+  return is_replaced;
+}
+
 }  // namespace
 
 Status DynamicLibrary::Open(const std::string& name, const std::string& missing,
                             DynamicLibrary* library) {
-  void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  return OpenWith(name, 0, missing, library);
+}
+
+Status DynamicLibrary::OpenBesideOthers(const std::string& name,
+                                        const std::string& missing, const char* symbol,
+                                        DynamicLibrary* library) {
+  const std::string other = FileOf(symbol);
+  if (other.empty() || IsOpen(name)) return OpenWith(name, 0, missing, library);
+  // It would free what realpath() allocates, for instance, by the C library's free().
+  if (IsMallocReplaced()) {
+    return Status::Internal(
+        name + " cannot be opened beside " + other +
+        ", which has functions of the same names, as long as malloc is not the C "
+        "library's; use that library, or this malloc");
+  }
+  return OpenWith(name, RTLD_DEEPBIND, missing, library);
+}
+
+Status DynamicLibrary::OpenWith(const std::string& name, int flags,
+                                const std::string& missing, DynamicLibrary* library) {
+  void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | flags);
   if (handle == nullptr) {
     const std::string error = LastError();
     if (IsMissing(name, error)) return Status::Internal(missing);

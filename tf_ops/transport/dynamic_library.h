@@ -15,6 +15,10 @@ class DynamicLibrary {
   // there is no such file; other errors describe what is wrong with it.
   static Status Open(const std::string& name, const std::string& missing,
                      DynamicLibrary* library);
+  // The same where other libraries of the process may have functions of the same names,
+  // `symbol` among them: this one calls its own.
+  static Status OpenBesideOthers(const std::string& name, const std::string& missing,
+                                 const char* symbol, DynamicLibrary* library);
 
   // Sets the pointer to a function.
   template <typename Function>
@@ -29,6 +33,8 @@ class DynamicLibrary {
   const std::string& path() const { return path_; }
 
  private:
+  static Status OpenWith(const std::string& name, int flags, const std::string& missing,
+                         DynamicLibrary* library);
   Status FindAddress(const char* symbol, void** address) const;
 
   void* handle_ = nullptr;

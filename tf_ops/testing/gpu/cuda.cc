@@ -526,6 +526,11 @@ Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, size_t bytes, Stream stream)
                     stream);
 }
 
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream stream) {
+  return PutWriting("cuMemcpyDtoDAsync", OnDevice(to, bytes), OnDevice(from, bytes), 0,
+                    stream);
+}
+
 Result cuMemsetD8Async(Pointer memory, unsigned char value, size_t bytes,
                        Stream stream) {
   return PutWriting("cuMemsetD8Async", OnDevice(memory, bytes), {}, value, stream);
@@ -578,6 +583,7 @@ KERAS_HVD_SAME(cuMemHostAlloc, allocate_host);
 KERAS_HVD_SAME(cuMemFreeHost, free_host);
 KERAS_HVD_SAME(cuMemcpyHtoDAsync_v2, copy_to_device);
 KERAS_HVD_SAME(cuMemcpyDtoHAsync_v2, copy_to_host);
+KERAS_HVD_SAME(cuMemcpyDtoDAsync_v2, copy_on_device);
 KERAS_HVD_SAME(cuMemsetD8Async, set_bytes);
 KERAS_HVD_SAME(cuGetErrorName, error_name);
 KERAS_HVD_SAME(cuGetErrorString, error_text);

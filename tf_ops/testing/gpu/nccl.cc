@@ -305,6 +305,10 @@ Result ncclGetUniqueId(UniqueId* id) {
   Lock lock(Machine::Get());
   Entry entry("ncclGetUniqueId");
   if (entry.failed()) return entry.result();
+  // As NCCL does, by the name that it exports. Is this another library's function?
+  if (ncclGetErrorString(Result::kSuccess) != kErrorTexts[0]) {
+    return Result::kInvalidArgument;
+  }
   const std::string text = Text("stand-in ", ++All().ids, " ", Machine::Get().Random());
   *id = {};
   memcpy(id->bytes, text.data(), text.size());

@@ -35,6 +35,9 @@ inline constexpr const char* kIncompleteCudaLibrary =
     "tf_ops/testing/gpu/libcuda_incomplete.so.1";
 inline constexpr const char* kIncompleteNcclLibrary =
     "tf_ops/testing/gpu/libnccl_incomplete.so.2";
+// One of another version, of which no other function works.
+inline constexpr const char* kAnotherNcclLibrary =
+    "tf_ops/testing/gpu/libnccl_another.so.2";
 
 // CUresult's codes that tests use.
 inline constexpr cuda::Result kInvalidValue{1};
@@ -47,6 +50,7 @@ inline constexpr cuda::Result kInvalidHandle{400};
 inline constexpr cuda::Result kIllegalAddress{700};
 
 inline constexpr int kNcclVersion = 22304;
+inline constexpr int kAnotherNcclVersion = 22809;
 inline constexpr int kComputeCapability = 80;
 
 // One call of a library's function.

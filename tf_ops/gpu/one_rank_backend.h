@@ -1,0 +1,20 @@
+// Collectives of GPU tensors in a process set of one rank, which are copies at most.
+// NCCL refuses some of them there: scaled sums, and reducescatters.
+#ifndef KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_
+#define KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_
+
+#include <vector>
+
+#include "tf_ops/gpu/gpu_backend.h"
+
+namespace keras_hvd {
+
+class OneRankBackend final : public GpuBackend {
+ public:
+  bool CanRun(const Operation& operation) const override;
+  Status Run(const std::vector<Operation*>& operations, GpuBatch* batch) override;
+};
+
+}  // namespace keras_hvd
+
+#endif  // KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_

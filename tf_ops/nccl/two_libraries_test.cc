@@ -1,0 +1,53 @@
+// NCCL beside another one that the whole process sees, as PyTorch's may be.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "tf_ops/nccl/library.h"
+#include "tf_ops/testing/gpu/stand_in.h"
+
+namespace keras_hvd::nccl {
+namespace {
+
+bool IsMallocReplaced() {
+  void* const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  return dlsym(libc, "malloc") != dlsym(RTLD_DEFAULT, "malloc");
+}
+
+// In one process, as libraries are not closed: each opens another one.
+class TwoLibrariesTest : public testing::Test {
+ protected:
+  TwoLibrariesTest()
+      : another_(dlopen(stand_in::kAnotherNcclLibrary, RTLD_NOW | RTLD_GLOBAL)) {
+    EXPECT_NE(another_, nullptr) << dlerror();
+  }
+
+  void* const another_;
+  std::shared_ptr<const Library> library_;
+};
+
+TEST_F(TwoLibrariesTest, TheOneThatIsThereIsOpenedToo) {
+  ASSERT_EQ(Library::Open(stand_in::kAnotherNcclLibrary, &library_).message, "");
+  EXPECT_EQ(library_->version(), stand_in::kAnotherNcclVersion);
+}
+
+TEST_F(TwoLibrariesTest, EachCallsItsOwnFunctions) {
+  const Status status = Library::Open(stand_in::kNcclLibrary, &library_);
+  if (IsMallocReplaced()) {
+    // As under a sanitizer.
+    EXPECT_NE(status.message.find("cannot be opened beside "), std::string::npos);
+    EXPECT_NE(status.message.find("libnccl_another.so.2, which has functions"),
+              std::string::npos)
+        << status.message;
+    return;
+  }
+  ASSERT_EQ(status.message, "");
+  EXPECT_EQ(library_->version(), stand_in::kNcclVersion);
+  UniqueId id = {};
+  EXPECT_EQ((*library_)->unique_id(&id), Result::kSuccess);
+}
+
+}  // namespace
+}  // namespace keras_hvd::nccl
