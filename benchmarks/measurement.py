@@ -18,13 +18,17 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_hvd.runtime import cores
+# Here and in the contenders the checkout's package, even where none is installed.
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+from keras_hvd.runtime import cores  # noqa: E402
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 # A job that does not answer for so long is given up.
@@ -66,13 +70,15 @@ class Job:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(ranks)
+        paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._processes = [
             subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(variables or {})},
+                env={**environment, **(variables or {})},
                 pass_fds=pass_fds,
                 start_new_session=True,
             )

@@ -1,5 +1,6 @@
 """Each benchmark measures, prints its tables and writes what `report.py` reads."""
 
+import ctypes
 import json
 import pathlib
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import network
 import pytest
+
+from keras_hvd.runtime import cores
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -125,3 +128,71 @@ def test_allocator(benchmark):
     (requirement,) = requirements(result)
     assert requirement == "allreduce/1 MiB in a tf.function, pool: against the C API"
     assert "| allreduce/1" in printed
+
+
+def test_gpu_calls(benchmark):
+    """What the engine itself does for a collective on GPUs, which times do not show."""
+    if cores.available() < 2:
+        pytest.skip("two ranks that share a core have to sleep")
+    printed, result = benchmark("gpu_calls")
+    missed = [
+        f"{check['what']}: {check['measured']}, at most {check['wanted']}"
+        for check in result["checks"]
+        if check["measured"] > check["wanted"]
+    ]
+    assert len(result["checks"]) == 20
+    assert not missed, printed
+    assert "| groups at once" in printed
+
+
+class NcclConfig(ctypes.Structure):
+    """The beginning of ncclConfig_t."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    ]
+
+
+UNSET = -(1 << 31)
+SUCCESS, IN_PROGRESS = 0, 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocking", "result"),
+    [
+        ("thread", 1, SUCCESS),
+        ("thread", 0, IN_PROGRESS),
+        ("thread", UNSET, IN_PROGRESS),
+        ("thread", None, IN_PROGRESS),
+        ("sync", 0, SUCCESS),
+    ],
+)
+def test_the_null_nccl_splits_a_communicator(monkeypatch, mode, blocking, result):
+    """A part blocks as it is told, else as its parent; who does not has threads."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(BENCHMARKS / "contenders")
+    monkeypatch.setenv("NULL_NCCL_MODE", mode)
+    import bare_nccl
+    import environments
+
+    def config(blocks: int):
+        return ctypes.byref(NcclConfig(ctypes.sizeof(NcclConfig), blocking=blocks))
+
+    nccl = ctypes.CDLL(environments.compiled("null_nccl.c"))
+    parent, part, state = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    unique_id = bare_nccl.UniqueId()
+    made = nccl.ncclCommInitRankConfig(
+        ctypes.byref(parent), 2, unique_id, 0, config(blocks=0)
+    )
+    assert made == SUCCESS
+    given = None if blocking is None else config(blocking)
+    assert nccl.ncclCommSplit(parent, 0, 0, ctypes.byref(part), given) == SUCCESS
+    for _ in range(2):
+        assert nccl.ncclSend(None, 0, 0, 1, part, None) == result
+    while result == IN_PROGRESS:
+        assert nccl.ncclCommGetAsyncError(part, ctypes.byref(state)) == SUCCESS
+        result = state.value
+    assert nccl.ncclCommDestroy(part) == nccl.ncclCommDestroy(parent) == SUCCESS
