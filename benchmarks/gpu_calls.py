@@ -82,7 +82,8 @@ def measure_mode(mode: str, options: argparse.Namespace) -> dict[str, dict]:
         str(environments.compiled("null_cuda.c")),
         str(environments.compiled("null_nccl.c")),
         [*range(RANKS)],
-        *("--cores", "/".join(ones), "--version", f"keras_hvd {__version__}"),
+        *("--version", f"keras_hvd {__version__}"),
+        cores="/".join(ones),
         variables={"NULL_NCCL_MODE": mode, "NULL_CUDA_DEVICES": str(RANKS)},
     )
     try:

@@ -70,15 +70,13 @@ class Job:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(ranks)
-        paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._processes = [
             subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**environment, **(variables or {})},
+                env={**environment(), **(variables or {})},
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
@@ -165,6 +163,12 @@ class Job:
 
 def _rank_of(hello: dict) -> int:
     return hello["rank"]
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes that import keras_hvd."""
+    paths = filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(eq=False)

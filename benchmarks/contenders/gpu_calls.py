@@ -7,7 +7,6 @@ import ctypes
 import math
 
 import gpu_rank
-import rank
 from workloads import WORKLOADS, total_bytes
 
 SHAPES = {"4 B": [[1]], "161 tensors": WORKLOADS["resnet50"]}
@@ -29,7 +28,6 @@ class Contender:
     """
 
     def __init__(self, options: argparse.Namespace):
-        rank.bind(options.cores, options.rank)
         most = sum(
             total_bytes(shapes) + 256 * len(shapes) for shapes in SHAPES.values()
         )
@@ -41,7 +39,7 @@ class Contender:
             for what, shapes in SHAPES.items()
         }
 
-    def measure(self, what: str, rows: int, calls: int) -> list[dict[str, float]]:
+    def measure(self, what: str, rows: int, calls: int) -> dict:
         """Reduces again and again.
 
         Args:
@@ -50,10 +48,10 @@ class Contender:
             calls: of a row, one when the last one is enqueued.
 
         Returns:
-            For each row the seconds of a call, and what the engine did for it.
+            `rows`: for each the seconds of a call, and what the engine did for it.
         """
         self._row(what, calls)
-        return [self._row(what, calls) for _ in range(rows)]
+        return {"rows": [self._row(what, calls) for _ in range(rows)]}
 
     def close(self) -> None:
         """Leaves the job."""
@@ -84,13 +82,7 @@ class Contender:
 def main() -> None:
     options = gpu_rank.parser().parse_args()
     contender = Contender(options)
-    session = rank.Session(options.socket, options.rank, options.size, options.version)
-    while (command := session.command()) is not None:
-        try:
-            session.reply(rows=contender.measure(**command))
-        except Exception as error:
-            session.reply(error=f"{type(error).__name__}: {error}")
-            raise
+    gpu_rank.serve(options, contender.measure)
     contender.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import rank
@@ -48,6 +48,8 @@ class GpuRank:
     """
 
     def __init__(self, options: argparse.Namespace, size: int):
+        # Before the engine counts its cores.
+        rank.bind(options.cores, options.rank)
         self.gpu = cuda.Gpu(options.cuda, options.device)
         self.end = StreamEnd(
             *self.gpu.addresses("cuEventRecord", "cuEventQuery"), self.gpu.new_event()
@@ -110,3 +112,19 @@ class GpuRank:
         self.engine.shutdown()
         self.arena.close()
         self.gpu.close()
+
+
+def serve(options: argparse.Namespace, measure: Callable[..., dict]) -> None:
+    """Answers the benchmark's commands until there are no more.
+
+    Args:
+        options: as `parser` reads them.
+        measure: takes the fields of a command, returns those of the answer.
+    """
+    session = rank.Session(options.socket, options.rank, options.size, options.version)
+    while (command := session.command()) is not None:
+        try:
+            session.reply(**measure(**command))
+        except Exception as error:
+            session.reply(error=f"{type(error).__name__}: {error}")
+            raise
