@@ -11,6 +11,7 @@ table, writes JSON and a plot.
 from __future__ import annotations
 
 import argparse
+import statistics
 
 import environments
 import jobs
@@ -41,7 +42,12 @@ def main() -> None:
         "benchmark": "gpu_calls",
         "machine": options.machine,
         "versions": {"keras_hvd": f"keras_hvd {__version__}"},
-        "settings": {"ranks": RANKS, "rows": options.rows, "calls": options.calls},
+        "settings": {
+            "ranks": RANKS,
+            "call": options.call,
+            "rows": options.rows,
+            "calls": options.calls,
+        },
         "measured": measured,
         "checks": checks,
         "tables": [table(measured), tables.check_table(checks)],
@@ -62,9 +68,15 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     measurement.add_output_argument(parser)
-    parser.add_argument("--rows", type=int, default=10, help="of calls (default: 10)")
+    parser.add_argument("--rows", type=int, default=100, help="of calls (default: 100)")
     parser.add_argument(
-        "--calls", type=int, default=1000, help="of a row (default: 1000)"
+        "--calls", type=int, default=100, help="of a row (default: 100)"
+    )
+    parser.add_argument(
+        "--call",
+        choices=["khvd_submit", "khvd_submit_and_drive"],
+        default="khvd_submit",
+        help="what submits; the caller then yields its core until all is enqueued",
     )
     jobs.add_engine_argument(parser)
     options = parser.parse_args()
@@ -93,17 +105,21 @@ def measure_mode(mode: str, options: argparse.Namespace) -> dict[str, dict]:
 
 
 def measure(job: measurement.Job, what: str, options: argparse.Namespace) -> dict:
-    """Rank 0's time; of the rank that does the most, the counts of the best row."""
-    answers = job.ask(what=what, rows=options.rows, calls=options.calls)
+    """Rank 0's time, and the counts of the rank that has the most."""
+    answers = job.ask(
+        what=what, call=options.call, rows=options.rows, calls=options.calls
+    )
     rows = [
         {name: max(each[name] for each in ranks) for name in ranks[0]}
         for ranks in zip(*(answer["rows"] for answer in answers))
     ]
-    return {
-        "seconds": measurement.summary([row["seconds"] for row in answers[0]["rows"]]),
-        # Who else uses a core puts ranks to sleep. Of some row that will be nobody.
-        **{name: min(row[name] for row in rows) for name in MOST},
-    }
+    # Who else uses a core puts ranks to sleep, and has them look again. Of some row, as
+    # short as it is, that will be nobody.
+    counts = {name: min(row[name] for row in rows) for name in MOST}
+    # Events that are kept may be enough for one row, and not for the next.
+    counts["creations"] = statistics.median(row["creations"] for row in rows)
+    seconds = measurement.summary([row["seconds"] for row in answers[0]["rows"]])
+    return {"seconds": seconds, **counts}
 
 
 def table(measured: Measured) -> Table:

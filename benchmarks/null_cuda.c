@@ -162,6 +162,11 @@ int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
   return 0;
 }
 
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  memmove((void*)(uintptr_t)to, (const void*)(uintptr_t)from, bytes);
+  return 0;
+}
+
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
   if (bytes <= kMostSet) memset((void*)(uintptr_t)to, value, bytes);
   return 0;

@@ -94,12 +94,16 @@ class GpuRank:
         )
 
     def seconds(
-        self, request: native.Request, repeats: int, in_a_row: int
+        self,
+        request: native.Request,
+        repeats: int,
+        in_a_row: int,
+        call: str = "khvd_submit",
     ) -> tuple[list[float], list[float]]:
         """The seconds of each row until all was enqueued, and until it had ended."""
         host, whole = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         code = self.timed.time_khvd_on_gpu(
-            self.engine.library.khvd_submit,
+            getattr(self.engine.library, call),
             ctypes.byref(request),
             ctypes.byref(self.end),
             *(repeats, in_a_row, host, whole),
