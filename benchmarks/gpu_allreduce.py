@@ -108,12 +108,19 @@ def add_tensorflow(
     result: dict, options: argparse.Namespace, sizes: list[int], cnn: Measured
 ) -> None:
     """Adds what TensorFlow shows, or why it shows nothing."""
-    if why := gpu_tensorflow.missing(options.tensorflow_device):
+    variables = variables_of(options)
+    why = gpu_tensorflow.missing(options.tensorflow_device)
+    if not why:
+        try:
+            functions, version = gpu_tensorflow.measure_functions(
+                options, sizes, variables
+            )
+            fit = gpu_tensorflow.measure_fit(options, variables)
+        except measurement.ContenderError as error:
+            why = str(error)  # what was measured before is not lost
+    if why:
         result["notes"].append(f"Without a tf.function and fit: {why}.")
         return
-    variables = variables_of(options)
-    functions, version = gpu_tensorflow.measure_functions(options, sizes, variables)
-    fit = gpu_tensorflow.measure_fit(options, variables)
     nccl = cnn["nccl"]["one"]["median"]
     result["versions"]["tensorflow"] = version
     result["measured"] |= {"functions": functions, "fit": fit}

@@ -44,7 +44,7 @@ def main() -> None:
         "versions": {"keras_hvd": f"keras_hvd {__version__}"},
         "settings": {
             "ranks": RANKS,
-            "call": options.call,
+            "function": options.function,
             "rows": options.rows,
             "calls": options.calls,
         },
@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
         "--calls", type=int, default=100, help="of a row (default: 100)"
     )
     parser.add_argument(
-        "--call",
+        "--function",
         choices=["khvd_submit", "khvd_submit_and_drive"],
         default="khvd_submit",
         help="what submits; the caller then yields its core until all is enqueued",
@@ -95,7 +95,7 @@ def measure_mode(mode: str, options: argparse.Namespace) -> dict[str, dict]:
         str(environments.compiled("null_nccl.c")),
         [*range(RANKS)],
         *("--version", f"keras_hvd {__version__}"),
-        cores="/".join(ones),
+        bound_to="/".join(ones),
         variables={"NULL_NCCL_MODE": mode, "NULL_CUDA_DEVICES": str(RANKS)},
     )
     try:
@@ -107,7 +107,7 @@ def measure_mode(mode: str, options: argparse.Namespace) -> dict[str, dict]:
 def measure(job: measurement.Job, what: str, options: argparse.Namespace) -> dict:
     """Rank 0's time, and the counts of the rank that has the most."""
     answers = job.ask(
-        what=what, call=options.call, rows=options.rows, calls=options.calls
+        what=what, function=options.function, rows=options.rows, calls=options.calls
     )
     rows = [
         {name: max(each[name] for each in ranks) for name in ranks[0]}

@@ -126,7 +126,7 @@ def gpu(
     nccl: str,
     devices: Sequence[int],
     *arguments: object,
-    cores: str = "",
+    bound_to: str = "",
     variables: Mapping[str, str] | None = None,
 ) -> Job:
     """A script of contenders/ whose ranks reach GPUs by the engine's C API.
@@ -138,7 +138,7 @@ def gpu(
         nccl: NCCL's; "": the system's.
         devices: the number of each rank's GPU.
         arguments: further ones of the script.
-        cores: of each rank, as `cores_of_ranks` has them, which is the default.
+        bound_to: the ranks' cores, by default those of `cores_of_ranks`.
         variables: environment variables, beside those of this process.
 
     Returns:
@@ -153,7 +153,7 @@ def gpu(
         "GPU ranks",
         lambda path: [
             [sys.executable, CONTENDERS / script, "--socket", path]
-            + ["--cores", cores or cores_of_ranks(len(devices))]
+            + ["--cores", bound_to or cores_of_ranks(len(devices))]
             + ["--timed-calls", timed_calls, "--engine", engine]
             + [f"--cuda={cuda}", f"--nccl={nccl}", "--job", name, "--rank", rank]
             + ["--size", len(devices), "--device", device, *arguments]
