@@ -56,7 +56,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
-.PHONY: sanitize soak layouts bench test-gpu bench-gpu
+.PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls
 
 install: $(BUILT)
 
@@ -421,6 +421,10 @@ bench-simulate: install
 # Allreduces on GPUs beside bare NCCL; where there is no GPU it says so.
 bench-gpu: gpu-engine
 	$(GPU_PYTHON) benchmarks/gpu_allreduce.py --engine $(CURDIR)/$(GPU_ENGINE)
+
+# The engine's own time for tensors on GPUs, where there is none.
+bench-gpu-calls: gpu-engine
+	$(GPU_PYTHON) benchmarks/gpu_calls.py --engine $(CURDIR)/$(GPU_ENGINE)
 
 # --- upkeep -------------------------------------------------------------------------
 

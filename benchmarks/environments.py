@@ -41,7 +41,7 @@ def compiled(source: str) -> Path:
         compiler = os.environ.get("CC", "cc")
         part = library.with_suffix(f".{os.getpid()}")
         _run(
-            [compiler, "-O3", "-fPIC", "-shared", "-I", HERE.parent]
+            [compiler, "-O3", "-fPIC", "-shared", "-pthread", "-I", HERE.parent]
             + ["-o", part, HERE / source]
         )
         part.rename(library)

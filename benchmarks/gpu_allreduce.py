@@ -3,8 +3,10 @@
 Sums float32 tensors of 4 B to 256 MiB, and ResNet-50's 161 gradients as one request and
 as one group of NCCL's; and reduces those gradients in parts while the GPU is busy with
 something else, as it is in backprop. The engine and bare NCCL are asked in turn, in the
-same processes, on the same memory. Needs NumPy and a C compiler, and no TensorFlow.
-Prints tables, writes JSON and a plot.
+same processes, on the same memory. Where TensorFlow sees a GPU, the same through it
+(gpu_tensorflow.py). Needs NumPy and a C compiler, and neither TensorFlow nor an
+installed keras_hvd. Several ranks on one GPU need NVIDIA's Multi-Process Service: see
+docs/gpus.md. Prints tables, writes JSON and a plot.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import argparse
 import math
 import os
 import sys
-import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
-import environments
+import gpu_tensorflow
+import jobs
 import measurement
 import plots
 import tables
-from contenders.workloads import WORKLOADS
+from contenders import workloads
 from tables import Check, Table, duration, size_text, spread
 
 from keras_hvd.gpu import gpu_libraries
@@ -34,7 +37,10 @@ RESNET = "ResNet-50's 161 gradients (102 MB)"
 # Several ranks may be on one GPU from this version on, with this variable.
 SHARING_NCCL = 23000
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-ENGINE = Path(__file__).parents[1] / "keras_hvd" / "_native" / "libkeras_hvd.so"
+WITHOUT_MPS = (
+    "Ranks share a GPU without NVIDIA's Multi-Process Service (nvidia-cuda-mps-control "
+    "-d): they take turns of 2 ms, and these times mean nothing."
+)
 
 # who: what ("one", "row", "host"): summary
 Measured = dict[str, dict[str, dict[str, float]]]
@@ -43,24 +49,30 @@ Measured = dict[str, dict[str, dict[str, float]]]
 def main() -> None:
     measurement.end_on_sigterm()
     options = arguments()
+    sizes = [size for size in SIZES if size <= options.most]
+    elements = {
+        name: [math.prod(shape) for shape in shapes]
+        for name, shapes in (
+            ("resnet50", workloads.WORKLOADS["resnet50"]),
+            ("cnn", workloads.cnn()),
+        )
+    }
     job = start(options)
     try:
         unique_id = job.ask(variant="new_id")[0]["id"]
         job.ask(variant="connect", unique_id=unique_id)
-        sizes = [size for size in SIZES if size <= options.most]
         by_size = {size: measure(job, [size // 4], options) for size in sizes}
-        elements = [math.prod(shape) for shape in WORKLOADS["resnet50"]]
-        resnet = measure(job, elements, options)
+        grouped = {name: measure(job, each, options) for name, each in elements.items()}
         overlap = {
             who: median_run(job, who, options) for who in ("nothing", "engine", "nccl")
         }
     finally:
         job.close()
-    checks = requirements(by_size, resnet)
     result = {
         "benchmark": "gpu_allreduce",
         "machine": options.machine,
         "versions": {"keras_hvd": job.version},
+        "notes": [] if alone_or_served(options) else [WITHOUT_MPS],
         "settings": {
             "ranks": options.ranks,
             "devices": options.devices,
@@ -68,20 +80,20 @@ def main() -> None:
             "rounds": options.rounds,
             "row": options.row,
         },
-        "measured": {
-            "by_size": by_size,
-            "resnet50": resnet,
-            "overlap": overlap,
-        },
-        "checks": checks,
+        "measured": {"by_size": by_size, **grouped, "overlap": overlap},
+        "checks": requirements(by_size, grouped["resnet50"]),
         "tables": [
             size_table(options, by_size),
-            resnet_table(options, resnet),
+            resnet_table(options, grouped["resnet50"]),
             overlap_table(options, overlap),
             trace_table(overlap),
-            tables.check_table(checks),
         ],
     }
+    add_tensorflow(result, options, sizes, grouped["cnn"])
+    if options.ranks == 1:
+        result["checks"] = []  # NCCL has nothing to do
+    else:
+        result["tables"].append(tables.check_table(result["checks"]))
     tables.publish(options.output, result)
     lines = {
         f"{name}, {what}": {size: row[who][what] for size, row in by_size.items()}
@@ -90,6 +102,33 @@ def main() -> None:
     }
     title = "Allreduce of float32 on GPUs, Sum"
     plots.by_size(options.output / "gpu_allreduce.svg", title, {options.ranks: lines})
+
+
+def add_tensorflow(
+    result: dict, options: argparse.Namespace, sizes: list[int], cnn: Measured
+) -> None:
+    """Adds what TensorFlow shows, or why it shows nothing."""
+    variables = variables_of(options)
+    why = gpu_tensorflow.missing(options.tensorflow_device)
+    if not why:
+        try:
+            functions, version = gpu_tensorflow.measure_functions(
+                options, sizes, variables
+            )
+            fit = gpu_tensorflow.measure_fit(options, variables)
+        except measurement.ContenderError as error:
+            why = str(error)  # what was measured before is not lost
+    if why:
+        result["notes"].append(f"Without a tf.function and fit: {why}.")
+        return
+    nccl = cnn["nccl"]["one"]["median"]
+    result["versions"]["tensorflow"] = version
+    result["measured"] |= {"functions": functions, "fit": fit}
+    result["checks"] += gpu_tensorflow.requirements(functions, fit, nccl)
+    result["tables"] += [
+        gpu_tensorflow.function_table(options, functions),
+        gpu_tensorflow.fit_table(options, fit, nccl),
+    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -128,8 +167,22 @@ def arguments() -> argparse.Namespace:
         help="that each of these sets (default: 64 MiB)",
     )
     parser.add_argument(
-        "--engine", type=Path, default=ENGINE, help="libkeras_hvd.so to measure"
+        "--steps", type=int, default=100, help="of a turn under fit (default: 100)"
     )
+    parser.add_argument(
+        "--jit-compile",
+        nargs="+",
+        choices=list(gpu_tensorflow.JIT_COMPILE),
+        default=list(gpu_tensorflow.JIT_COMPILE),
+        help="under fit (default: all of them)",
+    )
+    parser.add_argument(
+        "--tensorflow-device",
+        choices=["GPU", "CPU"],
+        default="GPU",
+        help="CPU: tries out the functions and fit where there is no GPU",
+    )
+    jobs.add_engine_argument(parser)
     options = parser.parse_args()
     found = find_gpus(options)
     text = found.text.decode().replace("\n", "; ")
@@ -146,8 +199,6 @@ def arguments() -> argparse.Namespace:
 
 def find_gpus(options: argparse.Namespace) -> native.GpuSupport:
     """The GPUs and the libraries; ends this process where there are none."""
-    if not options.engine.exists():
-        sys.exit(f"There is no {options.engine}: make install, or make gpu-engine")
     read = settings.read()
     options.cuda = os.fsdecode(read.cuda_library)
     nccl = read.nccl_library or gpu_libraries.packaged_nccl()
@@ -164,23 +215,36 @@ def find_gpus(options: argparse.Namespace) -> native.GpuSupport:
 
 
 def start(options: argparse.Namespace) -> measurement.Job:
-    timed_calls = environments.compiled("timed_gpu_calls.c")
-    name = f"gpu-allreduce-{uuid.uuid4().hex}"
-    script = measurement.CONTENDERS / "gpu_allreduce.py"
-    return measurement.Job(
-        "GPU ranks",
-        lambda path: [
-            [sys.executable, script, "--socket", path]
-            + ["--timed-calls", timed_calls, "--engine", options.engine]
-            + [f"--cuda={options.cuda}", f"--nccl={options.nccl}", "--job", name]
-            + ["--rank", rank, "--size", options.ranks, "--device", device]
-            + ["--most", options.most, "--version", options.version]
-            + ["--chunk-bytes", options.chunk_bytes]
-            for rank, device in enumerate(options.devices)
-        ],
-        options.ranks,
-        SHARING if options.ranks > len({*options.devices}) else {},
+    return jobs.gpu(
+        "gpu_allreduce.py",
+        options.engine,
+        options.cuda,
+        options.nccl,
+        options.devices,
+        *("--most", options.most, "--version", options.version),
+        *("--chunk-bytes", options.chunk_bytes),
+        variables=variables_of(options),
     )
+
+
+def variables_of(options: argparse.Namespace) -> dict[str, str]:
+    """What NCCL has to be told."""
+    return SHARING if shares_a_gpu(options) else {}
+
+
+def shares_a_gpu(options: argparse.Namespace) -> bool:
+    return options.ranks > len({*options.devices})
+
+
+def alone_or_served(options: argparse.Namespace) -> bool:
+    """Whether ranks need not take turns on their GPUs."""
+    return not shares_a_gpu(options) or mps_runs(os.environ)
+
+
+def mps_runs(variables: Mapping[str, str]) -> bool:
+    """Whether there is a Multi-Process Service, by the pipe that takes its commands."""
+    folder = variables.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    return (Path(folder) / "control").exists()
 
 
 def measure(
@@ -248,16 +312,16 @@ def size_table(options: argparse.Namespace, measured: dict[int, Measured]) -> Ta
     header = ["size"]
     header += [f"{name}, one" for name in WHO.values()]
     header += [f"{name}, in a row" for name in WHO.values()]
-    header += ["engine's bandwidth", "engine to NCCL"]
+    header += ["engine's bandwidth", "engine's speed to NCCL's"]
     rows = []
     for size, found in measured.items():
         row = found["engine"]["row"]["median"]
-        ratio = row / found["nccl"]["row"]["median"]
+        speed = f"{speed_to_nccl(found):.2f} x" if options.ranks > 1 else "-"
         rows.append(
             [size_text(size)]
             + [spread(found[who]["one"]) for who in WHO]
             + [spread(found[who]["row"]) for who in WHO]
-            + [f"{size / row / 1e9:.3g} GB/s", f"{ratio:.2f} x"]
+            + [f"{size / row / 1e9:.3g} GB/s", speed]
         )
     return Table(
         f"Allreduce, {placed(options)}: median (10th-90th percentile)", header, rows
@@ -314,16 +378,26 @@ def placed(options: argparse.Namespace) -> str:
 
 
 def requirements(by_size: dict[int, Measured], resnet: Measured) -> list[Check]:
-    """What keras_hvd must show, of what was measured."""
-    checks = []
+    """What keras_hvd must show at the C API, of what was measured."""
+    smallest = next(iter(by_size))
+    what = f"{size_text(smallest)}: one call, above bare NCCL"
+    checks = [Check(what, above_nccl(by_size[smallest], "one"), 15, False, "us")]
     for size, found in by_size.items():
         if size >= MIB:
-            ratio = found["engine"]["row"]["median"] / found["nccl"]["row"]["median"]
-            what = f"{size_text(size)}: in a row, against bare NCCL"
-            checks.append(Check(what, ratio, 1.05, False, "x"))
-    over = resnet["engine"]["host"]["median"] - resnet["nccl"]["host"]["median"]
+            what = f"{size_text(size)}: in a row, speed to bare NCCL's"
+            checks.append(Check(what, speed_to_nccl(found), 0.95, True, "x"))
     what = f"{RESNET}: host above bare NCCL"
-    return [*checks, Check(what, max(0.0, over * 1e6), 15, False, "us")]
+    return [*checks, Check(what, above_nccl(resnet, "host"), 15, False, "us")]
+
+
+def speed_to_nccl(found: Measured) -> float:
+    return found["nccl"]["row"]["median"] / found["engine"]["row"]["median"]
+
+
+def above_nccl(found: Measured, what: str) -> float:
+    """By how many microseconds the engine takes longer."""
+    over = found["engine"][what]["median"] - found["nccl"][what]["median"]
+    return max(0.0, 1e6 * over)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
 import socket
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from measurement import CONTENDERS, Job, cores_of_ranks
 from keras_hvd.runtime import cores
 
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
+ENGINE = CONTENDERS.parents[1] / "keras_hvd" / "_native" / "libkeras_hvd.so"
 # Slot sizes and kinds of stores, as contenders/probe_allreduce.py knows them.
 PROBE_VARIANTS = [
     f"{kind}/{slot << 10}"
@@ -114,6 +117,66 @@ def _copies(
         {"TF_CPP_MIN_LOG_LEVEL": "2", **cores.thread_variables(copies)},
         pass_fds=pass_fds,
     )
+
+
+def gpu(
+    script: str,
+    engine: Path,
+    cuda: str,
+    nccl: str,
+    devices: Sequence[int],
+    *arguments: object,
+    bound_to: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Job:
+    """A script of contenders/ whose ranks reach GPUs by the engine's C API.
+
+    Args:
+        script: its file name.
+        engine: the library.
+        cuda: the CUDA driver's; "": the system's.
+        nccl: NCCL's; "": the system's.
+        devices: the number of each rank's GPU.
+        arguments: further ones of the script.
+        bound_to: the ranks' cores, by default those of `cores_of_ranks`.
+        variables: environment variables, beside those of this process.
+
+    Returns:
+        The job, running.
+
+    Raises:
+        ContenderError: a rank does not start.
+    """
+    timed_calls = environments.compiled("timed_gpu_calls.c")
+    name = f"{Path(script).stem}-{uuid.uuid4().hex}"
+    return Job(
+        "GPU ranks",
+        lambda path: [
+            [sys.executable, CONTENDERS / script, "--socket", path]
+            + ["--cores", bound_to or cores_of_ranks(len(devices))]
+            + ["--timed-calls", timed_calls, "--engine", engine]
+            + [f"--cuda={cuda}", f"--nccl={nccl}", "--job", name, "--rank", rank]
+            + ["--size", len(devices), "--device", device, *arguments]
+            for rank, device in enumerate(devices)
+        ],
+        len(devices),
+        dict(variables or {}),
+    )
+
+
+def add_engine_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that the benchmarks of GPUs have."""
+    parser.add_argument(
+        "--engine", type=_existing, default=str(ENGINE), help="the library to measure"
+    )
+
+
+def _existing(library: str) -> Path:
+    if not Path(library).exists():
+        raise argparse.ArgumentTypeError(
+            f"there is no {library}: make install, or make gpu-engine"
+        )
+    return Path(library)
 
 
 def open_mpi(ranks: int, yielding: bool) -> Job:

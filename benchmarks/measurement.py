@@ -18,13 +18,17 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keras_hvd.runtime import cores
+# Here and in the contenders the checkout's package, even where none is installed.
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+from keras_hvd.runtime import cores  # noqa: E402
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 # A job that does not answer for so long is given up.
@@ -72,7 +76,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(variables or {})},
+                env={**environment(), **(variables or {})},
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
@@ -159,6 +163,12 @@ class Job:
 
 def _rank_of(hello: dict) -> int:
     return hello["rank"]
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes that import keras_hvd."""
+    paths = filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(eq=False)

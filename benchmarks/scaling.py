@@ -26,7 +26,7 @@ from tables import Check, Table, spread
 VARIANTS = {
     "one inter-op thread": ["--inter-op-threads", 1],
     "two inter-op threads": ["--inter-op-threads", 2],
-    "jit_compile=True": ["--jit-compile"],
+    "jit_compile=True": ["--jit-compile", "yes"],
 }
 APART, MEETING = "independent copies", "copies that meet"
 RANKS: dict[str, list[object]] = {

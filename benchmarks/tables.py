@@ -96,7 +96,7 @@ def publish(folder: Path, result: dict) -> None:
     Args:
         folder: for the JSON; is made if it does not exist.
         result: `benchmark` (its name), `machine`, `versions`, `tables`, `checks`, and
-            what was measured.
+            what was measured; lines that go before the tables as `notes`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['benchmark']}.json"
@@ -107,7 +107,7 @@ def publish(folder: Path, result: dict) -> None:
 
 
 def report(result: dict) -> str:
-    """A result as Markdown: the machine, the versions, the tables.
+    """A result as Markdown: the machine, the versions, the notes, the tables.
 
     Args:
         result: what `publish` wrote, parsed.
@@ -125,6 +125,7 @@ def report(result: dict) -> str:
     versions = ", ".join(sorted(set(result["versions"].values())))
     if versions:
         parts.append(f"Versions: {versions}.")
+    parts += result.get("notes", [])
     parts += [Table(**table).markdown() for table in result["tables"]]
     return "\n\n".join(parts)
 

@@ -1,7 +1,8 @@
 // Times allreduces on a GPU, as a program in C would make them: the engine's requests,
 // and bare NCCL's calls. Both are made several in a row, on one stream; of each row the
 // time of the host is taken, until the last one is enqueued, and the time until the
-// stream has run out.
+// stream has run out. Or they are made behind the parts of some work, and events record
+// when each had run.
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -11,8 +12,12 @@
 #include "tf_ops/engine/c_api.h"
 
 typedef int (*khvd_submit_function)(const khvd_request* request);
+typedef int (*khvd_await_end_function)(void* end, void* stream);
 typedef int (*record_function)(void* event, void* stream);
 typedef int (*query_function)(void* event);
+typedef int (*wait_function)(void* stream, void* event, unsigned flags);
+typedef int (*fill_function)(uint64_t to, unsigned char value, size_t bytes,
+                             void* stream);
 typedef int (*nccl_group_function)(void);
 typedef int (*nccl_allreduce_function)(const void* input, void* output, size_t count,
                                        int type, int op, void* communicator,
@@ -34,6 +39,22 @@ typedef struct {
   query_function query;
   void* event;
 } stream_end;
+
+// A stream that is busy with one part of its work after the other, as it is in
+// backprop, and another one for what has been reduced, behind each part.
+typedef struct {
+  record_function record;
+  wait_function wait;
+  fill_function fill;
+  void *stream, *behind;
+  uint64_t memory;  // each part sets all of it
+  size_t bytes;
+  int32_t parts;
+  void* start;             // an event, in front of all
+  void* const* computed;   // events, behind each part
+  void* const* reduced;    // events, behind what is reduced of each part
+  _Atomic int32_t* codes;  // for the engine's part: kEnqueuing, or its code
+} busy_work;
 
 enum { kNcclFloat32 = 7, kNcclSum = 0, kEnqueuing = -1, kCudaNotReady = 600 };
 
@@ -113,4 +134,77 @@ int time_nccl(const nccl_calls* calls, void* stream, const stream_end* end, int 
     whole[i] = now() - before;
   }
   return 0;
+}
+
+static int start_work(const busy_work* work) {
+  return work->record(work->start, work->stream);
+}
+
+static int compute(const busy_work* work, int32_t part) {
+  const int code =
+      work->fill(work->memory, (unsigned char)part, work->bytes, work->stream);
+  return code != 0 ? code : work->record(work->computed[part], work->stream);
+}
+
+// The work alone. Like the next two it returns when all is enqueued: 0, or the code of
+// the call that failed.
+int run_work(const busy_work* work) {
+  int code = start_work(work);
+  for (int32_t part = 0; code == 0 && part < work->parts; ++part) {
+    code = compute(work, part);
+  }
+  return code;
+}
+
+// The same, with one group behind each part.
+int run_work_and_nccl(const busy_work* work, const nccl_calls* calls) {
+  int code = start_work(work);
+  for (int32_t part = 0; code == 0 && part < work->parts; ++part) {
+    code = compute(work, part);
+    if (code == 0) code = work->wait(work->behind, work->computed[part], 0);
+    if (code == 0) code = enqueue_nccl(&calls[part], work->behind);
+    if (code == 0) code = work->record(work->reduced[part], work->behind);
+  }
+  return code;
+}
+
+static int submit_behind(const busy_work* work, khvd_submit_function submit,
+                         khvd_request* request, int32_t part) {
+  const int code = compute(work, part);
+  if (code != 0) return code;
+  atomic_store_explicit(&work->codes[part], kEnqueuing, memory_order_relaxed);
+  request->context = (void*)&work->codes[part];
+  request->done = enqueued;
+  return submit(request);
+}
+
+static int record_reduced(const busy_work* work, khvd_await_end_function await_end,
+                          const khvd_request* request, int32_t part) {
+  const int code = await_end(*request->end, work->behind);
+  return code != 0 ? code : work->record(work->reduced[part], work->behind);
+}
+
+// The same with one request behind each part, which has a mark of its end. The mark is
+// put on the other stream as soon as it is there, and not when all parts are submitted.
+int run_work_and_khvd(const busy_work* work, khvd_submit_function submit,
+                      khvd_await_end_function await_end,
+                      khvd_request* const* requests) {
+  int code = start_work(work);
+  int32_t submitted = 0, recorded = 0;
+  while (code == 0 && recorded < work->parts) {
+    if (submitted < work->parts) {
+      code = submit_behind(work, submit, requests[submitted], submitted);
+      if (code == 0) ++submitted;
+    } else {
+      sched_yield();
+    }
+    while (code == 0 && recorded < submitted) {
+      code = atomic_load_explicit(&work->codes[recorded], memory_order_acquire);
+      if (code != KHVD_OK) break;
+      code = record_reduced(work, await_end, requests[recorded], recorded);
+      ++recorded;
+    }
+    if (code == kEnqueuing) code = 0;
+  }
+  return code;
 }

@@ -9,6 +9,8 @@ import time
 
 import rank
 
+JIT_COMPILE = {"auto": "auto", "yes": True, "no": False}
+
 
 def main() -> None:
     parser = rank.parser()
@@ -25,7 +27,9 @@ def main() -> None:
     parser.add_argument(
         "--inter-op-threads", type=int, default=0, help="0: TensorFlow's default"
     )
-    parser.add_argument("--jit-compile", action="store_true")
+    parser.add_argument(
+        "--jit-compile", choices=list(JIT_COMPILE), default="auto", help="as in Keras"
+    )
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True, help="in an epoch")
     options = parser.parse_args()
@@ -76,7 +80,9 @@ def train(options: argparse.Namespace) -> None:
     place = options.rank, options.size
     is_copy = options.rank is not None
     batch = options.batch
-    if not is_copy:
+    if is_copy:
+        take_gpu(options.rank)
+    else:
         keras_hvd.init()
         place = keras_hvd.rank(), keras_hvd.size()
     session = rank.Session(
@@ -95,7 +101,6 @@ def train(options: argparse.Namespace) -> None:
                 keras_hvd.callbacks.BroadcastGlobalVariables(0),
                 keras_hvd.callbacks.MetricAverage(),
             ]
-        compiled = {"jit_compile": True} if options.jit_compile else {}
         with scope:
             optimizer = keras.optimizers.Adam()
             if not (is_copy or options.strategy):
@@ -105,7 +110,7 @@ def train(options: argparse.Namespace) -> None:
                 optimizer,
                 "sparse_categorical_crossentropy",
                 metrics=["accuracy"],
-                **compiled,
+                jit_compile=JIT_COMPILE[options.jit_compile],
             )
         random = np.random.default_rng(0 if options.strategy else place[0])
         count = options.steps * batch
@@ -120,6 +125,16 @@ def train(options: argparse.Namespace) -> None:
     except Exception as error:
         session.reply(error=f"{type(error).__name__}: {error}")
         raise
+
+
+def take_gpu(number: int) -> None:
+    """Has a copy use one GPU, if there is any, as `keras_hvd.init()` has a rank."""
+    import tensorflow as tf
+
+    if gpus := tf.config.list_physical_devices("GPU"):
+        mine = gpus[number % len(gpus)]
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
 
 
 def cnn():

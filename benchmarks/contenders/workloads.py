@@ -29,6 +29,18 @@ def resnet50() -> list[list[int]]:
     return [*shapes, [inputs, 1000], [1000]]
 
 
+def cnn() -> list[list[int]]:
+    """The gradients of the network that training.py trains.
+
+    Example:
+
+    >>> total_bytes(cnn())
+    4799528
+    """
+    convolutions = [[3, 3, 1, 32], [32], [3, 3, 32, 64], [64]]
+    return [*convolutions, [9216, 128], [128], [128, 10], [10]]
+
+
 def tiny() -> list[list[int]]:
     """160 tensors of 100 numbers, whose time is all overhead."""
     return [[100]] * 160

@@ -1,12 +1,17 @@
 """Each benchmark measures, prints its tables and writes what `report.py` reads."""
 
+import ctypes
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import network
+import numpy
 import pytest
+
+from keras_hvd.runtime import cores
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -125,3 +130,160 @@ def test_allocator(benchmark):
     (requirement,) = requirements(result)
     assert requirement == "allreduce/1 MiB in a tf.function, pool: against the C API"
     assert "| allreduce/1" in printed
+
+
+@pytest.fixture
+def null_libraries(monkeypatch) -> dict[str, pathlib.Path]:
+    """A CUDA and an NCCL that do nothing, which the engine opens from now on."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import environments
+
+    made = {name: environments.compiled(f"null_{name}.c") for name in ("cuda", "nccl")}
+    for name, library in made.items():
+        monkeypatch.setenv(f"KERAS_HVD_{name.upper()}_LIBRARY", str(library))
+    return made
+
+
+FEW_ON_GPUS = ("--ranks", 2, "--most", 4, "--seconds", 0.01, "--rounds", 2, "--row", 2)
+FEW_ON_GPUS += ("--chunk-bytes", 4096)
+
+
+def test_gpu_allreduce(benchmark, null_libraries):
+    through_tensorflow = ["--tensorflow-device", "CPU", "--steps", 2]
+    through_tensorflow += ["--jit-compile", "no"]
+    printed, result = benchmark("gpu_allreduce", *FEW_ON_GPUS, *through_tensorflow)
+    assert result["notes"] == []
+    assert requirements(result) == [
+        "4 B: one call, above bare NCCL",
+        "ResNet-50's 161 gradients (102 MB): host above bare NCCL",
+        "4 B in a tf.function: above tf.identity",
+        "fit with jit_compile=False: a step, to copies and NCCL",
+    ]
+    measured = result["measured"]
+    for tensors in (*measured["by_size"].values(), measured["resnet50"]):
+        assert all(tensors[who]["host"]["median"] > 0 for who in ("engine", "nccl"))
+    assert list(measured["functions"]) == ["4", "ResNet-50's 161 gradients"]
+    for found in (*measured["functions"].values(), *measured["fit"].values()):
+        assert all(each["median"] > 0 for each in found.values())
+    assert "| ResNet-50's 161 gradients" in printed
+
+
+def test_the_gpu_benchmarks_need_numpy_alone(null_libraries, tmp_path, monkeypatch):
+    """Not even keras_hvd is installed, and ranks share a GPU."""
+    python = tmp_path / "bin" / "python"
+    made = [sys.executable, "-m", "venv", "--without-pip", tmp_path]
+    subprocess.run(list(map(str, made)), check=True)
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for found in pathlib.Path(numpy.__file__).parents[1].glob("numpy*"):
+        (packages / found.name).symlink_to(found)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(packages),
+        "NULL_CUDA_DEVICES": "1",
+        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"),
+    }
+    for command, said in (
+        (["gpu_calls.py", "--rows", 1, "--calls", 10], "| groups at once"),
+        (["gpu_allreduce.py", *FEW_ON_GPUS], "No module named 'tensorflow'."),
+    ):
+        done = subprocess.run(
+            [python, BENCHMARKS / command[0], *map(str, command[1:])]
+            + ["--output", tmp_path],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=variables,
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+        assert "No plot: matplotlib is not installed" in done.stdout
+    assert "2 ranks on 1 GPU" in done.stdout
+    assert "Ranks share a GPU without NVIDIA's Multi-Process Service" in done.stdout
+
+
+def test_a_service_for_several_processes_is_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_allreduce
+
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert not gpu_allreduce.mps_runs(variables)
+    (tmp_path / "control").touch()
+    assert gpu_allreduce.mps_runs(variables)
+
+
+def test_the_gradients_of_the_network_that_is_trained(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "contenders")
+    import training
+    import workloads
+
+    weights = training.cnn().trainable_variables
+    assert [list(weight.shape) for weight in weights] == workloads.cnn()
+
+
+def test_gpu_calls(benchmark):
+    """What the engine itself does for a collective on GPUs, which times do not show."""
+    if cores.available() < 2:
+        pytest.skip("two ranks that share a core have to sleep")
+    printed, result = benchmark("gpu_calls")
+    missed = [
+        f"{check['what']}: {check['measured']}, at most {check['wanted']}"
+        for check in result["checks"]
+        if check["measured"] > check["wanted"]
+    ]
+    assert len(result["checks"]) == 20
+    assert not missed, printed
+    assert "| groups at once" in printed
+
+
+class NcclConfig(ctypes.Structure):
+    """The beginning of ncclConfig_t."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    ]
+
+
+UNSET = -(1 << 31)
+SUCCESS, IN_PROGRESS = 0, 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocking", "result"),
+    [
+        ("thread", 1, SUCCESS),
+        ("thread", 0, IN_PROGRESS),
+        ("thread", UNSET, IN_PROGRESS),
+        ("thread", None, IN_PROGRESS),
+        ("sync", 0, SUCCESS),
+    ],
+)
+def test_the_null_nccl_splits_a_communicator(
+    null_libraries, monkeypatch, mode, blocking, result
+):
+    """A part blocks as it is told, else as its parent; who does not has threads."""
+    monkeypatch.syspath_prepend(BENCHMARKS / "contenders")
+    monkeypatch.setenv("NULL_NCCL_MODE", mode)
+    import bare_nccl
+
+    def config(blocks: int):
+        return ctypes.byref(NcclConfig(ctypes.sizeof(NcclConfig), blocking=blocks))
+
+    nccl = ctypes.CDLL(null_libraries["nccl"])
+    parent, part, state = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    unique_id = bare_nccl.UniqueId()
+    made = nccl.ncclCommInitRankConfig(
+        ctypes.byref(parent), 2, unique_id, 0, config(blocks=0)
+    )
+    assert made == SUCCESS
+    given = None if blocking is None else config(blocking)
+    assert nccl.ncclCommSplit(parent, 0, 0, ctypes.byref(part), given) == SUCCESS
+    for _ in range(2):
+        assert nccl.ncclSend(None, 0, 0, 1, part, None) == result
+    while result == IN_PROGRESS:
+        assert nccl.ncclCommGetAsyncError(part, ctypes.byref(state)) == SUCCESS
+        result = state.value
+    assert nccl.ncclCommDestroy(part) == nccl.ncclCommDestroy(parent) == SUCCESS
