@@ -16,17 +16,32 @@ def resnet50() -> list[list[int]]:
     >>> len(resnet50()), total_bytes(resnet50())
     (161, 102228128)
     """
-    shapes = _convolution(7, 3, 64)
-    inputs = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += _convolution(1, inputs, width)
-            shapes += _convolution(3, width, width)
-            shapes += _convolution(1, width, 4 * width)
-            if block == 0:
-                shapes += _convolution(1, inputs, 4 * width)
-            inputs = 4 * width
-    return [*shapes, [inputs, 1000], [1000]]
+    return _resnet(3, 4, 6, 3)
+
+
+def resnet101() -> list[list[int]]:
+    """ResNet-101's 314 gradients, likewise.
+
+    Example:
+
+    >>> len(resnet101()), total_bytes(resnet101())
+    (314, 178196640)
+    """
+    return _resnet(3, 4, 23, 3)
+
+
+def vgg16() -> list[list[int]]:
+    """VGG-16's 32 gradients, each layer's kernel and bias.
+
+    Example:
+
+    >>> len(vgg16()), total_bytes(vgg16())
+    (32, 553430176)
+    """
+    channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+    kernels = [[3, 3, *each] for each in zip(channels, channels[1:])]
+    kernels += [[7 * 7 * 512, 4096], [4096, 4096], [4096, 1000]]
+    return [shape for kernel in kernels for shape in (kernel, kernel[-1:])]
 
 
 def cnn() -> list[list[int]]:
@@ -49,6 +64,21 @@ def tiny() -> list[list[int]]:
 def total_bytes(shapes: list[list[int]]) -> int:
     """The bytes of float32 tensors of these shapes."""
     return 4 * sum(map(math.prod, shapes))
+
+
+def _resnet(*blocks: int) -> list[list[int]]:
+    """A ResNet with so many blocks of three convolutions in each of its four parts."""
+    shapes = _convolution(7, 3, 64)
+    inputs = 64
+    for width, count in zip((64, 128, 256, 512), blocks):
+        for block in range(count):
+            shapes += _convolution(1, inputs, width)
+            shapes += _convolution(3, width, width)
+            shapes += _convolution(1, width, 4 * width)
+            if block == 0:
+                shapes += _convolution(1, inputs, 4 * width)
+            inputs = 4 * width
+    return [*shapes, [inputs, 1000], [1000]]
 
 
 def _convolution(kernel: int, inputs: int, outputs: int) -> list[list[int]]:
