@@ -15,24 +15,15 @@ from types import FrameType
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from keras_hvd import current_strategy, guarded_saving, random_numbers
-from keras_hvd.callbacks import training_progress
+from keras_hvd.callbacks import stopping, training_progress
 from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
-from keras_hvd.callbacks.writers import (
-    SILENT_WRITERS,
-    WRITERS,
-    callbacks_in,
-    let_write,
-)
-from keras_hvd.collectives.allreduce import allreduce
-from keras_hvd.collectives.allreduce_op import Sum
+from keras_hvd.callbacks.writers import callbacks_in, let_write
 from keras_hvd.collectives.automatic_names import without_number
 from keras_hvd.collectives.join import join
-from keras_hvd.collectives.submission import on_cpu
 from keras_hvd.meeting import meet
 from keras_hvd.objects import allgather_object
 from keras_hvd.optimizer import equal_start
@@ -45,27 +36,6 @@ from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.report import recorder
 from keras_hvd.runtime import basics, log
-
-# Callbacks of Keras that never ask to stop in the middle of an epoch.
-_QUIET_IN_BATCHES = {
-    *WRITERS,
-    *SILENT_WRITERS,
-    keras.callbacks.Callback,
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.History,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-}
-
-_BATCH_HOOKS = (
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-)
-
 
 # Users see this name if a rank stalls here.
 _BEGINNING = "keras_hvd/beginning of fit"
@@ -252,26 +222,28 @@ class _AfterOthers(keras.callbacks.Callback):
         self._list = callback_list
         self._steps = steps
         self._weights = weights
-        self._agrees_in_batches = False
+        self._stopping = stopping.Stopping()
 
     def on_train_begin(self, logs=None):
-        may_stop = any(map(_may_stop_in_batches, self._list.callbacks))
+        needs = stopping.needs(
+            each for each in self._list.callbacks if not isinstance(each, _OURS)
+        )
         params = self.params or {}
         steps, epochs = params.get("steps"), params.get("epochs")
-        mine = may_stop, epochs, steps, _trained_with(self.model)
+        mine = needs, epochs, steps, _trained_with(self.model)
         ranks = allgather_object((*mine, self._weights.suspects()), name=_BEGINNING)
         _require_same_epochs([each[1] for each in ranks])
         _require_same_steps([each[2:4] for each in ranks], "to make in an epoch")
         self._weights.begin([each[4] for each in ranks])
-        self._agrees_in_batches = any(each[0] for each in ranks)
+        self._stopping.begin(each[0] for each in ranks)
         for callback in self._list.callbacks:
             if isinstance(callback, DistributedCallback):
                 callback.on_ranks_ready()
 
     def on_train_batch_end(self, batch, logs=None):
         # If data has run out here, other ranks may be in a step and wait for this rank.
-        if self._agrees_in_batches and not self._steps.over:
-            self._agree_on_stopping()
+        if not self._steps.over:
+            self._stopping.after_batch(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
         if basics.rank() == 0:
@@ -280,15 +252,16 @@ class _AfterOthers(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         _require_same_decisions(self.model, self._list.callbacks, self._weights)
-        self._agree_on_stopping()
+        self._stopping.agree(self.model)
         equal_start.warn_of_difference()
 
     def on_train_end(self, logs=None):
+        self._stopping.end()
         self._weights.after_end()
 
-    def _agree_on_stopping(self):
-        # If one rank stopped alone, the others would wait for its gradients.
-        self.model.stop_training = _any_rank(self.model.stop_training, "stop_training")
+
+# These do not stop training by themselves.
+_OURS = (DistributedCallback, _BeforeOthers, _AfterOthers)
 
 
 def _trained_with(model: keras.Model) -> list[list[int]]:
@@ -492,27 +465,6 @@ def calling(kind: type) -> Any:
             return found
         frame = frame.f_back
     return None
-
-
-def _any_rank(flag: bool, name: str) -> bool:
-    # A sum: a rank that has ended its epoch gives zeros, but not for a maximum.
-    with on_cpu():
-        total = allreduce(tf.constant(int(flag)), op=Sum, name=f"keras_hvd/{name}")
-    return bool(total)
-
-
-def _may_stop_in_batches(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback runs between steps and could set `stop_training` there."""
-    if isinstance(callback, (DistributedCallback, _BeforeOthers, _AfterOthers)):
-        return False
-    if type(callback) in _QUIET_IN_BATCHES:
-        return False
-    return not all(_is_default(callback, hook) for hook in _BATCH_HOOKS)
-
-
-def _is_default(callback: keras.callbacks.Callback, hook: str) -> bool:
-    method = getattr(callback, hook)
-    return getattr(method, "__func__", None) is getattr(keras.callbacks.Callback, hook)
 
 
 def _warn_of_unsynchronized(model: keras.Model) -> None:

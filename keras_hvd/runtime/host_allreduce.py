@@ -35,6 +35,7 @@ class HostAllreduce:
         )
         self._pointer = ctypes.byref(self._request)
         self._run = native.engine().khvd_run
+        self._pending = ctypes.c_void_p()
 
     def seconds(self, calls: int) -> list[float]:
         """Makes that many calls and times each, from one's end to the next."""
@@ -45,6 +46,27 @@ class HostAllreduce:
             if code != 0:
                 basics.check(code)
         return [after - before for before, after in zip(times, times[1:])]
+
+    def begin(self) -> None:
+        """Begins a call, and waits for nobody. The engine has the memory from then on.
+
+        Example:
+
+        >>> import keras_hvd
+        >>> keras_hvd.init()
+        >>> number = (ctypes.c_float * 1)(0.5)
+        >>> allreduce = HostAllreduce("later", ctypes.addressof(number), 4)
+        >>> allreduce.begin()
+        >>> allreduce.finish()
+        >>> number[0]
+        0.5
+        """
+        engine = native.engine()
+        basics.check(engine.khvd_begin(self._pointer, ctypes.byref(self._pending)))
+
+    def finish(self) -> None:
+        """Waits for the end of the call that was begun."""
+        basics.check(native.engine().khvd_finish(self._pending))
 
 
 def over_ranks(name: str, value: float, op: int) -> float:

@@ -232,6 +232,13 @@ _FUNCTIONS: dict[str, tuple] = {
     "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
     "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_begin": (
+        ctypes.c_int,
+        ctypes.POINTER(Request),
+        ctypes.POINTER(ctypes.c_void_p),
+    ),
+    "khvd_finish": (ctypes.c_int, ctypes.c_void_p),
+    "khvd_drive_until": (None, ctypes.POINTER(ctypes.c_uint8)),
     "khvd_await_end": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
     "khvd_get_gpu_support": (
         ctypes.c_int,

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.callbacks import coordination
+from keras_hvd.callbacks import stopping
 from keras_hvd.metrics import results_over_ranks
 from keras_hvd.strategy.variables import of_first_rank
 
@@ -68,8 +68,9 @@ def test_of_users_tensors_are_where_they_are(several_ranks):
 @pytest.mark.usefixtures("exact_placement")
 def test_stopping_is_agreed_on_between_cpus(rank, size):
     with tf.device(GPU):
-        assert coordination._any_rank(rank == size - 1, "placed")
-        assert not coordination._any_rank(False, "placed")
+        any_rank = stopping.AnyRank("placed")
+        assert any_rank(rank == size - 1)
+        assert not any_rank(False)
 
 
 @pytest.mark.usefixtures("exact_placement")

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,12 @@
 #include "tf_ops/operation/log.h"
 #include "tf_ops/transport/threads.h"
 #include "tf_ops/transport/version.h"
+
+struct khvd_pending {
+  // Outlives a shutdown, which ends the request.
+  std::shared_ptr<keras_hvd::JobMember> member;
+  keras_hvd::Pending end;
+};
 
 namespace {
 
@@ -194,6 +201,16 @@ Status Run(const khvd_request& request) {
   const Status status = Prepare(request, &member, &operation);
   if (!status.ok()) return status;
   return member->engine().Run(std::move(operation));
+}
+
+Status Begin(const khvd_request& request, khvd_pending** pending) {
+  auto made = std::make_unique<khvd_pending>();
+  std::unique_ptr<Operation> operation;
+  Status status = Prepare(request, &made->member, &operation);
+  if (!status.ok()) return status;
+  status = made->member->engine().Begin(std::move(operation), &made->end);
+  if (status.ok()) *pending = made.release();
+  return status;
 }
 
 Status CheckOptions(const khvd_options& options) {
@@ -528,6 +545,29 @@ int64_t khvd_scattered_rows(int32_t process_set, int64_t rows) {
 
 int khvd_run(const khvd_request* request) {
   return Guarded([&] { return Run(*request); });
+}
+
+int khvd_begin(const khvd_request* request, khvd_pending** pending) {
+  return Guarded([&] { return Begin(*request, pending); });
+}
+
+int khvd_finish(khvd_pending* pending) {
+  return Guarded([&] {
+    // The engine's thread, which may use `pending`, is the parent's.
+    if (keras_hvd::IsForked()) return Forked();
+    const Status status = pending->member->engine().Finish(&pending->end);
+    delete pending;
+    return status;
+  });
+}
+
+void khvd_drive_until(const uint8_t* ended) {
+  using Flag = std::atomic<bool>;
+  static_assert(sizeof(Flag) == sizeof(*ended) && Flag::is_always_lock_free);
+  WithMember([&](JobMember& member) {
+    member.engine().DriveUntil(*reinterpret_cast<const Flag*>(ended));
+    return Status::Ok();
+  });
 }
 
 // The stream waits in any case, since work on it may be about to free the buffers.

@@ -186,8 +186,9 @@ typedef struct {
 } khvd_tensor;
 
 // Called once when a collective has ended, on the engine's thread or on any thread
-// inside khvd_run or khvd_submit_and_drive. It must not block and must not call
-// khvd_run. `message` is "" on KHVD_OK, and valid only during the call.
+// inside khvd_run, khvd_finish, khvd_submit_and_drive or khvd_drive_until. It must not
+// block and must not call these. `message` is "" on KHVD_OK, and valid only during the
+// call.
 typedef void (*khvd_done)(void* context, int code, const char* message);
 
 // Called, like `done`, when an allgather or alltoall knows the first dimension of the
@@ -299,6 +300,18 @@ KHVD_EXPORT int khvd_submit_and_drive(const khvd_request* request);
 // Like khvd_submit, but waits for the end; `done` is not called. Meanwhile the calling
 // thread does the engine's work if no other thread does.
 KHVD_EXPORT int khvd_run(const khvd_request* request);
+
+// khvd_run in two halves. khvd_begin returns without waiting for the peers. On KHVD_OK,
+// the engine owns the tensors' data until khvd_finish has returned the request's result
+// and freed `pending`.
+typedef struct khvd_pending khvd_pending;
+KHVD_EXPORT int khvd_begin(const khvd_request* request, khvd_pending** pending);
+KHVD_EXPORT int khvd_finish(khvd_pending* pending);
+// For a thread that is about to wait for the end of a request that it has submitted:
+// does the engine's work, if no other thread does, until `done` has set `*ended`, which
+// is 0 before, or until nothing is expected soon. Then the caller may have to wait in
+// its own way. Both use `*ended` atomically. Harmless if not initialized.
+KHVD_EXPORT void khvd_drive_until(const uint8_t* ended);
 
 // Makes later work on `stream` run after the collective that `end` belongs to, and
 // takes the mark back. Until then the engine owns the collective's buffers.

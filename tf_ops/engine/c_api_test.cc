@@ -104,6 +104,12 @@ TEST(BeforeInitTest, EverythingSaysSo) {
     CHECK_HERE(khvd_add_process_set(&number, 1, &number) == KHVD_NOT_INITIALIZED);
     CHECK_HERE(khvd_remove_process_set(1) == KHVD_NOT_INITIALIZED);
     CHECK_HERE(khvd_join(&number) == KHVD_NOT_INITIALIZED);
+    khvd_pending* pending = nullptr;
+    Request early;
+    CHECK_HERE(khvd_begin(&early.request, &pending) == KHVD_NOT_INITIALIZED);
+    CHECK_HERE(pending == nullptr);
+    const uint8_t ended = 0;
+    khvd_drive_until(&ended);
     CHECK_HERE(khvd_process_set_size(0) == -1 && khvd_process_set_rank(0) == -1);
     CHECK_HERE(strcmp(khvd_failure(), "") == 0);
     CHECK_HERE(khvd_shutdown() == KHVD_OK);
@@ -539,6 +545,92 @@ TEST(JobTest, ShutdownEndsWhatAnotherThreadWaitsFor) {
     CHECK_HERE(khvd_shutdown() == KHVD_OK);
     caller.join();
     CHECK_HERE(code == KHVD_SHUT_DOWN);
+    return 0;
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0}));
+}
+
+TEST(JobTest, ARunInTwoHalvesWaitsInTheSecond) {
+  const std::vector<int> ends = RunJob(2, [](int rank) {
+    khvd_pending* pending[2] = {};
+    Request wrong;
+    wrong.request.name = "";
+    CHECK_HERE(khvd_begin(&wrong.request, pending) == KHVD_INVALID_ARGUMENT);
+    CHECK_HERE(pending[0] == nullptr);
+    for (int i = 0; i < 100; ++i) {
+      Request first, second;
+      second.request.name = "y";
+      // Each rank has begun both before it waits for either.
+      const int other = (rank + i) % 2;
+      CHECK_HERE(khvd_begin(&first.request, &pending[0]) == KHVD_OK);
+      CHECK_HERE(khvd_begin(&second.request, &pending[1]) == KHVD_OK);
+      CHECK_HERE(khvd_finish(pending[other]) == KHVD_OK);
+      CHECK_HERE(khvd_finish(pending[1 - other]) == KHVD_OK);
+      CHECK_HERE(first.output == 2 && second.output == 2);
+    }
+    Request mismatched;
+    mismatched.request.reduce_op = rank == 0 ? KHVD_SUM : KHVD_MAX;
+    CHECK_HERE(khvd_begin(&mismatched.request, &pending[0]) == KHVD_OK);
+    CHECK_HERE(khvd_finish(pending[0]) == KHVD_MISMATCH && LastErrorHas("'x'"));
+    Request alone;
+    alone.request.name = rank == 0 ? "a" : "b";
+    CHECK_HERE(khvd_begin(&alone.request, &pending[0]) == KHVD_OK);
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    const int end = khvd_finish(pending[0]);
+    CHECK_HERE(end == KHVD_SHUT_DOWN || end == KHVD_RANK_FAILED);
+    return 0;
+  });
+  EXPECT_EQ(ends, (std::vector<int>{0, 0}));
+}
+
+// A request whose end says where it came.
+struct Submitted : Request {
+  Submitted() {
+    request.context = this;
+    request.done = [](void* context, int code, const char*) {
+      auto* const self = static_cast<Submitted*>(context);
+      self->code = code;
+      self->thread = std::this_thread::get_id();
+      __atomic_store_n(&self->ended, 1, __ATOMIC_RELEASE);
+    };
+  }
+  bool HasEnded() const { return __atomic_load_n(&ended, __ATOMIC_ACQUIRE) != 0; }
+
+  uint8_t ended = 0;
+  int code = -1;
+  std::thread::id thread;
+};
+
+TEST(JobTest, WhoWaitsForASubmittedRequestDrives) {
+  const std::vector<int> ends = RunJob(2, [](int rank) {
+    Request both;
+    both.request.name = "both";
+    both.input = 0;
+    // The engine's thread may be quicker, but not always.
+    for (int tries = 0; both.output < 2; ++tries) {
+      CHECK_HERE(tries < 2000);
+      Submitted request;
+      CHECK_HERE(khvd_submit(&request.request) == KHVD_OK);
+      khvd_drive_until(&request.ended);
+      while (!request.HasEnded()) poll(nullptr, 0, 1);
+      CHECK_HERE(request.code == KHVD_OK && request.output == 2);
+      if (request.thread == std::this_thread::get_id()) both.input = 1;
+      CHECK_HERE(both.Run() == KHVD_OK);
+    }
+    // A peer that does not come holds nobody in there.
+    Submitted alone;
+    alone.request.name = "alone";
+    if (rank == 0) {
+      CHECK_HERE(khvd_submit(&alone.request) == KHVD_OK);
+      khvd_drive_until(&alone.ended);
+      CHECK_HERE(!alone.HasEnded());
+    }
+    Request last;
+    last.request.name = "last";
+    CHECK_HERE(last.Run() == KHVD_OK);
+    CHECK_HERE(khvd_shutdown() == KHVD_OK);
+    CHECK_HERE(rank == 1 || alone.HasEnded());
+    khvd_drive_until(&alone.ended);
     return 0;
   });
   EXPECT_EQ(ends, (std::vector<int>{0, 0}));

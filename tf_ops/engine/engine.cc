@@ -1,10 +1,7 @@
 // See engine.h.
 #include "tf_ops/engine/engine.h"
 
-#include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <utility>
 
 namespace keras_hvd {
@@ -15,6 +12,22 @@ constexpr int64_t kSmallBytes = 64 << 10;
 
 // The name of all changes, which must come in the same order on all ranks.
 constexpr char kProcessSets[] = "keras_hvd.process_sets";
+
+void NoteEnd(Pending* pending, Operation* operation) {
+  operation->done = [pending](const Status& status) {
+    std::lock_guard<std::mutex> lock(pending->mutex);
+    pending->status = status;
+    pending->ended.store(true);
+    // Under the lock: the waiting thread destroys the variable as soon as it can.
+    pending->changed.notify_one();
+  };
+}
+
+Status EndOf(Pending* pending) {
+  std::unique_lock<std::mutex> lock(pending->mutex);
+  pending->changed.wait(lock, [&] { return pending->ended.load(); });
+  return pending->status;
+}
 
 }  // namespace
 
@@ -81,25 +94,26 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
 }
 
 Status Engine::Run(std::unique_ptr<Operation> operation) {
-  struct Result {
-    std::atomic<bool> ended{false};
-    std::mutex mutex;
-    std::condition_variable changed;
-    Status status;
-  } result;
-  operation->done = [&result](const Status& status) {
-    std::lock_guard<std::mutex> lock(result.mutex);
-    result.status = status;
-    result.ended.store(true);
-    // Under the lock: the waiting thread destroys the variable as soon as it can.
-    result.changed.notify_one();
-  };
+  Pending pending;
+  NoteEnd(&pending, operation.get());
   const Status submitted = requests_.Submit(std::move(operation));
   if (!submitted.ok()) return submitted;
-  loop_.DriveSoon(result.ended);
-  std::unique_lock<std::mutex> lock(result.mutex);
-  result.changed.wait(lock, [&] { return result.ended.load(); });
-  return result.status;
+  loop_.DriveSoon(pending.ended);
+  return EndOf(&pending);
+}
+
+Status Engine::Begin(std::unique_ptr<Operation> operation, Pending* pending) {
+  NoteEnd(pending, operation.get());
+  return Submit(std::move(operation));
+}
+
+Status Engine::Finish(Pending* pending) {
+  DriveUntil(pending->ended);
+  return EndOf(pending);
+}
+
+void Engine::DriveUntil(const std::atomic<bool>& ended) {
+  if (!ended.load()) loop_.DriveSoon(ended);
 }
 
 // ---- Agreements

@@ -15,8 +15,11 @@
 #ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 #define KERAS_HVD_TF_OPS_ENGINE_ENGINE_H_
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,14 @@
 #include "tf_ops/timeline/timeline.h"
 
 namespace keras_hvd {
+
+// The end of a request that its caller waits for.
+struct Pending {
+  std::atomic<bool> ended{false};
+  std::mutex mutex;
+  std::condition_variable changed;
+  Status status;  // guarded by mutex
+};
 
 class Engine {
  public:
@@ -45,6 +56,12 @@ class Engine {
   Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   // Like Submit, but waits for the end and returns its status; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
+  // Run in two halves. `pending` lives until Finish has returned.
+  Status Begin(std::unique_ptr<Operation> operation, Pending* pending);
+  Status Finish(Pending* pending);
+  // The calling thread waits for a submitted request, whose `done` sets `ended`. It
+  // drives until then, or until nothing is expected soon.
+  void DriveUntil(const std::atomic<bool>& ended);
 
   // Gives an operation with GPU tensors its current point on the caller's stream. Call
   // this before Submit or Run. `end`: see khvd_request.

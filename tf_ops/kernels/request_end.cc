@@ -11,17 +11,14 @@ void RequestEnd::AddTo(khvd_request* request) {
   request->end = &mark_;
 }
 
-void RequestEnd::Set(int code, std::string message) {
-  std::function<void()> then;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    code_ = code;
-    message_ = std::move(message);
-    is_known_ = true;
-    then = std::move(then_);
-  }
+std::function<void()> RequestEnd::Set(int code, std::string message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  code_ = code;
+  message_ = std::move(message);
+  is_known_.store(true);
+  // Under the lock: who waits may delete this as soon as it can.
   known_.notify_all();
-  if (then) then();
+  return std::move(then_);
 }
 
 void RequestEnd::WhenKnown(std::function<void()> then) {
@@ -35,9 +32,16 @@ void RequestEnd::WhenKnown(std::function<void()> then) {
   then();
 }
 
+bool RequestEnd::Drive() {
+  khvd_drive_until(reinterpret_cast<const uint8_t*>(&is_known_));
+  return is_known_.load();
+}
+
 void RequestEnd::WaitUntilKnown() {
+  Drive();
+  // Set may still hold it.
   std::unique_lock<std::mutex> lock(mutex_);
-  known_.wait(lock, [this] { return is_known_; });
+  known_.wait(lock, [this] { return is_known_.load(); });
 }
 
 void RequestEnd::Await() {

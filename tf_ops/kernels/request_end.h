@@ -2,6 +2,7 @@
 #ifndef KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
 #define KERAS_HVD_TF_OPS_KERNELS_REQUEST_END_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -13,7 +14,8 @@ namespace keras_hvd {
 
 // Known once the engine has ended the request. On a GPU, the collective is then
 // enqueued and may still run. The destructor makes later work on the stream wait for
-// the collective, so its buffers can be freed afterwards.
+// the collective, so its buffers can be freed afterwards. It calls the engine, so it
+// must not run in the request's `done`, nor before that: see DeleteOnceEnded.
 class RequestEnd {
  public:
   RequestEnd() = default;
@@ -25,13 +27,18 @@ class RequestEnd {
   // collective ends on the GPU, if it is on one.
   void AddTo(khvd_request* request);
 
-  // Takes the engine's result and calls the waiting function on this thread.
-  void Set(int code, std::string message);
+  // Takes the engine's result. Returns the waiting function, if any, for the caller to
+  // have called on a thread that may take long. Otherwise this may be gone by now.
+  [[nodiscard]] std::function<void()> Set(int code, std::string message);
 
-  // Calls `then` once the end is known: in Set, or at once. Only one function may wait.
+  // Calls `then` at once if the end is known, or else has Set return it. Only one
+  // function may wait.
   void WhenKnown(std::function<void()> then);
-  // Blocks the thread until the end is known. This does not last forever: the engine
-  // ends requests that wait for a dead or stalled rank, with an error.
+  // Does the engine's work until the end is known, or is not expected soon. Returns
+  // whether it is known.
+  bool Drive();
+  // The same, but then blocks the thread until it is known. This does not last forever:
+  // the engine ends requests that wait for a dead or stalled rank, with an error.
   void WaitUntilKnown();
 
   // Call it once known: makes later work on the stream wait for the collective.
@@ -47,11 +54,20 @@ class RequestEnd {
 
   std::mutex mutex_;
   std::condition_variable known_;
-  std::function<void()> then_;  // guarded by mutex_
-  bool is_known_ = false;       // guarded by mutex_
+  std::function<void()> then_;         // guarded by mutex_
+  std::atomic<bool> is_known_{false};  // set under mutex_
   // Once known, these no longer change, except in Await.
   int code_ = KHVD_OK;
   std::string message_;
+};
+
+// Deletes what has the end() of a submitted request. If the request is under way, the
+// engine uses it until then.
+struct DeleteOnceEnded {
+  template <typename Owner>
+  void operator()(Owner* owner) const {
+    owner->end().WhenKnown([owner] { delete owner; });
+  }
 };
 
 }  // namespace keras_hvd

@@ -10,6 +10,7 @@
 // gets the results before they are ready. No tensor leads from start to done, because
 // TensorFlow might copy it to another device in between.
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -107,9 +108,8 @@ class Started {
 
   // Adds the op's input with this index. The result may reuse its buffer.
   absl::Status Add(OpKernelContext* ctx, int index);
-  // Hands the request to the engine, which shares `started` from then on.
-  static absl::Status Submit(std::shared_ptr<Started> started, OpKernelContext* ctx,
-                             khvd_request request);
+  // Hands the request to the engine, which then uses this until the request has ended.
+  absl::Status Submit(OpKernelContext* ctx, khvd_request request);
 
   RequestEnd& end() { return end_; }
   // Call it once, after the request has ended. Returns the results, which are ready for
@@ -137,34 +137,25 @@ absl::Status Started::Add(OpKernelContext* ctx, int index) {
   return absl::OkStatus();
 }
 
-absl::Status Started::Submit(std::shared_ptr<Started> started, OpKernelContext* ctx,
-                             khvd_request request) {
+absl::Status Started::Submit(OpKernelContext* ctx, khvd_request request) {
   std::vector<void*> outputs;
-  for (const Tensor& result : started->results_) outputs.push_back(result.data());
-  const EngineTensors tensors(started->inputs_, outputs);
+  for (const Tensor& result : results_) outputs.push_back(result.data());
+  const EngineTensors tensors(inputs_, outputs);
   tensors.AddTo(&request);
   AddGpuStream(ctx, &request);
-  started->end_.AddTo(&request);
+  end_.AddTo(&request);
   request.done = &Started::Ended;
-  TraceStart(started->name_);
-  auto context = std::make_unique<std::shared_ptr<Started>>(std::move(started));
-  request.context = context.get();
+  request.context = this;
+  TraceStart(name_);
   const int code = khvd_submit(&request);
-  if (code != KHVD_OK) return EngineStatus(code, khvd_last_error());
-  context.release();  // now owned by the engine
-  return absl::OkStatus();
+  return code == KHVD_OK ? absl::OkStatus() : EngineStatus(code, khvd_last_error());
 }
 
 void Started::Ended(void* context, int code, const char* message) {
-  std::unique_ptr<std::shared_ptr<Started>> started(
-      static_cast<std::shared_ptr<Started>*>(context));
-  TraceEnd((*started)->name_);
-  // Not on the engine's thread: continuations run where the end becomes known, and this
-  // may hold the last reference to buffers, which are then freed.
-  CompleteLater(
-      [started = std::move(*started), code, text = std::string(message)]() mutable {
-        started->end_.Set(code, std::move(text));
-      });
+  auto* const started = static_cast<Started*>(context);
+  TraceEnd(started->name_);
+  std::function<void()> then = started->end_.Set(code, message);
+  if (then) CompleteLater(std::move(then));
 }
 
 absl::StatusOr<std::vector<Tensor>> Started::Finish() {
@@ -201,14 +192,15 @@ class StartKernel : public ReductionKernel {
  private:
   absl::Status Start(OpKernelContext* ctx) const {
     const khvd_request request = Request(KHVD_ALLREDUCE, ctx);
-    auto started = std::make_shared<Started>(request.name);
+    auto started = std::make_unique<Started>(request.name);
     for (int i = 0; i < ctx->num_inputs(); ++i) {
       TF_RETURN_IF_ERROR(started->Add(ctx, i));
     }
     Tensor* handle = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &handle));
-    handle->scalar<Variant>()() = Handle{started};
-    return Started::Submit(std::move(started), ctx, request);
+    TF_RETURN_IF_ERROR(started->Submit(ctx, request));
+    handle->scalar<Variant>()() = Handle{{started.release(), DeleteOnceEnded()}};
+    return absl::OkStatus();
   }
 };
 
@@ -227,6 +219,11 @@ class DoneKernel : public tensorflow::AsyncOpKernel {
                             "input ", i, " of ", name(), " is not a KerasHvdStart's")),
                         done);
       all->push_back(handle->started);
+    }
+    // All starts have been submitted, so nothing is left to do beside this. What does
+    // not end soon continues on another thread: no thread of TensorFlow's may block.
+    for (const std::shared_ptr<Started>& each : *all) {
+      if (!each->end().Drive()) break;
     }
     auto under_way = std::make_shared<std::atomic<size_t>>(all->size());
     for (const std::shared_ptr<Started>& each : *all) {

@@ -67,10 +67,9 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
 // gradients. keras_hvd.collectives.submission sets it.
 constexpr char kLeavesThread[] = "_keras_hvd_leaves_thread";
 
-// Whether the op's thread has nothing better to do than drive the engine. Requests on a
-// GPU are not worth a thread's time here.
-bool MayDrive(const tensorflow::OpKernel& op, const khvd_request& request) {
-  return request.on_gpu == 0 && !tensorflow::HasNodeAttr(op.def(), kLeavesThread);
+// Whether the op's thread has nothing better to do than drive the engine.
+bool MayDrive(const tensorflow::OpKernel& op) {
+  return !tensorflow::HasNodeAttr(op.def(), kLeavesThread);
 }
 
 // The request that this thread is handing to the engine, which may end it meanwhile.
@@ -171,9 +170,8 @@ void Submission::Submit(std::unique_ptr<Submission> submission, khvd_request req
   request.context = submission.get();
   submission->name_ = request.name;
   TraceStart(request.name);
-  const auto submit = MayDrive(submission->ctx_->op_kernel(), request)
-                          ? &khvd_submit_and_drive
-                          : &khvd_submit;
+  const auto submit =
+      MayDrive(submission->ctx_->op_kernel()) ? &khvd_submit_and_drive : &khvd_submit;
 
   // Once the engine has it, the request may end and be deleted before submit returns.
   Submission* const submitted = submission.release();

@@ -2,8 +2,9 @@
 //
 // XLA calls them from one thread, in program order, while the GPU is still busy with
 // earlier work. *Start* hands the request over, after what is on the stream. *Done*
-// blocks the thread until the collective is enqueued, which takes until the last rank
-// has started it. It then makes the stream wait for the collective.
+// does the engine's work, and then blocks the thread, until the collective is enqueued,
+// which takes until the last rank has started it. It then makes the stream wait for the
+// collective.
 //
 // Here a token is GPU memory without content: it only orders the calls. A done finds
 // its start by a number compiled into both, among the starts of its own thread, which
@@ -12,10 +13,12 @@
 // After an error XLA calls nothing more of its program, and frees the buffers. So a
 // done that fails first waits for the ends of everything that its program has started.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -93,16 +96,19 @@ using stream_executor::Stream;
 struct GpuCall {
   explicit GpuCall(std::string_view call_name) : name(call_name), results(call_name) {}
 
+  RequestEnd& end() { return ended; }
+
   const std::string name;
   FixedResults results;
   std::vector<int64_t> received_splits;  // alltoall
   void* splits_memory = nullptr;         // where XLA wants them
-  RequestEnd end;
+  RequestEnd ended;
 };
+using OwnedCall = std::unique_ptr<GpuCall, DeleteOnceEnded>;
 
 // The requests of the program that a thread runs, by number. A program that failed
 // elsewhere may leave requests here; the next one with the same number discards them.
-using Program = std::unordered_map<int64_t, std::shared_ptr<GpuCall>>;
+using Program = std::unordered_map<int64_t, OwnedCall>;
 thread_local Program program;
 
 uint64_t ThisThread() {
@@ -111,22 +117,19 @@ uint64_t ThisThread() {
 }
 
 void Ended(void* context, int code, const char* message) {
-  std::unique_ptr<std::shared_ptr<GpuCall>> call(
-      static_cast<std::shared_ptr<GpuCall>*>(context));
-  TraceEnd((*call)->name);
-  if (const std::string& differ = (*call)->results.rows_differ(); !differ.empty()) {
-    (*call)->end.Set(KHVD_INVALID_ARGUMENT, differ);
-  } else {
-    (*call)->end.Set(code, message);
-  }
-  // Releasing the last reference calls the engine, which this thread must not do.
-  CompleteLater([last = std::move(*call)] {});
+  auto* const call = static_cast<GpuCall*>(context);
+  TraceEnd(call->name);
+  const std::string& differ = call->results.rows_differ();
+  std::function<void()> then = differ.empty()
+                                   ? call->ended.Set(code, message)
+                                   : call->ended.Set(KHVD_INVALID_ARGUMENT, differ);
+  // Only a call that its program has left behind.
+  if (then) CompleteLater(std::move(then));
 }
 
 void* Allocate(void* context, int32_t tensor, const int64_t* first_dims,
                int32_t count) {
-  return (*static_cast<std::shared_ptr<GpuCall>*>(context))
-      ->results.Allocate(tensor, first_dims, count);
+  return static_cast<GpuCall*>(context)->results.Allocate(tensor, first_dims, count);
 }
 
 // Reads the splits of an alltoall. They are in GPU memory like all of a program's data,
@@ -153,8 +156,8 @@ absl::Status WriteReceivedSplits(const GpuCall& call, Stream* stream) {
 // Returns once nothing that this thread's program has started needs its buffers.
 void EndProgram() {
   for (const auto& [number, call] : program) {
-    call->end.WaitUntilKnown();
-    call->end.Await();
+    call->ended.WaitUntilKnown();
+    call->ended.Await();
   }
   program.clear();
 }
@@ -172,20 +175,15 @@ ffi::Error FailToCopy(const GpuCall& call, const absl::Status& status) {
                            status.message()));
 }
 
-void Submit(std::shared_ptr<GpuCall> call, khvd_request request) {
-  call->end.AddTo(&request);
+void Submit(GpuCall* call, khvd_request request) {
+  call->ended.AddTo(&request);
   request.done = &Ended;
   request.allocate = &Allocate;
   request.submitter = SubmitterInCall(request.submitter, ThisThread());
   TraceStart(request.name);
-  auto context = std::make_unique<std::shared_ptr<GpuCall>>(call);
-  request.context = context.get();
+  request.context = call;
   const int code = khvd_submit(&request);
-  if (code == KHVD_OK) {
-    context.release();  // now owned by the engine
-  } else {
-    call->end.Set(code, khvd_last_error());
-  }
+  if (code != KHVD_OK) std::ignore = call->ended.Set(code, khvd_last_error());
 }
 
 ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
@@ -196,7 +194,7 @@ ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
     if (outcome.ok()) return ffi::Error::Success();
     return Fail(ffi::ErrorCode::kFailedPrecondition, std::string(outcome.message()));
   }
-  auto call = std::make_shared<GpuCall>(compiled.name);
+  auto call = std::make_unique<GpuCall>(compiled.name);
   ProgramRequest decoded(compiled, tensors, results, &call->results);
   khvd_request& request = decoded.request();
   // A barrier has no work on the GPU: it ends when the ranks' threads have reached it.
@@ -219,8 +217,9 @@ ffi::Error Start(Stream* stream, TokenBuffer, ffi::RemainingArgs tensors,
       request.split_count = static_cast<int32_t>(splits.size());
     }
   }
-  program[compiled.submitter] = call;
-  Submit(std::move(call), request);
+  OwnedCall& place = program[compiled.submitter];
+  Submit(call.get(), request);
+  place.reset(call.release());
   return ffi::Error::Success();
 }
 
@@ -233,12 +232,12 @@ ffi::Error Done(Stream* stream, TokenBuffer, ffi::RemainingArgs, ffi::RemainingR
                              " of a compiled program was not started on the thread "
                              "that ends it. Please report this"));
   }
-  const std::shared_ptr<GpuCall> call = std::move(found->second);
+  const OwnedCall call = std::move(found->second);
   program.erase(found);
-  call->end.WaitUntilKnown();
-  call->end.Await();
-  if (call->end.code() != KHVD_OK) {
-    return Fail(ErrorCode(call->end.code()), call->end.message());
+  call->ended.WaitUntilKnown();
+  call->ended.Await();
+  if (call->ended.code() != KHVD_OK) {
+    return Fail(ErrorCode(call->ended.code()), call->ended.message());
   }
   const absl::Status status = WriteReceivedSplits(*call, stream);
   return status.ok() ? ffi::Error::Success() : FailToCopy(*call, status);

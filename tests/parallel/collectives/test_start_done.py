@@ -1,6 +1,9 @@
 """Allreduces whose starts return at once and that one op ends: gradients on GPUs."""
 
 import gc
+import os
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -224,3 +227,35 @@ def test_shapes_and_edges():
     assert [each.op for each in done.inputs] == starts
     assert not done.control_inputs
     reduce(tf.ones([2, 3]), tf.ones([4], tf.int64))
+
+
+def test_ends_on_the_thread_of_the_op_that_waits():
+    """Without another thread of ours in between, unless it takes long."""
+    cores = len(os.sched_getaffinity(0))
+    if not cores >= keras_hvd.local_size() == keras_hvd.size():
+        pytest.skip("takes long between hosts, and where ranks share cores")
+
+    @tf.function
+    def reduce(x):
+        return gradients.start_all([[x], [x]], ["driven/0", "driven/1"], Sum)
+
+    x = tf.constant(1.0)
+    calls = 200
+    for _ in range(10):
+        before = switches_of("keras_hvd_done")
+        for _ in range(calls):
+            reduce(x)
+        few = switches_of("keras_hvd_done") - before < calls / 2
+        if keras_hvd.allreduce(int(few), op=Sum) == keras_hvd.size():
+            return
+    pytest.fail("each end was handed to another thread")
+
+
+def switches_of(name: str) -> int:
+    """How often the threads of this name have gone to sleep."""
+    total = 0
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == name:
+            status = (task / "status").read_text()
+            total += int(re.search(r"\nvoluntary_ctxt_switches:\s*(\d+)", status)[1])
+    return total
