@@ -44,7 +44,6 @@ def main() -> None:
         "versions": {"keras_hvd": f"keras_hvd {__version__}"},
         "settings": {
             "ranks": RANKS,
-            "function": options.function,
             "rows": options.rows,
             "calls": options.calls,
         },
@@ -71,12 +70,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=100, help="of calls (default: 100)")
     parser.add_argument(
         "--calls", type=int, default=100, help="of a row (default: 100)"
-    )
-    parser.add_argument(
-        "--function",
-        choices=["khvd_submit", "khvd_submit_and_drive"],
-        default="khvd_submit",
-        help="what submits; the caller then yields its core until all is enqueued",
     )
     jobs.add_engine_argument(parser)
     options = parser.parse_args()
@@ -106,9 +99,7 @@ def measure_mode(mode: str, options: argparse.Namespace) -> dict[str, dict]:
 
 def measure(job: measurement.Job, what: str, options: argparse.Namespace) -> dict:
     """Rank 0's time, and the counts of the rank that has the most."""
-    answers = job.ask(
-        what=what, function=options.function, rows=options.rows, calls=options.calls
-    )
+    answers = job.ask(what=what, rows=options.rows, calls=options.calls)
     rows = [
         {name: max(each[name] for each in ranks) for name in ranks[0]}
         for ranks in zip(*(answer["rows"] for answer in answers))

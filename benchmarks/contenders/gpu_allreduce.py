@@ -186,7 +186,10 @@ class Contender:
             library = self._rank.engine.library
             self._rank.engine.check(
                 timed.run_work_and_khvd(
-                    given, library.khvd_submit, library.khvd_await_end, pointers
+                    given,
+                    library.khvd_submit_and_drive,
+                    library.khvd_await_end,
+                    pointers,
                 )
             )
 

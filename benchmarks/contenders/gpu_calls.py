@@ -39,20 +39,19 @@ class Contender:
             for what, shapes in SHAPES.items()
         }
 
-    def measure(self, what: str, function: str, rows: int, calls: int) -> dict:
+    def measure(self, what: str, rows: int, calls: int) -> dict:
         """Reduces again and again.
 
         Args:
             what: a key of `SHAPES`.
-            function: the one of the C API that submits.
             rows: how often to measure, after one row that is not.
             calls: of a row, one when the last one is enqueued.
 
         Returns:
             `rows`: for each the seconds of a call, and what the engine did for it.
         """
-        self._row(what, function, calls)
-        return {"rows": [self._row(what, function, calls) for _ in range(rows)]}
+        self._row(what, calls)
+        return {"rows": [self._row(what, calls) for _ in range(rows)]}
 
     def close(self) -> None:
         """Leaves the job."""
@@ -61,9 +60,9 @@ class Contender:
     def _request(self, what: str, elements: list[int]):
         return self._rank.request(what, self._rank.memory(elements), elements)
 
-    def _row(self, what: str, function: str, calls: int) -> dict[str, float]:
+    def _row(self, what: str, calls: int) -> dict[str, float]:
         before = self._counts()
-        (seconds,), _ = self._rank.seconds(self._requests[what], 1, calls, function)
+        (seconds,), _ = self._rank.seconds(self._requests[what], 1, calls)
         counts = {name: count - before[name] for name, count in self._counts().items()}
         # The row's end is the benchmark's own.
         counts["records"] -= 1

@@ -98,12 +98,11 @@ class GpuRank:
         request: native.Request,
         repeats: int,
         in_a_row: int,
-        function: str = "khvd_submit",
     ) -> tuple[list[float], list[float]]:
         """The seconds of each row until all was enqueued, and until it had ended."""
         host, whole = (ctypes.c_double * repeats)(), (ctypes.c_double * repeats)()
         code = self.timed.time_khvd_on_gpu(
-            getattr(self.engine.library, function),
+            self.engine.library.khvd_submit_and_drive,
             ctypes.byref(request),
             ctypes.byref(self.end),
             *(repeats, in_a_row, host, whole),
