@@ -34,17 +34,10 @@ TEST_F(TwoLibrariesTest, TheOneThatIsThereIsOpenedToo) {
 }
 
 TEST_F(TwoLibrariesTest, EachCallsItsOwnFunctions) {
-  const Status status = Library::Open(stand_in::kNcclLibrary, &library_);
-  if (IsMallocReplaced()) {
-    // As under a sanitizer.
-    EXPECT_NE(status.message.find("cannot be opened beside "), std::string::npos);
-    EXPECT_NE(status.message.find("libnccl_another.so.2, which has functions"),
-              std::string::npos)
-        << status.message;
-    return;
-  }
-  ASSERT_EQ(status.message, "");
+  ASSERT_EQ(Library::Open(stand_in::kNcclLibrary, &library_).message, "");
   EXPECT_EQ(library_->version(), stand_in::kNcclVersion);
+  // As under a sanitizer: then it must have the process's malloc, and all else with it.
+  if (IsMallocReplaced()) return;
   UniqueId id = {};
   EXPECT_EQ((*library_)->unique_id(&id), Result::kSuccess);
 }

@@ -23,13 +23,6 @@ std::string PathOf(void* handle, const std::string& name) {
   return known ? map->l_name : name;
 }
 
-// The file that has the function which the process's libraries get by this name, or "".
-std::string FileOf(const char* symbol) {
-  void* const function = dlsym(RTLD_DEFAULT, symbol);
-  Dl_info info = {};
-  return function != nullptr && dladdr(function, &info) != 0 ? info.dli_fname : "";
-}
-
 bool IsOpen(const std::string& name) {
   void* const handle = dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (handle != nullptr) dlclose(handle);
@@ -55,16 +48,12 @@ Status DynamicLibrary::Open(const std::string& name, const std::string& missing,
 Status DynamicLibrary::OpenBesideOthers(const std::string& name,
                                         const std::string& missing, const char* symbol,
                                         DynamicLibrary* library) {
-  const std::string other = FileOf(symbol);
-  if (other.empty() || IsOpen(name)) return OpenWith(name, 0, missing, library);
-  // It would free what realpath() allocates, for instance, by the C library's free().
-  if (IsMallocReplaced()) {
-    return Status::Internal(
-        name + " cannot be opened beside " + other +
-        ", which has functions of the same names, as long as malloc is not the C "
-        "library's; use that library, or this malloc");
-  }
-  return OpenWith(name, RTLD_DEEPBIND, missing, library);
+  // TensorFlow for GPUs has such functions too, which call those of this library.
+  const bool has_other = dlsym(RTLD_DEFAULT, symbol) != nullptr && !IsOpen(name);
+  // With another malloc, it would free what realpath() allocates, for instance, by the C
+  // library's free().
+  const int flags = has_other && !IsMallocReplaced() ? RTLD_DEEPBIND : 0;
+  return OpenWith(name, flags, missing, library);
 }
 
 Status DynamicLibrary::OpenWith(const std::string& name, int flags,

@@ -16,7 +16,8 @@ class DynamicLibrary {
   static Status Open(const std::string& name, const std::string& missing,
                      DynamicLibrary* library);
   // The same where other libraries of the process may have functions of the same names,
-  // `symbol` among them: this one calls its own.
+  // `symbol` among them: this one calls its own, unless the process has another malloc
+  // than the C library's.
   static Status OpenBesideOthers(const std::string& name, const std::string& missing,
                                  const char* symbol, DynamicLibrary* library);
 
