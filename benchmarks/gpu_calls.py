@@ -27,7 +27,7 @@ RANKS = 2
 MODES = {"sync": "groups at once", "thread": "a thread for each group"}
 WHAT = ("4 B", "161 tensors")
 # A call may take so many; a steady state makes no events.
-MOST = {"sleeps": 0.05, "pushes": 5, "waits": 2, "creations": 0, "records": 2}
+MOST = {"sleeps": 0.05, "pushes": 2, "waits": 0, "creations": 0, "records": 2}
 
 # mode: what: the summary of "seconds", and the counts of a call
 Measured = dict[str, dict[str, dict]]

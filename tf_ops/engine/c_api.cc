@@ -169,7 +169,8 @@ Status Prepare(const khvd_request& request, std::shared_ptr<JobMember>* member,
     ranks.clear();
   }
   const Status made = keras_hvd::MakeOperation(
-      request, job.size(), keras_hvd::MembershipIn(ranks, job.rank()), operation);
+      request, job.size(), keras_hvd::MembershipIn(ranks, job.rank()),
+      &(*member)->engine().known_descriptions(), operation);
   if (!made.ok() || !(*operation)->description->on_gpu) return made;
   const Status placed = (*member)->engine().SetStreamPoint(
       static_cast<keras_hvd::cuda::Stream>(request.stream), request.end,

@@ -2,6 +2,7 @@
 #include "tf_ops/engine/engine.h"
 
 #include <functional>
+#include <thread>
 #include <utility>
 
 namespace keras_hvd {
@@ -36,6 +37,7 @@ Engine::Engine(EngineOptions options, const World& world)
       size_(world.job->size()),
       timeline_(world.job),
       gpu_(std::make_shared<GpuAccess>(options.gpu_libraries, options.local_rank)),
+      known_descriptions_(options.cache_capacity),
       requests_(world, options, &counters_),
       loop_(options, world, gpu_, &requests_, &timeline_, &counters_) {}
 
@@ -84,11 +86,13 @@ Status Engine::SubmitAndDrive(std::unique_ptr<Operation> operation) {
       operation->stream_point != nullptr || operation->input_bytes() <= kSmallBytes;
   if (!alone || !short_work) return Submit(std::move(operation));
   const auto ending = std::make_shared<Ending>();
+  ending->caller.store(std::this_thread::get_id());
   operation->ending = ending;
   const std::function<void(const Status&)> done = operation->done;
   const Status submitted = requests_.Submit(std::move(operation));
   if (!submitted.ok()) return submitted;
   loop_.DriveIfFree(ending->ended);
+  ending->caller.store({});
   if (ending->claimed.exchange(true)) done(ending->status);
   return Status::Ok();
 }

@@ -29,6 +29,7 @@
 #include "tf_ops/engine/engine_options.h"
 #include "tf_ops/engine/requests.h"
 #include "tf_ops/operation/description.h"
+#include "tf_ops/operation/known_descriptions.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"
 
@@ -86,6 +87,7 @@ class Engine {
   Status StartRecording(const std::string& path);
 
   const EngineCounters& counters() const { return counters_; }
+  KnownDescriptions& known_descriptions() { return known_descriptions_; }
 
  private:
   Status Agree(Description description, int32_t* answer);
@@ -95,6 +97,7 @@ class Engine {
   EngineCounters counters_;
   Timeline timeline_;
   const std::shared_ptr<GpuAccess> gpu_;
+  KnownDescriptions known_descriptions_;
   Requests requests_;
   EngineLoop loop_;  // last: its thread uses the other members
 };

@@ -189,6 +189,37 @@ TEST(GpuTest, NobodyWaitsForTheGpu) {
   }
 }
 
+// To go to another stream and back takes a GPU as long as a small collective.
+TEST(GpuTest, ACallerThatDrivesGetsItsResultOnItsOwnStream) {
+  const StandIn libraries;
+  GpuJob job(libraries, 2, 1);
+  job.Connect();
+  const auto on_callers_stream = [&] {
+    const std::vector<stand_in::Call> calls = libraries->Calls();
+    return std::count_if(calls.begin(), calls.end(), [&](const stand_in::Call& call) {
+      return call.function == "ncclAllReduce" && call.stream == job[0].stream();
+    });
+  };
+  // Peers may be late, and the engine's thread then does the work.
+  constexpr int kMost = 2000;
+  std::atomic<int> steps{kMost};
+  job.ForEach([&](GpuRank& self, int rank) {
+    for (int step = 0; step < steps.load(); ++step) {
+      const bool deferred = step % 3 == 2;
+      const auto own = static_cast<float>(step + rank);
+      Buffer output;
+      ASSERT_EQ(
+          self.Run(Sum("w", {own}), &output, {step % 2 == 0, deferred, true}).message,
+          "");
+      EXPECT_EQ(FromBytes<float>(output), std::vector<float>{2.0f * step + 1});
+      if (rank == 0 && steps.load() == kMost && on_callers_stream() >= 3) {
+        steps.store(step + 3);
+      }
+    }
+  });
+  EXPECT_GE(on_callers_stream(), 3);
+}
+
 TEST(GpuTest, BackpropGoesOnWhileADeferredCollectiveRuns) {
   const StandIn libraries;
   GpuJob job(libraries, 2, 1);

@@ -185,6 +185,80 @@ Status MakeSplits(const khvd_request& request, int64_t rows, int members,
   return left == 0 ? Status::Ok() : WrongSum(request, *made, rows);
 }
 
+Status ReductionOf(const khvd_request& request, const Membership& membership,
+                   Reduction* reduction) {
+  if (!Reduces(static_cast<Kind>(request.kind))) return Status::Ok();
+  const Status status = CheckReduction(request, membership);
+  if (!status.ok()) return status;
+  reduction->op = static_cast<ReduceOp>(request.reduce_op);
+  if (request.prescale != 0 || request.postscale != 0) {
+    reduction->prescale = request.prescale;
+    reduction->postscale = request.postscale;
+  }
+  return Status::Ok();
+}
+
+int RootOf(const khvd_request& request) {
+  return request.kind == KHVD_BROADCAST ? request.root : 0;
+}
+
+bool IsOnGpu(const khvd_request& request) {
+  return request.on_gpu != 0 && TraitsOf(static_cast<Kind>(request.kind)).has_tensors;
+}
+
+// The first of a tensor's dimensions as the ranks compare it.
+int64_t FirstDimension(const khvd_request& request, const khvd_tensor& tensor) {
+  return HasOwnRows(static_cast<Kind>(request.kind)) ? -1 : tensor.shape[0];
+}
+
+bool IsOf(const khvd_request& request, const khvd_tensor& tensor,
+          const TensorDescription& known) {
+  const size_t rank = tensor.rank;
+  if (known.dtype != static_cast<DataType>(tensor.dtype)) return false;
+  if (known.shape.size() != rank) return false;
+  if (rank == 0) return true;
+  return known.shape[0] == FirstDimension(request, tensor) &&
+         std::equal(known.shape.begin() + 1, known.shape.end(), tensor.shape + 1);
+}
+
+// Whether Describe would make an equal description.
+bool IsOf(const khvd_request& request, const Reduction& reduction,
+          const Description& known) {
+  if (known.process_set != request.process_set || known.name != request.name ||
+      known.kind != static_cast<Kind>(request.kind) ||
+      !(known.reduction == reduction) || known.root != RootOf(request) ||
+      known.on_gpu != IsOnGpu(request) ||
+      known.labels != (request.labels != nullptr ? request.labels : "") ||
+      known.tensors.size() != static_cast<size_t>(request.count)) {
+    return false;
+  }
+  for (int32_t i = 0; i < request.count; ++i) {
+    if (!IsOf(request, request.tensors[i], known.tensors[i])) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const Description> Describe(const khvd_request& request,
+                                            const Reduction& reduction) {
+  auto description = std::make_shared<Description>();
+  description->process_set = request.process_set;
+  description->name = request.name;
+  description->kind = static_cast<Kind>(request.kind);
+  description->reduction = reduction;
+  description->root = RootOf(request);
+  description->on_gpu = IsOnGpu(request);
+  if (request.labels != nullptr) description->labels = request.labels;
+  description->tensors.reserve(request.count);
+  for (int32_t i = 0; i < request.count; ++i) {
+    const khvd_tensor& tensor = request.tensors[i];
+    std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
+    if (!shape.empty()) shape[0] = FirstDimension(request, tensor);
+    description->tensors.push_back(
+        {static_cast<DataType>(tensor.dtype), std::move(shape)});
+  }
+  return description;
+}
+
 }  // namespace
 
 bool DependsOnMembers(const khvd_request& request) {
@@ -194,42 +268,31 @@ bool DependsOnMembers(const khvd_request& request) {
 }
 
 Status MakeOperation(const khvd_request& request, int size,
-                     const Membership& membership, std::unique_ptr<Operation>* made) {
+                     const Membership& membership, KnownDescriptions* known,
+                     std::unique_ptr<Operation>* made) {
   Status status = CheckRequest(request, size);
   if (!status.ok()) return status;
-  auto description = std::make_shared<Description>();
-  description->process_set = request.process_set;
-  description->name = request.name;
-  description->kind = static_cast<Kind>(request.kind);
-  if (request.labels != nullptr) description->labels = request.labels;
-  if (Reduces(description->kind)) {
-    status = CheckReduction(request, membership);
-    if (!status.ok()) return status;
-    description->reduction.op = static_cast<ReduceOp>(request.reduce_op);
-    if (request.prescale != 0 || request.postscale != 0) {
-      description->reduction.prescale = request.prescale;
-      description->reduction.postscale = request.postscale;
-    }
-  }
-  if (request.kind == KHVD_BROADCAST) description->root = request.root;
-  description->on_gpu = request.on_gpu != 0 && TraitsOf(description->kind).has_tensors;
+  Reduction reduction;
+  status = ReductionOf(request, membership, &reduction);
+  if (!status.ok()) return status;
 
   auto operation = std::make_unique<Operation>();
   operation->submitter = request.submitter;
-  description->tensors.reserve(request.count);
   operation->buffers.reserve(request.count);
   for (int32_t i = 0; i < request.count; ++i) {
     const khvd_tensor& tensor = request.tensors[i];
-    status = CheckTensor(request, tensor, description->reduction, membership);
+    status = CheckTensor(request, tensor, reduction, membership);
     if (!status.ok()) return status;
-    std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
-    if (HasOwnRows(description->kind)) {
-      operation->rows.push_back(shape.front());
-      shape.front() = -1;
+    if (HasOwnRows(static_cast<Kind>(request.kind))) {
+      operation->rows.push_back(tensor.shape[0]);
     }
-    description->tensors.push_back(
-        {static_cast<DataType>(tensor.dtype), std::move(shape)});
     operation->buffers.push_back({tensor.input, tensor.output});
+  }
+  operation->description = known->Find(request.name);
+  if (operation->description == nullptr ||
+      !IsOf(request, reduction, *operation->description)) {
+    operation->description = Describe(request, reduction);
+    known->Add(operation->description);
   }
   if (request.kind == KHVD_ALLTOALL) {
     status = MakeSplits(request, operation->rows.front(), membership.members,
@@ -243,7 +306,6 @@ Status MakeOperation(const khvd_request& request, int size,
                       static_cast<int32_t>(rows.size()));
     };
   }
-  operation->description = std::move(description);
   *made = std::move(operation);
   return Status::Ok();
 }

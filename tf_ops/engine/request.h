@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tf_ops/engine/c_api.h"
+#include "tf_ops/operation/known_descriptions.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/transport/status.h"
 
@@ -34,7 +35,8 @@ bool DependsOnMembers(const khvd_request& request);
 // Checks a request in a job of `size` ranks and makes an operation of it, without
 // `done` and its stream point.
 Status MakeOperation(const khvd_request& request, int size,
-                     const Membership& membership, std::unique_ptr<Operation>* made);
+                     const Membership& membership, KnownDescriptions* known,
+                     std::unique_ptr<Operation>* made);
 
 }  // namespace keras_hvd
 

@@ -43,6 +43,7 @@ class GpuBatch {
         members(members),
         index(index),
         gpu(std::move(gpu)),
+        stream(this->gpu->stream()),
         host(*host),
         staging_(*staging),
         keep_waiting_(std::move(keep_waiting)) {}
@@ -65,6 +66,8 @@ class GpuBatch {
   const std::vector<int>& members;
   const int index;
   const std::shared_ptr<cuda::Gpu> gpu;
+  // The collectives' stream, or that of the caller, for which it runs.
+  cuda::Stream stream;
   HostCollectives& host;
   // Null if the timeline does not record the batch.
   std::unique_ptr<GpuTimes> times;

@@ -71,7 +71,9 @@ GpuBatch GpuRunner::BatchOf(const Batch& batch, const std::vector<int>& members,
 }
 
 Status GpuRunner::Enqueue(GpuBatch* batch) {
-  Status status = AwaitInputs(batch);
+  batch->stream = StreamFor(*batch);
+  Status status = ContinueOn(batch->stream);
+  if (status.ok()) status = AwaitInputs(batch);
   if (status.ok()) status = Move(batch);
   if (status.ok()) status = End(batch);
   if (!status.ok() || !batch->host.compares()) return status;
@@ -83,14 +85,43 @@ Status GpuRunner::Enqueue(GpuBatch* batch) {
   return status;
 }
 
+// From one stream to another and back the GPU takes as long as for a small collective.
+// If the caller drives, and has its stream wait for the results, the batch can run on
+// that stream: nothing else can have come there since the request. Timelines and
+// comparisons are of the collectives' stream.
+cuda::Stream GpuRunner::StreamFor(const GpuBatch& batch) const {
+  const cuda::Stream usual = gpu_->stream();
+  if (batch.operations.size() != 1 || batch.times != nullptr || batch.host.compares()) {
+    return usual;
+  }
+  const Operation& operation = *batch.operations.front();
+  const StreamPoint* const point = operation.stream_point.get();
+  if (point == nullptr || point->end != nullptr || point->stream == nullptr ||
+      operation.ending == nullptr || !operation.ending->CallerDrives() ||
+      HasOwnRows(operation.description->kind)) {
+    return usual;
+  }
+  const NcclBackend* const nccl =
+      communicators_.Find(operation.description->process_set);
+  return nccl != nullptr && nccl->CanRun(operation) ? point->stream : usual;
+}
+
+// Batches run in the order in which they are enqueued, whatever their streams are.
+Status GpuRunner::ContinueOn(cuda::Stream stream) {
+  if (std::exchange(last_stream_, stream) == stream || under_way_.empty()) {
+    return Status::Ok();
+  }
+  return under_way_.back().end->MakeWait(stream);
+}
+
 // Nothing enqueued from now on runs before the inputs are there.
 Status GpuRunner::AwaitInputs(GpuBatch* batch) {
   const GpuSpan span(batch->times.get(), GpuPhase::kWaitForInputs);
   for (const auto& operation : batch->operations) {
-    const Status status =
-        operation->stream_point == nullptr
-            ? GiveZeros(operation.get(), batch)
-            : operation->stream_point->ready->MakeWait(gpu_->stream());
+    const StreamPoint* const point = operation->stream_point.get();
+    if (point != nullptr && point->stream == batch->stream) continue;
+    const Status status = point == nullptr ? GiveZeros(operation.get(), batch)
+                                           : point->ready->MakeWait(batch->stream);
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -135,7 +166,7 @@ Status GpuRunner::Move(GpuBatch* batch) {
 
 Status GpuRunner::End(GpuBatch* batch) {
   std::shared_ptr<const SharedEvent> end;
-  const Status recorded = RecordOn(gpu_, gpu_->stream(), &end);
+  const Status recorded = RecordOn(gpu_, batch->stream, &end);
   if (!recorded.ok()) return recorded;
   for (const auto& operation : batch->operations) {
     const StreamPoint* const point = operation->stream_point.get();
@@ -145,6 +176,7 @@ Status GpuRunner::End(GpuBatch* batch) {
       *point->end = new EndMark{end};
       continue;
     }
+    if (point->stream == batch->stream) continue;
     const Status waits = end->MakeWait(point->stream);
     if (!waits.ok()) return waits;
   }

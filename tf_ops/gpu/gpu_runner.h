@@ -76,6 +76,8 @@ class GpuRunner {
   GpuBatch BatchOf(const Batch& batch, const std::vector<int>& members,
                    HostCollectives* host);
   Status Enqueue(GpuBatch* batch);
+  cuda::Stream StreamFor(const GpuBatch& batch) const;
+  Status ContinueOn(cuda::Stream stream);
   Status AwaitInputs(GpuBatch* batch);
   Status GiveZeros(Operation* operation, GpuBatch* batch);
   Status Move(GpuBatch* batch);
@@ -109,6 +111,7 @@ class GpuRunner {
   Staging staging_;
   GpuClock clock_;
   std::deque<UnderWay> under_way_;
+  cuda::Stream last_stream_ = nullptr;  // where the last one of these is
   Clock::time_point next_check_;
   std::string waits_for_;  // what the current wait is for
   std::vector<int> waits_for_members_;

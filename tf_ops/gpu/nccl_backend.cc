@@ -141,6 +141,7 @@ bool NcclBackend::CanRun(const Operation& operation) const {
 
 Status NcclBackend::Run(const std::vector<Operation*>& operations, GpuBatch* batch) {
   const Kind kind = operations.front()->description->kind;
+  communicator_->set_stream(batch->stream);
   return FunctionOf(kind)(operations, batch, communicator_.get());
 }
 

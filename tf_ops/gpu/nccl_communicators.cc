@@ -135,6 +135,11 @@ Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   return Status::Ok();
 }
 
+const NcclBackend* NcclCommunicators::Find(int32_t process_set) const {
+  const auto found = backends_.find(process_set);
+  return found == backends_.end() ? nullptr : found->second.get();
+}
+
 // If one member cannot use NCCL, none does. The same holds if two have different
 // versions, or share a GPU, except in newer versions of NCCL, which allow it on
 // request.

@@ -40,6 +40,9 @@ class NcclCommunicators {
   // Whether Open has nothing left to agree on.
   bool IsOpen(int32_t process_set) const { return backends_.count(process_set) != 0; }
 
+  // The same without making any: null if there is none yet.
+  const NcclBackend* Find(int32_t process_set) const;
+
   // Whether there is a communicator.
   bool any_open() const;
 

@@ -48,6 +48,8 @@ class Communicator {
   int count() const { return count_; }
   int index() const { return index_; }  // this rank's place among the members
   cuda::Stream stream() const { return stream_; }
+  // Where its collectives run from now on.
+  void set_stream(cuda::Stream stream) { stream_ = stream; }
   // The library's Check, for a function called with this communicator.
   Status Check(Result result, const char* name) const {
     return library_->Check(result, name, comm_);
@@ -82,7 +84,7 @@ class Communicator {
   const std::shared_ptr<const Library> library_;
   const int count_;
   const int index_;
-  const cuda::Stream stream_;
+  cuda::Stream stream_;
   const std::shared_ptr<Control> control_;
   const bool is_whole_;  // not a part
   Comm comm_ = nullptr;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "tf_ops/operation/description.h"
@@ -22,6 +23,11 @@ struct Ending {
   std::atomic<bool> claimed{false};
   std::atomic<bool> ended{false};
   Status status;
+  std::atomic<std::thread::id> caller;  // as long as it drives
+
+  // Whether the calling thread is the request's caller, which thus puts nothing else on
+  // its stream meanwhile.
+  bool CallerDrives() const { return caller.load() == std::this_thread::get_id(); }
 };
 
 // The engine owns the buffers until `done` has been called.
