@@ -50,14 +50,14 @@ def nccl_issue(number: int, who: str, repository: str = "nccl") -> str:
 
 
 # The host's part.
-NCCL_CALL = Figure("an allreduce of 4 B: NCCL alone", 15.5, "us", HERE)
-ENGINE_CALL = Figure("the same through the engine's C API", 106, "us", HERE)
-TF_CALL = Figure("the same in a `tf.function`", 700, "us", HERE)
-TF_EMPTY = Figure("`x * 1.0` in a `tf.function`", 270, "us", HERE)
-NCCL_GROUP = Figure("the host's time for 161 gradients: NCCL alone", 165, "us", HERE)
-ENGINE_GROUP = Figure("the same through the engine's C API", 515, "us", HERE)
-NCCL_DONE = Figure("161 gradients until done: NCCL alone", 1490, "us", HERE)
-TF_GROUP = Figure("the same in a `tf.function`", 4900, "us", HERE)
+NCCL_CALL = Figure("an allreduce of 4 B: NCCL alone", 18.4, "us", HERE)
+ENGINE_CALL = Figure("the same through the engine's C API", 22.1, "us", HERE)
+TF_CALL = Figure("the same in a `tf.function`", 286, "us", HERE)
+TF_EMPTY = Figure("`x * 1.0` in a `tf.function`", 199, "us", HERE)
+NCCL_GROUP = Figure("the host's time for 161 gradients: NCCL alone", 79.1, "us", HERE)
+ENGINE_GROUP = Figure("the same through the engine's C API", 101, "us", HERE)
+NCCL_DONE = Figure("161 gradients until done: NCCL alone", 1440, "us", HERE)
+TF_GROUP = Figure("the same in a `tf.function`", 4230, "us", HERE)
 
 # By the number of ranks: all of it, and what messages between hosts take of that.
 COORDINATION = {
