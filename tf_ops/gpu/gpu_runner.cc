@@ -187,6 +187,7 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
 void GpuRunner::GiveUpCall(const nccl::AbortCall& abort) {
   const cuda::Gpu::Current current(*gpu_);
   static_cast<void>(Succeeded(GivenUp()));
+  before_abort_();
   job_->AwaitAllKnow();
   abort();
 }
@@ -318,7 +319,10 @@ bool GpuRunner::AwaitUnderWay() {
 
 // What the GPU computes afterwards is garbage, which nobody may take for a result.
 void GpuRunner::AbortCommunicators() {
-  if (communicators_.any_open()) job_->AwaitAllKnow();
+  if (communicators_.any_open() && job_->Failed()) {
+    before_abort_();
+    job_->AwaitAllKnow();
+  }
   communicators_.Abort();
 }
 

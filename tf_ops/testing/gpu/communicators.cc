@@ -140,7 +140,8 @@ bool AllHaveChosen(const Clique::Split& split) {
                      [](const Clique::Choice& choice) { return choice.made; });
 }
 
-void Abort(Comm communicator) {
+bool Abort(Comm communicator) {
+  bool anything = false;
   communicator->live = false;
   *communicator->aborted = true;
   communicator->in_progress = false;
@@ -149,11 +150,13 @@ void Abort(Comm communicator) {
   communicator->ops.clear();
   for (const nccl::CommState& other : All().all) {
     if (other.aborted != communicator->aborted) continue;
+    anything |= !other.running.empty();
     for (const GroupItem* item : other.running) {
       const_cast<GroupItem*>(item)->Withdraw();
     }
   }
   Machine::Get().WakeAll();
+  return anything;
 }
 
 }  // namespace keras_hvd::stand_in

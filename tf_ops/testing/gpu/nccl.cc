@@ -1,6 +1,7 @@
 // The functions of NCCL, on the pretended machine.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -411,7 +412,10 @@ Result ncclCommAbort(Comm communicator) {
   Lock lock(Machine::Get());
   Entry entry("ncclCommAbort", "", communicator);
   if (!entry.RequireLive(communicator)) return entry.result();
-  Abort(communicator);
+  if (Abort(communicator)) {
+    lock.Without(
+        [late = Machine::Get().abort_delay()] { std::this_thread::sleep_for(late); });
+  }
   return entry.result();
 }
 

@@ -126,6 +126,8 @@ class Control {
   // A blocking communicator's call waits while so many of its groups have not run. 0:
   // never.
   virtual void LimitQueue(int groups) = 0;
+  // What aborts collectives returns so late: the GPU looks for an abort now and then.
+  virtual void SlowAborts(std::chrono::milliseconds late) = 0;
 
   // Streams that wait for each other and will for ever, and for what; "" for none.
   virtual std::string Stuck() = 0;
