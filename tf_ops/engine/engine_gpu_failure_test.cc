@@ -405,6 +405,41 @@ TEST(GpuFailureTest, WhatHasNotBegunEndsBeforeASlowAbort) {
   }
 }
 
+// It shares the flag for aborts with the communicator of all ranks, on which more may
+// be under way.
+TEST(GpuFailureTest, APartThatCannotBeGivenBackIsAbortedWhenAllKnow) {
+  const StandIn libraries;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuJob job(libraries, 3, seed);
+    job.Connect();
+    std::vector<int32_t> ids(3);
+    job.ForEach([&](GpuRank& self, int rank) {
+      ASSERT_EQ(self.engine().AddProcessSet({0, 1}, &ids[rank]).message, "");
+    });
+    libraries->HoldCollectives(2, true);
+    stand_in::Injection injection;
+    injection.function = "ncclCommFinalize";
+    injection.code = 3;
+    injection.rank = 1;
+    libraries->Inject(injection);
+    std::atomic<int> ended{0}, unknown{0};
+    job.ForEach([&](GpuRank& self, int rank) {
+      const size_t number = self.Submit(Sum("held", {1}), {false, true});
+      ASSERT_EQ(self.End(number).message, "");
+      self.Await(number);
+      libraries->Enqueue(self.stream(), [&] {
+        ended += 1;
+        if (!job.state().Failed()) unknown += 1;
+      });
+      EXPECT_FALSE(self.engine().RemoveProcessSet(ids[rank]).ok() && rank == 1);
+      self.Synchronize();
+    });
+    EXPECT_EQ(ended.load(), 3);
+    EXPECT_EQ(unknown.load(), 0);
+    libraries->HoldCollectives(2, false);
+  }
+}
+
 TEST(GpuFailureTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {
   const StandIn libraries;
   GpuJob job(libraries, 3, 1);

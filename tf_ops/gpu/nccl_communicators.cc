@@ -317,7 +317,10 @@ Status NcclCommunicators::Remove(int32_t process_set) {
   if (found == backends_.end()) return Status::Ok();
   const std::unique_ptr<NcclBackend> backend = std::move(found->second);
   backends_.erase(found);
-  return backend == nullptr ? Status::Ok() : backend->communicator().Finalize();
+  const Status status =
+      backend == nullptr ? Status::Ok() : backend->communicator().Finalize();
+  if (!status.ok()) backends_[process_set] = std::move(backend);
+  return status;
 }
 
 Status NcclCommunicators::AsyncError() const {

@@ -44,6 +44,7 @@ class NcclCommunicators {
   bool any_open() const;
 
   // All ranks add or remove a set. `all`: a batch of all ranks, without operations.
+  // What cannot be removed stays, to be aborted: that ends other sets' work too.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
   Status Remove(int32_t process_set);
 
