@@ -175,10 +175,17 @@ Status Communicator::Finalize() {
 }
 
 void Communicator::Abort() {
-  if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
-  // An unfinished part may not be there before its control has ended.
-  if (is_whole_) control_->Abort();
+  AbortOwn();
+  // What is unfinished may not be there before its control has ended.
+  if (is_whole_) {
+    control_->Abort();
+    AbortOwn();
+  }
   splitting_.reset();
+}
+
+void Communicator::AbortOwn() {
+  if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
 }
 
 Status Communicator::Unusable(const char* name) const {

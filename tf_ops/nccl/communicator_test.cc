@@ -139,6 +139,28 @@ TEST_P(CommunicatorTest, ASplitIsGivenUpWithoutAMember) {
   }
 }
 
+// NCCL may write the unfinished communicator as late as when its control is aborted.
+TEST_P(CommunicatorTest, WhatIsLeftOfAnUnfinishedInitIsGivenBack) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    // The last one does not split the control.
+    stand_in::Injection injection = {"ncclCommSplit", 2};
+    injection.rank = GetParam();
+    libraries.control()->Inject(injection);
+    RunThreads(GetParam() + 1, [&](int index) {
+      Rank rank(libraries, index);
+      const auto splits = [&] { return libraries.CountCalls("ncclCommSplit"); };
+      const Status status = rank.Create(id, GetParam() + 1, [&](int64_t poll) {
+        return KeepWaitingForEver(poll) && splits() <= GetParam();
+      });
+      EXPECT_FALSE(status.ok());
+    });
+    EXPECT_GE(libraries.CountCalls("ncclCommAbort"), 2 * GetParam() + 1);
+  }
+}
+
 // A call of a thread that has nobody to wait for any more, in its group.
 void ExpectGivenUp(const Status& status, Rank* rank, const cuda::Memory& memory) {
   EXPECT_EQ(status.message,

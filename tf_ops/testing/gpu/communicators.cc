@@ -84,6 +84,7 @@ void Advance(Comm communicator) {
   }
   if (!communicator->ready()) return;
   communicator->in_progress = false;
+  communicator->abandon = nullptr;
   communicator->finish();
 }
 
@@ -135,6 +136,12 @@ void FinishSplit(Comm parent, uint64_t number, Comm* part, const nccl::Config& c
   if (parent->shares) (*part)->aborted = parent->aborted;
 }
 
+void AbandonSplit(Comm parent, Comm* part, const nccl::Config& config) {
+  *part = NewCommunicator(NewClique(parent->count()), parent->index, config);
+  if (parent->shares) (*part)->aborted = parent->aborted;
+  SetError(*part, Result::kInternalError, "of a split that was aborted");
+}
+
 bool AllHaveChosen(const Clique::Split& split) {
   return std::all_of(split.choices.begin(), split.choices.end(),
                      [](const Clique::Choice& choice) { return choice.made; });
@@ -144,9 +151,11 @@ bool Abort(Comm communicator) {
   bool anything = false;
   communicator->live = false;
   *communicator->aborted = true;
+  if (communicator->in_progress && communicator->abandon) communicator->abandon();
   communicator->in_progress = false;
   communicator->ready = nullptr;
   communicator->finish = nullptr;
+  communicator->abandon = nullptr;
   communicator->ops.clear();
   for (const nccl::CommState& other : All().all) {
     if (other.aborted != communicator->aborted) continue;

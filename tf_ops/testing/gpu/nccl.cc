@@ -367,6 +367,9 @@ Result ncclCommSplit(Comm parent, int color, int key, Comm* part, Config* config
   Config own = config == nullptr ? Config() : *config;
   if (config == nullptr) own.blocking = parent->blocking;
   entry.SetAsynchronousError(parent);
+  if (color != keras_hvd::nccl::kNoColor) {
+    parent->abandon = [=] { AbandonSplit(parent, part, own); };
+  }
   // As in NCCL, the parent is in progress, and the part is not there before the end.
   return Begin(
       parent, [&split] { return AllHaveChosen(split); },
