@@ -109,8 +109,10 @@ NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
             return !HasFailedElsewhere() && keep_waiting(polls);
           },
           [this, give_up = std::move(give_up)](const nccl::AbortCall& abort) {
-            // Nothing but the attempt ends.
-            return HasFailedElsewhere() ? abort() : give_up(abort);
+            if (!HasFailedElsewhere()) return give_up(abort);
+            // Nothing but the attempt ends. On the watch's thread no GPU is current.
+            const cuda::Gpu::Current current(*attempts_on_);
+            abort();
           }) {}
 
 Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
@@ -236,6 +238,7 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   CollectiveBackend* const backend = batch->host.Begin();
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
+  attempts_on_ = batch->gpu.get();
   attempt_ = attempt.get();
   // Aborted only after all have reported errors, if nothing blocks: others might take
   // the abort for one.

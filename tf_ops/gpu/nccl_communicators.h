@@ -76,7 +76,8 @@ class NcclCommunicators {
   std::shared_ptr<const nccl::Library> library_;
   std::map<int32_t, std::unique_ptr<NcclBackend>> backends_;
   const JointAttempt* attempt_ = nullptr;  // the current attempt to make a communicator
-  std::string failure_;                    // of such an attempt; "": none
+  const cuda::Gpu* attempts_on_ = nullptr;
+  std::string failure_;  // of such an attempt; "": none
   bool warned_ = false;
   bool another_warns_ = false;  // of a set that this rank is in
 };

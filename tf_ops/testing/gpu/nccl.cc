@@ -61,6 +61,7 @@ class Entry {
     call.communicator = communicator;
     call.stream = stream;
     call.member = member;
+    call.has_context = !Machine::Get().contexts_of_thread().empty();
     if (known_) {
       call.member = communicator->index;
       call.arguments = Name(communicator) + (arguments.empty() ? "" : ", ") + arguments;

@@ -61,8 +61,9 @@ struct Call {
   int rank = -1;                  // what the thread said that it is
   cuda::Stream stream = nullptr;  // of those that have one
   nccl::Comm communicator = nullptr;
-  int member = -1;    // this rank's place in the communicator
-  int64_t times = 1;  // the same again and again, as polls are
+  int member = -1;           // this rank's place in the communicator
+  bool has_context = false;  // on its thread
+  int64_t times = 1;         // the same again and again, as polls are
 };
 
 // What is still there, and should be given back.
