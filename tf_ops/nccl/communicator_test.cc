@@ -1,6 +1,8 @@
 // Communicators: how they come and go, and what happens when a member or NCCL fails.
 #include "tf_ops/nccl/communicator.h"
 
+#include <stdlib.h>
+
 #include <atomic>
 
 #include "tf_ops/nccl/allgather.h"
@@ -280,6 +282,38 @@ TEST_P(CommunicatorTest, NobodyAsksAfterAGroup) {
     AwaitAll(4 * GetParam(), &arrived);
     EXPECT_EQ(libraries.control()->Synchronize(rank->caller), "");
   });
+}
+
+// By NCCL_COMM_BLOCKING=0, all communicators.
+TEST_P(CommunicatorTest, CallsMayBeNonblocking) {
+  ASSERT_EQ(setenv("NCCL_COMM_BLOCKING", "0", 1), 0);
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    RunRanks(libraries, GetParam(), [&](Rank* rank) {
+      const cuda::Gpu::Current current(*rank->gpu);
+      std::unique_ptr<Communicator> part;
+      ASSERT_EQ(
+          rank->communicator->Split(0, rank->index(), GetParam(), rank->index(), &part)
+              .message,
+          "");
+      const cuda::Memory memory = rank->Output(100);
+      for (int call = 0; call < 5; ++call) {
+        rank->Run([&] { return AllreduceOne(rank, memory, 0.5); });
+        std::swap(part, rank->communicator);
+      }
+      std::swap(part, rank->communicator);
+      EXPECT_EQ(libraries.control()->Synchronize(rank->caller), "");
+      EXPECT_EQ(part->Finalize().message, "");
+    });
+    RunWithoutTheLast(
+        seed, GetParam() + 1, [](const Libraries&, Rank*) {},
+        [](Rank* rank) {
+          const cuda::Memory memory = rank->Output(100);
+          rank->libraries().control()->HoldProgress(rank->index(), true);
+          ExpectGivenUp(AllreduceOne(rank, memory), rank, memory);
+        });
+  }
+  ASSERT_EQ(unsetenv("NCCL_COMM_BLOCKING"), 0);
 }
 
 // The others' collectives hang on the GPU until they abort them.
