@@ -89,6 +89,7 @@ class GpuRunner {
   Status End(GpuBatch* batch);
   void GiveUp(GpuBatch* batch);
   void GiveUpCall(const nccl::AbortCall& abort);
+  void SayStuck();
   void AbortCommunicators();
   bool AwaitUnderWay();
   void CheckUnderWay();

@@ -9,6 +9,7 @@
 
 #include "tf_ops/nccl/allreduce.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -100,7 +101,7 @@ int FirstWithout(const std::vector<Member>& members) {
 NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
                                      std::shared_ptr<GpuAccess> access,
                                      nccl::KeepWaiting keep_waiting,
-                                     nccl::GiveUp give_up)
+                                     nccl::GiveUp give_up, nccl::SayStuck say_stuck)
     : rank_(job->rank()),
       job_(std::move(job)),
       access_(std::move(access)),
@@ -113,7 +114,8 @@ NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
             // Nothing but the attempt ends. On the watch's thread no GPU is current.
             const cuda::Gpu::Current current(*attempts_on_);
             abort();
-          }) {}
+          },
+          std::move(say_stuck)) {}
 
 Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   const int32_t process_set = ProcessSetOf(*batch);
@@ -243,9 +245,13 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   // Aborted only after all have reported errors, if nothing blocks: others might take
   // the abort for one.
   Made created;
-  status = make(&created);
-  if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
-  if (status.ok() && created != nullptr) status = created->AsyncError();
+  try {
+    status = make(&created);
+    if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
+    if (status.ok() && created != nullptr) status = created->AsyncError();
+  } catch (const std::exception& error) {
+    status = StatusOf(error);
+  }
   attempt_ = nullptr;
   auto outcome = JointAttempt::Outcome::kSucceeded;
   if (!status.ok() && attempt->HasFailedElsewhere()) {
@@ -318,7 +324,7 @@ Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
 Status NcclCommunicators::Remove(int32_t process_set) {
   const auto found = backends_.find(process_set);
   if (found == backends_.end()) return Status::Ok();
-  const std::unique_ptr<NcclBackend> backend = std::move(found->second);
+  std::unique_ptr<NcclBackend> backend = std::move(found->second);
   backends_.erase(found);
   const Status status =
       backend == nullptr ? Status::Ok() : backend->communicator().Finalize();

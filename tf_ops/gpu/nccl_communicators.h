@@ -30,9 +30,11 @@ namespace keras_hvd {
 
 class NcclCommunicators {
  public:
-  // `give_up`: ends the job before it aborts what the communicators do.
+  // `give_up`: ends the job before it aborts what the communicators do. `say_stuck`:
+  // the abort has not helped.
   NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
-                    nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up);
+                    nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up,
+                    nccl::SayStuck say_stuck);
 
   // The backend of a batch's process set, valid as long as the set exists. Null: its
   // tensors go through host memory.

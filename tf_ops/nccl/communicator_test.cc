@@ -1,9 +1,11 @@
 // Communicators: how they come and go, and what happens when a member or NCCL fails.
 #include "tf_ops/nccl/communicator.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include <atomic>
+#include <new>
 
 #include "tf_ops/nccl/allgather.h"
 #include "tf_ops/nccl/allreduce.h"
@@ -314,6 +316,51 @@ TEST_P(CommunicatorTest, CallsMayBeNonblocking) {
         });
   }
   ASSERT_EQ(unsetenv("NCCL_COMM_BLOCKING"), 0);
+}
+
+// There is no memory while a group is being put together.
+TEST_P(CommunicatorTest, WhatRaisesInAGroupEndsTheGroup) {
+  Libraries libraries(1);
+  UniqueId id;
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  RunThreads(GetParam(), [&](int index) {
+    Rank rank(libraries, index);
+    ASSERT_EQ(rank.Create(id, GetParam()).message, "");
+    const cuda::Gpu::Current current(*rank.gpu);
+    const Status status =
+        rank.communicator->Group([]() -> Status { throw std::bad_alloc(); });
+    EXPECT_EQ(status.message, "out of memory");
+    EXPECT_FALSE(rank.communicator->usable());
+    rank.communicator.reset();
+  });
+  EXPECT_EQ(libraries.CountCalls("ncclGroupStart"), GetParam());
+  EXPECT_EQ(libraries.CountCalls("ncclGroupEnd"), GetParam());
+}
+
+// No room for the thread of the watch, which starts with the first group.
+TEST(CommunicatorErrorTest, AWatchWithoutAThreadIsAnError) {
+  Libraries libraries(1);
+  UniqueId id;
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  Rank rank(libraries, 0);
+  ASSERT_EQ(rank.Create(id, 1).message, "");
+  const cuda::Gpu::Current current(*rank.gpu);
+  const cuda::Memory memory = rank.Output(100);
+  pthread_attr_t usual, none;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_attr_init(&none), 0);
+  // More than there are addresses.
+  ASSERT_EQ(pthread_attr_setstacksize(&none, size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&none), 0);
+  const Status status = AllreduceOne(&rank, memory);
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  pthread_attr_destroy(&none);
+  pthread_attr_destroy(&usual);
+  EXPECT_NE(status.message.find("no room for another thread"), std::string::npos)
+      << status.message;
+  EXPECT_FALSE(rank.communicator->usable());
+  rank.communicator.reset();
+  EXPECT_EQ(libraries.CountCalls("ncclGroupStart"), 0);
 }
 
 // The others' collectives hang on the GPU until they abort them.
