@@ -185,7 +185,7 @@ typedef struct {
   void* output;
 } khvd_tensor;
 
-// Called once when a collective has ended, on the engine's thread or on any thread
+// Called once when a collective has ended, on a thread of the engine's or on any thread
 // inside khvd_run, khvd_finish, khvd_submit_and_drive or khvd_drive_until. It must not
 // block and must not call these. `message` is "" on KHVD_OK, and valid only during the
 // call.

@@ -343,6 +343,103 @@ TEST(GpuFailureTest, ADeathIsHeardInsideOfACallIntoAFullQueue) {
   }
 }
 
+// The GPU notices an abort seconds later, which nobody has to wait for who has nothing
+// there: neither a caller that drives nor others.
+TEST(GpuFailureTest, WhatHasNotBegunEndsBeforeASlowAbort) {
+  constexpr std::chrono::seconds kLate(4);
+  constexpr int kRoom = 2;
+  const StandIn libraries;
+  for (const bool in_a_call : {false, true}) {
+    GpuJob job(libraries, 3, 1);
+    job.Connect();
+    libraries->HoldCollectives(2, true);
+    if (in_a_call) libraries->LimitQueue(kRoom);
+    libraries->SlowAborts(kLate);
+    const int64_t groups = CountCalls(libraries, "ncclGroupEnd");
+    const int held = in_a_call ? kRoom + 1 : kRoom;
+    std::vector<std::vector<size_t>> numbers(3);
+    job.ForEach([&](GpuRank& self, int rank) {
+      for (int i = 0; i < held; ++i) {
+        numbers[rank].push_back(
+            self.Submit(Sum("held " + std::to_string(i), {1}), {true, true}));
+        if (i == kRoom) break;
+        ASSERT_TRUE(self.End(numbers[rank][i]).ok());
+      }
+    });
+    EXPECT_TRUE(Eventually(
+        [&] { return CountCalls(libraries, "ncclGroupEnd") == groups + 3 * held; }));
+    std::atomic<int> waiting{0};
+    Clock::time_point died;
+    std::thread death([&] {
+      while (waiting.load() < 2) sched_yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      died = Clock::now();
+      job.state().Fail(Code::kRankFailed, "rank 2 died", 2);
+    });
+    job.ForEach([&](GpuRank& self, int rank) {
+      // Not on the one that has died.
+      if (rank == 2) return;
+      const size_t pending = self.Submit(Sum("pending", {1}));
+      std::thread driver([&] {
+        waiting += 1;
+        Buffer output;
+        EXPECT_TRUE(
+            Contains(self.Run(Sum("driver", {1}), &output).message, "rank 2 died"));
+        EXPECT_LT(Clock::now() - died, std::chrono::seconds(2));
+      });
+      EXPECT_TRUE(Contains(self.End(pending).message, "rank 2 died"));
+      EXPECT_LT(Clock::now() - died, std::chrono::seconds(2));
+      driver.join();
+      EXPECT_LT(Clock::now() - died, std::chrono::seconds(2));
+    });
+    death.join();
+    job.ForEach([&](GpuRank& self, int rank) {
+      // Its memory may be in use until the abort's end.
+      if (in_a_call) {
+        EXPECT_TRUE(Contains(self.End(numbers[rank][kRoom]).message, "rank 2 died"));
+      }
+      for (int i = 0; i < kRoom; ++i) self.Await(numbers[rank][i]);
+      self.Synchronize();
+    });
+    libraries->HoldCollectives(2, false);
+  }
+}
+
+// It shares the flag for aborts with the communicator of all ranks, on which more may
+// be under way.
+TEST(GpuFailureTest, APartThatCannotBeGivenBackIsAbortedWhenAllKnow) {
+  const StandIn libraries;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    GpuJob job(libraries, 3, seed);
+    job.Connect();
+    std::vector<int32_t> ids(3);
+    job.ForEach([&](GpuRank& self, int rank) {
+      ASSERT_EQ(self.engine().AddProcessSet({0, 1}, &ids[rank]).message, "");
+    });
+    libraries->HoldCollectives(2, true);
+    stand_in::Injection injection;
+    injection.function = "ncclCommFinalize";
+    injection.code = 3;
+    injection.rank = 1;
+    libraries->Inject(injection);
+    std::atomic<int> ended{0}, unknown{0};
+    job.ForEach([&](GpuRank& self, int rank) {
+      const size_t number = self.Submit(Sum("held", {1}), {false, true});
+      ASSERT_EQ(self.End(number).message, "");
+      self.Await(number);
+      libraries->Enqueue(self.stream(), [&] {
+        ended += 1;
+        if (!job.state().Failed()) unknown += 1;
+      });
+      EXPECT_FALSE(self.engine().RemoveProcessSet(ids[rank]).ok() && rank == 1);
+      self.Synchronize();
+    });
+    EXPECT_EQ(ended.load(), 3);
+    EXPECT_EQ(unknown.load(), 0);
+    libraries->HoldCollectives(2, false);
+  }
+}
+
 TEST(GpuFailureTest, ACommunicatorIsSplitWhenNothingOfItIsUnderWay) {
   const StandIn libraries;
   GpuJob job(libraries, 3, 1);

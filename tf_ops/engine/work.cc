@@ -38,6 +38,12 @@ Work::Work(const EngineOptions& options, const World& world,
                  timeline, counters),
       stall_watch_(options, world, requests, coordinator_service_.get(),
                    leader_service_.get(), &execution_) {
+  execution_.gpu().set_before_abort([this] {
+    Try([this] {
+      EndRequests();
+      return true;
+    });
+  });
   if (coordinator_service_ == nullptr) return;
   // Before the first decision, which the others read before this setting.
   job_->set_compares_outputs(options.check);
@@ -100,6 +106,10 @@ bool Work::PollOnce() {
 }
 
 bool Work::RunOne() {
+  if (std::exchange(must_abort_, false)) {
+    execution_.gpu().Abort();
+    return true;
+  }
   if (has_ended_) return false;
   if (job_->Failed()) {
     HandleFailure();
@@ -119,7 +129,7 @@ uint32_t Work::Listening() const {
 }
 
 bool Work::HasNews(uint32_t listening) {
-  if (has_ended_) return false;
+  if (has_ended_) return must_abort_;
   if (job_->Failed() || execution_.HasNews()) return true;
   const bool listens = (listening & Doorbell::kSubmission) != 0;
   if (coordinator_service_ != nullptr) {
@@ -133,10 +143,17 @@ bool Work::HasNews(uint32_t listening) {
   return requests_.CanFlush();
 }
 
-// One rank reports for all, including what each rank did last.
+// The abort is a step of its own: it may take seconds, and a caller that drives has got
+// its answer and leaves it to the engine's thread.
 void Work::HandleFailure() {
   has_ended_ = true;
-  execution_.gpu().Abort();
+  must_abort_ = true;
+  EndRequests();
+}
+
+// Those that have not begun to run: they use no memory that an abort would have to end
+// the use of. One rank reports for all, including what each rank did last.
+void Work::EndRequests() {
   ReportFailureOnce(job_.get());
   const Status reason = ReasonOfEnd(*job_);
   requests_.EndAll(reason.code, reason.message);

@@ -50,7 +50,7 @@ class Work {
   }
   // Exchanges what is new with other hosts. Returns true if there was anything.
   bool PollHosts();
-  // Whether the job has failed and nothing more will be done.
+  // Whether the job has failed, and all that has not begun to run has ended.
   bool has_ended() const { return has_ended_; }
 
   // Waits for what is still running, at the end of this rank's part in the job.
@@ -68,6 +68,7 @@ class Work {
   bool PollOnce();
   bool RunOne();
   void HandleFailure();
+  void EndRequests();
   std::vector<int> NeededBy();
   void CheckDepartedAbove();
 
@@ -78,6 +79,7 @@ class Work {
   Execution execution_;
   StallWatch stall_watch_;
   bool has_ended_ = false;
+  bool must_abort_ = false;  // then, what is under way on the GPU
   bool leaves_ = false;
   Clock::time_point leaves_since_;
 };

@@ -2,14 +2,17 @@
 #include "tf_ops/gpu/gpu_runner.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <initializer_list>
 #include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -23,6 +26,16 @@ constexpr std::chrono::milliseconds kInterval(100);
 
 // How long a stream may take to drain after an abort.
 constexpr std::chrono::seconds kAbortPatience(1);
+
+// What is enqueued already has to be given up in any case.
+template <typename Step>
+Status WithoutRaising(const Step& step) {
+  try {
+    return step();
+  } catch (const std::exception& error) {
+    return StatusOf(error);
+  }
+}
 
 }  // namespace
 
@@ -38,7 +51,8 @@ GpuRunner::GpuRunner(double warning_seconds, double abort_seconds,
       timeline_(*timeline),
       communicators_(
           job_, access_, [this](int64_t polls) { return KeepWaiting(polls); },
-          [this](const nccl::AbortCall& abort) { GiveUpCall(abort); }) {}
+          [this](const nccl::AbortCall& abort) { GiveUpCall(abort); },
+          [this] { SayStuck(); }) {}
 
 GpuRunner::~GpuRunner() { Abort(); }
 
@@ -57,7 +71,7 @@ bool GpuRunner::Run(const Batch& batch, const std::vector<int>& members,
     on_gpu.times =
         std::make_unique<GpuTimes>(&timeline_, batch, gpu_, clock_.Reference(gpu_));
   }
-  if (Succeeded(Enqueue(&on_gpu))) return true;
+  if (Succeeded(WithoutRaising([&] { return Enqueue(&on_gpu); }))) return true;
   GiveUp(&on_gpu);
   return false;
 }
@@ -219,8 +233,17 @@ void GpuRunner::GiveUp(GpuBatch* batch) {
 void GpuRunner::GiveUpCall(const nccl::AbortCall& abort) {
   const cuda::Gpu::Current current(*gpu_);
   static_cast<void>(Succeeded(GivenUp()));
+  before_abort_();
   job_->AwaitAllKnow();
   abort();
+}
+
+void GpuRunner::SayStuck() {
+  Log(rank_, LogLevel::kError,
+      job_->Describe(rank_) + " is stuck in NCCL, in " + waits_for_ +
+          ", which does not return although it was aborted. The process may have to be "
+          "killed: kill -9 " +
+          std::to_string(getpid()));
 }
 
 // ---- Process sets
@@ -238,8 +261,10 @@ bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
   if (!AwaitUnderWay()) return false;
   const Batch nothing;
   GpuBatch batch = BatchOf(nothing, all, host);
-  Status status = communicators_.Add(id, members, &batch);
-  if (status.ok()) status = End(&batch);
+  const Status status = WithoutRaising([&] {
+    const Status added = communicators_.Add(id, members, &batch);
+    return added.ok() ? End(&batch) : added;
+  });
   if (Succeeded(status)) return true;
   GiveUp(&batch);
   return false;
@@ -350,7 +375,10 @@ bool GpuRunner::AwaitUnderWay() {
 
 // What the GPU computes afterwards is garbage, which nobody may take for a result.
 void GpuRunner::AbortCommunicators() {
-  if (communicators_.any_open()) job_->AwaitAllKnow();
+  if (communicators_.any_open() && job_->Failed()) {
+    before_abort_();
+    job_->AwaitAllKnow();
+  }
   communicators_.Abort();
 }
 

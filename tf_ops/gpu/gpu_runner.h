@@ -13,8 +13,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tf_ops/collectives/communicator.h"
@@ -42,6 +44,11 @@ class GpuRunner {
   ~GpuRunner();
   GpuRunner(const GpuRunner&) = delete;
   GpuRunner& operator=(const GpuRunner&) = delete;
+
+  // Called after a failure, before an abort, which may take seconds: each kernel of
+  // NCCL that is enqueued looks for it in its turn. Perhaps not on the driving thread,
+  // but in its place.
+  void set_before_abort(std::function<void()> call) { before_abort_ = std::move(call); }
 
   // Enqueues a batch of tensors that are on GPUs on all `members`. Returns false if the
   // job failed or this rank stops waiting. `recorded`: the timeline has begun it.
@@ -84,6 +91,7 @@ class GpuRunner {
   Status End(GpuBatch* batch);
   void GiveUp(GpuBatch* batch);
   void GiveUpCall(const nccl::AbortCall& abort);
+  void SayStuck();
   void AbortCommunicators();
   bool AwaitUnderWay();
   void CheckUnderWay();
@@ -104,6 +112,7 @@ class GpuRunner {
   const std::shared_ptr<GpuAccess> access_;
   Waiter& waiter_;
   Timeline& timeline_;
+  std::function<void()> before_abort_ = [] {};
   std::shared_ptr<cuda::Gpu> gpu_;  // null: not needed yet
   NcclCommunicators communicators_;
   OneRankBackend one_rank_;

@@ -9,6 +9,7 @@
 
 #include "tf_ops/nccl/allreduce.h"
 #include "tf_ops/operation/log.h"
+#include "tf_ops/transport/threads.h"
 
 namespace keras_hvd {
 namespace {
@@ -100,7 +101,7 @@ int FirstWithout(const std::vector<Member>& members) {
 NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
                                      std::shared_ptr<GpuAccess> access,
                                      nccl::KeepWaiting keep_waiting,
-                                     nccl::GiveUp give_up)
+                                     nccl::GiveUp give_up, nccl::SayStuck say_stuck)
     : rank_(job->rank()),
       job_(std::move(job)),
       access_(std::move(access)),
@@ -109,9 +110,12 @@ NcclCommunicators::NcclCommunicators(std::shared_ptr<JobState> job,
             return !HasFailedElsewhere() && keep_waiting(polls);
           },
           [this, give_up = std::move(give_up)](const nccl::AbortCall& abort) {
-            // Nothing but the attempt ends.
-            return HasFailedElsewhere() ? abort() : give_up(abort);
-          }) {}
+            if (!HasFailedElsewhere()) return give_up(abort);
+            // Nothing but the attempt ends. On the watch's thread no GPU is current.
+            const cuda::Gpu::Current current(*attempts_on_);
+            abort();
+          },
+          std::move(say_stuck)) {}
 
 Status NcclCommunicators::Open(GpuBatch* batch, NcclBackend** backend) {
   const int32_t process_set = ProcessSetOf(*batch);
@@ -241,13 +245,18 @@ Status NcclCommunicators::TryTogether(GpuBatch* batch,
   CollectiveBackend* const backend = batch->host.Begin();
   if (backend == nullptr) return GivenUp();
   const std::unique_ptr<JointAttempt> attempt = backend->Attempt();
+  attempts_on_ = batch->gpu.get();
   attempt_ = attempt.get();
   // Aborted only after all have reported errors, if nothing blocks: others might take
   // the abort for one.
   Made created;
-  status = make(&created);
-  if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
-  if (status.ok() && created != nullptr) status = created->AsyncError();
+  try {
+    status = make(&created);
+    if (status.ok() && created != nullptr) status = UseOnce(created.get(), number);
+    if (status.ok() && created != nullptr) status = created->AsyncError();
+  } catch (const std::exception& error) {
+    status = StatusOf(error);
+  }
   attempt_ = nullptr;
   auto outcome = JointAttempt::Outcome::kSucceeded;
   if (!status.ok() && attempt->HasFailedElsewhere()) {
@@ -320,9 +329,12 @@ Status NcclCommunicators::Split(const std::vector<int>& members, Made* part) {
 Status NcclCommunicators::Remove(int32_t process_set) {
   const auto found = backends_.find(process_set);
   if (found == backends_.end()) return Status::Ok();
-  const std::unique_ptr<NcclBackend> backend = std::move(found->second);
+  std::unique_ptr<NcclBackend> backend = std::move(found->second);
   backends_.erase(found);
-  return backend == nullptr ? Status::Ok() : backend->communicator().Finalize();
+  const Status status =
+      backend == nullptr ? Status::Ok() : backend->communicator().Finalize();
+  if (!status.ok()) backends_[process_set] = std::move(backend);
+  return status;
 }
 
 Status NcclCommunicators::AsyncError() const {

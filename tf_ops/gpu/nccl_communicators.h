@@ -30,9 +30,11 @@ namespace keras_hvd {
 
 class NcclCommunicators {
  public:
-  // `give_up`: ends the job before it aborts what the communicators do.
+  // `give_up`: ends the job before it aborts what the communicators do. `say_stuck`:
+  // the abort has not helped.
   NcclCommunicators(std::shared_ptr<JobState> job, std::shared_ptr<GpuAccess> access,
-                    nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up);
+                    nccl::KeepWaiting keep_waiting, nccl::GiveUp give_up,
+                    nccl::SayStuck say_stuck);
 
   // The backend of a batch's process set, valid as long as the set exists. Null: its
   // tensors go through host memory.
@@ -47,6 +49,7 @@ class NcclCommunicators {
   bool any_open() const;
 
   // All ranks add or remove a set. `all`: a batch of all ranks, without operations.
+  // What cannot be removed stays, to be aborted: that ends other sets' work too.
   Status Add(int32_t process_set, const std::vector<int>& members, GpuBatch* all);
   Status Remove(int32_t process_set);
 
@@ -78,7 +81,8 @@ class NcclCommunicators {
   std::shared_ptr<const nccl::Library> library_;
   std::map<int32_t, std::unique_ptr<NcclBackend>> backends_;
   const JointAttempt* attempt_ = nullptr;  // the current attempt to make a communicator
-  std::string failure_;                    // of such an attempt; "": none
+  const cuda::Gpu* attempts_on_ = nullptr;
+  std::string failure_;  // of such an attempt; "": none
   bool warned_ = false;
   bool another_warns_ = false;  // of a set that this rank is in
 };

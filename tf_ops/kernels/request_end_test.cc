@@ -154,6 +154,8 @@ TEST(RequestEndTest, WhoWaitsDrivesAndNeedsNoOtherThread) {
       call->end().Await();
       CHECK_HERE(call->end().code() == KHVD_OK);
       CHECK_HERE(caller.Read() == i * 0.5f);
+      // Who has ended it goes on for a moment.
+      while (seen.ends <= i) std::this_thread::yield();
       CHECK_HERE(!seen.for_another && seen.deleted == i);
       if (seen.thread == std::this_thread::get_id()) driven += 1;
     }

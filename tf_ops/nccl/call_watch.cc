@@ -61,11 +61,20 @@ void CallWatch::Rest(std::unique_lock<std::mutex>* lock, uint64_t seen) {
 // seen here.
 void CallWatch::TakeOver(uint64_t call) {
   taking_over_.store(true);
+  if (given_up_ && calls_.load() == call) LookWhetherStuck();
   for (int64_t polls = 0; !given_up_ && calls_.load() == call; ++polls) {
     if (keep_waiting_(polls)) continue;
     given_up_ = true;
     give_up_(*abort_);
+    given_up_at_ = std::chrono::steady_clock::now();
   }
+}
+
+void CallWatch::LookWhetherStuck() {
+  if (!given_up_at_.has_value()) return;
+  if (std::chrono::steady_clock::now() - *given_up_at_ < abort_patience_) return;
+  given_up_at_.reset();
+  say_stuck_();
 }
 
 }  // namespace keras_hvd::nccl

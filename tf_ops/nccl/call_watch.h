@@ -5,7 +5,8 @@
 // connection, or for room in a queue that the GPU no longer empties. The thread inside
 // then cannot hear of it. So when a call takes long, the watch's thread does what the
 // caller would do while it waits, with the caller's state, until the call returns or
-// there is nothing to wait for any more. Then it aborts, which makes NCCL return.
+// there is nothing to wait for any more. Then it aborts, which makes NCCL return. If it
+// does not, that is said.
 #ifndef KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
 #define KERAS_HVD_TF_OPS_NCCL_CALL_WATCH_H_
 
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -26,16 +28,22 @@ using KeepWaiting = std::function<bool(int64_t polls)>;
 using AbortCall = std::function<void()>;
 // Must call `abort`, after whatever has to come before.
 using GiveUp = std::function<void(const AbortCall& abort)>;
+// Called once for a call that its abort has not ended: its thread is lost.
+using SayStuck = std::function<void()>;
 
 class CallWatch {
  public:
   // `patience`: how long a call may take before the watch takes part. Its thread wakes
-  // this often while there are calls.
-  CallWatch(KeepWaiting keep_waiting, GiveUp give_up,
-            std::chrono::microseconds patience = std::chrono::milliseconds(100))
+  // this often while there are calls. `abort_patience`: how long one may take to end
+  // after its abort.
+  CallWatch(KeepWaiting keep_waiting, GiveUp give_up, SayStuck say_stuck,
+            std::chrono::microseconds patience = std::chrono::milliseconds(100),
+            std::chrono::microseconds abort_patience = std::chrono::seconds(10))
       : keep_waiting_(std::move(keep_waiting)),
         give_up_(std::move(give_up)),
-        patience_(patience) {}
+        say_stuck_(std::move(say_stuck)),
+        patience_(patience),
+        abort_patience_(abort_patience) {}
   ~CallWatch();
   CallWatch(const CallWatch&) = delete;
   CallWatch& operator=(const CallWatch&) = delete;
@@ -45,11 +53,17 @@ class CallWatch {
 
   // Makes a call, which `abort` ends. Returns false if it was ended so: then nothing
   // can be said of what it did. One thread at a time, and not from within a call.
-  // Raises std::system_error without room for the watch's thread.
+  // Raises std::system_error without room for the watch's thread, and what `call`
+  // raises.
   template <typename Call>
   bool Run(const AbortCall& abort, const Call& call) {
     Enter(abort);
-    call();
+    try {
+      call();
+    } catch (...) {
+      Leave();
+      throw;
+    }
     return Leave();
   }
 
@@ -59,10 +73,13 @@ class CallWatch {
   void Loop();
   void Rest(std::unique_lock<std::mutex>* lock, uint64_t seen);
   void TakeOver(uint64_t call);
+  void LookWhetherStuck();
 
   const KeepWaiting keep_waiting_;
   const GiveUp give_up_;
+  const SayStuck say_stuck_;
   const std::chrono::microseconds patience_;
+  const std::chrono::microseconds abort_patience_;
 
   // Odd within a call. It is the only thing that a call which returns soon changes.
   std::atomic<uint64_t> calls_{0};
@@ -70,7 +87,10 @@ class CallWatch {
   std::atomic<bool> taking_over_{false};  // Leave must wait for it
   const AbortCall* abort_ = nullptr;      // the current call's
   bool given_up_ = false;                 // the current call; guarded by mutex_
-  std::mutex mutex_;                      // held while the thread acts for a caller
+  // When the last call was that was given up, until it is said that it is stuck; the
+  // thread's own.
+  std::optional<std::chrono::steady_clock::time_point> given_up_at_;
+  std::mutex mutex_;  // held while the thread acts for a caller
   std::condition_variable changed_;
   bool stopping_ = false;  // guarded by mutex_
   std::thread thread_;

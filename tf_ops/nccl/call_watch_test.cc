@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::chrono::microseconds kShort(100);
 
+const SayStuck kNotStuck = [] { ADD_FAILURE() << "nothing is stuck"; };
+
 // A call that returns once it may, or has been aborted.
 class Blocking {
  public:
@@ -36,7 +38,7 @@ TEST(CallWatchTest, ACallThatReturnsIsLeftAlone) {
         ADD_FAILURE() << "nobody waits";
         return true;
       },
-      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; });
+      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; }, kNotStuck);
   int made = 0;
   for (int i = 0; i < 1000; ++i) {
     EXPECT_TRUE(watch.Run([] { ADD_FAILURE() << "is aborted"; }, [&] { ++made; }));
@@ -55,7 +57,7 @@ TEST(CallWatchTest, ActsForACallThatTakesLong) {
         if (++polls == 5) blocking.End();
         return true;
       },
-      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; }, kShort);
+      [](const AbortCall&) { ADD_FAILURE() << "nobody gives up"; }, kNotStuck, kShort);
   EXPECT_TRUE(watch.Run([] {}, [&] { blocking.Run(); }));
   EXPECT_GE(polls, 5);
 }
@@ -67,7 +69,7 @@ TEST(CallWatchTest, GivesUpWhatHasNobodyToWaitFor) {
                     ++given_up;
                     abort();
                   },
-                  kShort);
+                  kNotStuck, kShort);
   for (int i = 1; i <= 3; ++i) {
     Blocking blocking;
     EXPECT_FALSE(watch.Run([&] { blocking.End(); }, [&] { blocking.Run(); }));
@@ -82,7 +84,7 @@ TEST(CallWatchTest, AbortsOnce) {
   Blocking blocking;
   std::atomic<int> aborts{0};
   CallWatch watch([](int64_t) { return false; },
-                  [](const AbortCall& abort) { abort(); }, kShort);
+                  [](const AbortCall& abort) { abort(); }, kNotStuck, kShort);
   std::thread later([&] {
     while (aborts.load() == 0) std::this_thread::yield();
     const auto end = std::chrono::steady_clock::now() + 20 * kShort;
@@ -92,6 +94,54 @@ TEST(CallWatchTest, AbortsOnce) {
   EXPECT_FALSE(watch.Run([&] { ++aborts; }, [&] { blocking.Run(); }));
   later.join();
   EXPECT_EQ(aborts.load(), 1);
+}
+
+// An abort may not help. Its caller waits on, and somebody must be told.
+TEST(CallWatchTest, SaysOnceThatACallDoesNotEndByItsAbort) {
+  for (int i = 0; i < 3; ++i) {
+    Blocking blocking;
+    int said = 0;
+    const auto aborted = std::make_shared<std::chrono::steady_clock::time_point>();
+    CallWatch watch(
+        [](int64_t) { return false; }, [](const AbortCall& abort) { abort(); },
+        [&] {
+          EXPECT_GE(std::chrono::steady_clock::now() - *aborted, 50 * kShort);
+          ++said;
+          // Not at once: it would be said again.
+          std::thread([&] {
+            std::this_thread::sleep_for(100 * kShort);
+            blocking.End();
+          }).detach();
+        },
+        kShort, 50 * kShort);
+    for (int call = 0; call < 2; ++call) {
+      Blocking soon;
+      EXPECT_FALSE(watch.Run([&] { soon.End(); }, [&] { soon.Run(); }));
+    }
+    EXPECT_FALSE(watch.Run([&] { *aborted = std::chrono::steady_clock::now(); },
+                           [&] { blocking.Run(); }));
+    EXPECT_EQ(said, 1);
+  }
+}
+
+// A call that raises is over: nobody may act for it, nor look at how to abort it.
+TEST(CallWatchTest, ACallThatRaisesIsOver) {
+  std::atomic<int> acted{0};
+  CallWatch watch(
+      [&](int64_t) {
+        ++acted;
+        return false;
+      },
+      [&](const AbortCall&) { ++acted; }, kNotStuck, kShort);
+  for (int i = 0; i < 10; ++i) {
+    const auto raise = [] { throw std::bad_alloc(); };
+    EXPECT_THROW(watch.Run([] { ADD_FAILURE() << "is aborted"; }, raise),
+                 std::bad_alloc);
+    const int before = acted.load();
+    std::this_thread::sleep_for(5 * kShort);
+    EXPECT_EQ(acted.load(), before);
+    EXPECT_TRUE(watch.Run([] {}, [] {}));
+  }
 }
 
 // Calls as long as its patience, and pauses: whoever comes second must not use what the
@@ -109,7 +159,7 @@ TEST(CallWatchTest, HandsTheCallersStateOverAndBack) {
         ++state;
         abort();
       },
-      kShort);
+      kNotStuck, kShort);
   std::mt19937 random(1);
   int calls = 0, ended = 0;
   const auto spin = [&](int most, const std::atomic<bool>& stop) {
@@ -138,7 +188,7 @@ TEST(CallWatchTest, WakesUpAfterAPause) {
   for (int i = 0; i < 20; ++i) {
     Blocking blocking;
     CallWatch watch([&](int64_t) { return false; },
-                    [](const AbortCall& abort) { abort(); }, kShort);
+                    [](const AbortCall& abort) { abort(); }, kNotStuck, kShort);
     EXPECT_TRUE(watch.Run([] {}, [] {}));
     const auto end = std::chrono::steady_clock::now() + 5 * kShort;
     while (std::chrono::steady_clock::now() < end) std::this_thread::yield();

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "tf_ops/transport/threads.h"
+
 namespace keras_hvd::nccl {
 namespace {
 
@@ -125,9 +127,13 @@ Status Communicator::SplitFromControl(int color, int key, Communicator* part) {
 template <typename Call>
 Status Communicator::Guarded(const char* name, const Call& call) {
   Status status;
-  const bool returned =
-      control_->watch().Run(control_->abort(), [&] { status = call(); });
-  if (!returned) status = GivenUp(name);
+  try {
+    const bool returned =
+        control_->watch().Run(control_->abort(), [&] { status = call(); });
+    if (!returned) status = GivenUp(name);
+  } catch (const std::exception& error) {
+    status = StatusOf(error);
+  }
   failed_ = !status.ok();
   return status;
 }
@@ -138,7 +144,11 @@ Status Communicator::Group(const std::function<Status()>& calls) {
   Status status = Guarded("ncclGroupEnd", [&] {
     Status begun = Check(library()->group_start(), "ncclGroupStart");
     if (!begun.ok()) return begun;
-    begun = calls();
+    try {
+      begun = calls();
+    } catch (const std::exception& error) {
+      begun = StatusOf(error);
+    }
     // If the group were not ended, this thread's later calls would belong to it.
     ended = library()->group_end();
     return begun.ok() ? Check(ended, "ncclGroupEnd") : begun;
@@ -175,10 +185,17 @@ Status Communicator::Finalize() {
 }
 
 void Communicator::Abort() {
-  if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
-  // An unfinished part may not be there before its control has ended.
-  if (is_whole_) control_->Abort();
+  AbortOwn();
+  // What is unfinished may not be there before its control has ended.
+  if (is_whole_) {
+    control_->Abort();
+    AbortOwn();
+  }
   splitting_.reset();
+}
+
+void Communicator::AbortOwn() {
+  if (comm_ != nullptr) library()->abort(std::exchange(comm_, nullptr));
 }
 
 Status Communicator::Unusable(const char* name) const {

@@ -80,6 +80,7 @@ class Communicator {
   template <typename Call>
   Status Guarded(const char* name, const Call& call);
   Status Await(Result result, const char* name);
+  void AbortOwn();
 
   const std::shared_ptr<const Library> library_;
   const int count_;

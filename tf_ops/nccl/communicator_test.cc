@@ -1,7 +1,11 @@
 // Communicators: how they come and go, and what happens when a member or NCCL fails.
 #include "tf_ops/nccl/communicator.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+
 #include <atomic>
+#include <new>
 
 #include "tf_ops/nccl/allgather.h"
 #include "tf_ops/nccl/allreduce.h"
@@ -139,6 +143,28 @@ TEST_P(CommunicatorTest, ASplitIsGivenUpWithoutAMember) {
   }
 }
 
+// NCCL may write the unfinished communicator as late as when its control is aborted.
+TEST_P(CommunicatorTest, WhatIsLeftOfAnUnfinishedInitIsGivenBack) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    Libraries libraries(seed);
+    UniqueId id;
+    ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+    // The last one does not split the control.
+    stand_in::Injection injection = {"ncclCommSplit", 2};
+    injection.rank = GetParam();
+    libraries.control()->Inject(injection);
+    RunThreads(GetParam() + 1, [&](int index) {
+      Rank rank(libraries, index);
+      const auto splits = [&] { return libraries.CountCalls("ncclCommSplit"); };
+      const Status status = rank.Create(id, GetParam() + 1, [&](int64_t poll) {
+        return KeepWaitingForEver(poll) && splits() <= GetParam();
+      });
+      EXPECT_FALSE(status.ok());
+    });
+    EXPECT_GE(libraries.CountCalls("ncclCommAbort"), 2 * GetParam() + 1);
+  }
+}
+
 // A call of a thread that has nobody to wait for any more, in its group.
 void ExpectGivenUp(const Status& status, Rank* rank, const cuda::Memory& memory) {
   EXPECT_EQ(status.message,
@@ -258,6 +284,83 @@ TEST_P(CommunicatorTest, NobodyAsksAfterAGroup) {
     AwaitAll(4 * GetParam(), &arrived);
     EXPECT_EQ(libraries.control()->Synchronize(rank->caller), "");
   });
+}
+
+// By NCCL_COMM_BLOCKING=0, all communicators.
+TEST_P(CommunicatorTest, CallsMayBeNonblocking) {
+  ASSERT_EQ(setenv("NCCL_COMM_BLOCKING", "0", 1), 0);
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    Libraries libraries(seed);
+    RunRanks(libraries, GetParam(), [&](Rank* rank) {
+      const cuda::Gpu::Current current(*rank->gpu);
+      std::unique_ptr<Communicator> part;
+      ASSERT_EQ(
+          rank->communicator->Split(0, rank->index(), GetParam(), rank->index(), &part)
+              .message,
+          "");
+      const cuda::Memory memory = rank->Output(100);
+      for (int call = 0; call < 5; ++call) {
+        rank->Run([&] { return AllreduceOne(rank, memory, 0.5); });
+        std::swap(part, rank->communicator);
+      }
+      std::swap(part, rank->communicator);
+      EXPECT_EQ(libraries.control()->Synchronize(rank->caller), "");
+      EXPECT_EQ(part->Finalize().message, "");
+    });
+    RunWithoutTheLast(
+        seed, GetParam() + 1, [](const Libraries&, Rank*) {},
+        [](Rank* rank) {
+          const cuda::Memory memory = rank->Output(100);
+          rank->libraries().control()->HoldProgress(rank->index(), true);
+          ExpectGivenUp(AllreduceOne(rank, memory), rank, memory);
+        });
+  }
+  ASSERT_EQ(unsetenv("NCCL_COMM_BLOCKING"), 0);
+}
+
+// There is no memory while a group is being put together.
+TEST_P(CommunicatorTest, WhatRaisesInAGroupEndsTheGroup) {
+  Libraries libraries(1);
+  UniqueId id;
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  RunThreads(GetParam(), [&](int index) {
+    Rank rank(libraries, index);
+    ASSERT_EQ(rank.Create(id, GetParam()).message, "");
+    const cuda::Gpu::Current current(*rank.gpu);
+    const Status status =
+        rank.communicator->Group([]() -> Status { throw std::bad_alloc(); });
+    EXPECT_EQ(status.message, "out of memory");
+    EXPECT_FALSE(rank.communicator->usable());
+    rank.communicator.reset();
+  });
+  EXPECT_EQ(libraries.CountCalls("ncclGroupStart"), GetParam());
+  EXPECT_EQ(libraries.CountCalls("ncclGroupEnd"), GetParam());
+}
+
+// No room for the thread of the watch, which starts with the first group.
+TEST(CommunicatorErrorTest, AWatchWithoutAThreadIsAnError) {
+  Libraries libraries(1);
+  UniqueId id;
+  ASSERT_EQ(Communicator::NewId(*libraries.nccl, &id).message, "");
+  Rank rank(libraries, 0);
+  ASSERT_EQ(rank.Create(id, 1).message, "");
+  const cuda::Gpu::Current current(*rank.gpu);
+  const cuda::Memory memory = rank.Output(100);
+  pthread_attr_t usual, none;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_attr_init(&none), 0);
+  // More than there are addresses.
+  ASSERT_EQ(pthread_attr_setstacksize(&none, size_t{1} << 47), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&none), 0);
+  const Status status = AllreduceOne(&rank, memory);
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  pthread_attr_destroy(&none);
+  pthread_attr_destroy(&usual);
+  EXPECT_NE(status.message.find("no room for another thread"), std::string::npos)
+      << status.message;
+  EXPECT_FALSE(rank.communicator->usable());
+  rank.communicator.reset();
+  EXPECT_EQ(libraries.CountCalls("ncclGroupStart"), 0);
 }
 
 // The others' collectives hang on the GPU until they abort them.

@@ -93,8 +93,9 @@ class Rank {
 
   Status Create(const UniqueId& id, int count,
                 KeepWaiting keep_waiting = KeepWaitingForEver) {
-    watch_ = std::make_unique<CallWatch>(std::move(keep_waiting),
-                                         [](const AbortCall& abort) { abort(); });
+    watch_ = std::make_unique<CallWatch>(
+        std::move(keep_waiting), [](const AbortCall& abort) { abort(); },
+        [] { ADD_FAILURE() << "a call is stuck"; });
     const cuda::Gpu::Current current(*gpu);
     std::unique_ptr<Communicator> created;
     const Status status = Communicator::Create(libraries_.nccl, id, count, index_,

@@ -123,6 +123,7 @@ struct CommState {
   int polls_left = 0;
   std::function<bool()> ready;
   std::function<void()> finish;
+  std::function<void()> abandon;  // what an abort leaves of it
 
   uint64_t collectives = 0;
   uint64_t splits = 0;

@@ -1,8 +1,11 @@
 // See communicators.h.
 #include "tf_ops/testing/gpu/communicators.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,7 +55,9 @@ Comm NewCommunicator(std::shared_ptr<Clique> clique, int index,
   communicator->id = static_cast<int>(all.all.size());
   communicator->clique = std::move(clique);
   communicator->index = index;
-  communicator->blocking = config.blocking != 0;
+  const char* const asked = getenv("NCCL_COMM_BLOCKING");
+  communicator->blocking =
+      asked == nullptr ? config.blocking != 0 : std::string_view(asked) != "0";
   communicator->shares = config.split_share == 1;
   communicator->clique->members[index] = communicator;
   return communicator;
@@ -84,6 +89,7 @@ void Advance(Comm communicator) {
   }
   if (!communicator->ready()) return;
   communicator->in_progress = false;
+  communicator->abandon = nullptr;
   communicator->finish();
 }
 
@@ -135,25 +141,36 @@ void FinishSplit(Comm parent, uint64_t number, Comm* part, const nccl::Config& c
   if (parent->shares) (*part)->aborted = parent->aborted;
 }
 
+void AbandonSplit(Comm parent, Comm* part, const nccl::Config& config) {
+  *part = NewCommunicator(NewClique(parent->count()), parent->index, config);
+  if (parent->shares) (*part)->aborted = parent->aborted;
+  SetError(*part, Result::kInternalError, "of a split that was aborted");
+}
+
 bool AllHaveChosen(const Clique::Split& split) {
   return std::all_of(split.choices.begin(), split.choices.end(),
                      [](const Clique::Choice& choice) { return choice.made; });
 }
 
-void Abort(Comm communicator) {
+bool Abort(Comm communicator) {
+  bool anything = false;
   communicator->live = false;
   *communicator->aborted = true;
+  if (communicator->in_progress && communicator->abandon) communicator->abandon();
   communicator->in_progress = false;
   communicator->ready = nullptr;
   communicator->finish = nullptr;
+  communicator->abandon = nullptr;
   communicator->ops.clear();
   for (const nccl::CommState& other : All().all) {
     if (other.aborted != communicator->aborted) continue;
+    anything |= !other.running.empty();
     for (const GroupItem* item : other.running) {
       const_cast<GroupItem*>(item)->Withdraw();
     }
   }
   Machine::Get().WakeAll();
+  return anything;
 }
 
 }  // namespace keras_hvd::stand_in

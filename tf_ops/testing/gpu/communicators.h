@@ -49,8 +49,12 @@ void Advance(nccl::Comm communicator);
 bool AllHaveChosen(const Clique::Split& split);
 void FinishSplit(nccl::Comm parent, uint64_t number, nccl::Comm* part,
                  const nccl::Config& config);
-// Ends what it and those that share its flag do and wait for.
-void Abort(nccl::Comm communicator);
+// What is left of a split that has not ended when its parent is aborted: as in NCCL, a
+// part that cannot be used, and has to be given back.
+void AbandonSplit(nccl::Comm parent, nccl::Comm* part, const nccl::Config& config);
+// Ends what it and those that share its flag do and wait for. Returns whether they had
+// anything on a GPU.
+bool Abort(nccl::Comm communicator);
 
 }  // namespace keras_hvd::stand_in
 

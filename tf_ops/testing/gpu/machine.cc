@@ -110,6 +110,7 @@ void Machine::Reset(uint64_t seed, int devices) {
   held_members_.clear();
   held_progress_.clear();
   queue_limit_ = 0;
+  abort_delay_ = {};
   calls_.clear();
   injections_.clear();
   violations_.clear();
@@ -209,6 +210,11 @@ void Machine::LimitQueue(int groups) {
   Lock lock(*this);
   queue_limit_ = groups;
   WakeAll();
+}
+
+void Machine::SlowAborts(std::chrono::milliseconds late) {
+  Lock lock(*this);
+  abort_delay_ = late;
 }
 
 void Machine::HoldProgress(int member, bool on) {

@@ -170,6 +170,7 @@ class Machine : public Control {
   void HoldCollectives(int member, bool on) override;
   void HoldProgress(int member, bool on) override;
   void LimitQueue(int groups) override;
+  void SlowAborts(std::chrono::milliseconds late) override;
   std::string Stuck() override;
   std::vector<Call> Calls() override;
   std::vector<std::string> Violations() override;
@@ -209,6 +210,7 @@ class Machine : public Control {
   int compute_capability(int device) const { return compute_capabilities_[device]; }
   std::condition_variable& changed() { return changed_; }  // WakeAll was called
   size_t queue_limit() const { return queue_limit_; }      // 0: none
+  std::chrono::milliseconds abort_delay() const { return abort_delay_; }
   bool IsHeld(int member) const { return held_members_.count(member) > 0; }
   bool IsProgressHeld(int member) const { return held_progress_.count(member) > 0; }
 
@@ -255,6 +257,7 @@ class Machine : public Control {
   std::set<int> held_members_;
   std::set<int> held_progress_;
   size_t queue_limit_ = 0;
+  std::chrono::milliseconds abort_delay_{0};
   std::deque<Call> calls_;
   std::vector<Injected> injections_;
   std::vector<std::string> violations_;

@@ -1,6 +1,7 @@
 // The functions of NCCL, on the pretended machine.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -60,6 +61,7 @@ class Entry {
     call.communicator = communicator;
     call.stream = stream;
     call.member = member;
+    call.has_context = !Machine::Get().contexts_of_thread().empty();
     if (known_) {
       call.member = communicator->index;
       call.arguments = Name(communicator) + (arguments.empty() ? "" : ", ") + arguments;
@@ -366,6 +368,9 @@ Result ncclCommSplit(Comm parent, int color, int key, Comm* part, Config* config
   Config own = config == nullptr ? Config() : *config;
   if (config == nullptr) own.blocking = parent->blocking;
   entry.SetAsynchronousError(parent);
+  if (color != keras_hvd::nccl::kNoColor) {
+    parent->abandon = [=] { AbandonSplit(parent, part, own); };
+  }
   // As in NCCL, the parent is in progress, and the part is not there before the end.
   return Begin(
       parent, [&split] { return AllHaveChosen(split); },
@@ -411,7 +416,10 @@ Result ncclCommAbort(Comm communicator) {
   Lock lock(Machine::Get());
   Entry entry("ncclCommAbort", "", communicator);
   if (!entry.RequireLive(communicator)) return entry.result();
-  Abort(communicator);
+  if (Abort(communicator)) {
+    lock.Without(
+        [late = Machine::Get().abort_delay()] { std::this_thread::sleep_for(late); });
+  }
   return entry.result();
 }
 

@@ -61,8 +61,9 @@ struct Call {
   int rank = -1;                  // what the thread said that it is
   cuda::Stream stream = nullptr;  // of those that have one
   nccl::Comm communicator = nullptr;
-  int member = -1;    // this rank's place in the communicator
-  int64_t times = 1;  // the same again and again, as polls are
+  int member = -1;           // this rank's place in the communicator
+  bool has_context = false;  // on its thread
+  int64_t times = 1;         // the same again and again, as polls are
 };
 
 // What is still there, and should be given back.
@@ -126,6 +127,8 @@ class Control {
   // A blocking communicator's call waits while so many of its groups have not run. 0:
   // never.
   virtual void LimitQueue(int groups) = 0;
+  // What aborts collectives returns so late: the GPU looks for an abort now and then.
+  virtual void SlowAborts(std::chrono::milliseconds late) = 0;
 
   // Streams that wait for each other and will for ever, and for what; "" for none.
   virtual std::string Stuck() = 0;
