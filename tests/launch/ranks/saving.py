@@ -4,8 +4,8 @@
 when the others know of the death: "between" two steps, or "within" one. Rank 0 saves
 after each step. Each survivor notes in FOLDER/N.json what ended its `fit`, which other
 ways of saving were refused then, and whether any file has come or changed since the
-last step began. Then the survivors join a job of their own, and note what may be saved
-before and after its variables have got values of the last file.
+last step that all made. Then the survivors join a job of their own, and note what may be
+saved before and after its variables have got values of the last file.
 """
 
 import contextlib
@@ -44,6 +44,11 @@ class Dies(keras.callbacks.Callback):
         super().__init__()
         self.folder = folder
         self.before: dict[str, str] = {}
+
+    def note_saved(self, batch: int, logs: dict | None = None) -> None:
+        """Behind what saves: a step that all ranks have made may be saved."""
+        if batch < LAST:
+            self.before = files(self.folder)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self.before = files(self.folder)
@@ -154,6 +159,7 @@ def main() -> None:
         keras_hvd.callbacks.BroadcastGlobalVariables(0),
         dies,
         keras.callbacks.ModelCheckpoint(folder / "model.keras", save_freq=1),
+        keras.callbacks.LambdaCallback(on_train_batch_end=dies.note_saved),
     ]
     try:
         trained.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
