@@ -23,8 +23,9 @@
 #include "tf_ops/transport/version.h"
 
 struct khvd_pending {
-  // Outlives a shutdown, which ends the request.
-  std::shared_ptr<keras_hvd::JobMember> member;
+  // A shutdown ends the request. Nothing of this may keep the member's connections open
+  // then: peers see by their end that it has gone.
+  std::weak_ptr<keras_hvd::JobMember> member;
   keras_hvd::Pending end;
 };
 
@@ -206,10 +207,12 @@ Status Run(const khvd_request& request) {
 
 Status Begin(const khvd_request& request, khvd_pending** pending) {
   auto made = std::make_unique<khvd_pending>();
+  std::shared_ptr<JobMember> member;
   std::unique_ptr<Operation> operation;
-  Status status = Prepare(request, &made->member, &operation);
+  Status status = Prepare(request, &member, &operation);
   if (!status.ok()) return status;
-  status = made->member->engine().Begin(std::move(operation), &made->end);
+  made->member = member;
+  status = member->engine().Begin(std::move(operation), &made->end);
   if (status.ok()) *pending = made.release();
   return status;
 }
@@ -556,7 +559,10 @@ int khvd_finish(khvd_pending* pending) {
   return Guarded([&] {
     // The engine's thread, which may use `pending`, is the parent's.
     if (keras_hvd::IsForked()) return Forked();
-    const Status status = pending->member->engine().Finish(&pending->end);
+    if (const std::shared_ptr<JobMember> member = pending->member.lock()) {
+      member->engine().DriveUntil(pending->end.ended);
+    }
+    const Status status = pending->end.Await();
     delete pending;
     return status;
   });

@@ -24,13 +24,13 @@ void NoteEnd(Pending* pending, Operation* operation) {
   };
 }
 
-Status EndOf(Pending* pending) {
-  std::unique_lock<std::mutex> lock(pending->mutex);
-  pending->changed.wait(lock, [&] { return pending->ended.load(); });
-  return pending->status;
-}
-
 }  // namespace
+
+Status Pending::Await() {
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [this] { return ended.load(); });
+  return status;
+}
 
 Engine::Engine(EngineOptions options, const World& world)
     : is_coordinator_(world.job->is_coordinator()),
@@ -103,17 +103,12 @@ Status Engine::Run(std::unique_ptr<Operation> operation) {
   const Status submitted = requests_.Submit(std::move(operation));
   if (!submitted.ok()) return submitted;
   loop_.DriveSoon(pending.ended);
-  return EndOf(&pending);
+  return pending.Await();
 }
 
 Status Engine::Begin(std::unique_ptr<Operation> operation, Pending* pending) {
   NoteEnd(pending, operation.get());
   return Submit(std::move(operation));
-}
-
-Status Engine::Finish(Pending* pending) {
-  DriveUntil(pending->ended);
-  return EndOf(pending);
 }
 
 void Engine::DriveUntil(const std::atomic<bool>& ended) {

@@ -37,6 +37,9 @@ namespace keras_hvd {
 
 // The end of a request that its caller waits for.
 struct Pending {
+  // Waits for it.
+  Status Await();
+
   std::atomic<bool> ended{false};
   std::mutex mutex;
   std::condition_variable changed;
@@ -57,9 +60,8 @@ class Engine {
   Status SubmitAndDrive(std::unique_ptr<Operation> operation);
   // Like Submit, but waits for the end and returns its status; `done` is not called.
   Status Run(std::unique_ptr<Operation> operation);
-  // Run in two halves. `pending` lives until Finish has returned.
+  // Like Submit, but `pending` tells the end; `done` is not called.
   Status Begin(std::unique_ptr<Operation> operation, Pending* pending);
-  Status Finish(Pending* pending);
   // The calling thread waits for a submitted request, whose `done` sets `ended`. It
   // drives until then, or until nothing is expected soon.
   void DriveUntil(const std::atomic<bool>& ended);
