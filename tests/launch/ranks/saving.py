@@ -4,8 +4,8 @@
 when the others know of the death: "between" two steps, or "within" one. Rank 0 saves
 after each step. Each survivor notes in FOLDER/N.json what ended its `fit`, which other
 ways of saving were refused then, and whether any file has come or changed since the
-last step that all made. Then the survivors join a job of their own, and note what may be
-saved before and after its variables have got values of the last file.
+last step that all made. Then the survivors join a job of their own, and note what may
+be saved before and after its variables have got values of the last file.
 """
 
 import contextlib
