@@ -189,17 +189,18 @@ TEST(GpuTest, NobodyWaitsForTheGpu) {
   }
 }
 
+int64_t AllreducesOn(const StandIn& libraries, cuda::Stream stream) {
+  const std::vector<stand_in::Call> calls = libraries->Calls();
+  return std::count_if(calls.begin(), calls.end(), [&](const stand_in::Call& call) {
+    return call.function == "ncclAllReduce" && call.stream == stream;
+  });
+}
+
 // To go to another stream and back takes a GPU as long as a small collective.
 TEST(GpuTest, ACallerThatDrivesGetsItsResultOnItsOwnStream) {
   const StandIn libraries;
   GpuJob job(libraries, 2, 1);
   job.Connect();
-  const auto on_callers_stream = [&] {
-    const std::vector<stand_in::Call> calls = libraries->Calls();
-    return std::count_if(calls.begin(), calls.end(), [&](const stand_in::Call& call) {
-      return call.function == "ncclAllReduce" && call.stream == job[0].stream();
-    });
-  };
   // Peers may be late, and the engine's thread then does the work.
   constexpr int kMost = 2000;
   std::atomic<int> steps{kMost};
@@ -212,12 +213,38 @@ TEST(GpuTest, ACallerThatDrivesGetsItsResultOnItsOwnStream) {
           self.Run(Sum("w", {own}), &output, {step % 2 == 0, deferred, true}).message,
           "");
       EXPECT_EQ(FromBytes<float>(output), std::vector<float>{2.0f * step + 1});
-      if (rank == 0 && steps.load() == kMost && on_callers_stream() >= 3) {
+      if (rank == 0 && steps.load() == kMost &&
+          AllreducesOn(libraries, job[0].stream()) >= 3) {
         steps.store(step + 3);
       }
     }
   });
-  EXPECT_GE(on_callers_stream(), 3);
+  EXPECT_GE(AllreducesOn(libraries, job[0].stream()), 3);
+}
+
+// The caller's stream, of the last collective, may be gone by then.
+TEST(GpuTest, APartIsTriedOutOnTheEnginesStream) {
+  const StandIn libraries;
+  GpuJob job(libraries, 3, 1);
+  job.Connect();
+  const GpuMode drives = {false, false, true};
+  job.ForEach([&](GpuRank& self, int rank) {
+    for (int step = 0; step < 2000; ++step) {
+      Buffer output;
+      // All ranks stop in the same step.
+      const float own =
+          rank == 0 && AllreducesOn(libraries, job[0].stream()) > 0 ? 1 : 0;
+      ASSERT_EQ(self.Run(Sum("w", {own}), &output, drives).message, "");
+      if (FromBytes<float>(output)[0] > 0) break;
+    }
+  });
+  const auto before = AllreducesOn(libraries, job[0].stream());
+  EXPECT_GT(before, 0);
+  job.ForEach([](GpuRank& self, int) {
+    int32_t id;
+    EXPECT_EQ(self.engine().AddProcessSet({0, 1}, &id).message, "");
+  });
+  EXPECT_EQ(AllreducesOn(libraries, job[0].stream()), before);
 }
 
 TEST(GpuTest, BackpropGoesOnWhileADeferredCollectiveRuns) {

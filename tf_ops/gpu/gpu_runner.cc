@@ -262,7 +262,8 @@ bool GpuRunner::AddProcessSet(int32_t id, const std::vector<int>& members,
   const Batch nothing;
   GpuBatch batch = BatchOf(nothing, all, host);
   const Status status = WithoutRaising([&] {
-    const Status added = communicators_.Add(id, members, &batch);
+    Status added = ContinueOn(batch.stream);
+    if (added.ok()) added = communicators_.Add(id, members, &batch);
     return added.ok() ? End(&batch) : added;
   });
   if (Succeeded(status)) return true;

@@ -296,6 +296,8 @@ Status NcclCommunicators::Add(int32_t process_set, const std::vector<int>& membe
                               GpuBatch* all) {
   const auto whole = backends_.find(kAllRanks);
   if (whole == backends_.end() || whole->second == nullptr) return Status::Ok();
+  // Its last collective may have been on a caller's stream.
+  whole->second->communicator().set_stream(all->stream);
   Made part;
   bool made;
   const auto split = [&](Made* created) { return Split(members, created); };

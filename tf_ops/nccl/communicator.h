@@ -48,7 +48,7 @@ class Communicator {
   int count() const { return count_; }
   int index() const { return index_; }  // this rank's place among the members
   cuda::Stream stream() const { return stream_; }
-  // Where its collectives run from now on.
+  // Where its collectives run from now on, and those of its parts at first.
   void set_stream(cuda::Stream stream) { stream_ = stream; }
   // The library's Check, for a function called with this communicator.
   Status Check(Result result, const char* name) const {
