@@ -26,8 +26,7 @@ import tables
 from contenders import workloads
 from tables import Check, Table, duration, size_text, spread
 
-from keras_hvd.gpu import gpu_libraries
-from keras_hvd.runtime import native, settings
+from keras_hvd.job import gpu_libraries, native, settings
 from keras_hvd.version import __version__
 
 SIZES = [4 << (2 * i) for i in range(14)]

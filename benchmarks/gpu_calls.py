@@ -20,7 +20,7 @@ import plots
 import tables
 from tables import Check, Table, spread
 
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 from keras_hvd.version import __version__
 
 RANKS = 2

@@ -20,7 +20,7 @@ from tables import Check, Table, duration, size_text, spread
 
 # How many GPUs TensorFlow sees; fails where keras_hvd cannot use it.
 COUNT_GPUS = (
-    "import tensorflow; from keras_hvd.runtime import native; native.ops(); "
+    "import tensorflow; from keras_hvd.job import native; native.ops(); "
     "print(len(tensorflow.config.list_physical_devices('GPU')))"
 )
 RESNET = "ResNet-50's 161 gradients"

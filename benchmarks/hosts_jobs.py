@@ -14,7 +14,7 @@ import environments
 from jobs import KHVDRUN
 from measurement import CONTENDERS, ContenderError, Job
 
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import network

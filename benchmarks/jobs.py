@@ -15,7 +15,7 @@ from pathlib import Path
 import environments
 from measurement import CONTENDERS, Job, cores_of_ranks
 
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 
 KHVDRUN = (sys.executable, "-m", "keras_hvd.launch")
 ENGINE = CONTENDERS.parents[1] / "keras_hvd" / "_native" / "libkeras_hvd.so"

@@ -28,7 +28,7 @@ from pathlib import Path
 # Here and in the contenders the checkout's package, even where none is installed.
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT))
-from keras_hvd.runtime import cores  # noqa: E402
+from keras_hvd.job import cores  # noqa: E402
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 # A job that does not answer for so long is given up.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 
 class Request:

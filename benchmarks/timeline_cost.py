@@ -19,7 +19,7 @@ from pathlib import Path
 from repeated_allreduce import Request
 
 import keras_hvd
-from keras_hvd.report import files, rank_records
+from keras_hvd.recording import files, rank_records
 
 SIZES = {"4 B": 4, "1 MiB": 1 << 20}
 

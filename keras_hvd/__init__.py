@@ -14,42 +14,70 @@ from keras_hvd.version import __version__ as __version__
 if TYPE_CHECKING:
     from keras_hvd import callbacks as callbacks
     from keras_hvd import data as data
-    from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
-    from keras_hvd import keras_tuner as keras_tuner
-    from keras_hvd import tfx as tfx
-    from keras_hvd.capabilities import ccl_built as ccl_built
-    from keras_hvd.capabilities import cuda_built as cuda_built
-    from keras_hvd.capabilities import ddl_built as ddl_built
-    from keras_hvd.capabilities import gloo_built as gloo_built
-    from keras_hvd.capabilities import gloo_enabled as gloo_enabled
-    from keras_hvd.capabilities import is_homogeneous as is_homogeneous
-    from keras_hvd.capabilities import mpi_built as mpi_built
-    from keras_hvd.capabilities import mpi_enabled as mpi_enabled
-    from keras_hvd.capabilities import mpi_threads_supported as mpi_threads_supported
-    from keras_hvd.capabilities import nccl_built as nccl_built
-    from keras_hvd.capabilities import rocm_built as rocm_built
-    from keras_hvd.collectives.allgather import allgather as allgather
-    from keras_hvd.collectives.allgather import grouped_allgather as grouped_allgather
-    from keras_hvd.collectives.allreduce import allreduce as allreduce
-    from keras_hvd.collectives.allreduce import grouped_allreduce as grouped_allreduce
-    from keras_hvd.collectives.allreduce_op import Adasum as Adasum
-    from keras_hvd.collectives.allreduce_op import Average as Average
-    from keras_hvd.collectives.allreduce_op import Max as Max
-    from keras_hvd.collectives.allreduce_op import Min as Min
-    from keras_hvd.collectives.allreduce_op import Product as Product
-    from keras_hvd.collectives.allreduce_op import ReduceOp as ReduceOp
-    from keras_hvd.collectives.allreduce_op import Sum as Sum
-    from keras_hvd.collectives.alltoall import alltoall as alltoall
-    from keras_hvd.collectives.barrier import barrier as barrier
-    from keras_hvd.collectives.broadcast import broadcast as broadcast
-    from keras_hvd.collectives.join import join as join
-    from keras_hvd.collectives.reducescatter import (
+    from keras_hvd.backends.tensorflow.collectives.allgather import (
+        allgather as allgather,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allgather import (
+        grouped_allgather as grouped_allgather,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce import (
+        allreduce as allreduce,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce import (
+        grouped_allreduce as grouped_allreduce,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Adasum as Adasum
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
+        Average as Average,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Max as Max
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Min as Min
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
+        Product as Product,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
+        ReduceOp as ReduceOp,
+    )
+    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum as Sum
+    from keras_hvd.backends.tensorflow.collectives.alltoall import alltoall as alltoall
+    from keras_hvd.backends.tensorflow.collectives.barrier import barrier as barrier
+    from keras_hvd.backends.tensorflow.collectives.broadcast import (
+        broadcast as broadcast,
+    )
+    from keras_hvd.backends.tensorflow.collectives.join import join as join
+    from keras_hvd.backends.tensorflow.collectives.reducescatter import (
         grouped_reducescatter as grouped_reducescatter,
     )
-    from keras_hvd.collectives.reducescatter import reducescatter as reducescatter
-    from keras_hvd.compression import Compression as Compression
-    from keras_hvd.evaluation import evaluate as evaluate
+    from keras_hvd.backends.tensorflow.collectives.reducescatter import (
+        reducescatter as reducescatter,
+    )
+    from keras_hvd.backends.tensorflow.compression import Compression as Compression
+    from keras_hvd.backends.tensorflow.global_variables import (
+        BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    )
+    from keras_hvd.backends.tensorflow.global_variables import (
+        broadcast_global_variables as broadcast_global_variables,
+    )
+    from keras_hvd.backends.tensorflow.guarded_saving import (
+        allow_saving as allow_saving,
+    )
+    from keras_hvd.backends.tensorflow.rank_ops import local_rank_op as local_rank_op
+    from keras_hvd.backends.tensorflow.rank_ops import local_size_op as local_size_op
+    from keras_hvd.backends.tensorflow.rank_ops import (
+        process_set_included_op as process_set_included_op,
+    )
+    from keras_hvd.backends.tensorflow.rank_ops import rank_op as rank_op
+    from keras_hvd.backends.tensorflow.rank_ops import size_op as size_op
+    from keras_hvd.backends.tensorflow.sync_batch_normalization import (
+        SyncBatchNormalization as SyncBatchNormalization,
+    )
+    from keras_hvd.backends.tensorflow.variables import broadcast_ as broadcast_
+    from keras_hvd.backends.tensorflow.variables import (
+        broadcast_variables as broadcast_variables,
+    )
+    from keras_hvd.callbacks.evaluation import evaluate as evaluate
+    from keras_hvd.callbacks.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.exceptions import ForkedError as ForkedError
     from keras_hvd.exceptions import KerasHvdError as KerasHvdError
     from keras_hvd.exceptions import LibraryError as LibraryError
@@ -57,18 +85,37 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
-    from keras_hvd.global_variables import (
-        BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    from keras_hvd.integrations import keras_tuner as keras_tuner
+    from keras_hvd.integrations import tfx as tfx
+    from keras_hvd.job.basics import cross_rank as cross_rank
+    from keras_hvd.job.basics import cross_size as cross_size
+    from keras_hvd.job.basics import is_initialized as is_initialized
+    from keras_hvd.job.basics import local_rank as local_rank
+    from keras_hvd.job.basics import local_size as local_size
+    from keras_hvd.job.basics import rank as rank
+    from keras_hvd.job.basics import shutdown as shutdown
+    from keras_hvd.job.basics import size as size
+    from keras_hvd.job.capabilities import ccl_built as ccl_built
+    from keras_hvd.job.capabilities import cuda_built as cuda_built
+    from keras_hvd.job.capabilities import ddl_built as ddl_built
+    from keras_hvd.job.capabilities import gloo_built as gloo_built
+    from keras_hvd.job.capabilities import gloo_enabled as gloo_enabled
+    from keras_hvd.job.capabilities import is_homogeneous as is_homogeneous
+    from keras_hvd.job.capabilities import mpi_built as mpi_built
+    from keras_hvd.job.capabilities import mpi_enabled as mpi_enabled
+    from keras_hvd.job.capabilities import (
+        mpi_threads_supported as mpi_threads_supported,
     )
-    from keras_hvd.global_variables import (
-        broadcast_global_variables as broadcast_global_variables,
-    )
-    from keras_hvd.guarded_saving import allow_saving as allow_saving
-    from keras_hvd.initialization import init as init
-    from keras_hvd.interactive import run as run
-    from keras_hvd.objects import allgather_object as allgather_object
-    from keras_hvd.objects import broadcast_object as broadcast_object
-    from keras_hvd.objects import broadcast_object_fn as broadcast_object_fn
+    from keras_hvd.job.capabilities import nccl_built as nccl_built
+    from keras_hvd.job.capabilities import rocm_built as rocm_built
+    from keras_hvd.job.objects import allgather_object as allgather_object
+    from keras_hvd.job.objects import broadcast_object as broadcast_object
+    from keras_hvd.job.objects import broadcast_object_fn as broadcast_object_fn
+    from keras_hvd.job.process_sets import ProcessSet as ProcessSet
+    from keras_hvd.job.process_sets import add_process_set as add_process_set
+    from keras_hvd.job.process_sets import global_process_set as global_process_set
+    from keras_hvd.job.process_sets import remove_process_set as remove_process_set
+    from keras_hvd.launch.function import run as run
     from keras_hvd.optimizer.distributed_optimizer import (
         DistributedOptimizer as DistributedOptimizer,
     )
@@ -82,34 +129,11 @@ if TYPE_CHECKING:
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
     from keras_hvd.optimizer.loading import load_model as load_model
-    from keras_hvd.runtime.basics import cross_rank as cross_rank
-    from keras_hvd.runtime.basics import cross_size as cross_size
-    from keras_hvd.runtime.basics import is_initialized as is_initialized
-    from keras_hvd.runtime.basics import local_rank as local_rank
-    from keras_hvd.runtime.basics import local_size as local_size
-    from keras_hvd.runtime.basics import rank as rank
-    from keras_hvd.runtime.basics import shutdown as shutdown
-    from keras_hvd.runtime.basics import size as size
-    from keras_hvd.runtime.process_sets import ProcessSet as ProcessSet
-    from keras_hvd.runtime.process_sets import add_process_set as add_process_set
-    from keras_hvd.runtime.process_sets import global_process_set as global_process_set
-    from keras_hvd.runtime.process_sets import remove_process_set as remove_process_set
-    from keras_hvd.runtime.rank_ops import local_rank_op as local_rank_op
-    from keras_hvd.runtime.rank_ops import local_size_op as local_size_op
-    from keras_hvd.runtime.rank_ops import (
-        process_set_included_op as process_set_included_op,
-    )
-    from keras_hvd.runtime.rank_ops import rank_op as rank_op
-    from keras_hvd.runtime.rank_ops import size_op as size_op
-    from keras_hvd.schedules import warmup_schedule as warmup_schedule
     from keras_hvd.strategy.strategy import Strategy as Strategy
-    from keras_hvd.sync_batch_normalization import (
-        SyncBatchNormalization as SyncBatchNormalization,
-    )
     from keras_hvd.timeline import start_timeline as start_timeline
     from keras_hvd.timeline import stop_timeline as stop_timeline
-    from keras_hvd.variables import broadcast_ as broadcast_
-    from keras_hvd.variables import broadcast_variables as broadcast_variables
+    from keras_hvd.world import environment as environment
+    from keras_hvd.world.initialization import init as init
 
 _SUBMODULES = (
     "callbacks",
@@ -122,46 +146,46 @@ _SUBMODULES = (
 
 # name: the module under keras_hvd that defines it
 _DEFINED_IN = {
-    "cross_rank": "runtime.basics",
-    "cross_size": "runtime.basics",
-    "allow_saving": "guarded_saving",
-    "init": "initialization",
-    "is_initialized": "runtime.basics",
-    "local_rank": "runtime.basics",
-    "local_size": "runtime.basics",
-    "rank": "runtime.basics",
-    "shutdown": "runtime.basics",
-    "size": "runtime.basics",
-    "ccl_built": "capabilities",
-    "cuda_built": "capabilities",
-    "ddl_built": "capabilities",
-    "gloo_built": "capabilities",
-    "gloo_enabled": "capabilities",
-    "is_homogeneous": "capabilities",
-    "mpi_built": "capabilities",
-    "mpi_enabled": "capabilities",
-    "mpi_threads_supported": "capabilities",
-    "nccl_built": "capabilities",
-    "rocm_built": "capabilities",
-    "allgather": "collectives.allgather",
-    "grouped_allgather": "collectives.allgather",
-    "Adasum": "collectives.allreduce_op",
-    "Average": "collectives.allreduce_op",
-    "Max": "collectives.allreduce_op",
-    "Min": "collectives.allreduce_op",
-    "Product": "collectives.allreduce_op",
-    "ReduceOp": "collectives.allreduce_op",
-    "Sum": "collectives.allreduce_op",
-    "allreduce": "collectives.allreduce",
-    "grouped_allreduce": "collectives.allreduce",
-    "alltoall": "collectives.alltoall",
-    "barrier": "collectives.barrier",
-    "broadcast": "collectives.broadcast",
-    "join": "collectives.join",
-    "grouped_reducescatter": "collectives.reducescatter",
-    "reducescatter": "collectives.reducescatter",
-    "Compression": "compression",
-    "evaluate": "evaluation",
+    "cross_rank": "job.basics",
+    "cross_size": "job.basics",
+    "allow_saving": "backends.tensorflow.guarded_saving",
+    "init": "world.initialization",
+    "is_initialized": "job.basics",
+    "local_rank": "job.basics",
+    "local_size": "job.basics",
+    "rank": "job.basics",
+    "shutdown": "job.basics",
+    "size": "job.basics",
+    "ccl_built": "job.capabilities",
+    "cuda_built": "job.capabilities",
+    "ddl_built": "job.capabilities",
+    "gloo_built": "job.capabilities",
+    "gloo_enabled": "job.capabilities",
+    "is_homogeneous": "job.capabilities",
+    "mpi_built": "job.capabilities",
+    "mpi_enabled": "job.capabilities",
+    "mpi_threads_supported": "job.capabilities",
+    "nccl_built": "job.capabilities",
+    "rocm_built": "job.capabilities",
+    "allgather": "backends.tensorflow.collectives.allgather",
+    "grouped_allgather": "backends.tensorflow.collectives.allgather",
+    "Adasum": "backends.tensorflow.collectives.allreduce_op",
+    "Average": "backends.tensorflow.collectives.allreduce_op",
+    "Max": "backends.tensorflow.collectives.allreduce_op",
+    "Min": "backends.tensorflow.collectives.allreduce_op",
+    "Product": "backends.tensorflow.collectives.allreduce_op",
+    "ReduceOp": "backends.tensorflow.collectives.allreduce_op",
+    "Sum": "backends.tensorflow.collectives.allreduce_op",
+    "allreduce": "backends.tensorflow.collectives.allreduce",
+    "grouped_allreduce": "backends.tensorflow.collectives.allreduce",
+    "alltoall": "backends.tensorflow.collectives.alltoall",
+    "barrier": "backends.tensorflow.collectives.barrier",
+    "broadcast": "backends.tensorflow.collectives.broadcast",
+    "join": "backends.tensorflow.collectives.join",
+    "grouped_reducescatter": "backends.tensorflow.collectives.reducescatter",
+    "reducescatter": "backends.tensorflow.collectives.reducescatter",
+    "Compression": "backends.tensorflow.compression",
+    "evaluate": "callbacks.evaluation",
     "ForkedError": "exceptions",
     "KerasHvdError": "exceptions",
     "LibraryError": "exceptions",
@@ -169,33 +193,33 @@ _DEFINED_IN = {
     "NotInitializedError": "exceptions",
     "RankFailedError": "exceptions",
     "ShutDownError": "exceptions",
-    "run": "interactive",
-    "BroadcastGlobalVariablesHook": "global_variables",
-    "broadcast_global_variables": "global_variables",
+    "run": "launch.function",
+    "BroadcastGlobalVariablesHook": "backends.tensorflow.global_variables",
+    "broadcast_global_variables": "backends.tensorflow.global_variables",
     "DistributedGradientTape": "optimizer.gradient_tape",
     "PartialDistributedGradientTape": "optimizer.gradient_tape",
     "load_model": "optimizer.loading",
-    "allgather_object": "objects",
-    "broadcast_object": "objects",
-    "broadcast_object_fn": "objects",
+    "allgather_object": "job.objects",
+    "broadcast_object": "job.objects",
+    "broadcast_object_fn": "job.objects",
     "DistributedOptimizer": "optimizer.distributed_optimizer",
     "PartialDistributedOptimizer": "optimizer.distributed_optimizer",
-    "local_rank_op": "runtime.rank_ops",
-    "local_size_op": "runtime.rank_ops",
-    "process_set_included_op": "runtime.rank_ops",
-    "rank_op": "runtime.rank_ops",
-    "size_op": "runtime.rank_ops",
-    "ProcessSet": "runtime.process_sets",
-    "add_process_set": "runtime.process_sets",
-    "global_process_set": "runtime.process_sets",
-    "remove_process_set": "runtime.process_sets",
-    "warmup_schedule": "schedules",
+    "local_rank_op": "backends.tensorflow.rank_ops",
+    "local_size_op": "backends.tensorflow.rank_ops",
+    "process_set_included_op": "backends.tensorflow.rank_ops",
+    "rank_op": "backends.tensorflow.rank_ops",
+    "size_op": "backends.tensorflow.rank_ops",
+    "ProcessSet": "job.process_sets",
+    "add_process_set": "job.process_sets",
+    "global_process_set": "job.process_sets",
+    "remove_process_set": "job.process_sets",
+    "warmup_schedule": "callbacks.schedules",
     "Strategy": "strategy.strategy",
-    "SyncBatchNormalization": "sync_batch_normalization",
-    "broadcast_": "variables",
+    "SyncBatchNormalization": "backends.tensorflow.sync_batch_normalization",
+    "broadcast_": "backends.tensorflow.variables",
     "start_timeline": "timeline",
     "stop_timeline": "timeline",
-    "broadcast_variables": "variables",
+    "broadcast_variables": "backends.tensorflow.variables",
 }
 
 __all__ = list(_SUBMODULES) + list(_DEFINED_IN)

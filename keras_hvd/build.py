@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -36,7 +36,7 @@ def main() -> int:
         return 1
     # In a new process, because this one has cached the old build's information.
     opening = (
-        "import tensorflow as tf; from keras_hvd.runtime import native; native.ops(); "
+        "import tensorflow as tf; from keras_hvd.job import native; native.ops(); "
         "print(native.ops_library(tf.__version__), 'is built and opens')"
     )
     return subprocess.run([sys.executable, "-c", opening]).returncode

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 _ALLREDUCE = 0  # khvd_kind
 _FLOAT32 = 6  # khvd_dtype

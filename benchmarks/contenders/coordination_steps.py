@@ -10,7 +10,7 @@ import json
 import statistics
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 
 def main() -> None:

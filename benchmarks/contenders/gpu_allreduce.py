@@ -13,7 +13,7 @@ import bare_nccl
 import gpu_rank
 from workloads import WORKLOADS
 
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 
 class BusyWork(ctypes.Structure):

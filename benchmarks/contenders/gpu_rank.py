@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "gpu" / "ran
 import cuda  # noqa: E402
 from engine import Arena, Dtype, Engine, Kind, Op, Tensor  # noqa: E402
 
-from keras_hvd.runtime import native  # noqa: E402
+from keras_hvd.job import native  # noqa: E402
 
 
 class StreamEnd(ctypes.Structure):

@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.data.position import Position
-from keras_hvd.objects import broadcast_object
-from keras_hvd.runtime import basics, log
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import broadcast_object
 
 _STATE = "training.json"
 

@@ -11,11 +11,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd import current_strategy, random_numbers
+from keras_hvd.backends.automatic_names import without_number
+from keras_hvd.backends.labels import (
+    are_alike,
+    labels_of,
+    place_in_program,
+    take_place,
+)
+from keras_hvd.backends.tensorflow import current_strategy, random_numbers
+from keras_hvd.backends.tensorflow.sync_batch_normalization import (
+    SyncBatchNormalization,
+)
+from keras_hvd.backends.tensorflow.variables import broadcast_variables
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
-from keras_hvd.collectives.automatic_names import without_number
-from keras_hvd.objects import allgather_object
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import number_of
 from keras_hvd.optimizer.distributed_class import (
     before_first_update,
     is_distributed,
@@ -23,22 +35,12 @@ from keras_hvd.optimizer.distributed_class import (
     shared_settings,
 )
 from keras_hvd.optimizer.gradient_reduction import identity
-from keras_hvd.optimizer.labels import (
-    are_alike,
-    labels_of,
-    place_in_program,
-    take_place,
-)
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.nested_optimizers import (
     leaves_of,
     model_leaf_optimizers,
     model_optimizers,
 )
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import number_of
-from keras_hvd.sync_batch_normalization import SyncBatchNormalization
-from keras_hvd.variables import broadcast_variables
 
 
 class BroadcastGlobalVariables(DistributedCallback):

@@ -16,26 +16,27 @@ from typing import Any
 
 import keras
 
-from keras_hvd import current_strategy, guarded_saving, random_numbers
+from keras_hvd.backends.automatic_names import without_number
+from keras_hvd.backends.tensorflow import (
+    current_strategy,
+    guarded_saving,
+    random_numbers,
+)
+from keras_hvd.backends.tensorflow.collectives.join import join
 from keras_hvd.callbacks import stopping, training_progress
+from keras_hvd.callbacks.meeting import meet
 from keras_hvd.callbacks.model_parts import layers_of
 from keras_hvd.callbacks.training_progress import progress
 from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import callbacks_in, let_write
-from keras_hvd.collectives.automatic_names import without_number
-from keras_hvd.collectives.join import join
-from keras_hvd.meeting import meet
-from keras_hvd.objects import allgather_object
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
 from keras_hvd.optimizer import equal_start
-from keras_hvd.optimizer.distributed_class import (
-    is_distributed,
-    reduces_with,
-)
+from keras_hvd.optimizer.distributed_class import is_distributed, reduces_with
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
 from keras_hvd.optimizer.traced_steps import require_reducing
-from keras_hvd.report import recorder
-from keras_hvd.runtime import basics, log
+from keras_hvd.recording import recorder
 
 # Users see this name if a rank stalls here.
 _BEGINNING = "keras_hvd/beginning of fit"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_hvd.callbacks.learning_rate_schedule import LearningRateSchedule
-from keras_hvd.runtime import basics
+from keras_hvd.job import basics
 
 
 class LearningRateWarmup(LearningRateSchedule):

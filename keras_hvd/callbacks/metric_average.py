@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 
 from keras_hvd.callbacks.coordination import DistributedCallback, described
-from keras_hvd.metrics import Results, means_over_ranks, results_over_ranks
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.callbacks.metrics import Results, means_over_ranks, results_over_ranks
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 # Callbacks of Keras that read an epoch's logs.
 _READERS = tuple(

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS, callbacks_in
-from keras_hvd.runtime.host_allreduce import HostAllreduce
+from keras_hvd.job.host_allreduce import HostAllreduce
 
 # Callbacks of Keras that never ask to stop in the middle of an epoch.
 _QUIET_IN_BATCHES = {

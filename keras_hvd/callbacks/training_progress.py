@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.report import recorder, recording
-from keras_hvd.runtime import basics
+from keras_hvd.job import basics
+from keras_hvd.recording import recorder
+from keras_hvd.report import recording
 
 # How often what Keras counts is read, which may wait for a GPU.
 _PERIOD_SECONDS = 0.2

@@ -15,12 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_hvd import current_strategy
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, Sum
+from keras_hvd.backends.tensorflow.sync_batch_normalization import (
+    SyncBatchNormalization,
+)
+from keras_hvd.backends.tensorflow.variables import broadcast_variables
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS
-from keras_hvd.collectives.allreduce import grouped_allreduce
-from keras_hvd.collectives.allreduce_op import Average, Sum
-from keras_hvd.objects import allgather_object
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 from keras_hvd.optimizer import gradient_tape
 from keras_hvd.optimizer.distributed_class import (
     is_distributed,
@@ -29,10 +35,6 @@ from keras_hvd.optimizer.distributed_class import (
 )
 from keras_hvd.optimizer.gradient_reduction import identity
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
-from keras_hvd.sync_batch_normalization import SyncBatchNormalization
-from keras_hvd.variables import broadcast_variables
 
 # Of BatchNormalization.
 _STATISTICS = (

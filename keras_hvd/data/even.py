@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph
 from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.shard import check_dataset, place_in
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
 MODES = ("drop", "repeat", "pad")
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.collectives import job_values
+from keras_hvd.backends.tensorflow.collectives import job_values
 from keras_hvd.data import plan as plans
 from keras_hvd.data import readers, shuffling
 from keras_hvd.data.position import Position
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.objects import allgather_object, broadcast_object
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object, broadcast_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 # The origin of samples is recorded after this many.
 _RECORDED = 256

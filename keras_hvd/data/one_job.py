@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from keras_hvd.collectives import job_values
-from keras_hvd.runtime.process_sets import ProcessSet, number_of
+from keras_hvd.backends.tensorflow.collectives import job_values
+from keras_hvd.job.process_sets import ProcessSet, number_of
 
 MARK = "keras_hvd_one_job"
 """The name that marks these datasets in graphs made from them."""

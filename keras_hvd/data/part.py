@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_hvd.data.shard import place_in
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
 # The checksum of what cannot be had as memory takes a copy of so many bytes at a time.
 _COPIED_AT_ONCE = 2**26

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_hvd.backends.tensorflow.same_job import Place
 from keras_hvd.data import plan as plans
 from keras_hvd.data import shuffling
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
-from keras_hvd.same_job import Place
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
 _VERSION = 1
 

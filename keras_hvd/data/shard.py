@@ -10,9 +10,9 @@ import tensorflow as tf
 from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, InnerDataset
 from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.plan import FROM_FILES
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 POLICIES = ("auto", "file", "data", "off")
 

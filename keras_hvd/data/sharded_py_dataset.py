@@ -12,11 +12,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_hvd.backends.tensorflow.same_job import Place
 from keras_hvd.data.shard import place_in
-from keras_hvd.objects import allgather_object
-from keras_hvd.runtime import basics
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
-from keras_hvd.same_job import Place
+from keras_hvd.job import basics
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
 _REMEDY = "Make it anew after keras_hvd.init()"
 

@@ -7,20 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from keras_hvd.exceptions import LibraryError, RendezvousError
-from keras_hvd.launch import (
-    command_line,
-    guardian,
-    other_launchers,
-    recorded,
-    share,
-)
+from keras_hvd.job import settings
+from keras_hvd.launch import command_line, guardian, other_launchers, recorded, share
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
 from keras_hvd.launch.recorded import Recorded
-from keras_hvd.rendezvous.nodes import NotMetError, Share
-from keras_hvd.report import files
-from keras_hvd.runtime import settings
+from keras_hvd.recording import files
+from keras_hvd.world.rendezvous.nodes import NotMetError, Share
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

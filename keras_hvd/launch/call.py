@@ -21,11 +21,12 @@ from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
-from keras_hvd import allocator, environment
+from keras_hvd.backends.tensorflow import allocator
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.job import cores
 from keras_hvd.launch import share
 from keras_hvd.launch.exchange import Caller
-from keras_hvd.runtime import cores
+from keras_hvd.world import environment
 
 # A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130

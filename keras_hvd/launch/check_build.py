@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.gpu import gpu_libraries
-from keras_hvd.runtime import installed, native, settings, tls
+from keras_hvd.job import gpu_libraries, installed, native, settings
 from keras_hvd.version import __version__
+from keras_hvd.world import tls
 
 _ROOT = Path(__file__).parents[2]
 _MUNGE_SOCKET = "/run/munge/munge.socket.2"
@@ -76,7 +76,7 @@ def _ops() -> str:
     # In a separate process, because TensorFlow logs a lot and may abort.
     program = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); "
-        "from keras_hvd.runtime import native; native.ops(); import tensorflow as tf; "
+        "from keras_hvd.job import native; native.ops(); import tensorflow as tf; "
         "print(json.dumps(native.ops_info(tf.__version__)))"
     )
     opened = subprocess.run(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from keras_hvd.job import cores, settings
 from keras_hvd.launch import config_file, horovod_options, hosts
 from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.usage import UsageError
-from keras_hvd.rendezvous import address
-from keras_hvd.rendezvous.nodes import Node
-from keras_hvd.runtime import cores, settings
 from keras_hvd.version import __version__
+from keras_hvd.world.rendezvous import address
+from keras_hvd.world.rendezvous.nodes import Node
 
 # More ranks say little more about the machine and take long.
 _MOST_DIAGNOSED_RANKS = 8

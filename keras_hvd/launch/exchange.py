@@ -17,19 +17,25 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from keras_hvd.environment import World
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import address, connection, event_loop, network_interfaces
-from keras_hvd.rendezvous import secret as secret_of_job
-from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import BeginTls, Call, ProvenConnection
-from keras_hvd.rendezvous.event_loop import READ, EventLoop
-from keras_hvd.rendezvous.listener import Listener, listen_at_free_ports
-from keras_hvd.rendezvous.messages import MessageError
-from keras_hvd.rendezvous.proof import Hello, Purpose
-from keras_hvd.rendezvous.secret import Secret
-from keras_hvd.runtime import process_limit, settings, tls
+from keras_hvd.job import process_limit, settings
 from keras_hvd.version import __version__
+from keras_hvd.world import tls
+from keras_hvd.world.environment import World
+from keras_hvd.world.rendezvous import (
+    address,
+    connection,
+    event_loop,
+    network_interfaces,
+)
+from keras_hvd.world.rendezvous import secret as secret_of_job
+from keras_hvd.world.rendezvous.address import Address
+from keras_hvd.world.rendezvous.connection import BeginTls, Call, ProvenConnection
+from keras_hvd.world.rendezvous.event_loop import READ, EventLoop
+from keras_hvd.world.rendezvous.listener import Listener, listen_at_free_ports
+from keras_hvd.world.rendezvous.messages import MessageError
+from keras_hvd.world.rendezvous.proof import Hello, Purpose
+from keras_hvd.world.rendezvous.secret import Secret
 
 _Value = TypeVar("_Value")
 
@@ -78,7 +84,7 @@ class Exchange:
     Example:
 
     >>> import tempfile
-    >>> from keras_hvd import environment
+    >>> from keras_hvd.world import environment
     >>> call, outcome, got = (tempfile.TemporaryFile() for _ in range(3))
     >>> call.write(b"the call"), call.flush()
     (8, None)

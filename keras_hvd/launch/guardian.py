@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable
 
+from keras_hvd.job import process_limit
 from keras_hvd.launch import processes
 from keras_hvd.launch.job import CANNOT_START, Job, handled
-from keras_hvd.runtime import process_limit
 
 # What a job has left behind and cannot be found is waited for so long.
 _LEFT_SECONDS = 1.0

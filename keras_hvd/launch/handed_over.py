@@ -25,8 +25,8 @@ from keras_hvd.launch.output import (
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.status import RankEnd
-from keras_hvd.rendezvous import open_files
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous import open_files
+from keras_hvd.world.rendezvous.nodes import Share
 
 # What may become a tag when more of it has come.
 _BEGUN_TAG = re.compile(

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from keras_hvd.runtime.settings import WITHOUT_EFFECT
+from keras_hvd.job.settings import WITHOUT_EFFECT
 
 _NO_ELASTIC_JOBS = (
     "this version of keras_hvd has no elastic jobs: give the number of processes with "

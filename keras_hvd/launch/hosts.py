@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_hvd.launch.usage import UsageError
-from keras_hvd.rendezvous import network_interfaces
+from keras_hvd.world.rendezvous import network_interfaces
 
 # Either says it.
 _LSF_HOSTS = "LSB_MCPU_HOSTS"

@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from keras_hvd import allocator
+from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.job import cores, process_limit
 from keras_hvd.launch import processes, rank, report
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
@@ -26,9 +27,8 @@ from keras_hvd.launch.recorded import Recorded
 from keras_hvd.launch.separate import SeparateTrainings
 from keras_hvd.launch.share import environment_of
 from keras_hvd.launch.status import RankEnd, Status
-from keras_hvd.rendezvous import joined
-from keras_hvd.rendezvous.nodes import Others, Share
-from keras_hvd.runtime import cores, process_limit
+from keras_hvd.world.rendezvous import joined
+from keras_hvd.world.rendezvous.nodes import Others, Share
 
 FORWARDED = (
     signal.SIGINT,

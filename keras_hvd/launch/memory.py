@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from keras_hvd.runtime import cores
-from keras_hvd.system_files import lines_of
+from keras_hvd.job import cores
+from keras_hvd.job.system_files import lines_of
 
 _FIRST_PROCESS_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the same on every Linux
 

@@ -15,10 +15,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from keras_hvd.job import cores, settings
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.usage import UsageError
-from keras_hvd.rendezvous import network_interfaces, secret
-from keras_hvd.runtime import cores, settings
+from keras_hvd.world.rendezvous import network_interfaces, secret
 
 # A launcher that is slower than this to say its version hangs.
 _PATIENCE_SECONDS = 20

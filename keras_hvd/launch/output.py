@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from keras_hvd.report import files
+from keras_hvd.recording import files
 
 # A pipe that poll() reports as writable takes this much without blocking (PIPE_BUF).
 _WRITE_BYTES = 4096

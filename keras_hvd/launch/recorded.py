@@ -13,13 +13,13 @@ from pathlib import Path
 
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.status import Listener
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous.nodes import Share
 
 
 def prepare(folder: Path, options: Options) -> None:
     """Writes what the ranks need in the folder of their recording."""
     # Imported only by those who record: it takes NumPy.
-    from keras_hvd.report import files, rank_records
+    from keras_hvd.recording import files, rank_records
 
     rank_records.create(folder / files.RANKS, options.ranks)
     (folder / files.COMMAND).write_text(shlex.join(options.command))

@@ -23,7 +23,8 @@ import numpy as np
 from keras_hvd.launch import guardian, processes, recorded, share
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import CANNOT_START, Job
-from keras_hvd.report import files, recording
+from keras_hvd.recording import files
+from keras_hvd.report import recording
 from keras_hvd.report.record import Intervals, JobRecord
 from keras_hvd.report.speeds import Speed, Speeds
 

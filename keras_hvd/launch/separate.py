@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from keras_hvd.launch import processes
-from keras_hvd.rendezvous.nodes import Share
+from keras_hvd.world.rendezvous.nodes import Share
 
 _FIRST_PAUSE_SECONDS = 0.25
 

@@ -7,10 +7,11 @@ import sys
 import uuid
 from collections.abc import Mapping
 
+from keras_hvd.job import settings
 from keras_hvd.launch.command_line import Options
-from keras_hvd.rendezvous import nodes, secret
-from keras_hvd.rendezvous.nodes import Others, Share
-from keras_hvd.runtime import settings, tls
+from keras_hvd.world import tls
+from keras_hvd.world.rendezvous import nodes, secret
+from keras_hvd.world.rendezvous.nodes import Others, Share
 
 _PREFIX = "KERAS_HVD_"
 

@@ -59,7 +59,8 @@ class Status:
 
     def read(self) -> dict[str, Any]:
         """The job's state: what JSON can hold, with None for what is not known."""
-        from keras_hvd.report import files, rank_records, recording
+        from keras_hvd.recording import files, rank_records
+        from keras_hvd.report import recording
 
         now = time.time()
         ranks = {

@@ -16,21 +16,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import guarded_saving, random_numbers
+from keras_hvd.backends.labels import labels_of, name_in_program
+from keras_hvd.backends.tensorflow import guarded_saving, random_numbers
+from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer import equal_start, traced_updates
 from keras_hvd.optimizer.gradient_accumulation import accumulate
-from keras_hvd.optimizer.gradient_reduction import (
-    GradientReduction,
-    shown,
-)
-from keras_hvd.optimizer.labels import labels_of, name_in_program
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, shown
 from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
 from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.update_hook import UpdateHook
-from keras_hvd.runtime.process_sets import ProcessSet, number_of
 
 _changes = 0
 

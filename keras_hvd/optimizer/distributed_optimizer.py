@@ -12,8 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives.allreduce_op import Average, ReduceOp
-from keras_hvd.compression import Compression, Compressor
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
+from keras_hvd.backends.tensorflow.compression import Compression, Compressor
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 from keras_hvd.optimizer import traced_steps
 from keras_hvd.optimizer.distributed_class import (
     Settings,
@@ -22,7 +23,6 @@ from keras_hvd.optimizer.distributed_class import (
 )
 from keras_hvd.optimizer.gradient_reduction import GradientReduction
 from keras_hvd.optimizer.local_variables import local_layers_of
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(

@@ -20,15 +20,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.collectives import reductions
-from keras_hvd.collectives.allreduce import allreduce
-from keras_hvd.collectives.allreduce_op import Sum
-from keras_hvd.collectives.submission import on_cpu
+from keras_hvd.backends.tensorflow.collectives import reductions
+from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
+from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.job import basics, log
+from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
-from keras_hvd.report import recorder
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, number_of
+from keras_hvd.recording import recorder
 
 # Of each variable: enough to tell from other random numbers.
 _ELEMENTS = 1024

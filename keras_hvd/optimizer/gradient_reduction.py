@@ -13,22 +13,31 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import (
+from keras_hvd.backends.labels import labels_of
+from keras_hvd.backends.tensorflow.collectives import (
     allreduce_op,
     gradients,
     job_values,
     reductions,
     submission,
 )
-from keras_hvd.collectives.allreduce import allreduce
-from keras_hvd.collectives.allreduce_op import Average, ReduceOp, Sum
-from keras_hvd.compression import Compression, Compressor, require_compressor
+from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
+    Average,
+    ReduceOp,
+    Sum,
+)
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.compression import (
+    Compression,
+    Compressor,
+    require_compressor,
+)
+from keras_hvd.job import basics
+from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.optimizer import buckets
-from keras_hvd.optimizer.labels import labels_of
 from keras_hvd.optimizer.repeated_rows import add_up, add_up_all
-from keras_hvd.report import recorder
-from keras_hvd.runtime import basics
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
+from keras_hvd.recording import recorder
 
 # Who raises the error, in messages.
 _KIND = "the reduction of gradients"
@@ -298,31 +307,6 @@ def path(variable: Any) -> str:
     if isinstance(variable, tf.Variable):
         return variable.name
     return getattr(variable, "path", None) or "tensor"
-
-
-def name_in_graph(name: str) -> str:
-    """Adds a number to a name that the current graph already has.
-
-    Optimizers and variables with equal names (twins, copies) in one `tf.function` may
-    reduce at the same time, in a different order on each rank. Each trace has a graph
-    of its own, so the numbers are the same on ranks that trace more often.
-
-    >>> @tf.function
-    ... def step():
-    ...     print(name_in_graph("adam/w"), name_in_graph("adam/w"))
-    >>> step()
-    adam/w adam/w#1
-    """
-    if tf.executing_eagerly():
-        return name
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    if not hasattr(graph, "_keras_hvd_names"):
-        graph._keras_hvd_names = collections.Counter()
-    names = graph._keras_hvd_names
-    names[name] += 1
-    return name if names[name] == 1 else f"{name}#{names[name] - 1}"
 
 
 def shown(value: Any) -> str:

@@ -10,17 +10,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import guarded_saving
-from keras_hvd.collectives import contributions, reductions
-from keras_hvd.collectives.allreduce_op import Average, ReduceOp
-from keras_hvd.collectives.reductions import Mark
-from keras_hvd.compression import Compression, Compressor
+from keras_hvd.backends.tensorflow import guarded_saving
+from keras_hvd.backends.tensorflow.collectives import contributions, reductions
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
+from keras_hvd.backends.tensorflow.collectives.reductions import Mark
+from keras_hvd.backends.tensorflow.compression import Compression, Compressor
+from keras_hvd.job.process_sets import ProcessSet, global_process_set
 from keras_hvd.mixin import Mixin
 from keras_hvd.optimizer import equal_start, traced_steps
 from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
 from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
 from keras_hvd.optimizer.repeated_rows import add_up_all
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set
 
 # Variables whose gradients tapes have left on their rank, by identity.
 _local: dict[int, weakref.ref] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_hvd.compression import Compression, Compressor
+from keras_hvd.backends.tensorflow.compression import Compression, Compressor
 from keras_hvd.optimizer.distributed_optimizer import DistributedOptimizer
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import keras
 
-from keras_hvd.collectives.allreduce import allreduce
-from keras_hvd.collectives.allreduce_op import Min
-from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, name_in_graph
-from keras_hvd.optimizer.labels import name_in_program
-from keras_hvd.runtime.process_sets import number_of
+from keras_hvd.backends.labels import name_in_program
+from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Min
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.job.process_sets import number_of
+from keras_hvd.optimizer.gradient_reduction import GradientReduction
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import submission
+from keras_hvd.backends.tensorflow.collectives import submission
 
 
 def add_up(slices: tf.IndexedSlices) -> tf.IndexedSlices:

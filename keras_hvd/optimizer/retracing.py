@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_hvd.runtime import basics, process_sets
+from keras_hvd.job import basics, process_sets
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 _TRACED_FOR = "_keras_hvd_traced_for"

@@ -19,8 +19,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd import current_strategy
-from keras_hvd.collectives import reductions
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.tensorflow.collectives import reductions
+from keras_hvd.job import basics, log, native
 from keras_hvd.optimizer import distributed_class, equal_start, traced_updates
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import (
@@ -28,7 +29,6 @@ from keras_hvd.optimizer.nested_optimizers import (
     model_optimizers,
 )
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
-from keras_hvd.runtime import basics, log, native
 
 STANDS_FOR = "_keras_hvd_stands_for"
 """An attribute of what stands for a model's step for a while: the step itself."""

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.collectives import submission
-from keras_hvd.runtime import basics, native
+from keras_hvd.backends.tensorflow.collectives import submission
+from keras_hvd.job import basics, native
 
 # An attribute of optimizers that have been traced, which Keras must not track.
 _NUMBER = "_keras_hvd_number"

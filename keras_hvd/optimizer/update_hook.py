@@ -11,19 +11,16 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from keras_hvd.collectives import reductions
-from keras_hvd.collectives.allreduce import grouped_allreduce
-from keras_hvd.collectives.allreduce_op import Max
+from keras_hvd.backends.labels import name_in_program
+from keras_hvd.backends.tensorflow.collectives import reductions
+from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Max
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.job.process_sets import number_of
 from keras_hvd.optimizer.gradient_accumulation import only_accumulated
-from keras_hvd.optimizer.gradient_reduction import (
-    GradientReduction,
-    identity,
-    name_in_graph,
-)
-from keras_hvd.optimizer.labels import name_in_program
+from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
 from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.repeated_rows import add_up_all
-from keras_hvd.runtime.process_sets import number_of
 
 
 class UpdateHook:

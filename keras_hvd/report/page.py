@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_hvd.report.advice import advice
-from keras_hvd.report.record import (
-    Event,
-    Intervals,
-    JobRecord,
-    Member,
-    Rates,
-    Tensor,
-)
+from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Rates, Tensor
 
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_hvd.report import facts, files, rank_records, training_series
-from keras_hvd.report.rank_records import RankRecord
+from keras_hvd.recording import facts, files, rank_records, training_series
+from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
 
 # As RecordingFile (tf_ops/timeline/recording_file.h) lays it out.

@@ -15,13 +15,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
-from keras_hvd.collectives import allreduce_op, submission
+from keras_hvd.backends.tensorflow.collectives import allreduce_op, submission
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.same_job import Place
 from keras_hvd.exceptions import MismatchError
-from keras_hvd.objects import allgather_object
-from keras_hvd.optimizer.gradient_reduction import name_in_graph
-from keras_hvd.runtime import basics, log
-from keras_hvd.runtime.process_sets import ProcessSet, number_of
-from keras_hvd.same_job import Place
+from keras_hvd.job import basics, log
+from keras_hvd.job.objects import allgather_object
+from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.strategy.no_rows import Rows
 
 _DISTRIBUTE = "experimental_distribute_dataset"

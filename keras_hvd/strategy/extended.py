@@ -13,9 +13,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.framework import ops
 
-from keras_hvd import current_strategy, random_numbers
-from keras_hvd.runtime.process_sets import ProcessSet
-from keras_hvd.same_job import Place
+from keras_hvd.backends.tensorflow import current_strategy, random_numbers
+from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
 from keras_hvd.strategy.replica_context import ReplicaContext
 

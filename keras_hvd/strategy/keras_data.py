@@ -22,9 +22,9 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.eager import context
 
-from keras_hvd import current_strategy
-from keras_hvd.objects import allgather_object, broadcast_object
-from keras_hvd.runtime import log
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.job import log
+from keras_hvd.job.objects import allgather_object, broadcast_object
 from keras_hvd.strategy import keras_patches
 from keras_hvd.strategy.distributed_dataset import (
     DistributedDataset,

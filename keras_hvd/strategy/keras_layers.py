@@ -12,9 +12,11 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as keras_nn
 
-from keras_hvd import current_strategy, random_numbers
+from keras_hvd.backends.tensorflow import current_strategy, random_numbers
+from keras_hvd.backends.tensorflow.sync_batch_normalization import (
+    SyncBatchNormalization,
+)
 from keras_hvd.strategy import keras_patches, no_rows
-from keras_hvd.sync_batch_normalization import SyncBatchNormalization
 
 
 def install() -> None:

@@ -17,12 +17,12 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
-from keras_hvd import current_strategy
-from keras_hvd.collectives.allreduce import allreduce
-from keras_hvd.collectives.allreduce_op import Sum
-from keras_hvd.collectives.submission import on_cpu
-from keras_hvd.optimizer.gradient_reduction import name_in_graph
-from keras_hvd.runtime import log
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.job import log
 from keras_hvd.strategy import keras_patches, no_rows
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")

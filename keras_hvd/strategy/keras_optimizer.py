@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
-from keras_hvd import current_strategy
-from keras_hvd.collectives.allreduce_op import Sum
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
 from keras_hvd.optimizer.gradient_reduction import GradientReduction
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from keras_hvd import current_strategy
+from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.callbacks.coordination import calling
 
 

@@ -14,14 +14,14 @@ import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from keras.src.backend.tensorflow import trainer as trainer_module
 
-from keras_hvd import current_strategy
+from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.callbacks.weights import average_statistics
 from keras_hvd.callbacks.writers import let_write
-from keras_hvd.collectives.submission import on_cpu
+from keras_hvd.job.process_sets import global_process_set
 from keras_hvd.optimizer.distributed_class import is_distributed
-from keras_hvd.optimizer.gradient_reduction import name_in_graph
 from keras_hvd.optimizer.traced_steps import STANDS_FOR
-from keras_hvd.runtime.process_sets import global_process_set
 from keras_hvd.strategy import keras_patches, no_rows, reduction
 from keras_hvd.strategy.keras_callback import coordinated, listed
 from keras_hvd.strategy.keras_data import require_same, rows_of_rank

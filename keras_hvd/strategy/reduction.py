@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.collectives import contributions, submission
-from keras_hvd.collectives.allgather import grouped_allgather
-from keras_hvd.collectives.allreduce import grouped_allreduce
-from keras_hvd.collectives.allreduce_op import Average, Sum
+from keras_hvd.backends.tensorflow.collectives import contributions, submission
+from keras_hvd.backends.tensorflow.collectives.allgather import grouped_allgather
+from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, Sum
+from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.optimizer import buckets
-from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 
 # Types that the engine lacks, with one that holds all their values. Cast back, its sums

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from keras_hvd import guarded_saving
+from keras_hvd.backends.tensorflow import guarded_saving
+from keras_hvd.job import basics
+from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.optimizer import traced_steps
-from keras_hvd.runtime import basics
-from keras_hvd.runtime.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.strategy import (
     extended,
     keras_data,

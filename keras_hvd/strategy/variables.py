@@ -17,13 +17,13 @@ from tensorflow.python.framework.errors_impl import InaccessibleTensorError
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 
-from keras_hvd.collectives.allgather import allgather
-from keras_hvd.collectives.broadcast import broadcast
-from keras_hvd.collectives.submission import on_cpu
+from keras_hvd.backends.labels import own_name
+from keras_hvd.backends.tensorflow.collectives.allgather import allgather
+from keras_hvd.backends.tensorflow.collectives.broadcast import broadcast
+from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer.gradient_reduction import name_in_graph
-from keras_hvd.optimizer.labels import own_name
-from keras_hvd.runtime.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows, reduction
 
 _NONE = tf.VariableAggregation.NONE

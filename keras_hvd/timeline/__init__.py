@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from keras_hvd.runtime import basics, native
+from keras_hvd.job import basics, native
 
 
 def start_timeline(

@@ -23,8 +23,11 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
-from keras_hvd.gpu import gpu_libraries  # noqa: E402
-from keras_hvd.runtime import native, settings  # noqa: E402
+from keras_hvd.job import (  # noqa: E402
+    gpu_libraries,  # noqa: E402
+    native,
+    settings,
+)
 
 RANKS = Path(__file__).parent / "ranks"
 

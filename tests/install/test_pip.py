@@ -79,12 +79,12 @@ def test_second_copy_of_the_op_library(installed, tmp_path):
     """TensorFlow would abort the process at the second registration of an op."""
     shutil.copytree(installed.packages / "keras_hvd", tmp_path / "keras_hvd")
     code = (
-        "import sys, keras_hvd.runtime.native as first\n"
+        "import sys, keras_hvd.job.native as first\n"
         "first.ops()\n"
         "for name in [n for n in sys.modules if n.startswith('keras_hvd')]:\n"
         "    del sys.modules[name]\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import keras_hvd.runtime.native as second\n"
+        "import keras_hvd.job.native as second\n"
         "assert second is not first\n"
         "second.ops()\n"
     )

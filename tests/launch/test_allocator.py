@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import keras_hvd
-from keras_hvd import allocator
+from keras_hvd.backends.tensorflow import allocator
 from keras_hvd.launch import command_line
 from keras_hvd.launch.usage import UsageError
 

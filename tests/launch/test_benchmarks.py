@@ -11,7 +11,7 @@ import network
 import numpy
 import pytest
 
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 

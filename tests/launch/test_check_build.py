@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 from keras_hvd.version import __version__
 
 PACKAGE = Path(keras_hvd.__file__).parent

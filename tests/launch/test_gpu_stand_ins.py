@@ -158,7 +158,7 @@ def test_one_rank_says_that_a_profiler_lacks_nvtx(khvdrun):
 )
 def test_what_is_found(stand_ins, variables, devices, version, reason):
     program = (
-        "import keras_hvd; from keras_hvd.gpu import gpu_libraries; "
+        "import keras_hvd; from keras_hvd.job import gpu_libraries; "
         "print(keras_hvd.cuda_built(), keras_hvd.nccl_built()); "
         "print(gpu_libraries.support().nccl)"
     )

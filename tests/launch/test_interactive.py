@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import keras_hvd
-from keras_hvd.interactive import RankTraceback
+from keras_hvd.launch.function import RankTraceback
 
 # Functions here are nested: those of a module go to the ranks by its name, and a test's
 # module has none that they could import.
@@ -312,7 +312,7 @@ def test_finds_the_modules_that_the_caller_finds(khvdrun, tmp_path):
 
 WAITING = """
     import os, signal, sys
-    import keras_hvd, keras_hvd.interactive
+    import keras_hvd, keras_hvd.launch.function
 
     def wait(ranks):
         if ranks == "ignore":
@@ -324,7 +324,7 @@ WAITING = """
             signal.pause()
 
     ranks = sys.argv[1]
-    keras_hvd.interactive._PATIENCE_SECONDS = 60 if ranks == "hear" else 0.5
+    keras_hvd.launch.function._PATIENCE_SECONDS = 60 if ranks == "hear" else 0.5
     try:
         keras_hvd.run(wait, (ranks,), np=2)
     except KeyboardInterrupt:
@@ -394,7 +394,7 @@ def test_an_interrupt_ends_the_job_where_interrupts_are_ignored(khvdrun, tmp_pat
     """As in the background of a shell: whoever ends this program uses SIGTERM."""
     program = """
         import os, signal, time
-        import keras_hvd, keras_hvd.interactive
+        import keras_hvd, keras_hvd.launch.function
 
         def wait():
             print(os.getpid(), flush=True)
@@ -406,7 +406,7 @@ def test_an_interrupt_ends_the_job_where_interrupts_are_ignored(khvdrun, tmp_pat
             told_at = time.monotonic()
             raise KeyboardInterrupt
 
-        keras_hvd.interactive._PATIENCE_SECONDS = 60
+        keras_hvd.launch.function._PATIENCE_SECONDS = 60
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, interrupt)
         try:

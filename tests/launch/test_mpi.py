@@ -270,7 +270,7 @@ import runpy, threading
 import numpy as np
 # First, since Open MPI polls: it would take the cores from these imports.
 import tensorflow
-from keras_hvd.rendezvous import mpi
+from keras_hvd.world.launchers import mpi
 MPI = mpi._mpi4py({family!r})
 ended = threading.Event()
 own = MPI.COMM_WORLD.Dup()
@@ -353,7 +353,7 @@ IN_PARTS = """
 import json, sys
 import numpy as np
 import keras_hvd
-from keras_hvd.rendezvous import mpi
+from keras_hvd.world.launchers import mpi
 world = mpi._mpi4py({family!r}).COMM_WORLD
 found = []
 for parts in json.loads(sys.argv[1]):
@@ -414,7 +414,7 @@ LEVEL = """
 import runpy
 import mpi4py
 mpi4py.rc.thread_level = {level!r}
-from keras_hvd.rendezvous import mpi
+from keras_hvd.world.launchers import mpi
 mpi._mpi4py({family!r})
 runpy.run_path({script!r}, run_name="__main__")
 """
@@ -502,7 +502,7 @@ CAUGHT = """
 import os, signal
 import keras_hvd
 from allreduce_loop import allreduce
-from keras_hvd.runtime import mpi_finalization
+from keras_hvd.job import mpi_finalization
 mpi_finalization.avoid_after_failure("Open MPI")
 keras_hvd.init()
 allreduce("first", 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 
 SHOW = (
     sys.executable,
@@ -35,7 +35,7 @@ def test_tells_each_rank_its_place(khvdrun):
 LATE = """
 import os, pathlib, sys
 import tensorflow as tf
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 cores.available = lambda: int(sys.argv[1])
 cores.share(2)
 tf.linalg.matmul(tf.ones([999, 999]), tf.ones([999, 999]))

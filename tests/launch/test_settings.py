@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from keras_hvd.job import settings
 from keras_hvd.launch import command_line
 from keras_hvd.launch.usage import UsageError
-from keras_hvd.runtime import settings
 
 JOIN_AND_LEAVE = "import keras_hvd; keras_hvd.init(); keras_hvd.shutdown()"
 # TensorFlow takes long to import.
@@ -115,7 +115,7 @@ def test_the_names_of_network_interfaces(option):
 
 
 def test_an_option_comes_before_the_environment(khvdrun):
-    show = "import keras_hvd.runtime.settings as s; print(s.read().fusion_bytes)"
+    show = "import keras_hvd.job.settings as s; print(s.read().fusion_bytes)"
     ended = khvdrun.run(
         *("-np", 1, "--fusion-threshold-mb", 2, sys.executable, "-c", show),
         env={"KERAS_HVD_FUSION_BYTES": "7", "HOROVOD_FUSION_THRESHOLD": "8"},

@@ -163,7 +163,7 @@ def test_a_host_that_never_comes_is_named(start, rendezvous):
 # A khvdrun that ends as soon as it has come.
 LEAVING = """
 import os, sys
-from keras_hvd.rendezvous import address, event_loop, gathering, proof, secret
+from keras_hvd.world.rendezvous import address, event_loop, gathering, proof, secret
 group = gathering.Group(
     "node", proof.Purpose.NODES, 2, 3, [address.parse(sys.argv[1])],
     secret.read(os.environ).key(""), timeout=20,
@@ -449,7 +449,7 @@ WHERE = """
 import network
 from allreduce_loop import allreduce
 import keras_hvd
-from keras_hvd.rendezvous import rank_table
+from keras_hvd.world.rendezvous import rank_table
 def show(state):
     print(state, *sorted(network.addresses_in_use(state)), flush=True)
 identity = rank_table.identity
@@ -817,7 +817,7 @@ import ctypes
 import numpy as np
 from allreduce_loop import SUM, reduce_in_place
 import keras_hvd
-from keras_hvd.rendezvous import rank_table
+from keras_hvd.world.rendezvous import rank_table
 identity = rank_table.identity
 rank_table.identity = lambda key: identity(key) | {"host_key": "one", "kernel": "one"}
 keras_hvd.init()

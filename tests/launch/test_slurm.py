@@ -167,7 +167,7 @@ def test_two_steps_of_a_job_run_at_once(cluster, tmp_path):
 # One after the other: what a credential is worth, for whom.
 CREDENTIALS = """
 import os, subprocess, time
-from keras_hvd.rendezvous import munge
+from keras_hvd.world.launchers import munge
 
 def say(credential):
     try:
@@ -209,7 +209,7 @@ import os, secrets, signal, socket, struct, sys
 from allreduce_loop import allreduce
 import keras_hvd
 from keras_hvd import environment
-from keras_hvd.rendezvous import munge
+from keras_hvd.world.launchers import munge
 
 def answer(what, question):
     if what == "another user's":

@@ -23,7 +23,7 @@ RANK = """
 import json, sys, time
 from allreduce_loop import allreduce
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 def say(what, text=""):
     print(json.dumps([what, time.monotonic(), text]), flush=True)

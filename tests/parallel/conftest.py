@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 # How a function runs, by the name that tests show.
 WAYS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_hvd
-from keras_hvd import pickling
+from keras_hvd.job import pickling
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.callbacks import stopping
-from keras_hvd.metrics import results_over_ranks
+from keras_hvd.callbacks.metrics import results_over_ranks
 from keras_hvd.strategy.variables import of_first_rank
 
 GPU = "/device:GPU:0"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import keras_hvd
-from keras_hvd.collectives import gradients
+from keras_hvd.backends.tensorflow.collectives import gradients
 
 pytestmark = pytest.mark.needs_xla
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from keras_hvd import allocator
-from keras_hvd.runtime import settings
+from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.job import settings
 
 POOL = {"TF_CPU_ALLOCATOR_USE_BFC": "true"}
 GIB = 1 << 30

@@ -12,10 +12,10 @@ import keras_hvd
 
 # Their examples take pipelines, and show in tests/tfx.
 NEED_TFX = {
-    "keras_hvd.tfx.component",
-    "keras_hvd.tfx.dataset",
-    "keras_hvd.tfx.executor",
-    "keras_hvd.tfx.rank",
+    "keras_hvd.integrations.tfx.component",
+    "keras_hvd.integrations.tfx.dataset",
+    "keras_hvd.integrations.tfx.executor",
+    "keras_hvd.integrations.tfx.rank",
 }
 MODULES = [
     module.name
@@ -43,18 +43,18 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.scaling",
     "keras_hvd.launch.usage",
     "keras_hvd.optimizer.loss_scaling",
-    "keras_hvd.rendezvous.connection",
-    "keras_hvd.rendezvous.links",
-    "keras_hvd.rendezvous.mpi",
-    "keras_hvd.rendezvous.munge",
-    "keras_hvd.rendezvous.ranks",
+    "keras_hvd.world.rendezvous.connection",
+    "keras_hvd.world.rendezvous.links",
+    "keras_hvd.world.launchers.mpi",
+    "keras_hvd.world.launchers.munge",
+    "keras_hvd.world.rendezvous.ranks",
     "keras_hvd.report.page",
     "keras_hvd.report.record",
-    "keras_hvd.runtime.mpi_functions",
+    "keras_hvd.job.mpi_functions",
     "keras_hvd.strategy.keras_layers",
     "keras_hvd.strategy.keras_losses",
     "keras_hvd.strategy.keras_trainer",
-    "keras_hvd.tfx.joint_training",
+    "keras_hvd.integrations.tfx.joint_training",
 }
 
 

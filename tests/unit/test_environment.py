@@ -10,7 +10,7 @@ import re
 import pytest
 
 from keras_hvd.environment import LaunchEnvironmentError, World, check_size, world
-from keras_hvd.rendezvous.slurm import Step
+from keras_hvd.world.launchers.slurm import Step
 
 KHVDRUN = {
     "KERAS_HVD_RANK": "1",

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import exceptions
-from keras_hvd.runtime import basics
+from keras_hvd.job import basics
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch import exchange
 from keras_hvd.launch.call import memory_file
 from keras_hvd.launch.exchange import Caller, Exchange
-from keras_hvd.rendezvous import address, connection
-from keras_hvd.rendezvous.connection import Call, ProvenConnection
-from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.proof import HELLO_BYTES, Purpose, Role, hello
-from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.world.rendezvous import address, connection
+from keras_hvd.world.rendezvous.connection import Call, ProvenConnection
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.proof import HELLO_BYTES, Purpose, Role, hello
+from keras_hvd.world.rendezvous.secret import Secret
 
 HERE = {
     "KERAS_HVD_NETWORK_INTERFACES": "lo",

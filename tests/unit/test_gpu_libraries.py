@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from keras_hvd.gpu import gpu_libraries
+from keras_hvd.job import gpu_libraries
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def run(program: str, **variables: str) -> str:
 
 
 FIND = (
-    "import sys; from keras_hvd.gpu import gpu_libraries; "
+    "import sys; from keras_hvd.job import gpu_libraries; "
     "print(gpu_libraries.packaged_nccl().decode()); "
     "assert 'tensorflow' not in sys.modules"
 )
@@ -60,7 +60,7 @@ def test_other_packages_of_nvidia_are_none(package):
 
 
 FIND_NVTX = (
-    "from keras_hvd.gpu import gpu_libraries; "
+    "from keras_hvd.job import gpu_libraries; "
     "print(gpu_libraries.packaged_nvtx().decode())"
 )
 
@@ -101,7 +101,7 @@ def test_a_driver_that_is_none_is_named(tmp_path, monkeypatch):
 
 
 SAID_OF_NCCL = (
-    "from keras_hvd.gpu import gpu_libraries; print(gpu_libraries.support().nccl)"
+    "from keras_hvd.job import gpu_libraries; print(gpu_libraries.support().nccl)"
 )
 
 

@@ -6,16 +6,11 @@ import sys
 import pytest
 import tensorflow as tf
 
-from keras_hvd.environment import World
-from keras_hvd.gpu import gpu_pinning
-from keras_hvd.gpu.gpu_pinning import Choice, Gpu
+from keras_hvd.backends.tensorflow import gpu_pinning
+from keras_hvd.backends.tensorflow.gpu_pinning import Choice, Gpu
 
 BY_KHVDRUN = {"KERAS_HVD_RANK": "0"}
 FREE, HIDDEN = Gpu(), Gpu(is_visible=False)
-
-
-def world(local_rank: int, local_size: int) -> World:
-    return World(local_rank, local_size, local_rank, local_size, 0, 1, "job")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +62,11 @@ def world(local_rank: int, local_size: int) -> World:
     ],
 )
 def test_choice(gpus, place, variables, expected):
-    assert gpu_pinning.choose(gpus, world(*place), variables) == expected
+    assert gpu_pinning.choose(gpus, *place, variables) == expected
 
 
 def test_every_gpu_gets_as_many_ranks_as_the_others():
-    chosen = [
-        gpu_pinning.choose([FREE] * 3, world(rank, 6), {}).only for rank in range(6)
-    ]
+    chosen = [gpu_pinning.choose([FREE] * 3, rank, 6, {}).only for rank in range(6)]
     assert chosen == [0, 1, 2, 0, 1, 2]
 
 
@@ -87,7 +80,7 @@ def test_every_gpu_gets_as_many_ranks_as_the_others():
     ],
 )
 def test_what_is_said_where_tensorflow_was_first(choice, ranks, part):
-    text = gpu_pinning.too_late(choice, 2, world(0, ranks))
+    text = gpu_pinning.too_late(choice, 2, ranks)
     if part is None:
         assert text == ""
     else:
@@ -106,7 +99,7 @@ def test_without_a_gpu_tensorflow_stays_as_it_is(capfd):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("this machine has a GPU")
     visible = tf.config.get_visible_devices()
-    gpu_pinning.pin_tensorflow(tf, world(1, 2), {})
+    gpu_pinning.pin_tensorflow(tf, 1, 2, {})
     assert tf.config.get_visible_devices() == visible
     assert capfd.readouterr().err == ""
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import guarded_saving, half_applied
-from keras_hvd.runtime import basics, native
+from keras_hvd.backends.tensorflow import guarded_saving, half_applied
+from keras_hvd.job import basics, native
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from keras_hvd.runtime import installed
+from keras_hvd.job import installed
 from keras_hvd.version import __version__
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from keras_hvd.job import cores
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import (
     limits,
@@ -17,8 +18,7 @@ from keras_hvd.launch.diagnosis import (
     shared_memory,
 )
 from keras_hvd.launch.diagnosis.findings import Verdict
-from keras_hvd.rendezvous.nodes import Node
-from keras_hvd.runtime import cores
+from keras_hvd.world.rendezvous.nodes import Node
 
 UNLIMITED_V1 = "9223372036854771712\n"
 MEBIBYTE = 1 << 20

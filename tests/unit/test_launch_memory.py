@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from keras_hvd.job import cores
 from keras_hvd.launch import memory
-from keras_hvd.runtime import cores
 
 
 @pytest.fixture

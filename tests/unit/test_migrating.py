@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.job import settings
 from keras_hvd.launch import command_line, usage
-from keras_hvd.runtime import settings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "horovod_names.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 # No MPI is needed to see with which code Python ends.
 SCRIPT = """
 import atexit, sys
-from keras_hvd.runtime import mpi_finalization
+from keras_hvd.job import mpi_finalization
 atexit.register(print, "Python's end", flush=True)
 mpi_finalization.avoid_after_failure("Open MPI")
 """

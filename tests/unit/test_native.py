@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from keras_hvd.exceptions import LibraryError
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 from keras_hvd.version import __version__
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -199,7 +199,7 @@ def test_library_that_cannot_be_opened(folder):
     # The real one is mapped by now: it would be the second copy.
     code = (
         "import pathlib, sys\n"
-        "from keras_hvd.runtime import native\n"
+        "from keras_hvd.job import native\n"
         "native._FOLDER = pathlib.Path(sys.argv[1])\n"
         "native.engine()"
     )
@@ -271,7 +271,7 @@ def test_what_is_left_of_a_tensorflow(folder, tmp_path):
         "sys.path.insert(0, sys.argv[2])\n"
         "sys.path[:] = [each for each in sys.path if 'site-packages' not in each]\n"
         "sys.path.append(sys.argv[3])\n"
-        "from keras_hvd.runtime import native\n"
+        "from keras_hvd.job import native\n"
         "native._FOLDER = pathlib.Path(sys.argv[1])\n"
         "native.ops()"
     )
@@ -289,7 +289,7 @@ def test_second_copy_is_refused(tmp_path):
     code = (
         "import ctypes, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"
-        "from keras_hvd.runtime import native\n"
+        "from keras_hvd.job import native\n"
         "native.engine()"
     )
     done = subprocess.run(
@@ -306,7 +306,7 @@ def test_replaced_library_counts_as_a_second_copy(tmp_path):
         "import ctypes, os, sys\n"
         "ctypes.CDLL(sys.argv[1])\n"
         "os.unlink(sys.argv[1])\n"
-        "from keras_hvd.runtime import native\n"
+        "from keras_hvd.job import native\n"
         "print(native._mapped_libraries())"
     )
     done = subprocess.run(

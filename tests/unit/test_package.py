@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 SOURCE = ast.parse(Path(keras_hvd.__file__).read_text())
 

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from keras_hvd.runtime import log, settings
+from keras_hvd.job import log, settings
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 DEFAULTS = vars(settings.read({}))

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from keras_hvd.runtime import native
-from keras_hvd.whole_files import staged
+from keras_hvd.backends.whole_files import staged
+from keras_hvd.job import native
 
 
 def write(path: str | Path, content: str = "new") -> None:

@@ -64,7 +64,7 @@ khvd_dtype EngineType(tensorflow::DataType dtype) {
 }
 
 // Marks an op beside which others can run, such as backprop beside the reduction of
-// gradients. keras_hvd.collectives.submission sets it.
+// gradients. keras_hvd.backends.tensorflow.collectives.submission sets it.
 constexpr char kLeavesThread[] = "_keras_hvd_leaves_thread";
 
 // Whether the op's thread has nothing better to do than drive the engine.

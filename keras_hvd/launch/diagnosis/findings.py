@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.runtime.installed import Missing
+from keras_hvd.job.installed import Missing
 
 _OBSTACLES = (
     OSError,

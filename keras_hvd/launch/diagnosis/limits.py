@@ -4,8 +4,8 @@ import os
 import resource
 from pathlib import Path
 
+from keras_hvd.job import cores
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
-from keras_hvd.runtime import cores
 
 # The memory of a rank without model and data: TensorFlow and Keras, imported.
 _TENSORFLOW_BYTES = 512 << 20

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from keras_hvd.job import cores
+from keras_hvd.job.system_files import lines_of
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.launch.diagnosis.findings import Finding, warning
-from keras_hvd.runtime import cores
-from keras_hvd.system_files import lines_of
 
 _NODES = Path("/sys/devices/system/node")
 _TIMES = Path("/proc/stat")

@@ -9,14 +9,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_hvd import allocator
+from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.job import cores
 from keras_hvd.launch import processes
 from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import machine, network, probes
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
 from keras_hvd.launch.diagnosis.limits import amount, free_memory
-from keras_hvd.rendezvous.nodes import Node
-from keras_hvd.runtime import cores
+from keras_hvd.world.rendezvous.nodes import Node
 
 _ROOT = Path(__file__).parents[3]
 _LAUNCHER = "import sys; from keras_hvd.launch.__main__ import main; sys.exit(main())"

@@ -9,9 +9,9 @@ from pathlib import Path
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.launch.diagnosis import probes
 from keras_hvd.launch.diagnosis.findings import Finding, warning
-from keras_hvd.rendezvous import address as addresses
-from keras_hvd.rendezvous import network_interfaces
-from keras_hvd.rendezvous.nodes import Node
+from keras_hvd.world.rendezvous import address as addresses
+from keras_hvd.world.rendezvous import network_interfaces
+from keras_hvd.world.rendezvous.nodes import Node
 
 _INTERFACES = Path("/sys/class/net")
 _MEBIBYTE = 1 << 20

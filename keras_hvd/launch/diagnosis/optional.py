@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 
-from keras_hvd.gpu import gpu_libraries, gpu_pinning
+from keras_hvd.backends.tensorflow import gpu_pinning
+from keras_hvd.job import gpu_libraries, installed
 from keras_hvd.launch import other_launchers
 from keras_hvd.launch.diagnosis.findings import Finding, warning
-from keras_hvd.runtime import installed
 
 _PATIENCE_SECONDS = 10
 _FAMILIES = ("Open MPI", "MPICH", "Intel")

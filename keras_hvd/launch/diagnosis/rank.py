@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from keras_hvd import initialization
 from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.job import basics, native
+from keras_hvd.job.host_allreduce import MIN, SUM, HostAllreduce, over_ranks
+from keras_hvd.job.system_files import lines_of
 from keras_hvd.launch.diagnosis import probes
-from keras_hvd.runtime import basics, native
-from keras_hvd.runtime.host_allreduce import MIN, SUM, HostAllreduce, over_ranks
-from keras_hvd.system_files import lines_of
+from keras_hvd.world import initialization
 
 # khvd_kind of tf_ops/engine/c_api.h
 _BARRIER = 3

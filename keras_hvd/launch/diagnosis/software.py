@@ -3,8 +3,8 @@
 import sys
 
 from keras_hvd.exceptions import LibraryError
+from keras_hvd.job import installed, native
 from keras_hvd.launch.diagnosis.findings import Finding, failure, warning
-from keras_hvd.runtime import installed, native
 
 
 def engine() -> Finding:

@@ -14,7 +14,7 @@ import cuda
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from keras_hvd.runtime import native  # noqa: E402
+from keras_hvd.job import native  # noqa: E402
 
 # What a collective may take. Nothing here is slow; what takes longer hangs.
 PATIENCE_SECONDS = 60

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import keras_hvd
 from keras_hvd import exceptions
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 ELEMENTS = (1, 1000, 1 << 16, 1 << 20, 3 << 20)
 # Of khvd_reduce_op.

@@ -12,7 +12,7 @@ import numpy as np
 
 import keras_hvd
 from keras_hvd import exceptions
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 ELEMENTS = (22 << 30) // 10 + 1
 # What the inputs repeat: in no step of a power of two.

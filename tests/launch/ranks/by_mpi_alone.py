@@ -4,7 +4,7 @@ import ctypes
 import runpy
 import sys
 
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 keras_hvd.init()
 RANK, SIZE = keras_hvd.rank(), keras_hvd.size()

@@ -6,7 +6,7 @@ import json
 from allreduce_loop import allreduce
 
 import keras_hvd
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 found = []
 for _ in range(3):

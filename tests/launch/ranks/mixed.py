@@ -25,7 +25,7 @@ import numpy as np
 
 import keras_hvd
 from keras_hvd import exceptions
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER, REDUCESCATTER, ALLTOALL = range(6)
 GROUPED = (ALLREDUCE, REDUCESCATTER)

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables
+from keras_hvd.job import settings
 from keras_hvd.report import recording
-from keras_hvd.runtime import settings
 
 BATCH, EPOCHS, IMAGES = 16, 2, 320
 

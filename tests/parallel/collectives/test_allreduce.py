@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import Average, Max, Min, Product, Sum
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 INTEGERS = [tf.uint8, tf.int8, tf.int32, tf.int64, tf.uint32, tf.uint64]
 FLOAT8 = [tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")]

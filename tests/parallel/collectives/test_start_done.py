@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import Average, Sum
-from keras_hvd.collectives import gradients
+from keras_hvd.backends.tensorflow.collectives import gradients
 
 # Buckets of several types and sizes, one without elements and one larger than the
 # exchange memory.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd.data import distribute
-from keras_hvd.runtime import cores
+from keras_hvd.job import cores
 
 
 def test_each_sample_once_and_other_orders(files, numbers, read, read_by_all, size):

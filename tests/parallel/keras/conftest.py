@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_hvd.collectives import gradients
+from keras_hvd.backends.tensorflow.collectives import gradients
 
 
 @pytest.fixture(autouse=True)

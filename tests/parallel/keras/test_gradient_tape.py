@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_hvd
 from keras_hvd import Compression
+from keras_hvd.backends.tensorflow.collectives import gradients
 from keras_hvd.callbacks import BroadcastGlobalVariables
-from keras_hvd.collectives import gradients
 
 RUNS = {
     "eager": lambda function: function,

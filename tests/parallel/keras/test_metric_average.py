@@ -8,7 +8,7 @@ import pytest
 
 import keras_hvd
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
-from keras_hvd.metrics import means_over_ranks
+from keras_hvd.callbacks.metrics import means_over_ranks
 
 # Means, an area, a ratio, and a sum.
 NAMES = ["loss", "accuracy", "auc", "precision", "positives"]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.collectives import submission
+from keras_hvd.backends.tensorflow.collectives import submission
 
 BATCH_OF_RANK = 2
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.compression import Compression
+from keras_hvd.backends.tensorflow.compression import Compression
 
 BATCH_OF_RANK = 2
 

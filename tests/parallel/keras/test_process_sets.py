@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.metrics import means_over_ranks
+from keras_hvd.callbacks.metrics import means_over_ranks
 from keras_hvd.optimizer import equal_start
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd import random_numbers
+from keras_hvd.backends.tensorflow import random_numbers
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "tf.random": lambda: tf.random.normal([2]),

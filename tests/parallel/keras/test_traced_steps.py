@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.backends.tensorflow.collectives import reductions
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
-from keras_hvd.collectives import reductions
 from keras_hvd.optimizer import equal_start, traced_steps
 
 RATE = 0.05

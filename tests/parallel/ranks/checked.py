@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import keras_hvd
-from keras_hvd.runtime import basics, native
+from keras_hvd.job import basics, native
 
 
 def tensor(value: np.ndarray, result: np.ndarray) -> native.Tensor:

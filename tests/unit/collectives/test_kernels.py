@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from keras_hvd.runtime import native
+from keras_hvd.job import native
 
 IN_HOST_MEMORY = {
     "KerasHvdAllgather": {"first_dims"},

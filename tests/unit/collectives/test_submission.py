@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.collectives import submission
-from keras_hvd.runtime import native
+from keras_hvd.backends.tensorflow.collectives import submission
+from keras_hvd.job import native
 
 
 @pytest.fixture(autouse=True)

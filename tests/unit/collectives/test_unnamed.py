@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import keras_hvd
-from keras_hvd.collectives.unnamed import Turns
+from keras_hvd.job.unnamed import Turns
 
 
 @pytest.fixture

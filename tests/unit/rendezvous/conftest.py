@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import address, ranks
-from keras_hvd.rendezvous.connection import BeginTls
-from keras_hvd.rendezvous.links import Link
-from keras_hvd.rendezvous.proof import Purpose
-from keras_hvd.rendezvous.ranks import Arrangement, Meeting, Place
-from keras_hvd.rendezvous.secret import Secret
-from keras_hvd.runtime import tls
+from keras_hvd.world import tls
+from keras_hvd.world.rendezvous import address, ranks
+from keras_hvd.world.rendezvous.connection import BeginTls
+from keras_hvd.world.rendezvous.links import Link
+from keras_hvd.world.rendezvous.proof import Purpose
+from keras_hvd.world.rendezvous.ranks import Arrangement, Meeting, Place
+from keras_hvd.world.rendezvous.secret import Secret
 
 LATEST = 20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_hvd.rendezvous.address import Address, parse
+from keras_hvd.world.rendezvous.address import Address, parse
 
 
 @pytest.mark.parametrize(

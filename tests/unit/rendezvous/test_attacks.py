@@ -15,10 +15,10 @@ from collections.abc import Callable
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import connection, listener, messages, proof
-from keras_hvd.rendezvous.proof import Purpose, Role
-from keras_hvd.rendezvous.ranks import Meeting
-from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.world.rendezvous import connection, listener, messages, proof
+from keras_hvd.world.rendezvous.proof import Purpose, Role
+from keras_hvd.world.rendezvous.ranks import Meeting
+from keras_hvd.world.rendezvous.secret import Secret
 
 
 def receive(connected: socket.socket, size: int) -> bytes:

@@ -4,7 +4,7 @@ import math
 import socket
 import time
 
-from keras_hvd.rendezvous.event_loop import READ, EventLoop, pause, ready, until
+from keras_hvd.world.rendezvous.event_loop import READ, EventLoop, pause, ready, until
 
 
 def run_beside(waiting: int, main):

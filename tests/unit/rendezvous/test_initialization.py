@@ -17,8 +17,8 @@ SECRET = "0123456789abcdef of tests"
 
 RANK = """
 import ctypes, gc, json, os, socket, sys, types
-from keras_hvd import initialization
-from keras_hvd.runtime import basics, native
+from keras_hvd.world import initialization
+from keras_hvd.job import basics, native
 
 def links(rank, size, hosts, links, capacity):
     found = [(p, 1) for p in range(size) if hosts[p] != hosts[rank]]

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from keras_hvd.rendezvous import connection, event_loop
-from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.connection import BeginTls, Call, Stream
-from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.links import Link, Links
-from keras_hvd.rendezvous.listener import listen
-from keras_hvd.rendezvous.proof import Purpose
-from keras_hvd.rendezvous.rank_table import RankTable
+from keras_hvd.world.rendezvous import connection, event_loop
+from keras_hvd.world.rendezvous.address import Address
+from keras_hvd.world.rendezvous.connection import BeginTls, Call, Stream
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.links import Link, Links
+from keras_hvd.world.rendezvous.listener import listen
+from keras_hvd.world.rendezvous.proof import Purpose
+from keras_hvd.world.rendezvous.rank_table import RankTable
 
 KEY = b"of this start of the job"
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import network_interfaces
+from keras_hvd.world.rendezvous import network_interfaces
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="there is no ip command")

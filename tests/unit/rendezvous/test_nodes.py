@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from keras_hvd.rendezvous import nodes
-from keras_hvd.rendezvous.nodes import Node
-from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.world.rendezvous import nodes
+from keras_hvd.world.rendezvous.nodes import Node
+from keras_hvd.world.rendezvous.secret import Secret
 
 SECRET = Secret(b"only these tests know")
 

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from keras_hvd.rendezvous import messages, proof
-from keras_hvd.rendezvous.messages import (
+from keras_hvd.world.rendezvous import messages, proof
+from keras_hvd.world.rendezvous.messages import (
     HEADER_BYTES,
     MessageError,
     Opener,
     Sealer,
     pack,
 )
-from keras_hvd.rendezvous.proof import Handshake, Purpose, Role
-from keras_hvd.rendezvous.secret import Secret
+from keras_hvd.world.rendezvous.proof import Handshake, Purpose, Role
+from keras_hvd.world.rendezvous.secret import Secret
 
 SECRET = Secret(b"only these tests know")
 CLIENT = proof.hello(Role.CLIENT, Purpose.DATA, sender=3, receiver=1)

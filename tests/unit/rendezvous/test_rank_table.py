@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from keras_hvd.rendezvous import rank_table
-from keras_hvd.rendezvous.address import Address
-from keras_hvd.rendezvous.rank_table import RankInfo, RankTable, TableError
+from keras_hvd.world.rendezvous import rank_table
+from keras_hvd.world.rendezvous.address import Address
+from keras_hvd.world.rendezvous.rank_table import RankInfo, RankTable, TableError
 
 FIRST = RankInfo(
     *(0, 2, 0, 1, "a", "kernel", 1000, "node0", 7),

@@ -12,12 +12,12 @@ import time
 
 import pytest
 
-from keras_hvd.rendezvous import address, gathering, rank_table, ranks
-from keras_hvd.rendezvous.connection import Stream
-from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.links import Link
-from keras_hvd.rendezvous.proof import Purpose
 from keras_hvd.version import __version__
+from keras_hvd.world.rendezvous import address, gathering, rank_table, ranks
+from keras_hvd.world.rendezvous.connection import Stream
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.links import Link
+from keras_hvd.world.rendezvous.proof import Purpose
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -430,7 +430,7 @@ def test_a_link_that_nobody_makes_is_an_error_on_all(new_job):
 # A rank of its own process, which may be of another version, or end too early.
 RANK = """
 import os, sys
-from keras_hvd.rendezvous import address, gathering, proof, ranks, secret
+from keras_hvd.world.rendezvous import address, gathering, proof, ranks, secret
 exec(sys.argv[3])
 place = ranks.Place(int(sys.argv[1]), 2, 0, 1)
 arranged = ranks.Arrangement(

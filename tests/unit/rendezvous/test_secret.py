@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import secret
-from keras_hvd.rendezvous.secret import FILE_VARIABLE, VARIABLE, Secret
+from keras_hvd.world.rendezvous import secret
+from keras_hvd.world.rendezvous.secret import FILE_VARIABLE, VARIABLE, Secret
 
 TEXT = "0123456789abcdef-of-tests"
 
@@ -69,7 +69,7 @@ def read_as(user, groups, path):
 READ = """
 import os
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import secret
+from keras_hvd.world.rendezvous import secret
 try:
     print(secret.read(os.environ).key("job").hex())
 except RendezvousError as error:

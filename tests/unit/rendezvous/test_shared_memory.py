@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from keras_hvd.rendezvous import shared_memory
-from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.rank_table import RankInfo
+from keras_hvd.world.rendezvous import shared_memory
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.rank_table import RankInfo
 
 NAME = f"keras_hvd/memory/{'0' * 32}"
 
@@ -34,7 +34,7 @@ def offered() -> Iterator[str]:
     """Memory that another process offers."""
     program = (
         "import sys, time\n"
-        "from keras_hvd.rendezvous import event_loop, shared_memory\n"
+        "from keras_hvd.world.rendezvous import event_loop, shared_memory\n"
         "async def offer():\n"
         "    with offered.open(time.monotonic() + 60):\n"
         "        print(offered.name, flush=True)\n"
@@ -114,7 +114,7 @@ def test_who_does_not_answer_shares_no_memory_after_a_while():
 def test_processes_of_other_users_get_none():
     ask = (
         "import os, sys, time\n"
-        "from keras_hvd.rendezvous import event_loop, shared_memory, rank_table\n"
+        "from keras_hvd.world.rendezvous import event_loop, shared_memory, rank_table\n"
         "os.setuid(65534)\n"
         "one = rank_table.RankInfo(0, 1, 0, 1, 'k', 'k', 0, 'n', 7, (), sys.argv[1])\n"
         "asking = shared_memory.first_giver([one], time.monotonic() + 20)\n"

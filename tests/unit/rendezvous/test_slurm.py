@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 
 from keras_hvd.exceptions import RendezvousError
-from keras_hvd.rendezvous import connection, munge, network_interfaces, ranks, secret
-from keras_hvd.rendezvous import slurm as slurm_module
-from keras_hvd.rendezvous.ranks import Place
-from keras_hvd.rendezvous.slurm import Step
+from keras_hvd.world.launchers import munge
+from keras_hvd.world.launchers import slurm as slurm_module
+from keras_hvd.world.launchers.slurm import Step
+from keras_hvd.world.rendezvous import connection, network_interfaces, ranks, secret
+from keras_hvd.world.rendezvous.ranks import Place
 
 ROOT = Path(__file__).resolve().parents[3]
 LATEST = 20
@@ -260,7 +261,7 @@ def test_a_secret_of_the_user_needs_no_munge(threads, step, monkeypatch, no_libr
 ALONE = """
 mount -t tmpfs none /run/munge 2>&1 && exec "$0" -c '
 import sys
-from keras_hvd.rendezvous import slurm
+from keras_hvd.world.launchers import slurm
 step = slurm.Step("slurm-1.0", "localhost", is_on_first_node=True)
 slurm.arrange(step, 0, (), 1)
 '
@@ -283,7 +284,7 @@ def test_a_munged_that_does_not_run_is_named(munged):
 # A process of another user that tries a credential.
 AS_NOBODY = """
 import os, sys
-from keras_hvd.rendezvous import munge
+from keras_hvd.world.launchers import munge
 os.setgid(65534), os.setuid(65534)
 try:
     print(munge.decode(sys.stdin.buffer.read()))
@@ -338,7 +339,7 @@ def made_by_nobody(content: dict) -> bytes:
     """A credential of another user, for this one."""
     program = (
         "import os, sys\n"
-        "from keras_hvd.rendezvous import munge\n"
+        "from keras_hvd.world.launchers import munge\n"
         f"os.setgid({NOBODY}), os.setuid({NOBODY})\n"
         "sys.stdout.buffer.write(munge.encode(sys.stdin.buffer.read(), 0))"
     )

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from keras_hvd.rendezvous.connection import Stream, UnprovenError
-from keras_hvd.rendezvous.event_loop import EventLoop
-from keras_hvd.rendezvous.proof import Role
+from keras_hvd.world.rendezvous.connection import Stream, UnprovenError
+from keras_hvd.world.rendezvous.event_loop import EventLoop
+from keras_hvd.world.rendezvous.proof import Role
 
 CREDENTIALS = bytes(32), bytes(range(32))
 # Of nobody; it signs itself, and is for this file alone.

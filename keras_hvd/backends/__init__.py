@@ -1,0 +1,1 @@
+"""What depends on a framework, one folder each."""

@@ -1,0 +1,32 @@
+"""Names of collectives that several parts of one graph would give alike."""
+
+from __future__ import annotations
+
+import collections
+
+import tensorflow as tf
+
+
+def name_in_graph(name: str) -> str:
+    """Adds a number to a name that the current graph already has.
+
+    Optimizers and variables with equal names (twins, copies) in one `tf.function` may
+    reduce at the same time, in a different order on each rank. Each trace has a graph
+    of its own, so the numbers are the same on ranks that trace more often.
+
+    >>> @tf.function
+    ... def step():
+    ...     print(name_in_graph("adam/w"), name_in_graph("adam/w"))
+    >>> step()
+    adam/w adam/w#1
+    """
+    if tf.executing_eagerly():
+        return name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    if not hasattr(graph, "_keras_hvd_names"):
+        graph._keras_hvd_names = collections.Counter()
+    names = graph._keras_hvd_names
+    names[name] += 1
+    return name if names[name] == 1 else f"{name}#{names[name] - 1}"

@@ -1,0 +1,178 @@
+"""Random numbers that differ between ranks, of layers and steps that users write.
+
+Scripts give all ranks one seed. Keras' own layers have generators of their own, which
+continue with the rank. What `tf.random` and `keras.random` draw without a generator
+comes from a global seed instead: within a step, it is that of rank 0 plus the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.global_state import get_global_attribute
+from keras.src.random import seed_generator
+from tensorflow.python.eager import context
+
+from keras_hvd.backends.tensorflow.collectives.submission import is_compiled
+from keras_hvd.job import basics, log
+
+# Set on a generator of Keras that continues with this rank's seed.
+_HAS_RANK = "_keras_hvd_has_rank"
+
+# Those that XLA compiles. It gives none of them a seed.
+_DRAWING_OPS = {
+    "Multinomial",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+@contextlib.contextmanager
+def of_rank(rank: int) -> Iterator[None]:
+    """Gives what is drawn in this block, or in what is traced there, seeds of a rank.
+
+    Example:
+
+    >>> def draw(rank):
+    ...     tf.random.set_seed(42)
+    ...     with of_rank(rank):
+    ...         return tf.random.uniform([]).numpy().item()
+    >>> draw(0) == draw(0), draw(0) == draw(1)
+    (True, False)
+    """
+    if tf.executing_eagerly():
+        with _eagerly(rank):
+            yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before, first = graph.seed, len(graph.get_operations())
+    if before is not None:
+        graph.seed = before + rank
+    try:
+        yield
+    finally:
+        graph.seed = before
+    if rank == 0 and is_compiled():
+        _warn_of_unseeded(graph.get_operations()[first:])
+
+
+@contextlib.contextmanager
+def _eagerly(rank: int) -> Iterator[None]:
+    eager = context.context()
+    seed = eager._seed
+    if seed is None or rank == 0:
+        yield
+        return
+    # TensorFlow draws an op's seed from a generator of its own: ranks stay in step.
+    eager._seed = seed + rank
+    try:
+        yield
+    finally:
+        eager._seed = seed
+
+
+def _warn_of_unseeded(operations: list[tf.Operation]) -> None:
+    names = [each.name for each in operations if each.type in _DRAWING_OPS]
+    if names:
+        _warn_once(", ".join(names))
+
+
+@functools.cache
+def _warn_once(names: str) -> None:
+    log.warn(
+        f"{names}: TensorFlow's random numbers have no seed in what XLA compiles, and "
+        "are the same on all ranks. Draw them with keras.random instead, or pass "
+        "jit_compile=False",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def install(is_distributed: Callable[[Any], bool]) -> None:
+    """Makes the steps of models whose optimizer is distributed draw a rank's numbers.
+
+    A step of the user's own may reduce by itself, and does so too.
+
+    Example:
+
+    >>> from keras_hvd.optimizer.distributed_class import is_distributed
+    >>> install(is_distributed)
+    """
+    plain = keras.Model._make_function
+
+    def may_reduce(model):
+        has_own_step = type(model).train_step is not keras.Model.train_step
+        return has_own_step or is_distributed(model.optimizer)
+
+    @functools.wraps(plain)
+    def make_function(model, step_function):
+        @functools.wraps(step_function)
+        def step(data):
+            # A strategy does it for all that its replicas run.
+            is_replica = tf.distribute.has_strategy()
+            if is_replica or basics.size() == 1 or not may_reduce(model):
+                return step_function(data)
+            with of_rank(basics.rank()):
+                return step_function(data)
+
+        return plain(model, step)
+
+    keras.Model._make_function = make_function
+
+
+def continue_with_rank(generator: Any, seed: Any, rank: int) -> None:
+    """Makes a generator continue with the ranks' seed, or state, plus this rank.
+
+    It is one of Keras, or a `tf.random.Generator`, whose state ends with its key.
+
+    Example:
+
+    >>> generator = keras.random.SeedGenerator(7)
+    >>> continue_with_rank(generator, generator.state, rank=2)
+    >>> generator.state.numpy().tolist()
+    [9, 0]
+    """
+    state = generator.state
+    places = state.shape[0]
+    place = places - 1 if isinstance(generator, tf.random.Generator) else 0
+    added = tf.one_hot(place, places, on_value=rank, off_value=0)
+    state.assign(seed + tf.cast(added, state.dtype))
+    vars(generator)[_HAS_RANK] = True
+
+
+def continue_global_generator(rank: int) -> None:
+    """The same for Keras' global generator, if there is one that has no rank yet.
+
+    Example:
+
+    >>> continue_global_generator(rank=0)
+    """
+    generator = get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is not None and _HAS_RANK not in vars(generator):
+        with tf.init_scope():
+            continue_with_rank(generator, generator.state, rank)
+
+
+def global_generator() -> Any:
+    """Keras' generator for what is drawn without one; it is made if there is none yet.
+
+    Example:
+
+    >>> global_generator() is global_generator()
+    True
+    """
+    # To make it draws from Python's generator, from which users draw as well.
+    state = random.getstate()
+    try:
+        return seed_generator.global_seed_generator()
+    finally:
+        random.setstate(state)

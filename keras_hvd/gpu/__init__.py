@@ -1,1 +1,0 @@
-"""GPUs: which one a rank has, and the libraries that they need."""

@@ -1,0 +1,1 @@
+"""Programs of others that train on all ranks: KerasTuner and TFX."""

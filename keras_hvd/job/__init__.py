@@ -1,0 +1,1 @@
+"""This process in its job: libraries, settings, its place, process sets, objects."""

@@ -1,0 +1,40 @@
+"""What the engine needs of the MPI that mpi4py has opened, to carry tensors by it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from keras_hvd.job import native
+
+
+def take(communicator: Any) -> native.Mpi:
+    """The functions and handles of MPI, for a communicator that is the engine's alone.
+
+    Args:
+        communicator: mpi4py's, of all ranks of the job in their order.
+    """
+    from mpi4py import MPI
+
+    # Finds what this extension is linked against: the very library that it uses.
+    library = ctypes.CDLL(MPI.__file__)
+
+    def address(name: str) -> int | None:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+
+    return native.Mpi(
+        isend=address("MPI_Isend"),
+        issend=address("MPI_Issend"),
+        irecv=address("MPI_Irecv"),
+        test=address("MPI_Test"),
+        error_string=address("MPI_Error_string"),
+        communicator=_signed(communicator.handle),
+        byte=_signed(MPI.BYTE.handle),
+        handles_are_ints=MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int),
+        status_bytes=MPI._sizeof(MPI.Status),
+    )
+
+
+def _signed(handle: int) -> int:
+    """A handle that is an integer may be negative, which mpi4py does not show."""
+    return ctypes.c_ssize_t(handle).value

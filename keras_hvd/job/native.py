@@ -1,0 +1,521 @@
+"""The native libraries: where they are, whether they fit, and their interfaces.
+
+`libkeras_hvd.so` is the engine with its C API, and needs only the system.
+`libkeras_hvd_ops_2.21.so` has the ops for TensorFlow 2.21; libraries for other minor
+versions may be beside it. The structures below mirror tf_ops/engine/c_api.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import functools
+import hashlib
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from keras_hvd import exceptions
+from keras_hvd.job import installed
+from keras_hvd.version import __version__
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[1] / "_native"
+_ENGINE = "libkeras_hvd.so"
+_OPS = "libkeras_hvd_ops_{minor}.so"
+_ALL_OPS = "libkeras_hvd_ops*.so"
+_BUILD_INFO = "build_info.json"
+# The first TensorFlow that ops can be built for: bazel/find_tensorflow.py.
+_OLDEST = "2.16"
+
+Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+Allocate = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int32,
+)
+
+
+class _Structure(ctypes.Structure):
+    """A structure that refuses numbers out of range, which ctypes would truncate."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        kept = getattr(self, name)
+        if isinstance(value, int) and isinstance(kept, int) and kept != value:
+            raise OverflowError(f"{name} cannot be {value}: the engine has {kept}")
+
+
+class Link(_Structure):
+    """khvd_link: a connection with another rank."""
+
+    _fields_ = [
+        ("peer", ctypes.c_int32),
+        ("purpose", ctypes.c_int32),
+        ("fd", ctypes.c_int32),
+        ("tls", ctypes.c_void_p),
+    ]
+
+
+class Mpi(_Structure):
+    """khvd_mpi: the functions and handles of the MPI that carries tensors."""
+
+    _fields_ = [
+        ("isend", ctypes.c_void_p),
+        ("issend", ctypes.c_void_p),
+        ("irecv", ctypes.c_void_p),
+        ("test", ctypes.c_void_p),
+        ("error_string", ctypes.c_void_p),
+        ("communicator", ctypes.c_ssize_t),
+        ("byte", ctypes.c_ssize_t),
+        ("handles_are_ints", ctypes.c_int32),
+        ("status_bytes", ctypes.c_int32),
+    ]
+
+
+class Options(_Structure):
+    """khvd_options: this process' place in the job, and the engine's settings."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("local_rank", ctypes.c_int32),
+        ("local_size", ctypes.c_int32),
+        ("cross_rank", ctypes.c_int32),
+        ("cross_size", ctypes.c_int32),
+        ("job", ctypes.c_char_p),
+        ("init_timeout", ctypes.c_double),
+        ("stall_warning", ctypes.c_double),
+        ("stall_abort", ctypes.c_double),
+        ("exchange_bytes", ctypes.c_int64),
+        ("fusion_bytes", ctypes.c_int64),
+        ("cores", ctypes.c_int32),
+        ("check", ctypes.c_int32),
+        ("cache_capacity", ctypes.c_int64),
+        ("log_level", ctypes.c_int32),
+        ("log_timestamp", ctypes.c_int32),
+        ("autotune", ctypes.c_int32),
+        ("autotune_log", ctypes.c_char_p),
+        ("autotune_warmup", ctypes.c_int32),
+        ("autotune_steps", ctypes.c_int32),
+        ("autotune_samples", ctypes.c_int32),
+        ("cuda_library", ctypes.c_char_p),
+        ("nccl_library", ctypes.c_char_p),
+        ("nvtx_library", ctypes.c_char_p),
+        ("disable_ranges", ctypes.c_int32),
+        ("hosts", ctypes.POINTER(ctypes.c_int32)),
+        ("host_names", ctypes.POINTER(ctypes.c_char_p)),
+        ("pids", ctypes.POINTER(ctypes.c_int32)),
+        ("links", ctypes.POINTER(Link)),
+        ("link_count", ctypes.c_int32),
+        ("host_timeout", ctypes.c_int32),
+        ("mpi", ctypes.POINTER(Mpi)),
+    ]
+
+
+class Tensor(_Structure):
+    """khvd_tensor: one contiguous tensor, in host memory or on a GPU."""
+
+    _fields_ = [
+        ("dtype", ctypes.c_int),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+    ]
+
+
+class Request(_Structure):
+    """khvd_request: a collective that every rank submits under the same name."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("submitter", ctypes.c_uint64),
+        ("process_set", ctypes.c_int32),
+        ("reduce_op", ctypes.c_int),
+        ("root", ctypes.c_int32),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("count", ctypes.c_int32),
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("done", Done),
+        ("allocate", Allocate),
+        ("context", ctypes.c_void_p),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("split_count", ctypes.c_int32),
+        ("on_gpu", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("end", ctypes.POINTER(ctypes.c_void_p)),
+        ("labels", ctypes.c_char_p),
+    ]
+
+
+class Counters(_Structure):
+    """khvd_counters: what the engine has done since `init`."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("batches", ctypes.c_int64),
+        ("tensors", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("sleeps", ctypes.c_int64),
+        ("lost_wakes", ctypes.c_int64),
+        ("tcp_bytes", ctypes.c_int64),
+        ("mpi_bytes", ctypes.c_int64),
+    ]
+
+
+class GpuSupport(_Structure):
+    """khvd_gpu_support: the GPUs and the NCCL that the engine can use."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("devices", ctypes.c_int32),
+        ("nccl_version", ctypes.c_int32),
+        ("text", ctypes.c_char * 512),
+    ]
+
+
+class _Int32(ctypes.c_int32):
+    """A 32-bit argument that refuses numbers out of range."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> ctypes.c_int32:
+        number = ctypes.c_int32(value)
+        if number.value != value:
+            raise OverflowError(f"{value} does not fit into 32 bits")
+        return number
+
+
+# name: (result, arguments...)
+_FUNCTIONS: dict[str, tuple] = {
+    "khvd_init": (ctypes.c_int, ctypes.POINTER(Options)),
+    "khvd_links": (
+        ctypes.c_int32,
+        _Int32,
+        _Int32,
+        ctypes.POINTER(ctypes.c_int32),
+        ctypes.POINTER(Link),
+        _Int32,
+    ),
+    "khvd_shutdown": (ctypes.c_int,),
+    "khvd_leave": (ctypes.c_int, ctypes.c_char_p),
+    "khvd_is_initialized": (ctypes.c_int,),
+    "khvd_set_exit": (None, ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t),
+    "khvd_end_process": (None,),
+    "khvd_rank": (ctypes.c_int,),
+    "khvd_size": (ctypes.c_int,),
+    "khvd_local_rank": (ctypes.c_int,),
+    "khvd_local_size": (ctypes.c_int,),
+    "khvd_cross_rank": (ctypes.c_int,),
+    "khvd_cross_size": (ctypes.c_int,),
+    "khvd_is_homogeneous": (ctypes.c_int,),
+    "khvd_add_process_set": (
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_int32),
+        _Int32,
+        ctypes.POINTER(ctypes.c_int32),
+    ),
+    "khvd_remove_process_set": (ctypes.c_int, _Int32),
+    "khvd_process_set_size": (ctypes.c_int, _Int32),
+    "khvd_process_set_rank": (ctypes.c_int, _Int32),
+    "khvd_join": (ctypes.c_int, ctypes.POINTER(ctypes.c_int32)),
+    "khvd_scattered_rows": (ctypes.c_int64, _Int32, ctypes.c_int64),
+    "khvd_submit": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_submit_and_drive": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_run": (ctypes.c_int, ctypes.POINTER(Request)),
+    "khvd_begin": (
+        ctypes.c_int,
+        ctypes.POINTER(Request),
+        ctypes.POINTER(ctypes.c_void_p),
+    ),
+    "khvd_finish": (ctypes.c_int, ctypes.c_void_p),
+    "khvd_drive_until": (None, ctypes.POINTER(ctypes.c_uint8)),
+    "khvd_await_end": (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "khvd_get_gpu_support": (
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(GpuSupport),
+    ),
+    "khvd_find_tls": (ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, _Int32),
+    "khvd_tls_open": (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        _Int32,
+        _Int32,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+    ),
+    "khvd_tls_handshake": (ctypes.c_int64, ctypes.c_void_p),
+    "khvd_tls_read": (
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+    ),
+    "khvd_tls_write": (
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ),
+    "khvd_tls_close": (None, ctypes.c_void_p),
+    "khvd_start_timeline": (ctypes.c_int, ctypes.c_char_p, _Int32),
+    "khvd_stop_timeline": (ctypes.c_int,),
+    "khvd_start_recording": (ctypes.c_int, ctypes.c_char_p),
+    "khvd_last_error": (ctypes.c_char_p,),
+    "khvd_failure": (ctypes.c_char_p,),
+    "khvd_get_counters": (ctypes.c_int, ctypes.POINTER(Counters)),
+    "khvd_log": (None, ctypes.c_int, ctypes.c_char_p),
+    "khvd_version": (ctypes.c_char_p,),
+}
+
+
+@functools.cache
+def engine() -> ctypes.CDLL:
+    """The engine: the functions of tf_ops/engine/c_api.h, opened once.
+
+    Raises LibraryError if it is not built, has another version, or another copy of it
+    is already in this process.
+
+    Example:
+
+    >>> engine().khvd_version().decode() == __version__
+    True
+    """
+    path = _library(_ENGINE)
+    try:
+        return open_engine(path)
+    except OSError as error:
+        raise _unusable(path, error, _install_again()) from error
+
+
+def open_engine(path: str | pathlib.Path) -> ctypes.CDLL:
+    """Opens an engine's library at any path: for tests of the C API alone."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def links(rank: int, hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """The links that a rank needs, as peers and purposes; `hosts` has each rank's host.
+
+    Example:
+
+    >>> links(0, [0, 0])
+    []
+    """
+    of_ranks = (ctypes.c_int32 * len(hosts))(*hosts)
+    count = engine().khvd_links(rank, len(hosts), of_ranks, None, 0)
+    found = (Link * count)()
+    engine().khvd_links(rank, len(hosts), of_ranks, found, count)
+    return [(link.peer, link.purpose) for link in found]
+
+
+def gpu_support(
+    engine: ctypes.CDLL, cuda_library: bytes, nccl_library: bytes
+) -> GpuSupport:
+    r"""What an engine finds on this machine for tensors on GPUs.
+
+    An empty path stands for the system's CUDA driver, or NCCL in the library path.
+
+    Example:
+
+    >>> gpu_support(engine(), b"/none/libcuda.so.1", b"/none/libnccl.so.2").text
+    b'there is no CUDA driver in /none/libcuda.so.1\nthere is no NCCL in /none/...'
+    """
+    found = GpuSupport(struct_size=ctypes.sizeof(GpuSupport))
+    code = engine.khvd_get_gpu_support(cuda_library, nccl_library, ctypes.byref(found))
+    if code != 0:
+        text = engine.khvd_last_error().decode(errors="replace")
+        raise exceptions.from_code(code, text)
+    return found
+
+
+@functools.cache
+def ops() -> ModuleType:
+    """The module of TensorFlow ops, one function for each op.
+
+    Raises LibraryError if TensorFlow is missing, there is no op library for its minor
+    version, or another copy of keras_hvd's libraries is in this process.
+    """
+    tf = tensorflow()
+    path = ops_library(tf.__version__)
+    engine()
+    try:
+        return tf.load_op_library(str(path))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise _unusable(path, error, _mend_ops()) from error
+
+
+def tensorflow() -> ModuleType:
+    """Imports TensorFlow, or raises LibraryError if there is none or only remains."""
+    try:
+        module = importlib.import_module("tensorflow")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise exceptions.LibraryError(
+            f"{sys.executable} has no TensorFlow. {_install_tensorflow()}"
+        ) from error
+    # Python accepts any folder of that name as a package.
+    if not hasattr(module, "__version__"):
+        folders = ", ".join(module.__path__)
+        raise exceptions.LibraryError(
+            f"{sys.executable} has no TensorFlow, only remains of one in {folders}. "
+            f"Remove that folder. {_install_tensorflow()}"
+        )
+    return module
+
+
+def ops_library(tensorflow: str) -> pathlib.Path:
+    """Path of the op library for a version of TensorFlow, without opening it."""
+    ops_info(tensorflow)
+    return _library(_OPS.format(minor=_minor(tensorflow)))
+
+
+def ops_info(tensorflow: str) -> dict[str, Any]:
+    """What the op library for a version of TensorFlow was built against.
+
+    `tensorflow` is the version of the headers, `distribution` their package, and `xla`
+    says whether XLA can compile collectives. Raises LibraryError if there is no op
+    library.
+    """
+    built = build_info()["ops"]
+    if _minor(tensorflow) in built:
+        return built[_minor(tensorflow)]
+    versions = ", ".join(each["tensorflow"] for each in built.values())
+    text = (
+        f"this is TensorFlow {tensorflow}, and the ops in {_FOLDER} were built for "
+        f"{versions}: an op library serves one minor version. Install "
+    )
+    if _numbers(tensorflow) < _numbers(_OLDEST):
+        raise exceptions.LibraryError(
+            f"{text}one of those: there are none for TensorFlow before {_OLDEST}"
+        )
+    raise exceptions.LibraryError(
+        f"{text}one of those, or build ops for this one, where there is Bazel, with: "
+        f"{sys.executable} -m keras_hvd.build"
+    )
+
+
+@functools.cache
+def build_info() -> dict[str, Any]:
+    """What the libraries were built from: `version`, `ops` (see `ops_info`), `sha256`.
+
+    `ops` has an entry for each minor version of TensorFlow, `sha256` one for each
+    library. Raises LibraryError if the libraries are not built, or belong to another
+    version.
+    """
+    path = _FOLDER / _BUILD_INFO
+    if not path.exists():
+        raise exceptions.LibraryError(
+            f"keras_hvd's native libraries are not built: there is no {path}. "
+            f"{_install_again()}"
+        )
+    info = json.loads(path.read_text())
+    if info["version"] != __version__:
+        raise exceptions.LibraryError(
+            f"this is keras_hvd {__version__}, and the native libraries in {_FOLDER} "
+            f"are those of {info['version']}. {_install_again()}"
+        )
+    return info
+
+
+def _library(name: str) -> pathlib.Path:
+    """A library's path, if the library exists, is intact, and is the only copy."""
+    # A checkout may have libraries from before hashes were written.
+    wanted = build_info().get("sha256", {}).get(name)
+    path = _FOLDER / name
+    if not path.exists():
+        raise exceptions.LibraryError(f"{path} is missing. {_install_again()}")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != wanted:
+        raise exceptions.LibraryError(
+            f"{path} was damaged or replaced after it was built: its {len(content)} "
+            f"bytes do not have the SHA-256 in {_BUILD_INFO} beside it. "
+            f"{_install_again()}"
+        )
+    # A second engine would not know the first one's ranks; a second op library makes
+    # TensorFlow abort the process, because each op may be registered once.
+    for other in _mapped_libraries():
+        if other != str(_FOLDER / pathlib.Path(other).name):
+            raise exceptions.LibraryError(
+                f"this process has already loaded {other}, and {path} is a second copy "
+                "of it: a process can use only one. Remove one of the two folders from "
+                "sys.path, or uninstall that keras_hvd"
+            )
+    return path
+
+
+def _mapped_libraries() -> set[str]:
+    """Paths of the copies of our libraries that this process has mapped.
+
+    The kernel appends " (deleted)" to a file that was replaced, so it counts as another
+    copy, which it is. Without /proc none is known.
+    """
+    try:
+        maps = pathlib.Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return set()
+    text = maps.decode(errors="surrogateescape")
+    columns = [line.split(maxsplit=5) for line in text.split("\n")]
+    paths = {column[5] for column in columns if len(column) == 6}
+    return {path for path in paths if _is_ours(path.removesuffix(" (deleted)"))}
+
+
+def _is_ours(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name == _ENGINE or fnmatch.fnmatchcase(name, _ALL_OPS)
+
+
+def _install_tensorflow() -> str:
+    *_, built_for = build_info()["ops"].values()
+    package = f"{built_for['distribution']}=={built_for['tensorflow']}"
+    return (
+        "Install one that keras_hvd was built for with: "
+        f"{sys.executable} -m pip install {package}"
+    )
+
+
+def _minor(version: str) -> str:
+    """The minor version that an op library is for, such as 2.21 for 2.21.0."""
+    return ".".join(version.split(".")[:2])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, _minor(version).split(".")))
+
+
+def _unusable(
+    path: pathlib.Path, error: Exception, remedy: str
+) -> exceptions.LibraryError:
+    return exceptions.LibraryError(f"{path} cannot be opened: {error}. {remedy}")
+
+
+def _mend_ops() -> str:
+    try:
+        installed.require_one_version("tensorflow")
+    except installed.Overwritten as overwritten:
+        return str(overwritten)
+    return _install_again()
+
+
+def _install_again() -> str:
+    command = installed.install_command()
+    text = f"Install keras_hvd again with: {command}"
+    if not command.endswith(f"keras_hvd=={__version__}"):
+        return text
+    return f"{text} (and --find-links FOLDER, where the wheel is in a folder)"

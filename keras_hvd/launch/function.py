@@ -1,0 +1,409 @@
+"""Runs a function on every rank of a new job, from a notebook or a script."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, BinaryIO, TextIO, TypeVar
+
+from keras_hvd.exceptions import KerasHvdError, RankFailedError
+from keras_hvd.launch import call, command_line, other_launchers, report
+from keras_hvd.launch.exchange import Exchange
+from keras_hvd.world.rendezvous import open_files
+
+_ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+
+# Ranks use this process' copy of keras_hvd.
+_IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
+_KHVDRUN = _IMPORT + "from keras_hvd.launch.for_parent import main as run; "
+_RANK = (
+    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
+)
+
+_ON_SEVERAL_HOSTS = (
+    _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_caller())"
+)
+
+_Value = TypeVar("_Value")
+
+# Time for ranks to end by themselves after an interrupt.
+_PATIENCE_SECONDS = 5
+
+
+class RankTraceback(Exception):
+    """The rank and the traceback of the error that `run` raises, as its cause.
+
+    `host` is that of the rank, in a job on several hosts.
+    """
+
+    def __init__(self, rank: int, text: str, host: str = ""):
+        super().__init__(rank, text, host)
+        self.rank = rank
+        self.text = text
+        self.host = host
+
+    def __str__(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        return f"on rank {self.rank}{where}:\n{self.text}"
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    prefix_output_with_timestamp: bool = False,
+    allocator: str | None = None,
+) -> list[Any]:
+    """Calls a function on every rank of a new job, which ends with the call.
+
+    The function joins the job itself, with `keras_hvd.init`. It may be defined in a
+    script or in a notebook's cell; what it uses from there is sent along. The ranks'
+    output appears as with `khvdrun`. If this process dies, so does the job.
+
+    Args:
+        func: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks.
+        min_num_proc: for elastic jobs, which this version does not have.
+        max_num_proc: for elastic jobs.
+        slots: for elastic jobs.
+        reset_limit: for elastic jobs.
+        cooldown_range: for elastic jobs.
+        hosts: as `khvdrun --hosts`, such as "node0:4,node1:4". All hosts need the same
+            Python, with keras_hvd, at the same place.
+        hostfile: as `khvdrun --hostfile`.
+        host_discovery_script: for elastic jobs.
+        start_timeout: seconds that the ranks wait for each other in `init`.
+        ssh_port: as `khvdrun --ssh-port`; without effect on one host.
+        ssh_identity_file: as `khvdrun --ssh-identity-file`; without effect on one host.
+        disable_cache: without effect; nothing is kept between jobs.
+        output_filename: folder that also keeps every rank's output.
+        verbose: whether to report each start and end.
+        use_gloo: without effect; there is one engine.
+        use_mpi: without effect; there is one engine.
+        mpi_args: as `khvdrun --mpi-args`; refused on one host.
+        network_interface: as `khvdrun --network-interfaces`; without effect on one
+            host.
+        network_interfaces: the same.
+        executable: the Python of the ranks; by default this process' Python.
+        np: the same as `num_proc`.
+        min_np: the same as `min_num_proc`.
+        max_np: the same as `max_num_proc`.
+        prefix_output_with_timestamp: whether lines of output start with the time.
+        allocator: as `khvdrun --allocator`: "pool" or "unchanged".
+
+    Returns:
+        The function's result on each rank, in the order of ranks.
+
+    Raises:
+        Exception: what the function raised, from the rank that failed first. Its cause
+            has the rank and its traceback. An error that cannot be pickled, or not
+            unpickled here, becomes a RuntimeError that describes it.
+        RankFailedError: a rank ended before the function had returned.
+        TypeError: `func` is not a function; or it, what it uses or an argument cannot
+            be pickled.
+        ValueError: an argument is wrong, or needs what this version does not have.
+        KeyboardInterrupt: this process was interrupted; all ranks have ended.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> def greet(greeting):
+    ...     keras_hvd.init()
+    ...     return f"{greeting} from rank {keras_hvd.rank()} of {keras_hvd.size()}"
+    >>> keras_hvd.run(greet, args=("hello",), np=2)
+    ['hello from rank 0 of 2', 'hello from rank 1 of 2']
+    """
+    arguments = _arguments(
+        {
+            "--num-proc": _one_of(
+                "num_proc", None if num_proc == 1 else num_proc, "np", np, 1
+            ),
+            "--min-num-proc": _one_of("min_num_proc", min_num_proc, "min_np", min_np),
+            "--max-num-proc": _one_of("max_num_proc", max_num_proc, "max_np", max_np),
+            "--slots": slots,
+            "--reset-limit": reset_limit,
+            "--blacklist-cooldown-range": cooldown_range,
+            "--hosts": hosts,
+            "--hostfile": hostfile,
+            "--host-discovery-script": host_discovery_script,
+            "--start-timeout": start_timeout,
+            "--ssh-port": ssh_port,
+            "--ssh-identity-file": ssh_identity_file,
+            "--disable-cache": bool(disable_cache),
+            "--output-filename": output_filename,
+            "--verbose": bool(verbose),
+            "--gloo": bool(use_gloo),
+            "--mpi": bool(use_mpi),
+            "--mpi-args": mpi_args,
+            "--network-interface": _one_of(
+                *("network_interface", network_interface),
+                *("network_interfaces", network_interfaces),
+            ),
+            "--prefix-output-with-timestamp": bool(prefix_output_with_timestamp),
+            "--allocator": allocator,
+        }
+    )
+    if not callable(func):
+        raise TypeError(f"run: func must be a function to call, got {func!r}")
+    command = [executable or sys.executable, "-c", _RANK]
+    # Checked here, because the child process' error message would get lost.
+    options = command_line.read([*arguments, *command])
+    if options.hosts:
+        other_launchers.hand_over(options, os.environ)
+    ranks = options.ranks
+    # A file for each rank's outcome, and a connection if it is on another host.
+    open_files.allow(2 * ranks)
+    with contextlib.ExitStack() as files:
+        made = files.enter_context(call.memory_file("call"))
+        call.dump_call(made, func, args, kwargs or {})
+        outcomes = [
+            files.enter_context(call.memory_file(f"outcome-{rank}"))
+            for rank in range(ranks)
+        ]
+        if options.hosts:
+            command[-1] = _ON_SEVERAL_HOSTS
+            variables = {**os.environ, **options.variables}
+            exchange = Exchange(made, outcomes, variables)
+            return _run_on_several_hosts([*arguments, *command], exchange, outcomes)
+        paths = [call.path_of(made), *map(call.path_of, outcomes)]
+        code = _khvdrun([*arguments, *command, *paths])
+        loaded = [_load(file, rank, code) for rank, file in enumerate(outcomes)]
+        return _results(loaded, code)
+
+
+def _run_on_several_hosts(
+    arguments: Sequence[str], exchange: Exchange, outcomes: Sequence[BinaryIO]
+) -> list[Any]:
+    with exchange:
+        code = _khvdrun(arguments, exchange)
+    loaded = []
+    for rank, file in enumerate(outcomes):
+        outcome = _load(file, rank, code)
+        if outcome is not None:
+            # By one clock: each host has its own.
+            outcome = dataclasses.replace(outcome, when=exchange.raised_at[rank])
+        loaded.append(outcome)
+    return _results(loaded, code, exchange)
+
+
+def _one_of(
+    name: str,
+    value: _Value | None,
+    old_name: str,
+    old_value: _Value | None,
+    default: _Value | None = None,
+) -> _Value | None:
+    if value is not None and old_value is not None:
+        raise ValueError(f"{name} and {old_name} mean the same: give one of them")
+    given = old_value if value is None else value
+    return default if given is None else given
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """The command line for options and their values."""
+    made = []
+    for option, value in options.items():
+        if value is None or value is False:
+            continue
+        if value is True:
+            made.append(option)
+        elif isinstance(value, (list, tuple)):
+            made += [option, *map(str, value)]
+        else:
+            made.append(f"{option}={value}")
+    return made
+
+
+def _khvdrun(arguments: Sequence[str], exchange: Exchange | None = None) -> int:
+    """Runs `khvdrun`, shows its output as this process', and returns the exit code.
+
+    `exchange` is that with the ranks of several hosts.
+    """
+    program = f"{_KHVDRUN}sys.exit(run(sys.argv[1:]))"
+    stdout = _output_to(sys.stdout, sys.__stdout__)
+    stderr = _output_to(sys.stderr, sys.__stderr__)
+    if stdout == subprocess.PIPE:
+        # A notebook's cell shows progress bars as a terminal does.
+        arguments = ["--live-output", *arguments]
+    command = [sys.executable, "-c", program, str(os.getpid()), *arguments]
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        env=None if exchange is None else {**os.environ, **exchange.variables},
+        stdout=stdout,
+        stderr=stderr,
+        # An interrupt from the terminal reaches it only through this process.
+        start_new_session=True,
+    )
+    if exchange is not None:
+        exchange.on_late = functools.partial(_stop, process)
+        if exchange.is_late:
+            _stop(process)
+    try:
+        _relay([(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
+        return process.wait()
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _output_to(stream: TextIO | None, from_start: TextIO | None) -> int | None:
+    """Popen's argument for output that this process would write to `stream`."""
+    if stream is from_start:
+        return None
+    # A notebook's stream is not a file.
+    return subprocess.DEVNULL if stream is None else subprocess.PIPE
+
+
+def _relay(streams: Sequence[tuple[IO[bytes] | None, TextIO]]) -> None:
+    """Shows the output of pipes until they end."""
+    with selectors.DefaultSelector() as selector:
+        for pipe, shown in streams:
+            if pipe is not None:
+                decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+                selector.register(pipe, selectors.EVENT_READ, (decoder, shown))
+        while selector.get_map():
+            for key, _ in selector.select():
+                decoder, shown = key.data
+                data = os.read(key.fd, 1 << 16)
+                shown.write(decoder.decode(data, final=not data))
+                shown.flush()
+                if not data:
+                    selector.unregister(key.fileobj)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends `khvdrun` and its job, as two presses of Ctrl-C do."""
+    # Otherwise it waits for a reader of its output.
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    _stop(process)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """Ends `khvdrun`, which can still write."""
+    # khvdrun inherits signals that this process ignores, as in a shell's background.
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    try:
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PATIENCE_SECONDS)
+                return
+    finally:
+        # It does not react, or the user did not wait.
+        process.kill()
+        process.wait()
+
+
+def _load(file: BinaryIO, rank: int, code: int) -> call.Outcome | None:
+    """A rank's outcome; None if the rank ended without one."""
+    if os.fstat(file.fileno()).st_size == 0:
+        return None
+    try:
+        return pickle.load(file)
+    except Exception as error:
+        if code != 0:
+            # The rank was ended while it wrote.
+            return None
+        text = f"what rank {rank} returned cannot be unpickled here: {error}"
+        raise KerasHvdError(text) from error
+
+
+def _results(
+    outcomes: Sequence[call.Outcome | None],
+    code: int,
+    exchange: Exchange | None = None,
+) -> list[Any]:
+    """What the ranks returned; raises unless all have returned."""
+    hosts = exchange.hosts if exchange is not None else {}
+    failed = [
+        (report.blames_a_peer(each.traceback.splitlines()), each.when, rank, each)
+        for rank, each in enumerate(outcomes)
+        if each is not None and each.error is not None
+    ]
+    if failed:
+        _, _, first, outcome = min(failed)
+        cause = RankTraceback(first, outcome.traceback, hosts.get(first, ""))
+        raise outcome.exception() from cause
+    missing = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    if missing:
+        who = _named(missing) if exchange is None else _who_ended(missing, exchange)
+        how = f"khvdrun {_ended(code)}; its last lines say why"
+        if exchange is not None and exchange.is_late:
+            how = "the other ranks had not ended 5 s later, and were ended"
+        raise RankFailedError(f"{who} ended before the function had returned; {how}")
+    return [outcome.value for outcome in outcomes if outcome is not None]
+
+
+def _who_ended(missing: Sequence[int], exchange: Exchange) -> str:
+    """The ranks that ended: first the one that did so first, as far as is known."""
+    came = [*exchange.lost, *(exchange.hosts.keys() & set(missing))]
+    named = [
+        f"rank {rank} on {exchange.hosts[rank]}"
+        + (f" ({exchange.lost[rank]})" if exchange.lost.get(rank) else "")
+        for rank in dict.fromkeys(came)
+    ]
+    silent = [rank for rank in missing if rank not in exchange.hosts]
+    if silent:
+        named.append(f"{_named(silent)}, without a word,")
+    return ", then ".join(named)
+
+
+def _named(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _ended(code: int) -> str:
+    if code <= 128:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"ended with exit code {code}"
+    return f"ended with exit code {code}, as after {name}"

@@ -1,0 +1,1 @@
+"""What each rank writes for its job's report, while it trains."""

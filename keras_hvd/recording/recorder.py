@@ -1,0 +1,100 @@
+"""What a rank does for its job's recording, from joining the job on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from keras_hvd.job import cores
+from keras_hvd.recording import facts, files
+from keras_hvd.recording.rank_records import RankRecord, RankRecords
+from keras_hvd.recording.training_series import TrainingSeries
+
+
+class Recorder:
+    """This rank's part of a recording.
+
+    Args:
+        folder: the recording, which `khvdrun` has made on each host.
+        place: this rank's number among those of its host.
+        record: what is known of it.
+    """
+
+    def __init__(self, folder: Path, place: int, record: RankRecord):
+        self.folder = folder
+        self.record = record
+        self._records = RankRecords(folder / files.RANKS, place)
+        self.series: TrainingSeries | None = None
+        """On rank 0, samples and loss over time."""
+        if record.rank == 0:
+            self.series = TrainingSeries(folder / files.SERIES)
+        purpose = folder / files.SCALING
+        self.scaling = purpose.read_text() if purpose.exists() else ""
+        """In a job of `khvdrun --scaling`: whether the ranks train, or only meet."""
+        self.write()
+
+    def write(self) -> None:
+        """Passes `record` on."""
+        self._records.write(self.record)
+
+
+_recorder: Recorder | None = None
+
+
+def current() -> Recorder | None:
+    """This rank's recorder; None if nothing is recorded.
+
+    Example:
+
+    >>> current() is None
+    True
+    """
+    return _recorder
+
+
+def scaling() -> str:
+    """Which job of `khvdrun --scaling` this is, "train" or "meet"; "" for none.
+
+    It is in the recording, and no variable: one that is left behind would have a later
+    job reduce nothing.
+
+    Example:
+
+    >>> scaling()
+    ''
+    """
+    return "" if _recorder is None else _recorder.scaling
+
+
+def start(
+    folder: str,
+    rank: int,
+    size: int,
+    place: int,
+    table: Sequence[tuple[str, int | None]],
+    capacity: float | None,
+) -> None:
+    """Begins this rank's part, after the engine's.
+
+    Args:
+        folder: the recording.
+        rank: this process' rank.
+        size: the number of ranks.
+        place: its number on its host.
+        table: each rank's host and process, if they have met; empty if all are on this
+            host.
+        capacity: what `capacity.measure` found.
+
+    Raises:
+        OSError: it cannot write to the folder.
+    """
+    global _recorder
+    host = socket.gethostname()
+    record = RankRecord(rank, os.getpid(), cores.available(), host=host)
+    _recorder = Recorder(Path(folder), place, record)
+    if rank != 0:
+        return
+    members = table or [(host, None)] * size
+    facts.write(_recorder.folder / files.FACTS, members, capacity)

@@ -1,0 +1,553 @@
+"""Joining the job that was started."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gc
+import hashlib
+import importlib
+import itertools
+import operator
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from keras_hvd import exceptions
+from keras_hvd.backends.tensorflow import allocator, gpu_pinning
+from keras_hvd.job import (
+    basics,
+    cores,
+    gpu_libraries,
+    installed,
+    log,
+    mpi_finalization,
+    mpi_functions,
+    native,
+    script_end,
+    settings,
+    uncaught,
+)
+from keras_hvd.job.process_sets import ProcessSet, add_process_set, check_for_init
+from keras_hvd.recording import capacity, files
+from keras_hvd.world import environment, tls
+from keras_hvd.world.launchers import mpi, slurm
+from keras_hvd.world.rendezvous import (
+    address,
+    joined,
+    network_interfaces,
+    part,
+    ranks,
+    secret,
+)
+from keras_hvd.world.rendezvous.links import Link
+from keras_hvd.world.rendezvous.proof import Purpose
+from keras_hvd.world.rendezvous.ranks import Meeting
+
+# How many times this process has joined with a list.
+_numbers = itertools.count()
+
+# This process' place, as its launcher said when it last joined.
+_launched: environment.World
+
+# Held while a thread joins, so a second one finds the job joined.
+_joining = threading.RLock()
+
+
+def init(
+    comm: Sequence[int] | Any = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+) -> None:
+    """Joins the job that `khvdrun` or another launcher started; waits for all ranks.
+
+    A process that none of them started is a job of size 1. Further calls do nothing.
+
+    If there are GPUs, TensorFlow uses the one of this local rank, with memory growth;
+    earlier settings of the script win. Tensors in host memory come from TensorFlow's
+    pool, unless an allocator was already chosen.
+
+    Args:
+        comm: the processes of this job, as a list of the ranks that they were started
+            with, or as an mpi4py communicator; None or an empty list: all. The order is
+            that of their ranks in the job. All processes of a part give the same list.
+            Parts do not know of each other; process sets are parts of one job.
+        process_sets: sets to add, as with `add_process_set`, the same on all ranks; or
+            "dynamic", without effect: sets can always be added later.
+
+    Raises:
+        TypeError: `comm` or `process_sets` has another type.
+        MismatchError: the ranks gave different process sets.
+        KerasHvdError: another rank did not arrive in time, or a system call failed.
+        ForkedError: this process was forked from a rank.
+        ValueError: an environment variable of keras_hvd or Horovod is malformed; two
+            process sets have the same ranks; a second call has a new process set; or
+            `comm` repeats a rank, lacks this one, or has one that was not started.
+
+    Example:
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> keras_hvd.rank(), keras_hvd.size()
+    (0, 1)
+    """
+    global _launched
+    sets = check_for_init(process_sets)
+    with _joining:
+        if basics.is_initialized():
+            _members(comm, _launched)
+            _require_known(sets)
+        else:
+            _launched = environment.world()
+            members = _members(comm, _launched)
+            is_alone = _launched.size == 1
+            with contextlib.nullcontext() if is_alone else uncaught.joining():
+                _join(_launched, members, sets)
+
+
+def _renew_lock() -> None:
+    """Replaces the lock in a forked child, where no thread would release it."""
+    global _joining
+    _joining = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _require_known(sets: list[ProcessSet]) -> None:
+    missing = [each for each in sets if each.process_set_id is None]
+    if missing:
+        raise ValueError(
+            f"init: keras_hvd is already initialized, without {missing[0]}: pass it to "
+            "keras_hvd.add_process_set()"
+        )
+
+
+def _join(
+    launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
+) -> None:
+    # What is malformed must not become known when the others rely on this rank.
+    given = settings.read()
+    # Members of a part say themselves how many they are. So does who goes on in another
+    # job, perhaps with fewer, at a place of its own.
+    says_so = basics.jobs_joined() > 0 and "KERAS_HVD_SIZE" in os.environ
+    sign = None
+    if members is None and not says_so:
+        sign = environment.check_size(launched.size)
+    timeline = settings.timeline()
+    world, meeting = _meet(launched, members)
+    if world.size < launched.size and members is not None:
+        given, timeline = _files_of_part(given, timeline, members[0])
+    options = native.Options(
+        struct_size=ctypes.sizeof(native.Options),
+        rank=world.rank,
+        size=world.size,
+        local_rank=world.local_rank,
+        local_size=world.local_size,
+        cross_rank=world.cross_rank,
+        cross_size=world.cross_size,
+        job=world.job.encode(),
+        **dataclasses.asdict(given),
+    )
+    options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
+    options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
+    uses_mpi = False
+    if meeting is not None:
+        _add_meeting(options, meeting)
+        uses_mpi = meeting.table.mpi and len(set(meeting.table.hosts())) > 1
+        if uses_mpi:
+            _add_mpi(options, str(world.mpi))
+        _explain_missing_memory(meeting)
+        _give_nccl_the_network(meeting, world.rank)
+    if native.engine().khvd_failure():
+        # Before the engine forgets it. TensorFlow is not imported for less.
+        from keras_hvd.backends.tensorflow import half_applied
+
+        half_applied.note_failure()
+    basics.check(native.engine().khvd_init(ctypes.byref(options)))
+    basics.note_job(world.job, uses_mpi)
+    joined.tell(launched.job, launched.rank - launched.local_rank)
+    # Of a part of the processes there is no recording: khvdrun has made one folder.
+    report = settings.report() if world.size == launched.size else ""
+    is_recorded = bool(report) if meeting is None else meeting.table.recorded
+    measured = _measure() if is_recorded and world.size > 1 else None
+    if report and world.rank != 0 and not files.is_of_this_host(report):
+        # mpirun tells the ranks of all hosts.
+        report = ""
+    # At once: the other ranks continue, and earlier submissions are not recorded.
+    if report:
+        _start_recording(report)
+    if timeline.path:
+        _start_timeline(timeline)
+    if report:
+        _tell_of_this_rank(report, launched, world, meeting, measured)
+    if world.rank == 0:
+        _explain_settings()
+    if sign is not None and sign.is_first:
+        _warn_of_being_alone(str(sign))
+    atexit.unregister(basics.shutdown)
+    atexit.register(basics.shutdown)
+    script_end.watch()
+    if world.rank == 0:
+        _warn_of_other_copies()
+    if world.size > 1:
+        _spare_what_is_imported()
+    allocator.use(world.rank)
+    if os.environ.get(cores.SHARED) == "1":
+        cores.share(launched.local_size)
+    # By the launcher's local rank, which no other part of its job has.
+    gpu_pinning.pin(launched.local_rank, launched.local_size)
+    if launched.size > 1 and "keras" in sys.modules:
+        # Far above this layer, and without Keras of no use.
+        importlib.import_module("keras_hvd.optimizer.traced_steps").install()
+    _add(sets)
+
+
+def _meet(
+    launched: environment.World, members: list[int] | None
+) -> tuple[environment.World, Meeting | None]:
+    """Meets the other members, if they may be on other hosts.
+
+    Returns what is then known of this process' place, and the ranks and links, or None
+    if all ranks are on this host in any case.
+    """
+    everyone = [*range(launched.size)]
+    is_whole = members in (None, everyone)
+    world = launched if members is None or is_whole else _part(launched, members)
+    if world.rendezvous is None and world.mpi is None and world.step is None:
+        if members is not None:
+            number, timeout = next(_numbers), settings.init_timeout()
+            part.agree(launched.job, launched.rank, members, number, timeout)
+        return world, None
+    basics.require_not_forked("init")
+    place = ranks.Place(
+        rank=world.rank,
+        size=world.size,
+        local_rank=world.local_rank,
+        local_size=world.local_size,
+        job=world.job,
+        host_key=world.host_key,
+        interfaces=settings.network_interfaces(),
+        data_connections=settings.data_connections(),
+        mpi=_wants_mpi(world, is_whole),
+        recorded=is_whole and bool(settings.report()),
+    )
+    timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
+    # Last: what is malformed must not become known when the others rely on this rank.
+    arranged = _arrangement(launched, members or everyone, place)
+    meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
+    table = meeting.table if is_whole else meeting.table.of_part()
+    own = table.ranks[world.rank]
+    world = dataclasses.replace(
+        world, job=table.job, local_rank=own.local_rank, local_size=own.local_size
+    )
+    if world.cross_rank is None:
+        cross_rank, cross_size = table.cross(world.rank)
+        world = dataclasses.replace(world, cross_rank=cross_rank, cross_size=cross_size)
+    return world, meeting
+
+
+def _part(launched: environment.World, members: list[int]) -> environment.World:
+    """This process' place in the job of these members, as far as it is known.
+
+    Raises KerasHvdError where they have no way to meet.
+    """
+    rank, size = members.index(launched.rank), len(members)
+    if launched.rendezvous is not None or launched.step is not None:
+        raise exceptions.KerasHvdError(
+            f"init: comm={members} is a part of {launched.size} processes that may be "
+            "on several hosts, and the members of a part find each other only under "
+            "mpirun: start the job with mpirun, or leave out comm and use process sets"
+        )
+    if launched.mpi is not None:
+        # The places on hosts follow when the members have met.
+        return dataclasses.replace(
+            launched,
+            rank=rank,
+            size=size,
+            local_rank=0,
+            local_size=1,
+            cross_rank=None,
+            cross_size=None,
+            job="",
+        )
+    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
+    return environment.World(
+        *(rank, size, rank, size, 0, 1),
+        environment.job_name(f"{launched.job}/{digest}"),
+    )
+
+
+def _wants_mpi(world: environment.World, is_whole: bool) -> bool:
+    """Whether MPI is to carry tensors between hosts."""
+    if settings.cpu_operations() != "mpi":
+        return False
+    if settings.tls():
+        raise ValueError(
+            "KERAS_HVD_TLS=1 encrypts what passes between hosts, and "
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors, which nothing "
+            "encrypts: leave out one of them"
+        )
+    if world.mpi is None or not is_whole:
+        raise ValueError(
+            "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors between hosts, which "
+            "takes ranks that mpirun has started and that meet by MPI, all of them: "
+            "leave it out, or start them with mpirun, without KERAS_HVD_RENDEZVOUS and "
+            "without a comm"
+        )
+    return True
+
+
+def _arrangement(
+    world: environment.World, members: list[int], place: ranks.Place
+) -> ranks.Arrangement:
+    """Where the ranks meet: as the user has said, or as their launcher lets them."""
+    if world.rendezvous is not None:
+        return ranks.Arrangement(
+            [address.parse(world.rendezvous)], secret.take(os.environ)
+        )
+    if world.step is not None:
+        timeout = settings.init_timeout()
+        return slurm.arrange(world.step, world.rank, place.interfaces, timeout)
+    communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
+    if place.mpi:
+        mpi.require_threads()
+    mpi_finalization.avoid_after_failure(str(world.mpi))
+    if world.rank == members[0]:
+        return mpi.invite(communicator, members, place.interfaces)
+    return mpi.accept(communicator, members, settings.init_timeout())
+
+
+def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
+    return [Link(peer, Purpose(kind)) for peer, kind in native.links(rank, hosts)]
+
+
+def _add_meeting(options: native.Options, meeting: Meeting) -> None:
+    """Tells the engine of the other ranks, and gives it the links."""
+    size = len(meeting.table.ranks)
+    options.hosts = (ctypes.c_int32 * size)(*meeting.table.hosts())
+    names = [one.host_name.encode() for one in meeting.table.ranks]
+    options.host_names = (ctypes.c_char_p * size)(*names)
+    pids = [one.pid for one in meeting.table.ranks]
+    options.pids = (ctypes.c_int32 * size)(*pids)
+    # Both ends list the connections of a link in the same order.
+    links = sorted(meeting.links.items(), key=lambda item: item[0].number)
+    options.link_count = len(links)
+    options.links = (native.Link * len(links))(
+        # khvd_init takes them over, whatever it returns.
+        *(
+            native.Link(
+                link.peer,
+                link.purpose,
+                stream.socket.detach(),
+                None if stream.tls is None else stream.tls.detach(),
+            )
+            for link, stream in links
+        )
+    )
+
+
+def _add_mpi(options: native.Options, family: str) -> None:
+    """Has MPI carry tensors between hosts."""
+    world = mpi.communicator(family, options.rank, options.size)
+    communicator = mpi.duplicate(world, settings.init_timeout())
+    options.mpi = ctypes.pointer(mpi_functions.take(communicator))
+
+
+def _explain_missing_memory(meeting: Meeting) -> None:
+    reasons = meeting.without_memory
+    if not reasons:
+        return
+    others = f", and {len(reasons) - 1} more ranks" if len(reasons) > 1 else ""
+    log.write(
+        "warning",
+        "ranks that seem to be on one machine cannot share memory, and use the "
+        f"network instead: {reasons[0]}{others}. Copies of a virtual machine seem to "
+        "be one, and a container may keep its processes from those of others. A "
+        "KERAS_HVD_HOST_KEY of its own for each says that this is as it should be",
+    )
+
+
+def _give_nccl_the_network(meeting: Meeting, rank: int) -> None:
+    """Between hosts NCCL uses the same network, unless the user has named another."""
+    if len(set(meeting.table.hosts())) == 1:
+        return
+    name = network_interfaces.name_of(meeting.table.ranks[rank].addresses[0].host)
+    if name is not None:
+        # Without "=", NCCL takes it for the beginning of a name.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+
+
+def _members(comm: Any, world: environment.World) -> list[int] | None:
+    """The processes of this job, by the ranks they were started with; None: all."""
+    if comm is None:
+        return None
+    if hasattr(comm, "Get_rank"):
+        return _members_of_communicator(comm, world)
+    try:
+        members = [operator.index(rank) for rank in comm]
+    except TypeError:
+        raise TypeError(
+            "init: comm must be a list of ranks, an mpi4py communicator or None, "
+            f"got {comm!r}"
+        ) from None
+    if not members:
+        return None
+    own = f"this process was started as rank {world.rank} of {world.size}"
+    strange = [rank for rank in members if not 0 <= rank < world.size]
+    if strange:
+        raise ValueError(f"init: comm={members} has rank {strange[0]}, but {own}")
+    repeated = [rank for rank in members if members.count(rank) > 1]
+    if repeated:
+        raise ValueError(f"init: comm={members} has rank {repeated[0]} twice")
+    if world.rank not in members:
+        raise ValueError(
+            f"init: comm={members} lacks this process: {own}. Only the members of a "
+            "part call init with it"
+        )
+    return members
+
+
+def _members_of_communicator(comm: Any, world: environment.World) -> list[int]:
+    from mpi4py import MPI
+
+    all_of_mpi = MPI.COMM_WORLD
+    if (all_of_mpi.rank, all_of_mpi.size) != (world.rank, world.size):
+        raise ValueError(
+            f"init: comm is a communicator of mpi4py, for which this process is rank "
+            f"{all_of_mpi.rank} of {all_of_mpi.size}, but it was started as rank "
+            f"{world.rank} of {world.size}: start the script with the mpirun of that "
+            "MPI, or give a list of ranks"
+        )
+    group = comm.Get_group()
+    members = MPI.Group.Translate_ranks(group, None, all_of_mpi.Get_group())
+    if MPI.UNDEFINED in members:
+        raise ValueError("init: comm has processes that are not in MPI's COMM_WORLD")
+    return [*members]
+
+
+def _files_of_part(
+    given: settings.Settings, timeline: settings.Timeline, first: int
+) -> tuple[settings.Settings, settings.Timeline]:
+    """Gives the files of this part names that no other part has."""
+
+    def of_part(path: str) -> str:
+        stem, extension = os.path.splitext(path)
+        return path and f"{stem}.rank-{first}{extension}"
+
+    log_path = os.fsencode(of_part(os.fsdecode(given.autotune_log)))
+    return (
+        dataclasses.replace(given, autotune_log=log_path),
+        dataclasses.replace(timeline, path=of_part(timeline.path)),
+    )
+
+
+# The functions below run once in a process, however often it joins.
+
+
+@functools.cache
+def _spare_what_is_imported() -> None:
+    """Excludes all imported objects from Python's garbage collector.
+
+    At exit Python scans all objects several times, which takes more than a second after
+    importing TensorFlow. Many ranks on few cores would end long after their job failed.
+    """
+    gc.freeze()
+
+
+@functools.cache
+def _explain_settings() -> None:
+    text = settings.without_effect()
+    if text:
+        log.write("warning", text)
+
+
+@functools.cache
+def _warn_of_being_alone(text: str) -> None:
+    log.write("warning", text)
+
+
+_missing: set[str] = set()
+
+
+def _warn_of_missing(what: str, why: str) -> None:
+    if what not in _missing:
+        log.write("warning", f"this job has no {what}, or a part of one: {why}")
+    _missing.add(what)
+
+
+@functools.cache
+def _warn_of_other_copies() -> None:
+    others = installed.other_copies()
+    if others:
+        log.write(
+            "warning",
+            f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
+            f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
+            "one that you do not want, or remove its folder from sys.path",
+        )
+
+
+def _add(sets: list[ProcessSet]) -> None:
+    try:
+        for each in sets:
+            add_process_set(each)
+    except BaseException:
+        basics.shutdown()
+        raise
+
+
+def _measure() -> float:
+    try:
+        return capacity.measure()
+    except exceptions.KerasHvdError:
+        basics.shutdown()
+        raise
+
+
+def _start_recording(folder: str) -> None:
+    path = os.fsencode(os.path.join(folder, files.TIMES))
+    try:
+        basics.check(native.engine().khvd_start_recording(path))
+    except exceptions.KerasHvdError as error:
+        _go_on_without("recording", error)
+
+
+def _tell_of_this_rank(
+    folder: str,
+    launched: environment.World,
+    world: environment.World,
+    meeting: Meeting | None,
+    measured: float | None,
+) -> None:
+    """Begins this rank's own part of the recording, which takes NumPy."""
+    from keras_hvd.recording import recorder
+
+    table = [] if meeting is None else meeting.table.ranks
+    members = [(one.host_name, one.pid) for one in table]
+    place = world.rank, world.size, launched.local_rank
+    try:
+        recorder.start(folder, *place, members, measured)
+    except (OSError, ValueError) as error:
+        _go_on_without("recording", error)
+
+
+def _start_timeline(timeline: settings.Timeline) -> None:
+    path = os.fsencode(timeline.path)
+    try:
+        basics.check(native.engine().khvd_start_timeline(path, timeline.mark_cycles))
+    except exceptions.KerasHvdError as error:
+        _go_on_without("timeline", error)
+
+
+def _go_on_without(what: str, error: Exception) -> None:
+    """Says why there is no timeline, or raises if that is not for lack of room."""
+    if files.is_full(error):
+        _warn_of_missing(what, str(error))
+        return
+    basics.shutdown()
+    raise error

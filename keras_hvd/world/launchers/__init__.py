@@ -1,0 +1,1 @@
+"""The launchers besides khvdrun whose ranks meet their own way, one file each."""

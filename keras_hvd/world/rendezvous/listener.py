@@ -1,0 +1,205 @@
+"""Accepts connections, and passes on those that have proven themselves.
+
+Strangers can only connect: each has a few seconds to prove itself, and there are never
+more than a number of them. When more come, the oldest is dropped.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import math
+import socket
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from keras_hvd.exceptions import RendezvousError
+from keras_hvd.world.rendezvous import connection, event_loop
+from keras_hvd.world.rendezvous.address import Address
+from keras_hvd.world.rendezvous.connection import Stream
+from keras_hvd.world.rendezvous.event_loop import READ, EventLoop, Task
+
+_Proven = TypeVar("_Proven")
+
+MOST_UNPROVEN = 128
+
+# So long the oldest is not dropped for newer ones: time for a process of this job to
+# prove itself, also in a flood.
+_SPARED_SECONDS = 0.25
+
+_BACKLOG = 4096
+_PAUSE_SECONDS = 0.01
+_MOST_STRANGERS = 8  # that messages name
+
+
+@dataclass(frozen=True)
+class _Stranger:
+    """Who has connected, and has not proven itself so far."""
+
+    task: Task
+    arrived: float
+
+
+class Listener(Generic[_Proven]):
+    """Listens at some addresses of this host, until it is closed.
+
+    `prove` has a connection prove itself, or raises OSError, and `welcome` gets who has
+    done so.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        prove: Callable[[Stream], Coroutine[Any, Any, _Proven]],
+        welcome: Callable[[_Proven], Coroutine[Any, Any, None]],
+    ):
+        self._loop = loop
+        self._prove = prove
+        self._welcome = welcome
+        # In the order of their arrival.
+        self._unproven: collections.OrderedDict[Stream, _Stranger] = (
+            collections.OrderedDict()
+        )
+        self._accepting: list[tuple[Task, socket.socket]] = []
+        self.strangers: dict[str, str] = {}
+        """IP addresses of those who did not prove themselves, and why not."""
+
+    def start(self, listening: socket.socket) -> None:
+        """Accepts connections of a socket, which then belongs to this."""
+        task = self._loop.start(self._accept(listening))
+        self._accepting.append((task, listening))
+
+    def close(self) -> None:
+        """Ends listening, and all connections that are not proven."""
+        for task, listening in self._accepting:
+            self._loop.cancel(task)
+            listening.close()
+        self._accepting.clear()
+        while self._unproven:
+            self._drop_oldest()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            await event_loop.ready(listening, READ, math.inf)
+            await self._make_room()
+            try:
+                accepted, (host, *_) = listening.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                await self._survive(error)
+            else:
+                now = time.monotonic()
+                stream = Stream(accepted, now + connection.PROOF_SECONDS)
+                task = self._loop.start(self._admit(stream, host))
+                self._unproven[stream] = _Stranger(task, now)
+
+    async def _survive(self, error: OSError) -> None:
+        """Goes on after a connection that could not be accepted."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            await event_loop.pause(_PAUSE_SECONDS)
+            return
+        if not self._unproven:
+            raise RendezvousError(
+                "this process cannot open more connections: raise the limit of open "
+                "files (ulimit -n)"
+            )
+        self._drop_oldest()
+
+    async def _make_room(self) -> None:
+        if len(self._unproven) < MOST_UNPROVEN:
+            return
+        oldest = next(iter(self._unproven.values()))
+        has_room = await event_loop.until(
+            lambda: len(self._unproven) < MOST_UNPROVEN,
+            oldest.arrived + _SPARED_SECONDS,
+        )
+        if not has_room:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        stream, stranger = self._unproven.popitem(last=False)
+        self._loop.cancel(stranger.task)
+        stream.close()
+
+    async def _admit(self, stream: Stream, host: str) -> None:
+        try:
+            stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            proven = await self._prove(stream)
+        except OSError as error:
+            self._note(host, error)
+            stream.close()
+            return
+        finally:
+            self._unproven.pop(stream, None)
+        stream.deadline = math.inf
+        await self._welcome(proven)
+
+    def _note(self, host: str, error: OSError) -> None:
+        is_known = isinstance(error, connection.UnprovenError)
+        if host in self.strangers or len(self.strangers) < _MOST_STRANGERS:
+            self.strangers[host] = str(error) if is_known else "they sent no proof"
+
+
+def listen(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Sockets that listen at those of these addresses that are this host's.
+
+    Port 0 stands for any free port. Raises OSError, with the address as its filename.
+
+    Example:
+
+    >>> sockets = listen([Address("127.0.0.1", 0)])
+    >>> [one.getsockname()[0] for one in sockets]
+    ['127.0.0.1']
+    """
+    sockets: list[socket.socket] = []
+    elsewhere = None
+    with contextlib.ExitStack() as opened:
+        for address in addresses:
+            try:
+                sockets.append(opened.enter_context(_listen(address)))
+            except OSError as error:
+                error.filename = str(address)
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                elsewhere = error
+        if not sockets and elsewhere is not None:
+            raise elsewhere
+        opened.pop_all()
+    return sockets
+
+
+def listen_at_free_ports(hosts: Sequence[str]) -> list[socket.socket]:
+    """Sockets of a rank, at these IP addresses of this host. Raises RendezvousError.
+
+    Example:
+
+    >>> sockets = listen_at_free_ports(["127.0.0.1"])
+    >>> sockets[0].getsockname()[1] > 0
+    True
+    """
+    try:
+        return listen([Address(host, 0) for host in hosts])
+    except OSError as error:
+        raise RendezvousError(
+            f"this process cannot listen at {error.filename}: {error.strerror}"
+        ) from None
+
+
+def _listen(address: Address) -> socket.socket:
+    listening = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        # Connections of an earlier job may still be in TIME_WAIT.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
