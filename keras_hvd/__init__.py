@@ -14,7 +14,10 @@ from keras_hvd.version import __version__ as __version__
 if TYPE_CHECKING:
     from keras_hvd import callbacks as callbacks
     from keras_hvd import data as data
+    from keras_hvd import environment as environment
     from keras_hvd import exceptions as exceptions
+    from keras_hvd import keras_tuner as keras_tuner
+    from keras_hvd import tfx as tfx
     from keras_hvd.backends.tensorflow.collectives.allgather import (
         allgather as allgather,
     )
@@ -85,8 +88,6 @@ if TYPE_CHECKING:
     from keras_hvd.exceptions import NotInitializedError as NotInitializedError
     from keras_hvd.exceptions import RankFailedError as RankFailedError
     from keras_hvd.exceptions import ShutDownError as ShutDownError
-    from keras_hvd.integrations import keras_tuner as keras_tuner
-    from keras_hvd.integrations import tfx as tfx
     from keras_hvd.job.basics import cross_rank as cross_rank
     from keras_hvd.job.basics import cross_size as cross_size
     from keras_hvd.job.basics import is_initialized as is_initialized
@@ -132,7 +133,6 @@ if TYPE_CHECKING:
     from keras_hvd.strategy.strategy import Strategy as Strategy
     from keras_hvd.timeline import start_timeline as start_timeline
     from keras_hvd.timeline import stop_timeline as stop_timeline
-    from keras_hvd.world import environment as environment
     from keras_hvd.world.initialization import init as init
 
 _SUBMODULES = (

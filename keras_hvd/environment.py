@@ -1,7 +1,6 @@
-"""What launchers say of a process' place: see keras_hvd/world/environment.py."""
+"""What launchers say of a process' place, for users: keras_hvd/world/environment.py."""
 
-import sys
+from keras_hvd.world.environment import LaunchEnvironmentError, World, check_size, world
+from keras_hvd.world.launchers.variables import job_name
 
-from keras_hvd.world import environment
-
-sys.modules[__name__] = environment
+__all__ = ["LaunchEnvironmentError", "World", "check_size", "job_name", "world"]

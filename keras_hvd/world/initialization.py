@@ -26,7 +26,6 @@ from keras_hvd.job import (
     gpu_libraries,
     installed,
     log,
-    mpi_finalization,
     mpi_functions,
     native,
     script_end,
@@ -36,7 +35,7 @@ from keras_hvd.job import (
 from keras_hvd.job.process_sets import ProcessSet, add_process_set, check_for_init
 from keras_hvd.recording import capacity, files
 from keras_hvd.world import environment, tls
-from keras_hvd.world.launchers import mpi, slurm
+from keras_hvd.world.launchers.variables import job_name
 from keras_hvd.world.rendezvous import (
     address,
     joined,
@@ -160,7 +159,7 @@ def _join(
         _add_meeting(options, meeting)
         uses_mpi = meeting.table.mpi and len(set(meeting.table.hosts())) > 1
         if uses_mpi:
-            _add_mpi(options, str(world.mpi))
+            _add_mpi(options, world)
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     if native.engine().khvd_failure():
@@ -218,7 +217,7 @@ def _meet(
     everyone = [*range(launched.size)]
     is_whole = members in (None, everyone)
     world = launched if members is None or is_whole else _part(launched, members)
-    if world.rendezvous is None and world.mpi is None and world.step is None:
+    if world.rendezvous is None and world.way is None:
         if members is not None:
             number, timeout = next(_numbers), settings.init_timeout()
             part.agree(launched.job, launched.rank, members, number, timeout)
@@ -257,13 +256,7 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
     Raises KerasHvdError where they have no way to meet.
     """
     rank, size = members.index(launched.rank), len(members)
-    if launched.rendezvous is not None or launched.step is not None:
-        raise exceptions.KerasHvdError(
-            f"init: comm={members} is a part of {launched.size} processes that may be "
-            "on several hosts, and the members of a part find each other only under "
-            "mpirun: start the job with mpirun, or leave out comm and use process sets"
-        )
-    if launched.mpi is not None:
+    if launched.way is not None and launched.way.parts_meet:
         # The places on hosts follow when the members have met.
         return dataclasses.replace(
             launched,
@@ -275,10 +268,16 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
             cross_size=None,
             job="",
         )
+    if launched.rendezvous is not None or launched.way is not None:
+        raise exceptions.KerasHvdError(
+            f"init: comm={members} is a part of {launched.size} processes that may be "
+            "on several hosts, and the members of a part find each other only under "
+            "mpirun: start the job with mpirun, or leave out comm and use process sets"
+        )
     digest = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
     return environment.World(
         *(rank, size, rank, size, 0, 1),
-        environment.job_name(f"{launched.job}/{digest}"),
+        job_name(f"{launched.job}/{digest}"),
     )
 
 
@@ -292,7 +291,7 @@ def _wants_mpi(world: environment.World, is_whole: bool) -> bool:
             "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors, which nothing "
             "encrypts: leave out one of them"
         )
-    if world.mpi is None or not is_whole:
+    if world.way is None or not world.way.carries_tensors or not is_whole:
         raise ValueError(
             "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors between hosts, which "
             "takes ranks that mpirun has started and that meet by MPI, all of them: "
@@ -306,20 +305,14 @@ def _arrangement(
     world: environment.World, members: list[int], place: ranks.Place
 ) -> ranks.Arrangement:
     """Where the ranks meet: as the user has said, or as their launcher lets them."""
-    if world.rendezvous is not None:
+    if world.way is None:
         return ranks.Arrangement(
-            [address.parse(world.rendezvous)], secret.take(os.environ)
+            [address.parse(str(world.rendezvous))], secret.take(os.environ)
         )
-    if world.step is not None:
-        timeout = settings.init_timeout()
-        return slurm.arrange(world.step, world.rank, place.interfaces, timeout)
-    communicator = mpi.communicator(str(world.mpi), world.rank, world.size)
-    if place.mpi:
-        mpi.require_threads()
-    mpi_finalization.avoid_after_failure(str(world.mpi))
-    if world.rank == members[0]:
-        return mpi.invite(communicator, members, place.interfaces)
-    return mpi.accept(communicator, members, settings.init_timeout())
+    timeout = settings.init_timeout()
+    return world.way.arrange(
+        world.rank, world.size, members, place.interfaces, timeout, place.mpi
+    )
 
 
 def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
@@ -351,10 +344,12 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
     )
 
 
-def _add_mpi(options: native.Options, family: str) -> None:
+def _add_mpi(options: native.Options, world: environment.World) -> None:
     """Has MPI carry tensors between hosts."""
-    world = mpi.communicator(family, options.rank, options.size)
-    communicator = mpi.duplicate(world, settings.init_timeout())
+    assert world.way is not None
+    communicator = world.way.communicator(
+        world.rank, world.size, settings.init_timeout()
+    )
     options.mpi = ctypes.pointer(mpi_functions.take(communicator))
 
 

@@ -13,7 +13,7 @@ import pytest
 from ml_metadata.proto import metadata_store_pb2
 
 import keras_hvd
-from keras_hvd.integrations.tfx.executor import TrainingFailedError
+from keras_hvd.tfx.executor import TrainingFailedError
 
 # --- in a pipeline ------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from tfx import v1 as tfx
 from tfx.types import standard_artifacts
 
 import keras_hvd
-from keras_hvd.integrations.tfx.executor import TrainingFailedError
+from keras_hvd.tfx.executor import TrainingFailedError
 
 
 def trainer(**settings):

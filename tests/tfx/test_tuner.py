@@ -9,7 +9,7 @@ from tfx import v1 as tfx
 from tfx.types import standard_artifacts
 
 import keras_hvd
-from keras_hvd.integrations.tfx.executor import TrainingFailedError, TunerExecutor
+from keras_hvd.tfx.executor import TrainingFailedError, TunerExecutor
 
 RANKS = (1, 2, 3)
 TUNER_TYPE = "tfx.components.tuner.component.Tuner"

@@ -12,10 +12,10 @@ import keras_hvd
 
 # Their examples take pipelines, and show in tests/tfx.
 NEED_TFX = {
-    "keras_hvd.integrations.tfx.component",
-    "keras_hvd.integrations.tfx.dataset",
-    "keras_hvd.integrations.tfx.executor",
-    "keras_hvd.integrations.tfx.rank",
+    "keras_hvd.tfx.component",
+    "keras_hvd.tfx.dataset",
+    "keras_hvd.tfx.executor",
+    "keras_hvd.tfx.rank",
 }
 MODULES = [
     module.name
@@ -45,6 +45,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.optimizer.loss_scaling",
     "keras_hvd.world.rendezvous.connection",
     "keras_hvd.world.rendezvous.links",
+    "keras_hvd.world.launchers.launcher",
     "keras_hvd.world.launchers.mpi",
     "keras_hvd.world.launchers.munge",
     "keras_hvd.world.rendezvous.ranks",
@@ -54,7 +55,7 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.strategy.keras_layers",
     "keras_hvd.strategy.keras_losses",
     "keras_hvd.strategy.keras_trainer",
-    "keras_hvd.integrations.tfx.joint_training",
+    "keras_hvd.tfx.joint_training",
 }
 
 

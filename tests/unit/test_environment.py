@@ -10,6 +10,7 @@ import re
 import pytest
 
 from keras_hvd.environment import LaunchEnvironmentError, World, check_size, world
+from keras_hvd.world.launchers.mpi import ByMpi
 from keras_hvd.world.launchers.slurm import Step
 
 KHVDRUN = {
@@ -120,7 +121,7 @@ SALLOC_INTERACTIVE_STEP = {
             SRUN_ON_NODES,
             World(
                 *(5, 7, 1, 2, None, None, "slurm-1.0"),
-                step=Step("slurm-1.0", "a01", is_on_first_node=False),
+                way=Step("slurm-1.0", "a01", is_on_first_node=False),
             ),
             id="srun-on-several-nodes",
         ),
@@ -134,7 +135,7 @@ SALLOC_INTERACTIVE_STEP = {
             World(
                 *(5, 7, 1, 2, None, None, "slurm-1.0"),
                 host_key="left",
-                step=Step("slurm-1.0", "a01", is_on_first_node=False),
+                way=Step("slurm-1.0", "a01", is_on_first_node=False),
             ),
             id="srun-with-a-host-key",
         ),
@@ -213,12 +214,12 @@ SALLOC_INTERACTIVE_STEP = {
         ),
         pytest.param(
             {**OPEN_MPI_4, "OMPI_COMM_WORLD_SIZE": "4"},
-            World(1, 4, 1, 2, None, None, "", mpi="Open MPI"),
+            World(1, 4, 1, 2, None, None, "", way=ByMpi("Open MPI")),
             id="open-mpi-on-several-hosts",
         ),
         pytest.param(
             {**MPICH, "PMI_RANK": "5", "PMI_SIZE": "7", "KERAS_HVD_HOST_KEY": "left"},
-            World(5, 7, 1, 2, None, None, "", host_key="left", mpi="MPICH"),
+            World(5, 7, 1, 2, None, None, "", host_key="left", way=ByMpi("MPICH")),
             id="mpich-on-several-hosts",
         ),
         pytest.param(
@@ -295,7 +296,7 @@ def test_refuses_more_than_one_host(variables):
 )
 def test_ranks_of_a_step_meet_at_its_first_node(nodes, first):
     variables = {**SRUN_ON_NODES, "SLURM_STEP_NODELIST": nodes}
-    assert world(variables).step.first_node == first
+    assert world(variables).way.first_node == first
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_nodes_of_a_step_have_their_own_numbers_of_tasks(node, local_size):
     }
     found = world(variables)
     assert found.local_size == local_size
-    assert found.step.is_on_first_node == (node == "0")
+    assert found.way.is_on_first_node == (node == "0")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ _PIECES = (
 def expressions() -> dict[str, re.Pattern]:
     """All of modules that meet what users, files or other processes write."""
     found = {}
-    for folder in ("launch", "report", "rendezvous", "timeline"):
+    for folder in ("launch", "report", "world.rendezvous", "timeline"):
         package = importlib.import_module(f"keras_hvd.{folder}")
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if one.name.endswith("__main__"):

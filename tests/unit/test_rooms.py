@@ -34,15 +34,3 @@ def test_no_framework_is_needed_but_by_what_is_made_for_it():
     assert ended.stdout.split() == rooms
     # The collectives are TensorFlow's.
     assert "tensorflow is not here" in ended.stderr.splitlines()[-1]
-
-
-def test_public_modules_are_found_by_their_names():
-    import keras_hvd.environment
-    import keras_hvd.keras_tuner
-    import keras_hvd.tfx
-    from keras_hvd.integrations import keras_tuner, tfx
-    from keras_hvd.world import environment
-
-    assert keras_hvd.environment is environment
-    assert keras_hvd.keras_tuner is keras_tuner
-    assert keras_hvd.tfx is tfx

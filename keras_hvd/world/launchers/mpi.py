@@ -14,10 +14,13 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from keras_hvd.exceptions import RendezvousError
+from keras_hvd.job import mpi_finalization
+from keras_hvd.world.launchers.launcher import Way
 from keras_hvd.world.rendezvous import event_loop, network_interfaces, part
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.listener import listen_at_free_ports
@@ -41,6 +44,37 @@ _ABI = "MPI4PY_MPIABI"
 
 # MPI may still use the memory of what a start left unfinished.
 _in_flight: list[Any] = []
+
+
+@dataclass(frozen=True)
+class ByMpi(Way):
+    """Rank 0 tells the others by MPI."""
+
+    family: str
+    """Open MPI or MPICH."""
+
+    parts_meet: ClassVar[bool] = True
+    carries_tensors: ClassVar[bool] = True
+
+    def communicator(self, rank: int, size: int, timeout: float) -> Any:
+        return duplicate(communicator(self.family, rank, size), timeout)
+
+    def arrange(
+        self,
+        rank: int,
+        size: int,
+        members: Sequence[int],
+        interfaces: Sequence[str],
+        timeout: float,
+        with_tensors: bool,
+    ) -> Arrangement:
+        world = communicator(self.family, rank, size)
+        if with_tensors:
+            require_threads()
+        mpi_finalization.avoid_after_failure(self.family)
+        if rank == members[0]:
+            return invite(world, members, interfaces)
+        return accept(world, members, timeout)
 
 
 def communicator(family: str, rank: int, size: int) -> Any:

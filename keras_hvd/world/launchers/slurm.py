@@ -25,6 +25,7 @@ from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world.launchers import munge
+from keras_hvd.world.launchers.launcher import Way
 from keras_hvd.world.rendezvous import address as addresses
 from keras_hvd.world.rendezvous import connection, event_loop, network_interfaces
 from keras_hvd.world.rendezvous import secret as secret_module
@@ -51,7 +52,7 @@ _LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Way):
     """A step of a Slurm job on several nodes, as one of its ranks knows it.
 
     Example:
@@ -78,27 +79,28 @@ class Step:
             hosts = network_interfaces.reachable(interfaces)
         return [Address(host, port) for port in self.ports() for host in hosts]
 
-
-def arrange(
-    step: Step, rank: int, interfaces: Sequence[str], timeout: float
-) -> Arrangement:
-    """Where the ranks of a step meet. Raises RendezvousError.
-
-    The others wait until rank 0 has told them, if the user has set no secret.
-    """
-    if secret_module.is_set(os.environ):
-        given = secret_module.take(os.environ)
-        listening = _listen(step, interfaces) if rank == 0 else []
-        return Arrangement(step.places(interfaces), given, listening)
-    try:
-        if rank == 0:
-            return _invite(step, interfaces)
-        return _accept(step, rank, interfaces, timeout)
-    except munge.UnavailableError as error:
-        raise RendezvousError(
-            "srun started the ranks of this job on several nodes, and rank 0 hands the "
-            f"others a secret by MUNGE. {error}. Or else {secret_module.HOW}"
-        ) from None
+    def arrange(
+        self,
+        rank: int,
+        size: int,
+        members: Sequence[int],
+        interfaces: Sequence[str],
+        timeout: float,
+        with_tensors: bool,
+    ) -> Arrangement:
+        if secret_module.is_set(os.environ):
+            given = secret_module.take(os.environ)
+            listening = _listen(self, interfaces) if rank == 0 else []
+            return Arrangement(self.places(interfaces), given, listening)
+        try:
+            if rank == 0:
+                return _invite(self, interfaces)
+            return _accept(self, rank, interfaces, timeout)
+        except munge.UnavailableError as error:
+            raise RendezvousError(
+                "srun started the ranks of this job on several nodes, and rank 0 hands "
+                f"the others a secret by MUNGE. {error}. Or else {secret_module.HOW}"
+            ) from None
 
 
 def _invite(step: Step, interfaces: Sequence[str]) -> Arrangement:

@@ -21,7 +21,6 @@ import pytest
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world.launchers import munge
-from keras_hvd.world.launchers import slurm as slurm_module
 from keras_hvd.world.launchers.slurm import Step
 from keras_hvd.world.rendezvous import connection, network_interfaces, ranks, secret
 from keras_hvd.world.rendezvous.ranks import Place
@@ -115,7 +114,7 @@ class Ranks:
     ) -> ranks.Meeting:
         """As a rank does."""
         timeout = timeout or self._timeout
-        arranged = slurm_module.arrange(self._step, rank, (), timeout)
+        arranged = self._step.arrange(rank, 2, [0, 1], (), timeout, False)
         place = Place(rank, size, 0, 1, self._step.name, host_key=f"host {rank}")
         return ranks.meet(place, arranged, lambda *_: [], timeout)
 
@@ -263,7 +262,7 @@ mount -t tmpfs none /run/munge 2>&1 && exec "$0" -c '
 import sys
 from keras_hvd.world.launchers import slurm
 step = slurm.Step("slurm-1.0", "localhost", is_on_first_node=True)
-slurm.arrange(step, 0, (), 1)
+step.arrange(0, 2, [0, 1], (), 1, False)
 '
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
+from keras_hvd import keras_tuner
 from keras_hvd.backends.tensorflow import current_strategy
-from keras_hvd.integrations import keras_tuner
 from keras_hvd.job import basics, native
 from keras_hvd.optimizer.traced_steps import require_reducing
 from keras_hvd.strategy import keras_patches

@@ -24,11 +24,11 @@ from tfx.proto.orchestration import execution_result_pb2
 from tfx.types import artifact_utils, standard_component_specs
 from tfx.utils import json_utils, path_utils
 
-from keras_hvd.integrations.tfx import rank
-from keras_hvd.integrations.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 from keras_hvd.job import cores
 from keras_hvd.launch import function as interactive
 from keras_hvd.mixin import Mixin
+from keras_hvd.tfx import rank
+from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 
 # Codes of gRPC, as TFX records them.
 _CANCELLED = 1

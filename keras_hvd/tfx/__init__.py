@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keras_hvd.integrations.tfx.component import Trainer as Trainer
-    from keras_hvd.integrations.tfx.component import Tuner as Tuner
-    from keras_hvd.integrations.tfx.dataset import tf_dataset as tf_dataset
-    from keras_hvd.integrations.tfx.executor import Executor as Executor
+    from keras_hvd.tfx.component import Trainer as Trainer
+    from keras_hvd.tfx.component import Tuner as Tuner
+    from keras_hvd.tfx.dataset import tf_dataset as tf_dataset
+    from keras_hvd.tfx.executor import Executor as Executor
 
 _DEFINED_IN = {
     "Executor": "executor",

@@ -12,8 +12,8 @@ from tfx.orchestration import data_types
 from tfx.types import standard_component_specs
 from tfx.utils import json_utils
 
-from keras_hvd.integrations.tfx import executor, settings
 from keras_hvd.mixin import Mixin
+from keras_hvd.tfx import executor, settings
 
 
 class _OnRanks(Mixin):

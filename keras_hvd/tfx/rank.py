@@ -15,7 +15,7 @@ from tfx.components.util import udf_utils
 from tfx.types import standard_component_specs
 from tfx.utils import json_utils
 
-from keras_hvd.integrations.tfx import joint_training
+from keras_hvd.tfx import joint_training
 from keras_hvd.world import environment
 
 # The user's function of each component, and what it is for.

@@ -1,1 +1,0 @@
-"""Programs of others that train on all ranks: KerasTuner and TFX."""

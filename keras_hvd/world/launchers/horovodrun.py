@@ -1,0 +1,43 @@
+"""Horovod's `horovodrun` with Gloo, on one host.
+
+Its variables without a place to meet are `khvdrun`'s, which sets them for scripts, and
+left to a process that is not to be a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keras_hvd.world.launchers.launcher import World
+from keras_hvd.world.launchers.variables import (
+    integer,
+    many_hosts,
+    on_one_host,
+    text_of,
+)
+
+
+def is_here(variables: Mapping[str, str]) -> bool:
+    """Whether `horovodrun` has started the process that has these variables.
+
+    >>> is_here({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"})
+    True
+    """
+    return "HOROVOD_GLOO_RENDEZVOUS_ADDR" in variables
+
+
+def world(variables: Mapping[str, str]) -> World:
+    hosts = integer(variables, "HOROVOD_CROSS_SIZE", 1)
+    if hosts > 1:
+        raise many_hosts(f"HOROVOD_CROSS_SIZE={hosts}")
+    # The launcher listens at this address as long as the job runs.
+    address = text_of(variables, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = text_of(variables, "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return on_one_host(
+        variables,
+        rank="HOROVOD_RANK",
+        size="HOROVOD_SIZE",
+        local_rank="HOROVOD_LOCAL_RANK",
+        local_size="HOROVOD_LOCAL_SIZE",
+        job=f"horovodrun-{address}-{port}",
+    )

@@ -1,0 +1,57 @@
+"""`khvdrun`, and whoever sets its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keras_hvd.world.launchers.launcher import LaunchEnvironmentError, World
+from keras_hvd.world.launchers.variables import (
+    RENDEZVOUS,
+    integer,
+    on_any_hosts,
+    on_one_host,
+    text_of,
+)
+
+
+def is_here(variables: Mapping[str, str]) -> bool:
+    """Whether `khvdrun` has started the process that has these variables.
+
+    >>> is_here({"KERAS_HVD_RANK": "0"})
+    True
+    """
+    return "KERAS_HVD_RANK" in variables
+
+
+def world(variables: Mapping[str, str]) -> World:
+    prefix = "KERAS_HVD_"
+    if variables.get(RENDEZVOUS):
+        return on_any_hosts(
+            variables,
+            rank=prefix + "RANK",
+            size=prefix + "SIZE",
+            local_rank=prefix + "LOCAL_RANK",
+            local_size=prefix + "LOCAL_SIZE",
+            job=variables.get(prefix + "JOB", ""),
+            rendezvous=variables[RENDEZVOUS],
+        )
+    hosts = integer(variables, prefix + "CROSS_SIZE", 1)
+    if hosts > 1:
+        raise _nowhere_to_meet(f"{prefix}CROSS_SIZE={hosts}")
+    integer(variables, prefix + "CROSS_RANK", 0, hosts)
+    return on_one_host(
+        variables,
+        rank=prefix + "RANK",
+        size=prefix + "SIZE",
+        local_rank=prefix + "LOCAL_RANK",
+        local_size=prefix + "LOCAL_SIZE",
+        job=text_of(variables, prefix + "JOB"),
+        refuse=_nowhere_to_meet,
+    )
+
+
+def _nowhere_to_meet(evidence: str) -> LaunchEnvironmentError:
+    return LaunchEnvironmentError(
+        f"This job spans more than one host ({evidence}), and its ranks have no place "
+        f"to meet: set {RENDEZVOUS} to HOST:PORT on rank 0's host, for all ranks."
+    )

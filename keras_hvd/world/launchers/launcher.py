@@ -1,0 +1,93 @@
+"""What every launcher says: who a process is, and how it meets the others."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from keras_hvd.exceptions import KerasHvdError
+from keras_hvd.world.rendezvous.ranks import Arrangement
+
+
+class LaunchEnvironmentError(KerasHvdError):
+    """The launcher's variables are malformed, contradictory or unsupported."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process' place in its job.
+
+    Args:
+        rank: Number of this process in the job, from 0.
+        size: Number of processes in the job.
+        local_rank: Number of this process among those of the job on this host, from 0.
+        local_size: Number of processes of the job on this host.
+        cross_rank: Number of this host among those with a process of this local rank,
+            from 0; None until the ranks have met.
+        cross_size: Number of hosts with a process of this local rank; None until the
+            ranks have met.
+        job: A name that no other running job on this host has; "" if rank 0 makes one
+            up when the ranks meet.
+        rendezvous: HOST:PORT where the ranks meet; None if all are on one host.
+        host_key: What sets this process' host apart, if the user says so.
+        way: How the ranks of several hosts meet, where their launcher lets them.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int | None
+    cross_size: int | None
+    job: str
+    rendezvous: str | None = None
+    host_key: str | None = None
+    way: Way | None = None
+
+
+class Way(abc.ABC):
+    """How ranks that a launcher has started on several hosts learn where to meet."""
+
+    parts_meet: ClassVar[bool] = False
+    """Whether the members of a part of the ranks find each other."""
+
+    carries_tensors: ClassVar[bool] = False
+    """Whether it has a communicator that can carry tensors between hosts."""
+
+    @abc.abstractmethod
+    def arrange(
+        self,
+        rank: int,
+        size: int,
+        members: Sequence[int],
+        interfaces: Sequence[str],
+        timeout: float,
+        with_tensors: bool,
+    ) -> Arrangement:
+        """Where these of the ranks meet. Raises RendezvousError.
+
+        All but the first of them wait until it has told them. `with_tensors`: whether
+        a communicator is to carry tensors afterwards.
+        """
+
+    def communicator(self, rank: int, size: int, timeout: float) -> Any:
+        """One for the engine alone, to carry tensors. All ranks call this.
+
+        Raises RendezvousError.
+        """
+        raise NotImplementedError
+
+
+class Launcher(Protocol):
+    """What is to be known of a launcher. Modules and objects have it."""
+
+    def is_here(self, variables: Mapping[str, str]) -> bool:
+        """Whether it has started the process that has these variables."""
+
+    def world(self, variables: Mapping[str, str]) -> World:
+        """The place that it has given to that process.
+
+        Raises LaunchEnvironmentError.
+        """

@@ -1,0 +1,51 @@
+"""PyTorch's `torchrun`, whose ranks meet beside its own store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keras_hvd.world.launchers.launcher import World
+from keras_hvd.world.launchers.variables import (
+    RENDEZVOUS,
+    Names,
+    integer,
+    is_one_host,
+    on_any_hosts,
+    on_one_host,
+    text_of,
+)
+from keras_hvd.world.rendezvous import address
+
+_TOO_LARGE_PORT = 2**16
+
+
+def is_here(variables: Mapping[str, str]) -> bool:
+    """Whether `torchrun` has started the process that has these variables.
+
+    >>> is_here({"TORCHELASTIC_RUN_ID": "r17"})
+    True
+    """
+    return "TORCHELASTIC_RUN_ID" in variables
+
+
+def world(variables: Mapping[str, str]) -> World:
+    store = text_of(variables, "MASTER_ADDR")
+    port = integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
+    job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
+    rendezvous = variables.get(RENDEZVOUS)
+    names: Names = {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+    }
+    if is_one_host(variables, names) and not rendezvous:
+        return on_one_host(variables, **names, job=job)
+    # torchrun's own store listens at MASTER_PORT.
+    beside = port + 1 if port + 1 < _TOO_LARGE_PORT else port - 1
+    return on_any_hosts(
+        variables,
+        **names,
+        job=job,
+        rendezvous=rendezvous or str(address.Address(store, beside)),
+    )
