@@ -56,7 +56,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
-.PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls
+.PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
 install: $(BUILT)
 
@@ -435,6 +435,29 @@ bench-gpu-calls: gpu-engine
 	$(GPU_PYTHON) benchmarks/gpu_calls.py --engine $(CURDIR)/$(GPU_ENGINE)
 
 # --- upkeep -------------------------------------------------------------------------
+
+# The lines of each folder, as wc counts them: of what users run, of its tests, and of what
+# is neither.
+lines:
+	@$(call COUNT_LINES,Python,keras_hvd/*.py)
+	@$(call COUNT_LINES,C++,tf_ops/*.cc tf_ops/*.h $(CXX_TESTS:%=:!%))
+	@$(call COUNT_LINES,Tests in Python,tests/*.py)
+	@$(call COUNT_LINES,Tests in C++,$(CXX_TESTS))
+	@$(call COUNT_LINES,Neither,bazel tf_ops/*BUILD WORKSPACE Makefile setup.py \
+		benchmarks/*.py benchmarks/*.c examples/*.py docs/*.py)
+
+CXX_TESTS := tf_ops/*_test.cc tf_ops/*_fuzz.cc tf_ops/*testing.h tf_ops/testing/*.cc \
+	tf_ops/testing/*.h
+
+# $(call COUNT_LINES,TITLE,FILES): files as Git's patterns, where a * matches a / too.
+COUNT_LINES = echo '$(1)'; git ls-files -z -- $(patsubst %,'%',$(2)) | xargs -0 wc -l | \
+	awk '$$2 != "total" { \
+		deep = split($$2, path, "/"); \
+		lines[path[1] (deep > 2 ? "/" path[2] : "")] += $$1; all += $$1 \
+	} END { \
+		for (folder in lines) printf "%8d  %s\n", lines[folder], folder | "sort -k2"; \
+		close("sort -k2"); printf "%8d\n", all \
+	}'
 
 format: install
 	$(BIN)/ruff check --quiet --fix .
