@@ -56,7 +56,7 @@ endif
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
-.PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls
+.PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
 
 install: $(BUILT)
 
@@ -318,13 +318,16 @@ sanitize: install
 	$(BAZEL_TEST) --config=tsan //tf_ops/...
 
 # What hosts read of each other, fed with what a fuzzer makes up. The inputs that showed
-# something new are kept in corpus/ beside each *_fuzz.cc, and read again by `make
+# something new are kept in an archive beside each *_fuzz.cc, and read again by `make
 # native-tests`. Clang compiles what reads them; it refuses the reductions, which g++ does.
 FUZZERS := coordination/messages transport/hosts_job_state
 FUZZ_INPUTS ?= 10000000
 FUZZED = $(filter-out %_test.cc %_fuzz.cc,$(wildcard \
 	$(patsubst %,tf_ops/%/*.cc,coordination operation transport)))
 FUZZ := $(VENV)/fuzz
+CORPUS = tf_ops/$*_corpus.tar.gz
+# The same inputs give the same archive, whoever packs it; the C++ tests read this format.
+SAME_BYTES := --format=ustar --mtime=@0 --mode=644 --owner=0 --group=0 --numeric-owner
 .PHONY: fuzz $(FUZZERS:%=fuzz-%)
 fuzz: $(FUZZERS:%=fuzz-%)
 
@@ -332,14 +335,19 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 	$(if $(shell command -v clang++-14),,apt-get install -qq -y --no-install-recommends \
 		clang-14 libclang-rt-14-dev)
 	bazel build //tf_ops/collectives
-	mkdir -p $(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
+	rm -rf $(FUZZ)/$*/kept
+	mkdir -p $(FUZZ)/$*/found $(FUZZ)/$*/kept
+	$(if $(wildcard $(CORPUS)),tar -xzf $(CORPUS) -C $(FUZZ)/$*/kept)
 	clang++-14 -std=c++17 -O1 -g -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. -o $(FUZZ)/$*/fuzzer tf_ops/$*_fuzz.cc $(FUZZED) \
 		"$$(bazel info bazel-bin)"/tf_ops/collectives/_objs/collectives/*.o -pthread -ldl
 	$(FUZZ)/$*/fuzzer -runs=$(FUZZ_INPUTS) -max_len=1024 -use_value_profile=1 \
 		-malloc_limit_mb=4 -artifact_prefix=$(FUZZ)/$*/ \
-		$(FUZZ)/$*/found tf_ops/$(*D)/corpus/$(*F)
-	$(FUZZ)/$*/fuzzer -merge=1 tf_ops/$(*D)/corpus/$(*F) $(FUZZ)/$*/found
+		$(FUZZ)/$*/found $(FUZZ)/$*/kept
+	$(FUZZ)/$*/fuzzer -merge=1 $(FUZZ)/$*/kept $(FUZZ)/$*/found
+	ls $(FUZZ)/$*/kept | tar -cf $(FUZZ)/$*/kept.tar -C $(FUZZ)/$*/kept -T - $(SAME_BYTES)
+	gzip -dc $(CORPUS) | cmp -s - $(FUZZ)/$*/kept.tar || \
+		gzip -9nc $(FUZZ)/$*/kept.tar > $(CORPUS)
 
 # Kills a random rank of a training at a random moment, fifty times; a thousand random
 # steps, fifty kills and some stops with libraries that have faults
@@ -427,6 +435,29 @@ bench-gpu-calls: gpu-engine
 	$(GPU_PYTHON) benchmarks/gpu_calls.py --engine $(CURDIR)/$(GPU_ENGINE)
 
 # --- upkeep -------------------------------------------------------------------------
+
+# The lines of each folder, as wc counts them: of what users run, of its tests, and of what
+# is neither.
+lines:
+	@$(call COUNT_LINES,Python,keras_hvd/*.py)
+	@$(call COUNT_LINES,C++,tf_ops/*.cc tf_ops/*.h $(CXX_TESTS:%=:!%))
+	@$(call COUNT_LINES,Tests in Python,tests/*.py)
+	@$(call COUNT_LINES,Tests in C++,$(CXX_TESTS))
+	@$(call COUNT_LINES,Neither,bazel tf_ops/*BUILD WORKSPACE Makefile setup.py \
+		benchmarks/*.py benchmarks/*.c examples/*.py docs/*.py)
+
+CXX_TESTS := tf_ops/*_test.cc tf_ops/*_fuzz.cc tf_ops/*testing.h tf_ops/testing/*.cc \
+	tf_ops/testing/*.h
+
+# $(call COUNT_LINES,TITLE,FILES): files as Git's patterns, where a * matches a / too.
+COUNT_LINES = echo '$(1)'; git ls-files -z -- $(patsubst %,'%',$(2)) | xargs -0 wc -l | \
+	awk '$$2 != "total" { \
+		deep = split($$2, path, "/"); \
+		lines[path[1] (deep > 2 ? "/" path[2] : "")] += $$1; all += $$1 \
+	} END { \
+		for (folder in lines) printf "%8d  %s\n", lines[folder], folder | "sort -k2"; \
+		close("sort -k2"); printf "%8d\n", all \
+	}'
 
 format: install
 	$(BIN)/ruff check --quiet --fix .

@@ -53,9 +53,10 @@ class BuildNative(setuptools.Command):
             self.copy_sources(folder / NATIVE / "source")
 
     def copy_sources(self, folder: pathlib.Path) -> None:
-        """Copies what the libraries are built from, without tests."""
+        """Copies what the libraries are built from, without tests and fuzzers."""
         folder.mkdir()
-        unwanted = shutil.ignore_patterns("*_test.cc", "testing", "__pycache__")
+        tests = ("*_test.cc", "*_fuzz.cc", "*_corpus.tar.gz", "testing")
+        unwanted = shutil.ignore_patterns(*tests, "__pycache__")
         for name in SOURCES:
             if (CHECKOUT / name).is_dir():
                 shutil.copytree(CHECKOUT / name, folder / name, ignore=unwanted)

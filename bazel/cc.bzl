@@ -52,14 +52,20 @@ def khvd_cc_tests(deps, **kwargs):
         )
     for source in native.glob(["*_fuzz.cc"]):
         subject = source[:-len("_fuzz.cc")]
-        corpus = "corpus/" + subject
+        corpus = subject + "_corpus.tar"
+        native.genrule(
+            name = subject + "_corpus",
+            srcs = [corpus + ".gz"],
+            outs = [corpus],
+            cmd = "gzip -dc $< > $@",
+        )
         native.cc_test(
             name = subject + "_corpus_test",
             size = "small",
             srcs = [source, "//tf_ops/testing:read_corpus.cc"],
             args = [native.package_name() + "/" + corpus],
             copts = WARNINGS,
-            data = native.glob([corpus + "/*"]),
+            data = [corpus],
             deps = deps,
             **kwargs
         )
