@@ -125,6 +125,19 @@ def test_damage_in_the_middle_is_counted_and_said(tmp_path):
     assert "2 lines are damaged" in job.not_known
 
 
+@pytest.mark.parametrize(
+    "name, times, queued", [("NEGOTIATE_", 1, 5), ("QUEUE", 2, 15), ("COPY_IN", 2, 25)]
+)
+def test_a_damaged_line_takes_no_others_with_it(tmp_path, name, times, queued):
+    lines = [*STEPS]
+    lost = next(place for place, line in enumerate(lines) if name in line)
+    lines[lost] = lines[lost][:20]
+    job = timelines.read([write(tmp_path / "t", start(), *lines)])
+    assert "1 lines are damaged" in job.not_known
+    (a,) = [each for each in job.tensors if each.name == "a"]
+    assert (a.times, round(1e6 * a.queued)) == (times, queued)
+
+
 def test_parts_of_a_job_follow_each_other_in_any_order(tmp_path):
     first = write(tmp_path / "b", start(time=1000), *STEPS)
     later = write(tmp_path / "a", start(time=5000), *STEPS)
