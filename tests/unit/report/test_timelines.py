@@ -271,6 +271,14 @@ def test_the_command_writes_the_page_that_says_what_is_not_known(
     assert "Who took part" not in text and "on 1 host" not in text
 
 
+def test_a_job_that_only_gathers_has_a_page_without_rates(tmp_path, monkeypatch):
+    lines = [line.replace('"bytes":40', '"bytes":0') for line in STEPS[:7]]
+    path, page = write(tmp_path / "t", start(), *lines), tmp_path / "page.html"
+    assert report(monkeypatch, path, "-o", page) == 0
+    text = page.read_text()
+    assert "Who waited" in text and "Links and memory" not in text
+
+
 @pytest.mark.parametrize(
     "names, why",
     [
