@@ -132,11 +132,12 @@ class JobRecord:
         return "the memory" if self.hosts == 1 else "the links between the hosts"
 
     def rates(self) -> Rates | None:
-        """How fast tensors passed; None if none were seen to."""
+        """How fast tensors passed; None if none of a known size were seen to."""
         times = self.intervals
         moving = float(times.moving.sum())
         overall = float((times.end - times.begin).sum())
-        if moving <= 0 or overall <= 0:
-            return None
         passed = float(times.bytes.sum())
+        # The size of what an allgather collects is not known.
+        if min(moving, overall, passed) <= 0:
+            return None
         return Rates(self.capacity, passed / moving, passed / overall)

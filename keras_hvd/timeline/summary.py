@@ -2,81 +2,202 @@
 
 from __future__ import annotations
 
-from array import array
+import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from keras_hvd.timeline import events
 from keras_hvd.timeline.events import NotATimelineError
+from keras_hvd.timeline.spans import Spans
 
 SLOWEST = 10
 """Number of tensors in the list of the slowest."""
 
+MOST_NAMES = 16384
+"""Of so many names the writer knows the rows (tf_ops/timeline/timeline_writer.cc)."""
 
-@dataclass
-class Spans:
-    """Stretches of time, in microseconds."""
-
-    begins: array = field(default_factory=lambda: array("d"))
-    ends: array = field(default_factory=lambda: array("d"))
-
-    def add(self, begin: float, end: float) -> None:
-        self.begins.append(begin)
-        self.ends.append(end)
-
-    def durations(self) -> np.ndarray:
-        """How long each took: microseconds, float64 of shape (count,)."""
-        return np.subtract(self.ends, self.begins)
-
-    def covered(self) -> float:
-        """Microseconds in which there was at least one of them.
-
-        Example:
-
-        >>> spans = Spans()
-        >>> spans.add(0, 3); spans.add(2, 5); spans.add(10, 11)
-        >>> spans.covered()
-        6.0
-        """
-        begins, ends = np.array(self.begins), np.array(self.ends)
-        order = np.argsort(begins)
-        begins, ends = begins[order], ends[order]
-        reached = np.maximum.accumulate(np.concatenate([[-np.inf], ends]))[:-1]
-        return float(np.maximum(ends - np.maximum(begins, reached), 0).sum())
+# A row that the file has not used for so many new ones is not used again.
+_MOST_ROWS = 4 * MOST_NAMES
+# A line of the file has no more.
+_MOST_ARRIVALS = 64
+_NOT_MOVING = "WAIT_FOR_RANKS", "WAIT_FOR_INPUTS"
 
 
-@dataclass
+@dataclasses.dataclass
+class Request:
+    """A request, from its decision on."""
+
+    tensor: str
+    batch: int
+    ready: dict[int, float]  # when each rank submitted it, in this order
+    first: float
+    decided: float
+    began: float
+    step: Any = None  # for those who add up steps
+
+    @property
+    def own(self) -> float:
+        """When rank 0 submitted it."""
+        if len(self.ready) == _MOST_ARRIVALS:
+            return self.ready.get(0, self.first)
+        # Rank 0 has joined before and gives zeros, or others do this alone.
+        return self.ready.get(0, self.decided)
+
+
+@dataclasses.dataclass
 class Tensor:
-    """The time of a tensor's requests, in microseconds."""
+    """The time of a tensor's requests that have ended."""
 
-    requests: int = 0  # that have ended
-    total: float = 0  # from first submissions to ends
-    # The same by phase: negotiation, queue, collective.
-    by_phase: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    requests: int = 0
+    bytes: int = 0
+    negotiating: float = 0.0  # from first submissions to last ones
+    deciding: float = 0.0  # from there to decisions
+    queued: float = 0.0
+    running: float = 0.0
+
+    @property
+    def by_phase(self) -> dict[str, float]:
+        """The time in each of the phases of its row."""
+        return {
+            "negotiate": self.negotiating + self.deciding,
+            "queue": self.queued,
+            "collective": self.running,
+        }
+
+    @property
+    def total(self) -> float:
+        """From first submissions to ends."""
+        return sum(self.by_phase.values())
 
 
-@dataclass
 class Summary:
-    """What a timeline shows. Times are in microseconds."""
+    """What timelines show. Times are in `unit` microseconds.
 
-    size: int = 0  # number of ranks
-    is_whole: bool = False  # whether keras_hvd ended the file
-    first: float = float("inf")
-    last: float = 0
-    phases: dict[str, Spans] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    # For each rank, when others waited for it alone.
-    waits: dict[int, Spans] = field(default_factory=dict)
-    # For each rank, how many requests it submitted last.
-    was_last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    # For each tensor that still waited at the end, the missing ranks.
-    missing: dict[str, list[int]] = field(default_factory=dict)
-    not_recorded: int = 0  # requests that the timeline had no room for
-    unreadable: int = 0  # damaged lines, except an incomplete last line
+    A report adds up more (report/timelines.py), in methods of its own.
+    """
+
+    unit = 1.0
+    most_tensors = math.inf  # that have sums of their own
+
+    def __init__(self) -> None:
+        self.began = 0.0  # when the file did, in seconds since the epoch
+        self.size = 0  # number of ranks
+        self.is_whole = False  # whether keras_hvd ended the file
+        self.first = math.inf
+        self.last = self.marked = 0.0  # end of a span, and time of a mark
+        self.phases: dict[str, Spans] = defaultdict(Spans)
+        self.tensors: dict[str, Tensor] = defaultdict(Tensor)
+        # For each rank, when others waited for it alone.
+        self.waits: dict[int, Spans] = defaultdict(Spans)
+        # For each rank, how many requests it submitted last.
+        self.was_last: dict[int, int] = defaultdict(int)
+        # For each tensor that still waited at the end, the missing ranks.
+        self.missing: dict[str, list[str]] = defaultdict(list)
+        self.not_recorded = 0  # requests that the timeline had no room for
+        self.unreadable = 0  # damaged lines, except an incomplete last line
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Adds a file, which follows those before."""
+        self._begin = self.last
+        self._rows: dict[int, str] = {}
+        self._open: dict[int, Request] = {}
+        self._latest: dict[str, tuple[int, float, float]] = {}
+        self.is_whole, unreadable = events.read(lines, self._add)
+        self.unreadable += unreadable
+
+    def _add(self, event: Mapping[str, Any]) -> None:
+        kind, name = event["ph"], event["name"]
+        if event.get("pid") == events.OTHER_HOSTS:
+            if name == "thread_name":
+                self._add_host(event["args"]["name"])
+            return
+        if kind == "i":
+            self.marked = max(self.marked, self._time(event["ts"]))
+        if kind == "X":
+            self._add_span(name, event)
+        elif name == "start":
+            self.began = float(event["args"]["time"])
+            self.size = int(event["args"]["size"])
+        elif name == "thread_name":
+            names = event["args"]
+            self._rows[event["tid"]] = names.get("tensor", names["name"])
+            self._rows.pop(event["tid"] - _MOST_ROWS, None)
+        elif name == "NOT_RECORDED":
+            self.not_recorded += event["args"]["requests"]
+        elif name == "WAITING_FOR_RANK":
+            self._add_missing(self._rows[event["tid"]], event["args"])
+
+    def _time(self, microseconds: float) -> float:
+        return self._begin + self.unit * microseconds
+
+    def _add_host(self, leader: str) -> None:
+        pass
+
+    def _add_missing(self, tensor: str, arguments: Mapping[str, Any]) -> None:
+        self.missing[tensor].append(str(arguments["rank"]))
+
+    def _add_span(self, name: str, event: Mapping[str, Any]) -> None:
+        row, arguments = event["tid"], event["args"]
+        begin, batch = self._time(event["ts"]), arguments["batch"]
+        end = begin + self.unit * event["dur"]
+        span = batch, begin, end
+        is_repeated = moves = False
+        if name.startswith("NEGOTIATE_"):
+            ready = self._add_arrivals(begin, arguments["ready"])
+            request = Request(self._rows[row], batch, ready, begin, end, end)
+            self._submit(request)
+            self._open[row] = request
+        elif name == "QUEUE":
+            # Of a request whose first line is damaged, only the phases are known.
+            if row in self._open:
+                self._open[row].began = end
+                self._start(self._open[row])
+        else:
+            # Every tensor of a batch has the batch's shared phases in its row.
+            is_repeated = self._latest.get(name) == span
+            self._latest[name] = span
+            if "requests" not in arguments:
+                moves = name not in _NOT_MOVING
+            elif row in self._open:
+                self._end(self._open.pop(row), end, arguments)
+        self.last = max(self.last, end)
+        if not is_repeated:
+            self._add_phase(name, begin, end, moves)
+
+    def _add_arrivals(
+        self, first: float, late: Mapping[str, float]
+    ) -> dict[int, float]:
+        times = sorted((self.unit * time, int(rank)) for rank, time in late.items())
+        if len(times) > 1:
+            *_, (before, _), (last, rank) = times
+            self.was_last[rank] += 1
+            self.waits[rank].add(first + before, first + last)
+        return {rank: first + time for time, rank in times}
+
+    def _submit(self, request: Request) -> None:
+        self.missing.pop(request.tensor, None)
+
+    def _start(self, request: Request) -> None:
+        pass
+
+    def _end(self, request: Request, end: float, arguments: Mapping[str, Any]) -> None:
+        name = request.tensor
+        if name not in self.tensors and len(self.tensors) >= self.most_tensors - 1:
+            name = "(all other tensors)"
+        tensor = self.tensors[name]
+        *_, last = request.ready.values()
+        tensor.requests += 1
+        tensor.bytes += arguments.get("bytes", 0)
+        tensor.negotiating += last - request.first
+        tensor.deciding += request.decided - last
+        tensor.queued += request.began - request.decided
+        tensor.running += end - request.began
+
+    def _add_phase(self, name: str, begin: float, end: float, moves: bool) -> None:
+        self.first = min(self.first, begin)
+        self.phases[name].add(begin, end)
 
 
 def read(lines: Iterable[str]) -> Summary:
@@ -93,11 +214,11 @@ def read(lines: Iterable[str]) -> Summary:
     >>> summary.size, summary.is_whole, summary.waits[0].covered()
     (2, False, 8.0)
     """
-    reader = _Reader()
-    reader.summary.is_whole, reader.summary.unreadable = events.read(lines, reader.add)
-    if reader.summary.size == 0:
+    summary = Summary()
+    summary.add(lines)
+    if summary.size == 0:
         raise NotATimelineError("this is not a timeline of keras_hvd")
-    return reader.summary
+    return summary
 
 
 def _without_controls(name: str) -> str:
@@ -114,79 +235,12 @@ def _without_controls(name: str) -> str:
     )
 
 
-class _Reader:
-    """Reads the events in the order of the file."""
-
-    def __init__(self):
-        self.summary = Summary()
-        self._rows: dict[int, str] = {}
-        self._open: dict[int, dict[str, float]] = defaultdict(dict)
-        self._last_of_batch: dict[str, tuple[int, float]] = {}
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        if event.get("pid") == events.OTHER_HOSTS:
-            return
-        if event["ph"] == "X":
-            self._add_span(event)
-        elif event["name"] == "start":
-            self.summary.size = int(event["args"]["size"])
-        elif event["name"] == "thread_name":
-            names = event["args"]
-            tensor = names.get("tensor", names["name"])
-            self._rows[event["tid"]] = _without_controls(tensor)
-        elif event["name"] == "NOT_RECORDED":
-            self.summary.not_recorded += event["args"]["requests"]
-        elif event["name"] == "WAITING_FOR_RANK":
-            tensor = self._rows[event["tid"]]
-            self.summary.missing.setdefault(tensor, []).append(event["args"]["rank"])
-
-    def _add_span(self, event: Mapping[str, Any]) -> None:
-        summary, name, row = self.summary, event["name"], event["tid"]
-        begin, batch = float(event["ts"]), event["args"]["batch"]
-        end = begin + float(event["dur"])
-        summary.first = min(summary.first, begin)
-        summary.last = max(summary.last, end)
-        # Every tensor of a batch has the batch's shared phases in its row.
-        is_repeated = self._last_of_batch.get(name) == (batch, begin)
-        self._last_of_batch[name] = (batch, begin)
-        if name.startswith("NEGOTIATE_"):
-            self._open[row] = {"negotiate": event["dur"]}
-            self._add_arrivals(begin, event["args"]["ready"])
-            summary.missing.pop(self._rows[row], None)
-            is_repeated = False
-        elif name == "QUEUE":
-            self._open[row]["queue"] = event["dur"]
-            is_repeated = False
-        elif "requests" in event["args"]:
-            self._open[row]["collective"] = event["dur"]
-            self._end(row)
-        if not is_repeated:
-            summary.phases.setdefault(name, Spans()).add(begin, end)
-
-    def _add_arrivals(self, begin: float, ready: Mapping[str, float]) -> None:
-        if len(ready) < 2:
-            return
-        *_, (before, _), (last, rank) = sorted(
-            (time, int(rank)) for rank, time in ready.items()
-        )
-        self.summary.was_last[rank] += 1
-        self.summary.waits.setdefault(rank, Spans()).add(begin + before, begin + last)
-
-    def _end(self, row: int) -> None:
-        tensor = self.summary.tensors.setdefault(self._rows[row], Tensor())
-        parts = self._open.pop(row)
-        tensor.requests += 1
-        tensor.total += sum(parts.values())
-        for phase, duration in parts.items():
-            tensor.by_phase[phase] += duration
-
-
 def text(summary: Summary) -> str:
     """Formats a summary for people.
 
     Example:
 
-    >>> print(text(Summary(size=2)))
+    >>> print(text(read(['{"name":"start","ph":"M","args":{"time":0,"size":2}}'])))
     2 ranks; the file ends early: the job was killed, or still runs
     no collective was recorded
     """
@@ -247,7 +301,7 @@ def _slowest(summary: Summary) -> str:
     for name, tensor in slowest:
         means = [_time(tensor.by_phase[part] / tensor.requests) for part in parts]
         mean = _time(tensor.total / tensor.requests)
-        rows.append((name, str(tensor.requests), mean, *means))
+        rows.append((_without_controls(name), str(tensor.requests), mean, *means))
     return _table(rows)
 
 
@@ -268,7 +322,7 @@ def _waits(summary: Summary) -> str:
 
 def _unfinished(summary: Summary) -> list[str]:
     return [
-        f"{name} was still waiting for rank {', '.join(map(str, ranks))}"
+        f"{_without_controls(name)} was still waiting for rank {', '.join(ranks)}"
         for name, ranks in summary.missing.items()
     ]
 

@@ -257,7 +257,7 @@ void TimelineWriter::WriteMissing(const TimelineRecord& record) {
 // In stream order. Two references for the GPU's clock do not agree to the last
 // microsecond.
 void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
-  if (gpu_row_ < 0) NewGpuRow();
+  if (gpu_row_ < 0) gpu_row_ = NewOtherRow(kGpu, "GPU of rank 0", "collectives");
   int64_t& reached = rows_[gpu_row_].taken_until;
   const int64_t begin = std::max(record.times[0], reached);
   const int64_t end = std::max(record.times[1], begin);
@@ -280,7 +280,10 @@ void TimelineWriter::WriteGpuPhase(const TimelineRecord& record) {
 // messages travel does not stay the same to the last microsecond.
 void TimelineWriter::WriteBatchElsewhere(const TimelineRecord& record) {
   const auto [known, is_new] = host_rows_.try_emplace(record.number, 0);
-  if (is_new) known->second = NewHostRow(record.number);
+  if (is_new) {
+    const std::string leader = Escape(job_.Describe(record.number));
+    known->second = NewOtherRow(kOtherHosts, "other hosts", leader);
+  }
   int64_t& reached = rows_[known->second].taken_until;
   const int64_t begin = std::max(record.times[0], reached);
   const int64_t end = std::max(record.times[1], begin);
@@ -292,15 +295,16 @@ void TimelineWriter::WriteBatchElsewhere(const TimelineRecord& record) {
   EndLine("}}");
 }
 
-int TimelineWriter::NewHostRow(int leader) {
+int TimelineWriter::NewOtherRow(int process, const std::string& process_name,
+                                const std::string& name) {
   const int row = static_cast<int>(rows_.size());
   rows_.push_back({true, start_});
-  BeginLine("process_name", "M", kOtherHosts);
-  EndLine(",\"args\":{\"name\":\"other hosts\"}}");
-  BeginLine("thread_name", "M", kOtherHosts);
+  BeginLine("process_name", "M", process);
+  EndLine(",\"args\":{\"name\":\"" + process_name + "\"}}");
+  BeginLine("thread_name", "M", process);
   line_ += ",\"tid\":";
   AppendInteger(row, &line_);
-  EndLine(",\"args\":{\"name\":\"" + Escape(job_.Describe(leader)) + "\"}}");
+  EndLine(",\"args\":{\"name\":\"" + name + "\"}}");
   return row;
 }
 
@@ -310,17 +314,6 @@ void TimelineWriter::AddTensors(const TimelineRecord& record) {
     line_ += " and " + std::to_string(record.ranks[0] - 1) + " more";
   }
   line_ += '"';
-}
-
-void TimelineWriter::NewGpuRow() {
-  gpu_row_ = static_cast<int>(rows_.size());
-  rows_.push_back({true, start_});
-  BeginLine("process_name", "M", kGpu);
-  EndLine(",\"args\":{\"name\":\"GPU of rank 0\"}}");
-  BeginLine("thread_name", "M", kGpu);
-  line_ += ",\"tid\":";
-  AppendInteger(gpu_row_, &line_);
-  EndLine(",\"args\":{\"name\":\"collectives\"}}");
 }
 
 void TimelineWriter::Release(const Batch& batch, int64_t time) {

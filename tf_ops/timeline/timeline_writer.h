@@ -65,9 +65,10 @@ class TimelineWriter {
   void WriteCollective(const TimelineRecord& record);
   void WriteMissing(const TimelineRecord& record);
   void WriteGpuPhase(const TimelineRecord& record);
-  void NewGpuRow();
   void WriteBatchElsewhere(const TimelineRecord& record);
-  int NewHostRow(int leader);
+  // Not of rank 0's tensors.
+  int NewOtherRow(int process, const std::string& process_name,
+                  const std::string& name);
   void AddTensors(const TimelineRecord& record);
   void Release(const Batch& batch, int64_t time);
   int FindRow(const Description& description, int64_t from);

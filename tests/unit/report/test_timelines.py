@@ -125,6 +125,19 @@ def test_damage_in_the_middle_is_counted_and_said(tmp_path):
     assert "2 lines are damaged" in job.not_known
 
 
+@pytest.mark.parametrize(
+    "name, times, queued", [("NEGOTIATE_", 1, 5), ("QUEUE", 2, 15), ("COPY_IN", 2, 25)]
+)
+def test_a_damaged_line_takes_no_others_with_it(tmp_path, name, times, queued):
+    lines = [*STEPS]
+    lost = next(place for place, line in enumerate(lines) if name in line)
+    lines[lost] = lines[lost][:20]
+    job = timelines.read([write(tmp_path / "t", start(), *lines)])
+    assert "1 lines are damaged" in job.not_known
+    (a,) = [each for each in job.tensors if each.name == "a"]
+    assert (a.times, round(1e6 * a.queued)) == (times, queued)
+
+
 def test_parts_of_a_job_follow_each_other_in_any_order(tmp_path):
     first = write(tmp_path / "b", start(time=1000), *STEPS)
     later = write(tmp_path / "a", start(time=5000), *STEPS)
@@ -256,6 +269,14 @@ def test_the_command_writes_the_page_that_says_what_is_not_known(
     assert "Samples, loss, command" in text and "Who waited" in text
     assert "None" not in text and "nan" not in text
     assert "Who took part" not in text and "on 1 host" not in text
+
+
+def test_a_job_that_only_gathers_has_a_page_without_rates(tmp_path, monkeypatch):
+    lines = [line.replace('"bytes":40', '"bytes":0') for line in STEPS[:7]]
+    path, page = write(tmp_path / "t", start(), *lines), tmp_path / "page.html"
+    assert report(monkeypatch, path, "-o", page) == 0
+    text = page.read_text()
+    assert "Who waited" in text and "Links and memory" not in text
 
 
 @pytest.mark.parametrize(
