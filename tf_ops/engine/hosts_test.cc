@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -82,18 +81,7 @@ TEST_P(HostsTest, RandomCollectivesInAnotherOrderOnEachRank) {
       plans.push_back(PlanForHosts(i, size(), &random));
     }
     HostsJob job(GetParam(), options);
-    job.ForEach([&](Rank& self, int rank) {
-      std::vector<int> order(kRequests), number(kRequests);
-      for (int i = 0; i < kRequests; ++i) order[i] = i;
-      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
-      for (int i : order) number[i] = self.Submit(plans[i].asks[rank]);
-      self.EndAll();
-      for (int i = 0; i < kRequests; ++i) {
-        ASSERT_EQ(self.End(number[i]).message, "");
-        ASSERT_TRUE(self.Output(number[i]) == plans[i].expected[rank])
-            << Details(plans[i].asks[rank].description) << " on rank " << rank;
-      }
-    });
+    job.ForEach([&](Rank& self, int rank) { RunAll(&self, rank, plans); });
     job.LeaveAll();
   }
 }
@@ -107,16 +95,11 @@ TEST_P(HostsTest, ProcessSetsOverAnyRanks) {
   }
   std::mt19937_64 random(3);
   std::vector<Plan> plans;
-  std::vector<std::vector<int>> members;
   for (int i = 0; i < 200; ++i) {
     const size_t set = random() % sets.size();
-    members.push_back(sets[set]);
     const int count = static_cast<int>(sets[set].size());
     plans.push_back(PlanForHosts(i, count, &random));
-    for (Ask& ask : plans[i].asks) {
-      ask.description.process_set = static_cast<int32_t>(set + 1);
-      ask.description.root = members[i][ask.description.root];
-    }
+    plans.back().GiveTo(static_cast<int32_t>(set + 1), sets[set]);
   }
   HostsJob job(GetParam());
   job.ForEach([&](Rank& self, int rank) {
@@ -124,22 +107,7 @@ TEST_P(HostsTest, ProcessSetsOverAnyRanks) {
       int32_t id = 0;
       ASSERT_EQ(self.engine().AddProcessSet(set, &id).message, "");
     }
-    std::vector<size_t> order(plans.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::shuffle(order.begin(), order.end(), std::mt19937(rank));
-    std::vector<std::tuple<size_t, size_t, size_t>> submitted;
-    for (size_t i : order) {
-      const auto found = std::find(members[i].begin(), members[i].end(), rank);
-      if (found == members[i].end()) continue;
-      const size_t index = found - members[i].begin();
-      submitted.emplace_back(i, index, self.Submit(plans[i].asks[index]));
-    }
-    self.EndAll();
-    for (const auto& [i, index, number] : submitted) {
-      ASSERT_EQ(self.End(number).message, "");
-      ASSERT_TRUE(self.Output(number) == plans[i].expected[index])
-          << Details(plans[i].asks[index].description) << " on rank " << rank;
-    }
+    RunAll(&self, rank, plans);
     ASSERT_EQ(self.engine().RemoveProcessSet(1).message, "");
   });
   job.LeaveAll();
