@@ -445,7 +445,7 @@ class Processes {
         link.Tell("there");
         body(&self, rank, link);
         self.Leave();
-        return 0;
+        return testing::Test::HasFailure() ? 1 : 0;
       }));
     }
     mesh.Close();
@@ -458,9 +458,36 @@ class Processes {
   std::vector<std::unique_ptr<Child>> children_;
 };
 
+// All that the engine does then goes over connections.
+TEST(ProcessesTest, RandomCollectivesOfHostsThatShareNothing) {
+  for (const Layout& layout : {Layout{{0, 1}}, Layout{{0, 1, 2}}}) {
+    const int size = layout.size();
+    EngineOptions options;
+    options.check = true;
+    std::mt19937_64 random(size);
+    std::vector<Plan> plans;
+    for (int i = 0; i < 300; ++i) {
+      const bool is_of_last = i % 10 == 0;
+      plans.push_back(PlanForHosts(i, is_of_last ? 1 : size, &random));
+      if (is_of_last) plans.back().GiveTo(1, {size - 1});
+    }
+    Processes ranks(layout, options, [&](Rank* self, int rank, const Child::Link&) {
+      int32_t id = 0;
+      EXPECT_EQ(self->engine().AddProcessSet({size - 1}, &id).message, "");
+      RunAll(self, rank, plans);
+      EXPECT_EQ(self->engine().RemoveProcessSet(id).message, "");
+      const Status end = self->Run(Sum("differs", std::vector<float>(1 + rank)));
+      EXPECT_EQ(end.code, Code::kMismatch);
+      EXPECT_EQ(self->Run(Meet("after it")).message, "");
+    });
+    for (int rank = 0; rank < size; ++rank) EXPECT_EQ(ranks[rank].Reap(), 0);
+  }
+}
+
 // Asks for what then fails, and says why it has.
 std::string WhyFailed(Rank* self) {
   const Status end = self->Run(Meet("without one"));
+  EXPECT_EQ(end.code, Code::kRankFailed);
   const size_t why = end.message.find(": ");
   return end.message.substr(why == std::string::npos ? 0 : why);
 }
@@ -480,7 +507,9 @@ void KillEachOnce(const Layout& layout) {
       const std::string error = ranks[rank].Line();
       EXPECT_TRUE(Contains(error, ": " + who + " has gone without a word")) << error;
     }
-    for (int rank = 0; rank < layout.size(); ++rank) ranks[rank].Reap();
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      EXPECT_EQ(ranks[rank].Reap(), rank == victim ? SIGKILL : 0);
+    }
     // Those whom the dead one kept together report together.
     EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
     EXPECT_EQ(Count(errors.text(), "did not answer"), 1u) << errors.text();
@@ -516,6 +545,7 @@ TEST(HostsDeathTest, WhoseFailureIsKnownIsNotAFailureOfItsOwn) {
   for (const int rank : {1, 2}) {
     const std::string error = ranks[rank].Line();
     EXPECT_TRUE(Contains(error, "which not every rank has reached")) << error;
+    EXPECT_EQ(ranks[rank].Reap(), 0);
   }
 }
 
