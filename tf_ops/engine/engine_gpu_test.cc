@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/engine/gpu_plan_testing.h"
 
 namespace keras_hvd {
@@ -15,38 +15,19 @@ namespace {
 
 using stand_in::StandIn;
 
-template <typename T>
-std::vector<double> Numbers(const Buffer& elements) {
-  std::vector<double> numbers;
-  for (const T element : FromBytes<T>(elements)) {
-    numbers.push_back(static_cast<double>(Widen(element)));
-  }
-  return numbers;
-}
-
 // The CPU's results, but for the rounding of a scale by which NCCL multiplies.
 bool HasNearResult(const Plan& plan, size_t index, const Buffer& output) {
   const Description& description = plan.asks[index].description;
-  const Buffer& expected = plan.expected[index];
   const DataType dtype = description.tensors.front().dtype;
-  std::vector<double> got, want;
-  double tolerance = 0;
-  if (Reduces(description.kind) && dtype == DataType::kFloat32) {
-    got = Numbers<float>(output), want = Numbers<float>(expected), tolerance = 1e-6;
-  } else if (Reduces(description.kind) && dtype == DataType::kFloat16) {
-    got = Numbers<Float16>(output), want = Numbers<Float16>(expected), tolerance = 4e-3;
-  } else if (Reduces(description.kind) && dtype == DataType::kBfloat16) {
-    got = Numbers<Bfloat16>(output), want = Numbers<Bfloat16>(expected),
-    tolerance = 3e-2;
-  } else if (Reduces(description.kind) && dtype == DataType::kFloat64) {
-    got = Numbers<double>(output), want = Numbers<double>(expected), tolerance = 1e-14;
-  } else {
+  if (!Reduces(description.kind) || !IsFloating(dtype) || IsFloat8(dtype)) {
     return HasResult(plan, index, output);
   }
-  return std::equal(got.begin(), got.end(), want.begin(), want.end(),
-                    [&](double one, double other) {
-                      return std::abs(one - other) <= tolerance * std::abs(other);
-                    });
+  const std::vector<double> got = Decoded(dtype, output);
+  const std::vector<double> want = Decoded(dtype, plan.expected[index]);
+  return std::equal(
+      got.begin(), got.end(), want.begin(), want.end(), [&](double one, double other) {
+        return std::abs(one - other) <= Tolerance(dtype) * std::abs(other);
+      });
 }
 
 // ---- Results

@@ -4,14 +4,13 @@
 #define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
 
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/collectives/parts.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/engine/engine_testing.h"
@@ -83,46 +82,12 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
   for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
 }
 
-template <typename T, typename Number>
-void FillAs(Buffer* elements, std::mt19937_64* random) {
-  const int64_t count = static_cast<int64_t>(elements->size() / sizeof(T));
-  for (int64_t i = 0; i < count; ++i) {
-    T element;
-    Narrow(static_cast<Number>((*random)() % 4), &element);
-    memcpy(elements->data() + i * sizeof(T), &element, sizeof(T));
-  }
-}
-
 // Whose sums have the same bits in any order, whatever is rounded when.
 inline void FillWithSmallNumbers(DataType dtype, Buffer* elements,
                                  std::mt19937_64* random) {
-  switch (dtype) {
-    case DataType::kUint8:
-    case DataType::kInt8:
-      return FillAs<int8_t, int8_t>(elements, random);
-    case DataType::kInt32:
-      return FillAs<int32_t, int32_t>(elements, random);
-    case DataType::kInt64:
-      return FillAs<int64_t, int64_t>(elements, random);
-    case DataType::kFloat16:
-      return FillAs<Float16, float>(elements, random);
-    case DataType::kBfloat16:
-      return FillAs<Bfloat16, float>(elements, random);
-    case DataType::kFloat8E5m2:
-      return FillAs<Float8E5m2, float>(elements, random);
-    case DataType::kFloat8E4m3fn:
-      return FillAs<Float8E4m3fn, float>(elements, random);
-    case DataType::kUint32:
-      return FillAs<uint32_t, int32_t>(elements, random);
-    case DataType::kUint64:
-      return FillAs<uint64_t, int64_t>(elements, random);
-    case DataType::kFloat32:
-      return FillAs<float, float>(elements, random);
-    case DataType::kFloat64:
-      return FillAs<double, double>(elements, random);
-    default:
-      break;  // no plan has others
-  }
+  std::vector<double> numbers(elements->size() / Bytes(dtype));
+  for (double& number : numbers) number = static_cast<double>((*random)() % 4);
+  *elements = Encoded(dtype, numbers);
 }
 
 // Any type but truth values, which have no sums.
