@@ -34,11 +34,13 @@ REQUIREMENTS := $(VENV)/.requirements
 INSTALLED := $(VENV)/.installed
 # The libraries, for the TensorFlow of this environment.
 BUILT := $(NATIVE)/$(VENV).built
-CXX_SOURCES = $(shell find tf_ops -name '*.cc' -o -name '*.h') $(wildcard benchmarks/*.c)
+CXX_SOURCES = $(shell find tf_ops benchmarks/simulation -name '*.cc' -o -name '*.h') \
+	$(wildcard benchmarks/*.c)
 NATIVE_SOURCES := $(shell find tf_ops bazel -type f) WORKSPACE BUILD .bazelrc .bazelignore
 BAZEL_OPTIONS = $(OTHER_MACHINE:%=--config=%) \
 	--repo_env=PYTHON_BIN_PATH=$(CURDIR)/$(BIN)/python
 BAZEL_TEST = bazel test $(BAZEL_OPTIONS)
+NATIVE_TESTS := //tf_ops/... //benchmarks/simulation/...
 
 # What each Python process needs to import Keras is a third less: see there.
 export PYTHONPATH := $(CURDIR)/tests/imports$(addprefix :,$(PYTHONPATH))
@@ -186,7 +188,7 @@ native-objects: | $(BIN)/python
 
 # Those of another machine, in its emulator: make native-tests ARCHITECTURE=aarch64
 native-tests: install
-	$(BAZEL_TEST) //tf_ops/...
+	$(BAZEL_TEST) $(NATIVE_TESTS)
 
 # Those of one process, the examples in the docstrings among them.
 unit-tests: install test-packages
@@ -314,8 +316,8 @@ test-quick: lint
 
 # The C++ tests under the sanitizers: memory and undefined behaviour, then data races.
 sanitize: install
-	$(BAZEL_TEST) --config=asan //tf_ops/...
-	$(BAZEL_TEST) --config=tsan //tf_ops/...
+	$(BAZEL_TEST) --config=asan $(NATIVE_TESTS)
+	$(BAZEL_TEST) --config=tsan $(NATIVE_TESTS)
 
 # What hosts read of each other, fed with what a fuzzer makes up. The inputs that showed
 # something new are kept in an archive beside each *_fuzz.cc, and read again by `make

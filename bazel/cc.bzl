@@ -32,7 +32,7 @@ def khvd_cc_library(name, copts = [], linkopts = [], **kwargs):
         hdrs = native.glob(["*.h"]),
         copts = VISIBILITY + WARNINGS + copts,
         linkopts = ["-pthread"] + linkopts,
-        visibility = ["//tf_ops:__subpackages__"],
+        visibility = ["//tf_ops:__subpackages__", "//benchmarks:__subpackages__"],
         **kwargs
     )
 

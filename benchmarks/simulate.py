@@ -2,8 +2,8 @@
 
 Simulates the coordination of steps of 161 gradients, from 2 to 16,384 ranks, 8 on each
 host: the engine's own state machines do their work for real on a virtual network
-(tf_ops/simulation). Prints where the time goes. `--compare` runs real jobs of up to 8
-ranks as well, which have two virtual hosts on this machine, and simulates the same.
+(benchmarks/simulation). Prints where the time goes. `--compare` runs real jobs of up
+to 8 ranks too, which have two virtual hosts on this machine, and simulates the same.
 Where there is `perf`, it compares the CPU time of each part of the work too.
 Prints tables, draws a plot, and writes JSON.
 """
@@ -32,7 +32,7 @@ import tables
 from tables import Check, Table
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE, PROGRAM = "tf_ops/simulation", "simulate"
+PACKAGE, PROGRAM = "benchmarks/simulation", "simulate"
 RANKS = [2, 8, 16, 64, 256, 1024, 4096, 16384]
 REQUESTS = 161
 # Ranks on each host, of the jobs that are also run.

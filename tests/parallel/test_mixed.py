@@ -15,17 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import tensorflow as tf
+from element_types import FLOATS, NUMBERS
 
 import keras_hvd
 from keras_hvd import Adasum, Average, Max, Min, Product, Sum
 
 SEED = 20261121
-FLOATS = (
-    *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
-    *(tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")),
-)
-UNSIGNED = (tf.uint8, tf.uint32, tf.uint64)
-INTEGERS = (*UNSIGNED, tf.int8, tf.int32, tf.int64)
 KINDS = (
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather"),
     *("reducescatter", "grouped_reducescatter", "alltoall", "broadcast", "barrier"),
@@ -78,7 +73,7 @@ class Collective:
         for i, (_, *rest) in enumerate(self.shapes):
             shape = (self.rows[i][place], *rest)
             numbers = np.random.default_rng([self.seed, place, i])
-            low = 0 if self.dtype in (*UNSIGNED, tf.bool) else -2
+            low = 0 if self.dtype.is_unsigned or self.dtype == tf.bool else -2
             high = 2 if self.dtype == tf.bool else 3
             drawn = numbers.integers(low, high, shape)
             arrays.append(drawn.astype(self.dtype.as_numpy_dtype))
@@ -169,9 +164,9 @@ def draw(step: int, sets: list[keras_hvd.ProcessSet]) -> Iterator[Collective]:
             op = chance.choice((Sum, Average))
         if op == Adasum and size & (size - 1):
             op = Sum
-        dtypes = FLOATS if op == Adasum else FLOATS + INTEGERS
+        dtypes = FLOATS if op == Adasum else NUMBERS
         if op in (Min, Max, Product) or "reduce" not in kind:
-            dtypes = (*dtypes, tf.bool)
+            dtypes = [*dtypes, tf.bool]
         count = chance.randint(1, 4) if kind.startswith("grouped_") else 1
         shapes = [
             (chance.choice((0, 1, 7, 300)), chance.randint(1, 40)) for _ in range(count)

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/collectives/testing.h"
 
 namespace keras_hvd {
@@ -30,80 +30,6 @@ Vector Expected(const std::vector<Vector>& vectors) {
   return OfTwo(Expected({vectors.begin(), half}), Expected({half, vectors.end()}));
 }
 
-void Append(double value, DataType dtype, std::vector<char>* to) {
-  const auto append = [to](auto number) {
-    const char* from = reinterpret_cast<const char*>(&number);
-    to->insert(to->end(), from, from + sizeof(number));
-  };
-  Float16 half;
-  Bfloat16 brain;
-  Float8E5m2 wide_range;
-  Float8E4m3fn precise;
-  switch (dtype) {
-    case DataType::kFloat16:
-      Narrow(static_cast<float>(value), &half);
-      return append(half);
-    case DataType::kBfloat16:
-      Narrow(static_cast<float>(value), &brain);
-      return append(brain);
-    case DataType::kFloat8E5m2:
-      Narrow(static_cast<float>(value), &wide_range);
-      return append(wide_range);
-    case DataType::kFloat8E4m3fn:
-      Narrow(static_cast<float>(value), &precise);
-      return append(precise);
-    case DataType::kFloat32:
-      return append(static_cast<float>(value));
-    default:
-      return append(value);
-  }
-}
-
-template <typename T>
-Vector ReadAs(const std::vector<char>& bytes) {
-  Vector values;
-  for (size_t i = 0; i < bytes.size(); i += sizeof(T)) {
-    T number;
-    memcpy(&number, bytes.data() + i, sizeof(T));
-    values.push_back(Widen(number));
-  }
-  return values;
-}
-
-Vector Read(const std::vector<char>& bytes, DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-      return ReadAs<Float16>(bytes);
-    case DataType::kBfloat16:
-      return ReadAs<Bfloat16>(bytes);
-    case DataType::kFloat8E5m2:
-      return ReadAs<Float8E5m2>(bytes);
-    case DataType::kFloat8E4m3fn:
-      return ReadAs<Float8E4m3fn>(bytes);
-    case DataType::kFloat32:
-      return ReadAs<float>(bytes);
-    default:
-      return ReadAs<double>(bytes);
-  }
-}
-
-double Tolerance(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-      return 1e-3;
-    case DataType::kBfloat16:
-      return 8e-3;
-    case DataType::kFloat8E5m2:
-      return 1.3e-1;
-    case DataType::kFloat8E4m3fn:
-      return 6.5e-2;
-    case DataType::kFloat32:
-      return 1e-6;
-    default:
-      return 1e-14;
-  }
-}
-
 struct Shape {
   DataType dtype;
   int64_t elements;
@@ -117,8 +43,9 @@ std::vector<Tensors> RandomTensors(int size, const std::vector<Shape>& group) {
     for (const auto& [dtype, elements] : group) {
       std::mt19937_64 random(rank * 7919 + elements);
       std::normal_distribution<double> normal(0.3);
-      std::vector<char>& bytes = inputs[rank].emplace_back();
-      for (int64_t i = 0; i < elements; ++i) Append(normal(random), dtype, &bytes);
+      Vector numbers(elements);
+      for (double& number : numbers) number = normal(random);
+      inputs[rank].push_back(Encoded(dtype, numbers));
     }
   }
   return inputs;
@@ -152,10 +79,10 @@ void CheckGroup(Ranks* ranks, const std::vector<Shape>& group, bool in_place,
   for (size_t i = 0; i < group.size(); ++i) {
     std::vector<Vector> vectors;
     for (const Tensors& of_rank : inputs) {
-      vectors.push_back(Read(of_rank[i], group[i].dtype));
+      vectors.push_back(Decoded(group[i].dtype, of_rank[i]));
     }
     const Vector expected = Expected(vectors);
-    const Vector result = Read(outputs[0][i], group[i].dtype);
+    const Vector result = Decoded(group[i].dtype, outputs[0][i]);
     const double tolerance = Tolerance(group[i].dtype);
     for (size_t j = 0; j < expected.size(); ++j) {
       ASSERT_NEAR(result[j] / prescale / postscale, expected[j],
@@ -214,11 +141,8 @@ TEST_P(AdasumTest, AGroupGivesWhatItsTensorsGiveAlone) {
 TEST_P(AdasumTest, EqualVectorsAreAveragedAndZerosAddNothing) {
   Ranks ranks(GetParam());
   const std::vector<Shape> group = {{DataType::kFloat32, 4}};
-  std::vector<char> vector, zeros;
-  for (double value : {1.0, -2.0, 0.5, 8.0}) {
-    Append(value, DataType::kFloat32, &vector);
-    Append(0, DataType::kFloat32, &zeros);
-  }
+  const std::vector<char> vector = Encoded(DataType::kFloat32, {1, -2, 0.5, 8});
+  const std::vector<char> zeros = Encoded(DataType::kFloat32, {0, 0, 0, 0});
   std::vector<Tensors> inputs(GetParam(), Tensors{vector});
   EXPECT_EQ(AdasumOf(&ranks, group, inputs, false), inputs);
   inputs.assign(GetParam(), Tensors{zeros});
@@ -231,16 +155,16 @@ TEST_P(AdasumTest, EqualVectorsAreAveragedAndZerosAddNothing) {
 TEST_P(AdasumTest, OrthogonalVectorsAreSummed) {
   Ranks ranks(GetParam());
   std::vector<Tensors> inputs(GetParam());
-  std::vector<char> sum;
+  Vector sum;
   for (int rank = 0; rank < GetParam(); ++rank) {
-    std::vector<char>& bytes = inputs[rank].emplace_back();
-    for (int place = 0; place < GetParam(); ++place) {
-      Append(place == rank ? rank + 3 : 0, DataType::kFloat64, &bytes);
-    }
-    Append(rank + 3, DataType::kFloat64, &sum);
+    Vector numbers(GetParam());
+    numbers[rank] = rank + 3;
+    inputs[rank] = {Encoded(DataType::kFloat64, numbers)};
+    sum.push_back(rank + 3);
   }
-  EXPECT_EQ(AdasumOf(&ranks, {{DataType::kFloat64, GetParam()}}, inputs, true),
-            std::vector<Tensors>(GetParam(), Tensors{sum}));
+  EXPECT_EQ(
+      AdasumOf(&ranks, {{DataType::kFloat64, GetParam()}}, inputs, true),
+      std::vector<Tensors>(GetParam(), Tensors{Encoded(DataType::kFloat64, sum)}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AdasumTest, testing::Values(1, 2, 4, 8));

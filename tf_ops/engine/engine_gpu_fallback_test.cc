@@ -8,9 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "tf_ops/engine/engine_gpu_testing.h"
 #include "tf_ops/engine/gpu_plan_testing.h"
-#include "tf_ops/engine/random_plan_testing.h"
 #include "tf_ops/operation/log.h"
 
 namespace keras_hvd {
@@ -108,17 +106,6 @@ class Failing {
 
 // ---- What comes of it
 
-std::vector<Plan> Plans(int size, uint64_t seed, size_t count) {
-  std::mt19937_64 random(seed);
-  std::vector<Plan> plans;
-  while (plans.size() < count) {
-    Plan plan = RandomPlan(static_cast<int>(plans.size()), size, &random);
-    const Kind kind = plan.asks.front().description.kind;
-    if (kind != Kind::kBarrier) plans.push_back(std::move(plan));
-  }
-  return plans;
-}
-
 void ExpectSum(GpuRank* self, int32_t process_set, float own, float sum) {
   Buffer output;
   const Ask ask = In(process_set, Sum("sum", {own, 2 * own}));
@@ -185,7 +172,7 @@ void FailTheFirst(const StandIn& libraries, int size, const Failure& failure,
                   uint64_t seed) {
   SCOPED_TRACE(Text(failure));
   CapturedErrors errors;
-  const std::vector<Plan> plans = Plans(size, seed, 5);
+  const std::vector<Plan> plans = GpuPlans(size, seed, 5);
   {
     GpuJob job(libraries, size, seed);
     {
@@ -230,7 +217,7 @@ void FailASplit(const StandIn& libraries, int size, const Failure& failure,
                 uint64_t seed) {
   SCOPED_TRACE(Text(failure));
   CapturedErrors errors;
-  const std::vector<Plan> plans = Plans(size, seed, 3);
+  const std::vector<Plan> plans = GpuPlans(size, seed, 3);
   {
     GpuJob job(libraries, size, seed);
     job.Connect();

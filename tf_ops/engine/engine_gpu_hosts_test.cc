@@ -11,10 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "tf_ops/engine/engine_gpu_testing.h"
 #include "tf_ops/engine/gpu_plan_testing.h"
 #include "tf_ops/engine/hosts_testing.h"
-#include "tf_ops/engine/random_plan_testing.h"
 #include "tf_ops/transport/failure_wave.h"
 
 namespace keras_hvd {
@@ -37,10 +35,7 @@ std::vector<Plan> PlansOf(const std::vector<int>& members, int32_t process_set) 
                              static_cast<int>(members.size()), &random);
     const Kind kind = plan.asks.front().description.kind;
     if (kind == Kind::kBarrier || IsRoundedByNccl(plan)) continue;
-    for (Ask& ask : plan.asks) {
-      ask.description.process_set = process_set;
-      ask.description.root = members[ask.description.root];
-    }
+    plan.GiveTo(process_set, members);
     plans.push_back(std::move(plan));
   }
   return plans;
@@ -58,9 +53,8 @@ void RunPlans(GpuJob* job) {
     int32_t id = 0;
     ASSERT_EQ(self.engine().AddProcessSet(some, &id).message, "");
     ASSERT_EQ(id, 1);
-    const auto found = std::find(some.begin(), some.end(), rank);
-    if (found == some.end()) return;
-    RunAll(&self, static_cast<int>(found - some.begin()), of_some);
+    const int index = of_some.front().PlaceOf(rank);
+    if (index >= 0) RunAll(&self, index, of_some);
   });
 }
 

@@ -7,9 +7,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/number.h"
-#include "tf_ops/engine/engine_gpu_testing.h"
 #include "tf_ops/engine/gpu_plan_testing.h"
-#include "tf_ops/engine/random_plan_testing.h"
 
 namespace keras_hvd {
 namespace {
@@ -38,19 +36,12 @@ Ask AverageOfFloat8() {
 TEST(GpuOneRankTest, EachKindHasTheCpusResultsWithoutNccl) {
   const StandIn libraries;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<Plan> plans;
-    while (plans.size() < 60) {
-      Plan plan = RandomPlan(static_cast<int>(plans.size()), 1, &random);
-      const Kind kind = plan.asks.front().description.kind;
-      if (kind != Kind::kBarrier) plans.push_back(std::move(plan));
-    }
     CapturedErrors errors;
     {
       GpuJob job(libraries, 1, seed, [](EngineOptions* options, int) {
         options->gpu_libraries.nccl = "/no/libnccl.so.2";
       });
-      RunAll(&job[0], 0, plans);
+      RunAll(&job[0], 0, GpuPlans(1, seed, 60));
       ExpectNoNccl(libraries);
       EXPECT_GT(CountCalls(libraries, "cuMemcpyDtoDAsync"), 0);
     }

@@ -112,11 +112,9 @@ Step RandomStep(const Scenario& scenario, int number, Random* random) {
   step.on_cpu = kind == Kind::kBarrier || OneIn(8, random);
   const bool lacks_memory = HasOwnRows(kind) && !step.on_cpu && OneIn(20, random);
   if (lacks_memory) step.without_memory = members[Below(count, random)];
+  step.plan.GiveTo(step.set, members);
   for (int index = 0; index < count; ++index) {
-    Ask& ask = step.plan.asks[index];
-    ask.description.process_set = step.set;
-    ask.description.root = members[ask.description.root];
-    ask.has_memory = members[index] != step.without_memory;
+    step.plan.asks[index].has_memory = members[index] != step.without_memory;
   }
   return step;
 }
@@ -319,12 +317,11 @@ class RandomRank {
   std::vector<Submitted> InOwnOrder(const Window& window) {
     std::vector<Submitted> own;
     for (const Step& step : window) {
-      const std::vector<int>& members = scenario_.sets[step.set];
-      const auto found = std::lower_bound(members.begin(), members.end(), rank_);
-      if (found == members.end() || *found != rank_) continue;
+      const int index = step.plan.PlaceOf(rank_);
+      if (index < 0) continue;
       Submitted& each = own.emplace_back();
       each.step = &step;
-      each.index = static_cast<int>(found - members.begin());
+      each.index = index;
       each.mode = {OneIn(2, &random_), OneIn(2, &random_), OneIn(2, &random_)};
     }
     std::shuffle(own.begin(), own.end(), random_);

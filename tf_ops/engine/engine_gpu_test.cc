@@ -2,52 +2,32 @@
 // by NCCL and through host memory, and nobody that waits for the GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tf_ops/collectives/number.h"
-#include "tf_ops/engine/engine_gpu_testing.h"
-#include "tf_ops/engine/random_plan_testing.h"
+#include "tf_ops/collectives/numbers_testing.h"
+#include "tf_ops/engine/gpu_plan_testing.h"
 
 namespace keras_hvd {
 namespace {
 
 using stand_in::StandIn;
 
-template <typename T>
-std::vector<double> Numbers(const Buffer& elements) {
-  std::vector<double> numbers;
-  for (const T element : FromBytes<T>(elements)) {
-    numbers.push_back(static_cast<double>(Widen(element)));
-  }
-  return numbers;
-}
-
 // The CPU's results, but for the rounding of a scale by which NCCL multiplies.
-void ExpectSame(const Description& description, const Buffer& output,
-                const Buffer& expected) {
+bool HasNearResult(const Plan& plan, size_t index, const Buffer& output) {
+  const Description& description = plan.asks[index].description;
   const DataType dtype = description.tensors.front().dtype;
-  std::vector<double> got, want;
-  double tolerance = 0;
-  if (Reduces(description.kind) && dtype == DataType::kFloat32) {
-    got = Numbers<float>(output), want = Numbers<float>(expected), tolerance = 1e-6;
-  } else if (Reduces(description.kind) && dtype == DataType::kFloat16) {
-    got = Numbers<Float16>(output), want = Numbers<Float16>(expected), tolerance = 4e-3;
-  } else if (Reduces(description.kind) && dtype == DataType::kBfloat16) {
-    got = Numbers<Bfloat16>(output), want = Numbers<Bfloat16>(expected),
-    tolerance = 3e-2;
-  } else if (Reduces(description.kind) && dtype == DataType::kFloat64) {
-    got = Numbers<double>(output), want = Numbers<double>(expected), tolerance = 1e-14;
-  } else {
-    EXPECT_EQ(output, expected) << Details(description);
-    return;
+  if (!Reduces(description.kind) || !IsFloating(dtype) || IsFloat8(dtype)) {
+    return HasResult(plan, index, output);
   }
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], want[i], tolerance * std::abs(want[i])) << Details(description);
-  }
+  const std::vector<double> got = Decoded(dtype, output);
+  const std::vector<double> want = Decoded(dtype, plan.expected[index]);
+  return std::equal(
+      got.begin(), got.end(), want.begin(), want.end(), [&](double one, double other) {
+        return std::abs(one - other) <= Tolerance(dtype) * std::abs(other);
+      });
 }
 
 // ---- Results
@@ -58,40 +38,10 @@ TEST_P(GpuResultTest, AreRightInAnyOrderOfTheStreams) {
   const int size = GetParam();
   const StandIn libraries;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<Plan> plans;
-    for (int i = 0; i < 40; ++i) {
-      plans.push_back(RandomPlan(i, size, &random, FillWithSmallNumbers));
-    }
+    const std::vector<Plan> plans = GpuPlans(size, seed, 35, FillWithSmallNumbers);
     GpuJob job(libraries, size, seed);
-    job.ForEach([&](GpuRank& self, int rank) {
-      std::vector<size_t> numbers;
-      for (size_t i = 0; i < plans.size(); ++i) {
-        const GpuMode mode = {i % 2 == 0, i % 3 == 0};
-        if (plans[i].asks[rank].description.kind == Kind::kBarrier) continue;
-        numbers.push_back(self.Submit(plans[i].asks[rank], mode));
-      }
-      size_t next = 0;
-      for (size_t i = 0; i < plans.size(); ++i) {
-        if (plans[i].asks[rank].description.kind == Kind::kBarrier) continue;
-        const size_t number = numbers[next++];
-        ASSERT_EQ(self.End(number).message, "");
-        if (i % 3 == 0) self.Await(number);
-      }
-      next = 0;
-      for (const Plan& plan : plans) {
-        const Ask& ask = plan.asks[rank];
-        if (ask.description.kind == Kind::kBarrier) continue;
-        Buffer output = self.Output(numbers[next++]);
-        Buffer expected = plan.expected[rank];
-        if (ask.description.kind == Kind::kReducescatter) {
-          const int64_t rows = ask.description.tensors.front().shape.front();
-          const size_t own = PartSize(rows, rank, size) * 3 * sizeof(int32_t);
-          output.resize(own), expected.resize(own);
-        }
-        ExpectSame(ask.description, output, expected);
-      }
-    });
+    job.ForEach(
+        [&](GpuRank& self, int rank) { RunAll(&self, rank, plans, HasNearResult); });
   }
 }
 
@@ -273,11 +223,7 @@ TEST(GpuTest, BackpropGoesOnWhileADeferredCollectiveRuns) {
 TEST(GpuTest, WithoutNcclOnOneRankAllGoThroughHostMemory) {
   const StandIn libraries;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<Plan> plans;
-    for (int i = 0; i < 30; ++i) {
-      plans.push_back(RandomPlan(i, 2, &random, FillWithSmallNumbers));
-    }
+    const std::vector<Plan> plans = GpuPlans(2, seed, 25, FillWithSmallNumbers);
     CapturedErrors errors;
     {
       GpuJob job(libraries, 2, seed, [](EngineOptions* options, int rank) {

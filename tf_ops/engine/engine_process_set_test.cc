@@ -6,7 +6,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "tf_ops/engine/engine_testing.h"
@@ -27,34 +26,14 @@ TEST(ProcessSetTest, OverlappingOnesInAnotherOrderOnEachRank) {
     Job job(kSize, options);
     AddSets(&job, sets);
     std::vector<Plan> plans;
-    std::vector<std::vector<int>> members;
     for (int i = 0; i < 300; ++i) {
       const size_t set = random() % (sets.size() + 1);
-      members.push_back(set == 0 ? std::vector<int>{0, 1, 2, 3} : sets[set - 1]);
-      plans.push_back(RandomPlan(i, static_cast<int>(members[i].size()), &random));
-      for (Ask& ask : plans[i].asks) {
-        ask.description.process_set = static_cast<int32_t>(set);
-        ask.description.root = members[i][ask.description.root];
-      }
+      const std::vector<int> members =
+          set == 0 ? std::vector<int>{0, 1, 2, 3} : sets[set - 1];
+      plans.push_back(RandomPlan(i, static_cast<int>(members.size()), &random));
+      plans.back().GiveTo(static_cast<int32_t>(set), members);
     }
-    job.ForEach([&](Rank& self, int rank) {
-      std::vector<size_t> order(plans.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
-      std::vector<std::tuple<size_t, size_t, size_t>> submitted;
-      for (size_t i : order) {
-        const auto found = std::find(members[i].begin(), members[i].end(), rank);
-        if (found == members[i].end()) continue;
-        const size_t place = found - members[i].begin();
-        submitted.emplace_back(i, place, self.Submit(plans[i].asks[place]));
-      }
-      self.EndAll();
-      for (const auto& [i, place, number] : submitted) {
-        ASSERT_EQ(self.End(number).message, "");
-        ASSERT_TRUE(self.Output(number) == plans[i].expected[place])
-            << Details(plans[i].asks[place].description) << " on rank " << rank;
-      }
-    });
+    job.ForEach([&](Rank& self, int rank) { RunAll(&self, rank, plans); });
   }
 }
 

@@ -32,17 +32,7 @@ TEST_P(RanksTest, MixedCollectivesInAnotherOrderOnEachRank) {
     options.cache_capacity = run == 0 ? 16384 : 4 * (run - 1);
     Job job(size, options);
     job.ForEach([&](Rank& self, int rank) {
-      std::vector<size_t> order(plans.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      std::shuffle(order.begin(), order.end(), std::mt19937(run * 10 + rank));
-      std::vector<size_t> numbers(plans.size());
-      for (size_t i : order) numbers[i] = self.Submit(plans[i].asks[rank]);
-      self.EndAll();
-      for (size_t i = 0; i < plans.size(); ++i) {
-        ASSERT_EQ(self.End(numbers[i]).message, "");
-        ASSERT_TRUE(self.Output(numbers[i]) == plans[i].expected[rank])
-            << Details(plans[i].asks[rank].description) << " on rank " << rank;
-      }
+      RunAll(&self, rank, plans, run * 10);
       EXPECT_EQ(self.counters().tensors, static_cast<int64_t>(plans.size()));
     });
   }

@@ -11,7 +11,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -82,18 +81,7 @@ TEST_P(HostsTest, RandomCollectivesInAnotherOrderOnEachRank) {
       plans.push_back(PlanForHosts(i, size(), &random));
     }
     HostsJob job(GetParam(), options);
-    job.ForEach([&](Rank& self, int rank) {
-      std::vector<int> order(kRequests), number(kRequests);
-      for (int i = 0; i < kRequests; ++i) order[i] = i;
-      std::shuffle(order.begin(), order.end(), std::mt19937(rank));
-      for (int i : order) number[i] = self.Submit(plans[i].asks[rank]);
-      self.EndAll();
-      for (int i = 0; i < kRequests; ++i) {
-        ASSERT_EQ(self.End(number[i]).message, "");
-        ASSERT_TRUE(self.Output(number[i]) == plans[i].expected[rank])
-            << Details(plans[i].asks[rank].description) << " on rank " << rank;
-      }
-    });
+    job.ForEach([&](Rank& self, int rank) { RunAll(&self, rank, plans); });
     job.LeaveAll();
   }
 }
@@ -107,16 +95,11 @@ TEST_P(HostsTest, ProcessSetsOverAnyRanks) {
   }
   std::mt19937_64 random(3);
   std::vector<Plan> plans;
-  std::vector<std::vector<int>> members;
   for (int i = 0; i < 200; ++i) {
     const size_t set = random() % sets.size();
-    members.push_back(sets[set]);
     const int count = static_cast<int>(sets[set].size());
     plans.push_back(PlanForHosts(i, count, &random));
-    for (Ask& ask : plans[i].asks) {
-      ask.description.process_set = static_cast<int32_t>(set + 1);
-      ask.description.root = members[i][ask.description.root];
-    }
+    plans.back().GiveTo(static_cast<int32_t>(set + 1), sets[set]);
   }
   HostsJob job(GetParam());
   job.ForEach([&](Rank& self, int rank) {
@@ -124,22 +107,7 @@ TEST_P(HostsTest, ProcessSetsOverAnyRanks) {
       int32_t id = 0;
       ASSERT_EQ(self.engine().AddProcessSet(set, &id).message, "");
     }
-    std::vector<size_t> order(plans.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::shuffle(order.begin(), order.end(), std::mt19937(rank));
-    std::vector<std::tuple<size_t, size_t, size_t>> submitted;
-    for (size_t i : order) {
-      const auto found = std::find(members[i].begin(), members[i].end(), rank);
-      if (found == members[i].end()) continue;
-      const size_t index = found - members[i].begin();
-      submitted.emplace_back(i, index, self.Submit(plans[i].asks[index]));
-    }
-    self.EndAll();
-    for (const auto& [i, index, number] : submitted) {
-      ASSERT_EQ(self.End(number).message, "");
-      ASSERT_TRUE(self.Output(number) == plans[i].expected[index])
-          << Details(plans[i].asks[index].description) << " on rank " << rank;
-    }
+    RunAll(&self, rank, plans);
     ASSERT_EQ(self.engine().RemoveProcessSet(1).message, "");
   });
   job.LeaveAll();
@@ -477,7 +445,7 @@ class Processes {
         link.Tell("there");
         body(&self, rank, link);
         self.Leave();
-        return 0;
+        return testing::Test::HasFailure() ? 1 : 0;
       }));
     }
     mesh.Close();
@@ -490,9 +458,36 @@ class Processes {
   std::vector<std::unique_ptr<Child>> children_;
 };
 
+// All that the engine does then goes over connections.
+TEST(ProcessesTest, RandomCollectivesOfHostsThatShareNothing) {
+  for (const Layout& layout : {Layout{{0, 1}}, Layout{{0, 1, 2}}}) {
+    const int size = layout.size();
+    EngineOptions options;
+    options.check = true;
+    std::mt19937_64 random(size);
+    std::vector<Plan> plans;
+    for (int i = 0; i < 300; ++i) {
+      const bool is_of_last = i % 10 == 0;
+      plans.push_back(PlanForHosts(i, is_of_last ? 1 : size, &random));
+      if (is_of_last) plans.back().GiveTo(1, {size - 1});
+    }
+    Processes ranks(layout, options, [&](Rank* self, int rank, const Child::Link&) {
+      int32_t id = 0;
+      EXPECT_EQ(self->engine().AddProcessSet({size - 1}, &id).message, "");
+      RunAll(self, rank, plans);
+      EXPECT_EQ(self->engine().RemoveProcessSet(id).message, "");
+      const Status end = self->Run(Sum("differs", std::vector<float>(1 + rank)));
+      EXPECT_EQ(end.code, Code::kMismatch);
+      EXPECT_EQ(self->Run(Meet("after it")).message, "");
+    });
+    for (int rank = 0; rank < size; ++rank) EXPECT_EQ(ranks[rank].Reap(), 0);
+  }
+}
+
 // Asks for what then fails, and says why it has.
 std::string WhyFailed(Rank* self) {
   const Status end = self->Run(Meet("without one"));
+  EXPECT_EQ(end.code, Code::kRankFailed);
   const size_t why = end.message.find(": ");
   return end.message.substr(why == std::string::npos ? 0 : why);
 }
@@ -512,7 +507,9 @@ void KillEachOnce(const Layout& layout) {
       const std::string error = ranks[rank].Line();
       EXPECT_TRUE(Contains(error, ": " + who + " has gone without a word")) << error;
     }
-    for (int rank = 0; rank < layout.size(); ++rank) ranks[rank].Reap();
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      EXPECT_EQ(ranks[rank].Reap(), rank == victim ? SIGKILL : 0);
+    }
     // Those whom the dead one kept together report together.
     EXPECT_EQ(Count(errors.text(), "What each rank did last:"), 1u) << errors.text();
     EXPECT_EQ(Count(errors.text(), "did not answer"), 1u) << errors.text();
@@ -548,6 +545,7 @@ TEST(HostsDeathTest, WhoseFailureIsKnownIsNotAFailureOfItsOwn) {
   for (const int rank : {1, 2}) {
     const std::string error = ranks[rank].Line();
     EXPECT_TRUE(Contains(error, "which not every rank has reached")) << error;
+    EXPECT_EQ(ranks[rank].Reap(), 0);
   }
 }
 

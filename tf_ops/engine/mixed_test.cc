@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <complex>
 #include <condition_variable>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -16,140 +14,23 @@
 #include <thread>
 #include <vector>
 
-#include "tf_ops/collectives/dtype.h"
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/engine/c_api.h"
 #include "tf_ops/testing/child.h"
 
 namespace {
 
-using keras_hvd::Bfloat16;
+using keras_hvd::Bytes;
 using keras_hvd::Child;
-using keras_hvd::Float16;
-using keras_hvd::Float8E4m3fn;
-using keras_hvd::Float8E5m2;
+using keras_hvd::DataType;
+using keras_hvd::Decoded;
+using keras_hvd::Encoded;
+using keras_hvd::Tolerance;
 using Numbers = std::vector<double>;
-using Bytes = std::vector<char>;
+using Buffer = std::vector<char>;
 
 constexpr int kSteps = 1000;
 constexpr int kMostElements = 6000;  // several rounds of the exchange memory
-
-bool IsFloating(int32_t dtype) {
-  return keras_hvd::IsFloating(static_cast<keras_hvd::DataType>(dtype));
-}
-
-int64_t BytesOf(int32_t dtype) { return keras_hvd::kDataTypeBytes[dtype]; }
-
-// Calls body(T()) with the type of the elements.
-template <typename Body>
-void WithType(int32_t dtype, const Body& body) {
-  switch (dtype) {
-    case KHVD_UINT8:
-      return body(uint8_t());
-    case KHVD_INT8:
-      return body(int8_t());
-    case KHVD_INT32:
-      return body(int32_t());
-    case KHVD_INT64:
-      return body(int64_t());
-    case KHVD_FLOAT16:
-      return body(Float16());
-    case KHVD_BFLOAT16:
-      return body(Bfloat16());
-    case KHVD_FLOAT32:
-      return body(float());
-    case KHVD_FLOAT64:
-      return body(double());
-    case KHVD_UINT32:
-      return body(uint32_t());
-    case KHVD_UINT64:
-      return body(uint64_t());
-    case KHVD_FLOAT8_E5M2:
-      return body(Float8E5m2());
-    case KHVD_FLOAT8_E4M3FN:
-      return body(Float8E4m3fn());
-    case KHVD_INT16:
-      return body(int16_t());
-    case KHVD_UINT16:
-      return body(uint16_t());
-    case KHVD_COMPLEX64:
-      return body(std::complex<float>());
-    case KHVD_COMPLEX128:
-      return body(std::complex<double>());
-    default:
-      return body(bool());
-  }
-}
-
-void Convert(double number, Float16* to) { Narrow(static_cast<float>(number), to); }
-void Convert(double number, Bfloat16* to) { Narrow(static_cast<float>(number), to); }
-void Convert(double number, Float8E5m2* to) { Narrow(static_cast<float>(number), to); }
-void Convert(double number, Float8E4m3fn* to) {
-  Narrow(static_cast<float>(number), to);
-}
-void Convert(double number, bool* to) { *to = number != 0; }
-template <typename T>
-void Convert(double number, std::complex<T>* to) {
-  *to = {static_cast<T>(number), static_cast<T>(-number)};
-}
-// Integers wrap around.
-template <typename T>
-void Convert(double number, T* to) {
-  if constexpr (std::is_integral_v<T>) {
-    *to = static_cast<T>(static_cast<int64_t>(number));
-  } else {
-    *to = static_cast<T>(number);
-  }
-}
-
-template <typename T>
-double AsNumber(T element) {
-  return static_cast<double>(keras_hvd::Widen(element));
-}
-template <typename T>
-double AsNumber(std::complex<T> element) {
-  return element.imag() == -element.real() ? element.real() : std::nan("");
-}
-
-Bytes Encoded(int32_t dtype, const Numbers& numbers) {
-  Bytes bytes(numbers.size() * BytesOf(dtype));
-  WithType(dtype, [&](auto element) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      Convert(numbers[i], &element);
-      memcpy(bytes.data() + i * sizeof(element), &element, sizeof(element));
-    }
-  });
-  return bytes;
-}
-
-Numbers Decoded(int32_t dtype, const Bytes& bytes) {
-  Numbers numbers(bytes.size() / BytesOf(dtype));
-  WithType(dtype, [&](auto element) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      memcpy(&element, bytes.data() + i * sizeof(element), sizeof(element));
-      numbers[i] = AsNumber(element);
-    }
-  });
-  return numbers;
-}
-
-// How far a result that is rounded may be off, for numbers of about 1.
-double Tolerance(int32_t dtype) {
-  switch (dtype) {
-    case KHVD_FLOAT16:
-      return 1e-3;
-    case KHVD_BFLOAT16:
-      return 8e-3;
-    case KHVD_FLOAT8_E5M2:
-      return 1.3e-1;
-    case KHVD_FLOAT8_E4M3FN:
-      return 6.5e-2;
-    case KHVD_FLOAT32:
-      return 1e-5;
-    default:
-      return 1e-13;
-  }
-}
 
 struct ProcessSet {
   int32_t id;
@@ -223,9 +104,9 @@ class Collective {
 
   bool IsRight() const {
     for (int tensor = 0; tensor < request_.count; ++tensor) {
-      const int32_t dtype = tensors_[tensor].dtype;
+      const DataType dtype = TypeOf(tensor);
       const Numbers expected = Expected(tensor);
-      const Bytes& output = outputs_[tensor];
+      const Buffer& output = outputs_[tensor];
       if (!Rounds(dtype)) {
         if (output != Encoded(dtype, expected)) return false;
         continue;
@@ -246,25 +127,29 @@ class Collective {
     return code == KHVD_OK ? "" : khvd_last_error();
   }
 
+  DataType TypeOf(int32_t tensor) const {
+    return static_cast<DataType>(tensors_[tensor].dtype);
+  }
+
   bool Reduces() const {
     return request_.kind == KHVD_ALLREDUCE || request_.kind == KHVD_REDUCESCATTER;
   }
 
-  bool Rounds(int32_t dtype) const {
+  bool Rounds(DataType dtype) const {
     return Reduces() && IsFloating(dtype) &&
            (request_.reduce_op == KHVD_AVERAGE || request_.reduce_op == KHVD_ADASUM);
   }
 
   // One that the operation has a meaning for.
-  int32_t DrawType(std::mt19937_64* random) const {
+  DataType DrawType(std::mt19937_64* random) const {
     const bool sums =
         request_.reduce_op == KHVD_SUM || request_.reduce_op == KHVD_AVERAGE;
     while (true) {
-      const int32_t dtype = static_cast<int32_t>((*random)() % keras_hvd::kDataTypes);
+      const DataType dtype = static_cast<DataType>((*random)() % keras_hvd::kDataTypes);
       if (!Reduces()) return dtype;
-      if (!keras_hvd::IsReduced(static_cast<keras_hvd::DataType>(dtype))) continue;
+      if (!IsReduced(dtype)) continue;
       if (request_.reduce_op == KHVD_ADASUM && !IsFloating(dtype)) continue;
-      if (!sums || dtype != KHVD_BOOL) return dtype;
+      if (!sums || dtype != DataType::kBool) return dtype;
     }
   }
 
@@ -274,13 +159,13 @@ class Collective {
     uint64_t mixed =
         seed_ * 0x9e3779b97f4a7c15 + rank * 1000003 + tensor * 10007 + place;
     mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9;
-    const int32_t dtype = tensors_[tensor].dtype;
-    if (dtype == KHVD_BOOL) return static_cast<double>(mixed >> 63);
-    if (dtype == KHVD_FLOAT8_E5M2 || dtype == KHVD_FLOAT8_E4M3FN) {
+    const DataType dtype = TypeOf(tensor);
+    if (dtype == DataType::kBool) return static_cast<double>(mixed >> 63);
+    if (IsFloat8(dtype)) {
       return static_cast<double>(mixed >> 61) - 4;  // which they have
     }
-    const bool is_unsigned = dtype == KHVD_UINT8 || dtype == KHVD_UINT16 ||
-                             dtype == KHVD_UINT32 || dtype == KHVD_UINT64;
+    const bool is_unsigned = dtype == DataType::kUint8 || dtype == DataType::kUint16 ||
+                             dtype == DataType::kUint32 || dtype == DataType::kUint64;
     const double lowest = is_unsigned ? 0 : -20;
     if (request_.reduce_op != KHVD_PRODUCT) {
       return static_cast<double>(mixed >> 58) + lowest;
@@ -315,11 +200,10 @@ class Collective {
       case KHVD_ALLTOALL:
         return Received(inputs);
       case KHVD_REDUCESCATTER:
-        return OwnRows(Reduced(inputs, tensors_[tensor].dtype));
+        return OwnRows(Reduced(inputs, TypeOf(tensor)));
       default:
-        return request_.reduce_op == KHVD_ADASUM
-                   ? Adasum(inputs)
-                   : Reduced(inputs, tensors_[tensor].dtype);
+        return request_.reduce_op == KHVD_ADASUM ? Adasum(inputs)
+                                                 : Reduced(inputs, TypeOf(tensor));
     }
   }
 
@@ -350,7 +234,7 @@ class Collective {
     return {start(rank_), start(rank_ + 1)};
   }
 
-  Numbers Reduced(const std::vector<Numbers>& inputs, int32_t dtype) const {
+  Numbers Reduced(const std::vector<Numbers>& inputs, DataType dtype) const {
     Numbers result = inputs[0];
     for (size_t i = 0; i < result.size(); ++i) {
       for (int rank = 1; rank < ranks_; ++rank) {
@@ -391,16 +275,16 @@ class Collective {
     return sum;
   }
 
-  void AddTensor(int tensor, int32_t dtype) {
+  void AddTensor(int tensor, DataType dtype) {
     khvd_tensor& added = tensors_.emplace_back();
-    added.dtype = dtype;
+    added.dtype = static_cast<int32_t>(dtype);
     const int64_t rows = Rows(rank_, tensor);
     inputs_.push_back(Encoded(dtype, Input(rank_, tensor)));
     int64_t output_rows = rows;
     if (request_.kind == KHVD_REDUCESCATTER) {
       output_rows = khvd_scattered_rows(request_.process_set, rows);
     }
-    outputs_.emplace_back(output_rows * BytesOf(dtype));
+    outputs_.emplace_back(output_rows * Bytes(dtype));
     shapes_.push_back(std::make_unique<int64_t>(rows));
     added.rank = 1;
     added.shape = shapes_.back().get();
@@ -411,9 +295,9 @@ class Collective {
   static void* Allocate(void* context, int32_t tensor, const int64_t* rows,
                         int32_t count) {
     Collective& self = *static_cast<Collective*>(context);
-    Bytes& output = self.outputs_[tensor];
+    Buffer& output = self.outputs_[tensor];
     output.resize(std::accumulate(rows, rows + count, int64_t{0}) *
-                  BytesOf(self.tensors_[tensor].dtype));
+                  Bytes(self.TypeOf(tensor)));
     return output.data();
   }
 
@@ -431,7 +315,7 @@ class Collective {
   const int rank_, ranks_;
   int root_ = 0;
   std::vector<int64_t> sizes_;
-  std::vector<Bytes> inputs_, outputs_;
+  std::vector<Buffer> inputs_, outputs_;
   std::vector<std::unique_ptr<int64_t>> shapes_;
   std::vector<khvd_tensor> tensors_;
   khvd_request request_ = {};

@@ -1,24 +1,42 @@
-// For tests of the engine: random collectives, and what each rank must get of them.
+// For tests of the engine: random collectives, what each rank must get of them, and
+// ranks that ask for them.
 #ifndef KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 #define KERAS_HVD_TF_OPS_ENGINE_RANDOM_PLAN_TESTING_H_
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/collectives/parts.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/engine/engine_testing.h"
 
 namespace keras_hvd {
 
-// A request of each rank, and what each must get.
+// A request of each member, and what each must get.
 struct Plan {
+  std::vector<int> members;  // ranks, in their order
   std::vector<Ask> asks;
   std::vector<Buffer> expected;
+
+  // The rank's place among the members, or -1.
+  int PlaceOf(int rank) const {
+    const auto found = std::lower_bound(members.begin(), members.end(), rank);
+    const bool is_member = found != members.end() && *found == rank;
+    return is_member ? static_cast<int>(found - members.begin()) : -1;
+  }
+  // Makes it one of a process set.
+  void GiveTo(int32_t process_set, const std::vector<int>& ranks) {
+    members = ranks;
+    for (Ask& ask : asks) {
+      ask.description.process_set = process_set;
+      ask.description.root = ranks[ask.description.root];
+    }
+  }
 };
 
 inline std::vector<int64_t> RandomSplits(int64_t rows, int size) {
@@ -64,46 +82,12 @@ inline void FillWithBits(DataType, Buffer* elements, std::mt19937_64* random) {
   for (char& byte : *elements) byte = static_cast<char>((*random)() & 0xBF);
 }
 
-template <typename T, typename Number>
-void FillAs(Buffer* elements, std::mt19937_64* random) {
-  const int64_t count = static_cast<int64_t>(elements->size() / sizeof(T));
-  for (int64_t i = 0; i < count; ++i) {
-    T element;
-    Narrow(static_cast<Number>((*random)() % 4), &element);
-    memcpy(elements->data() + i * sizeof(T), &element, sizeof(T));
-  }
-}
-
 // Whose sums have the same bits in any order, whatever is rounded when.
 inline void FillWithSmallNumbers(DataType dtype, Buffer* elements,
                                  std::mt19937_64* random) {
-  switch (dtype) {
-    case DataType::kUint8:
-    case DataType::kInt8:
-      return FillAs<int8_t, int8_t>(elements, random);
-    case DataType::kInt32:
-      return FillAs<int32_t, int32_t>(elements, random);
-    case DataType::kInt64:
-      return FillAs<int64_t, int64_t>(elements, random);
-    case DataType::kFloat16:
-      return FillAs<Float16, float>(elements, random);
-    case DataType::kBfloat16:
-      return FillAs<Bfloat16, float>(elements, random);
-    case DataType::kFloat8E5m2:
-      return FillAs<Float8E5m2, float>(elements, random);
-    case DataType::kFloat8E4m3fn:
-      return FillAs<Float8E4m3fn, float>(elements, random);
-    case DataType::kUint32:
-      return FillAs<uint32_t, int32_t>(elements, random);
-    case DataType::kUint64:
-      return FillAs<uint64_t, int64_t>(elements, random);
-    case DataType::kFloat32:
-      return FillAs<float, float>(elements, random);
-    case DataType::kFloat64:
-      return FillAs<double, double>(elements, random);
-    default:
-      break;  // no plan has others
-  }
+  std::vector<double> numbers(elements->size() / Bytes(dtype));
+  for (double& number : numbers) number = static_cast<double>((*random)() % 4);
+  *elements = Encoded(dtype, numbers);
 }
 
 // Any type but truth values, which have no sums.
@@ -116,6 +100,8 @@ inline DataType RandomNumberType(std::mt19937_64* random) {
 inline Plan RandomPlan(int number, int size, std::mt19937_64* random,
                        const Fill& fill = FillWithBits) {
   Plan plan;
+  plan.members.resize(size);
+  std::iota(plan.members.begin(), plan.members.end(), 0);
   Description description;
   description.name = "request" + std::to_string(number);
   description.kind = static_cast<Kind>((*random)() % kKinds);
@@ -208,6 +194,27 @@ inline bool HasResult(const Plan& plan, size_t index, const Buffer& output) {
       sizeof(int32_t);
   return output.size() == expected.size() &&
          std::equal(output.begin(), output.begin() + own, expected.begin());
+}
+
+// Asks for what the rank is a member of, all under way together and in an order of its
+// own, and ends with the results, bit for bit.
+inline void RunAll(Rank* self, int rank, const std::vector<Plan>& plans,
+                   unsigned seed = 0) {
+  std::vector<std::pair<const Plan*, size_t>> own;  // and its request's number
+  for (const Plan& plan : plans) {
+    if (plan.PlaceOf(rank) >= 0) own.emplace_back(&plan, 0);
+  }
+  std::shuffle(own.begin(), own.end(), std::mt19937(seed + rank));
+  for (auto& [plan, number] : own) {
+    number = self->Submit(plan->asks[plan->PlaceOf(rank)]);
+  }
+  self->EndAll();
+  for (const auto& [plan, number] : own) {
+    const int place = plan->PlaceOf(rank);
+    ASSERT_EQ(self->End(number).message, "");
+    ASSERT_TRUE(self->Output(number) == plan->expected[place])
+        << Details(plan->asks[place].description) << " on rank " << rank;
+  }
 }
 
 }  // namespace keras_hvd

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,7 +18,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/dtype.h"
-#include "tf_ops/collectives/number.h"
+#include "tf_ops/collectives/numbers_testing.h"
 #include "tf_ops/collectives/reduce.h"
 #include "tf_ops/cuda/gpu.h"
 #include "tf_ops/nccl/communicator.h"
@@ -184,102 +185,23 @@ inline void RunRanks(const Libraries& libraries, int count,
   });
 }
 
-// The numbers of a tensor, whatever its type.
-inline double Number(DataType dtype, const void* tensor, int64_t i) {
-  switch (dtype) {
-    case DataType::kUint8:
-    case DataType::kBool:
-      return static_cast<const uint8_t*>(tensor)[i];
-    case DataType::kInt8:
-      return static_cast<const int8_t*>(tensor)[i];
-    case DataType::kInt32:
-      return static_cast<const int32_t*>(tensor)[i];
-    case DataType::kInt64:
-      return static_cast<double>(static_cast<const int64_t*>(tensor)[i]);
-    case DataType::kUint32:
-      return static_cast<const uint32_t*>(tensor)[i];
-    case DataType::kUint64:
-      return static_cast<double>(static_cast<const uint64_t*>(tensor)[i]);
-    case DataType::kFloat8E5m2:
-      return Widen(static_cast<const Float8E5m2*>(tensor)[i]);
-    case DataType::kFloat8E4m3fn:
-      return Widen(static_cast<const Float8E4m3fn*>(tensor)[i]);
-    case DataType::kFloat16:
-      return Widen(static_cast<const Float16*>(tensor)[i]);
-    case DataType::kBfloat16:
-      return Widen(static_cast<const Bfloat16*>(tensor)[i]);
-    case DataType::kFloat32:
-      return static_cast<const float*>(tensor)[i];
-    case DataType::kFloat64:
-      return static_cast<const double*>(tensor)[i];
-    default:  // which NCCL does not reduce
-      break;
-  }
-  return std::nan("");
-}
-
-inline void SetNumber(DataType dtype, void* tensor, int64_t i, double value) {
-  switch (dtype) {
-    case DataType::kUint8:
-    case DataType::kBool:
-      static_cast<uint8_t*>(tensor)[i] = static_cast<uint8_t>(value);
-      break;
-    case DataType::kInt8:
-      static_cast<int8_t*>(tensor)[i] = static_cast<int8_t>(value);
-      break;
-    case DataType::kInt32:
-      static_cast<int32_t*>(tensor)[i] = static_cast<int32_t>(value);
-      break;
-    case DataType::kInt64:
-      static_cast<int64_t*>(tensor)[i] = static_cast<int64_t>(value);
-      break;
-    case DataType::kUint32:
-      static_cast<uint32_t*>(tensor)[i] = static_cast<uint32_t>(value);
-      break;
-    case DataType::kUint64:
-      static_cast<uint64_t*>(tensor)[i] = static_cast<uint64_t>(value);
-      break;
-    case DataType::kFloat8E5m2:
-      Narrow(static_cast<float>(value), static_cast<Float8E5m2*>(tensor) + i);
-      break;
-    case DataType::kFloat8E4m3fn:
-      Narrow(static_cast<float>(value), static_cast<Float8E4m3fn*>(tensor) + i);
-      break;
-    case DataType::kFloat16:
-      Narrow(static_cast<float>(value), static_cast<Float16*>(tensor) + i);
-      break;
-    case DataType::kBfloat16:
-      Narrow(static_cast<float>(value), static_cast<Bfloat16*>(tensor) + i);
-      break;
-    case DataType::kFloat32:
-      static_cast<float*>(tensor)[i] = static_cast<float>(value);
-      break;
-    case DataType::kFloat64:
-      static_cast<double*>(tensor)[i] = value;
-      break;
-    default:
-      break;
-  }
-}
-
 // A rank's tensor: numbers of which sums and products of a few are exact in all types.
 inline std::vector<char> Numbers(DataType dtype, int64_t elements, int rank,
                                  uint64_t seed) {
-  std::vector<char> tensor(elements * Bytes(dtype));
+  std::vector<double> numbers(elements);
   for (int64_t i = 0; i < elements; ++i) {
     const uint64_t number = (i * 7 + rank * 3 + seed) * 2654435761u >> 7;
-    SetNumber(dtype, tensor.data(), i, number % (dtype == DataType::kBool ? 2 : 4));
+    numbers[i] = static_cast<double>(number % (dtype == DataType::kBool ? 2 : 4));
   }
-  return tensor;
+  return Encoded(dtype, numbers);
 }
 
 // The reduction of all ranks' Numbers, one after another.
 inline double Reduced(const Reduction& reduction,
-                      const std::vector<std::vector<char>>& tensors, DataType dtype,
-                      int64_t i) {
-  double result = Number(dtype, tensors[0].data(), i) * reduction.prescale;
+                      const std::vector<std::vector<double>>& tensors, int64_t i) {
+  double result = tensors[0][i] * reduction.prescale;
   for (size_t rank = 1; rank < tensors.size(); ++rank) {
-    const double next = Number(dtype, tensors[rank].data(), i) * reduction.prescale;
+    const double next = tensors[rank][i] * reduction.prescale;
     switch (reduction.op) {
       case ReduceOp::kMin:
         result = std::min(result, next);
@@ -298,24 +220,11 @@ inline double Reduced(const Reduction& reduction,
   return result * reduction.postscale;
 }
 
-// How much a result of a few of them may differ, relatively: by roundings of the type.
-inline double Tolerance(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-      return 8.0 / (1 << 11);
-    case DataType::kBfloat16:
-      return 8.0 / (1 << 8);
-    case DataType::kFloat8E5m2:
-      return 1.0 / (1 << 3);
-    case DataType::kFloat8E4m3fn:
-      return 1.0 / (1 << 4);
-    case DataType::kFloat32:
-      return 8.0 / (1 << 24);
-    case DataType::kFloat64:
-      return 8.0 / (1ull << 53);
-    default:
-      return 0;
-  }
+// How much a result of a few of them may differ, relatively: NCCL rounds each step.
+inline double ToleranceOfNccl(DataType dtype) {
+  if (dtype == DataType::kFloat32) return 4 * std::numeric_limits<float>::epsilon();
+  if (dtype == DataType::kFloat64) return 4 * std::numeric_limits<double>::epsilon();
+  return Tolerance(dtype) * (Bytes(dtype) == 2 ? 4 : 1);
 }
 
 // Whether a tensor has what `tensors` of all ranks are reduced to, from element `start`
@@ -323,10 +232,14 @@ inline double Tolerance(DataType dtype) {
 inline void ExpectReduced(const Reduction& reduction, DataType dtype,
                           const std::vector<std::vector<char>>& tensors, int64_t start,
                           const std::vector<char>& result) {
-  for (int64_t i = 0; i < static_cast<int64_t>(result.size()) / Bytes(dtype); ++i) {
-    const double expected = Reduced(reduction, tensors, dtype, start + i);
-    ASSERT_NEAR(Number(dtype, result.data(), i), expected,
-                std::abs(expected) * Tolerance(dtype))
+  std::vector<std::vector<double>> inputs;
+  for (const std::vector<char>& tensor : tensors) {
+    inputs.push_back(Decoded(dtype, tensor));
+  }
+  const std::vector<double> numbers = Decoded(dtype, result);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const double expected = Reduced(reduction, inputs, start + i);
+    ASSERT_NEAR(numbers[i], expected, std::abs(expected) * ToleranceOfNccl(dtype))
         << Name(reduction.op) << " of " << Name(dtype) << ", element " << start + i;
   }
 }

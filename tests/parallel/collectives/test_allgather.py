@@ -3,30 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from element_types import MOVED, REDUCED
 
 import keras_hvd
 
-DTYPES = [
-    tf.uint8,
-    tf.int8,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.bool,
-    tf.uint32,
-    tf.uint64,
-    tf.as_dtype("float8_e5m2"),
-    tf.as_dtype("float8_e4m3fn"),
-    tf.int16,
-    tf.uint16,
-    tf.complex64,
-    tf.complex128,
-]
-
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+each_dtype = pytest.mark.parametrize("dtype", REDUCED + MOVED, ids=lambda d: d.name)
 eager_and_graph = pytest.mark.parametrize(
     "run", [lambda f: f, tf.function], ids=["eager", "graph"]
 )

@@ -9,18 +9,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from element_types import FLOAT8, FLOATS, INTEGERS, NUMBERS
 
 import keras_hvd
 from keras_hvd import Average, Max, Min, Product, Sum
 from keras_hvd.job import native
 
-INTEGERS = [tf.uint8, tf.int8, tf.int32, tf.int64, tf.uint32, tf.uint64]
-FLOAT8 = [tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")]
-FLOATS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, *FLOAT8]
 OPS = [Average, Sum, Min, Max, Product]
 SHAPES = [(), (0,), (1,), (3,), (7, 5), (2, 0, 3), (1023,), (65_537,)]
 
-each_number = pytest.mark.parametrize("dtype", INTEGERS + FLOATS, ids=lambda d: d.name)
+each_number = pytest.mark.parametrize("dtype", NUMBERS, ids=lambda d: d.name)
 each_float = pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
@@ -374,7 +372,7 @@ def test_a_result_that_nobody_uses_is_reduced_all_the_same(counters):
 
 
 def test_a_group_of_mixed_types_and_shapes(values, rank, size):
-    kinds = [(dtype, shape) for dtype in INTEGERS + FLOATS for shape in SHAPES]
+    kinds = [(dtype, shape) for dtype in NUMBERS for shape in SHAPES]
     inputs = [[values(*kind, peer) for kind in kinds] for peer in range(size)]
     expected = [reduced(each, Max) for each in zip(*inputs, strict=True)]
     for run in (keras_hvd.grouped_allreduce, tf.function(keras_hvd.grouped_allreduce)):

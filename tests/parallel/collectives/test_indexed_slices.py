@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from element_types import FLOAT8
 
 import keras_hvd
 from keras_hvd import Max, Min, Product, Sum
-
-FLOAT8 = [tf.as_dtype("float8_e5m2"), tf.as_dtype("float8_e4m3fn")]
 
 
 def slices_of(rank, dtype=tf.float32):

@@ -3,27 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from element_types import NUMBERS
 
 import keras_hvd
 from keras_hvd import Average, Sum
 
-DTYPES = [
-    tf.uint8,
-    tf.int8,
-    tf.int32,
-    tf.int64,
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.uint32,
-    tf.uint64,
-    tf.as_dtype("float8_e5m2"),
-    tf.as_dtype("float8_e4m3fn"),
-]
 SHAPES = [(0,), (1,), (3,), (7, 5), (4, 0, 3), (1023,), (65_537, 3)]
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+each_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=lambda d: d.name)
 each_op = pytest.mark.parametrize("op", [Average, Sum], ids=lambda op: op.name)
 
 

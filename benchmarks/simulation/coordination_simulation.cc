@@ -1,5 +1,5 @@
 // See coordination_simulation.h.
-#include "tf_ops/simulation/coordination_simulation.h"
+#include "benchmarks/simulation/coordination_simulation.h"
 
 #include <time.h>
 

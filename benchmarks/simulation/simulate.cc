@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tf_ops/simulation/coordination_simulation.h"
+#include "benchmarks/simulation/coordination_simulation.h"
 
 namespace keras_hvd {
 namespace {

@@ -8,8 +8,8 @@
 //
 // Left out are sleeping and waking, the system calls of a connection (unless they are
 // given as a cost), and the collectives themselves.
-#ifndef KERAS_HVD_TF_OPS_SIMULATION_COORDINATION_SIMULATION_H_
-#define KERAS_HVD_TF_OPS_SIMULATION_COORDINATION_SIMULATION_H_
+#ifndef KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_
+#define KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_
 
 #include <array>
 #include <cstddef>
@@ -75,4 +75,4 @@ SimulationResult Simulate(
 
 }  // namespace keras_hvd
 
-#endif  // KERAS_HVD_TF_OPS_SIMULATION_COORDINATION_SIMULATION_H_
+#endif  // KERAS_HVD_BENCHMARKS_SIMULATION_COORDINATION_SIMULATION_H_

@@ -1,6 +1,6 @@
 // The simulation's jobs: all is decided and ends on all ranks, and time passes as it
 // should.
-#include "tf_ops/simulation/coordination_simulation.h"
+#include "benchmarks/simulation/coordination_simulation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
