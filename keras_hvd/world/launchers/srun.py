@@ -62,7 +62,7 @@ def _on_nodes(variables: Mapping[str, str], nodes: int, job: str) -> World:
     node = integer(variables, "SLURM_NODEID", 0, nodes)
     rendezvous = variables.get(RENDEZVOUS) or None
     tasks = "SLURM_STEP_TASKS_PER_NODE"
-    world = on_any_hosts(
+    found = on_any_hosts(
         {**variables, tasks: str(_tasks_on(variables, node, nodes))},
         rank="SLURM_PROCID",
         size="SLURM_STEP_NUM_TASKS",
@@ -72,15 +72,15 @@ def _on_nodes(variables: Mapping[str, str], nodes: int, job: str) -> World:
         rendezvous=rendezvous,
     )
     if rendezvous:
-        return world
-    if world.rank == 0 and node != 0:
+        return found
+    if found.rank == 0 and node != 0:
         raise LaunchEnvironmentError(
             f"SLURM_PROCID=0 and SLURM_NODEID={node} contradict each other: the ranks "
             "meet at the first node, where rank 0 must be. Set "
             f"{RENDEZVOUS} to HOST:PORT of rank 0's node, for all ranks."
         )
-    step = Step(world.job, _first_node(variables), is_on_first_node=node == 0)
-    return dataclasses.replace(world, way=step)
+    step = Step(found.job, _first_node(variables), is_on_first_node=node == 0)
+    return dataclasses.replace(found, way=step)
 
 
 def _tasks_on(variables: Mapping[str, str], node: int, nodes: int) -> int:
