@@ -54,8 +54,9 @@ ifndef MAY_RUN_AT_ONCE
 .NOTPARALLEL:
 endif
 
-.PHONY: install demo wheel docs test test-quick lint format clean distclean FORCE
+.PHONY: install demo wheel docs test test-more test-quick lint format clean distclean FORCE
 .PHONY: system-packages test-packages native-tests unit-tests one-rank-tests launch-tests
+.PHONY: page-tests benchmark-tests four-ranks-tests two-hosts-tests
 .PHONY: launch-hosts-tests parallel-tests hosts-tests core-tests newest-tests wheel-tests
 .PHONY: native-objects ends-wheel-tests installed-wheel-tests tfx-tests constraints
 .PHONY: sanitize soak layouts bench test-gpu bench-gpu bench-gpu-calls lines
@@ -70,9 +71,14 @@ demo: install
 # other are twice as slow beside others.
 test:
 	$(MAKE) $(AT_ONCE) install native-objects
-	$(MAKE) $(AT_ONCE) lint test-packages native-tests unit-tests one-rank-tests \
-		launch-tests launch-hosts-tests
-	$(MAKE) --no-print-directory parallel-tests hosts-tests ends-wheel-tests
+	$(MAKE) $(AT_ONCE) lint test-packages native-tests unit-tests launch-tests \
+		launch-hosts-tests
+	$(MAKE) --no-print-directory parallel-tests hosts-tests
+
+# The rest, which seldom fails where those passed.
+test-more:
+	$(MAKE) $(AT_ONCE) one-rank-tests page-tests benchmark-tests
+	$(MAKE) --no-print-directory four-ranks-tests two-hosts-tests ends-wheel-tests
 
 AT_ONCE = --no-print-directory --jobs=2 --output-sync=target MAY_RUN_AT_ONCE=yes
 
@@ -192,7 +198,12 @@ native-tests: install
 
 # Those of one process, the examples in the docstrings among them.
 unit-tests: install test-packages
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q tests/unit $(PAGES:%=--ignore=%)
+
+# The site of docs/ and the pages of reports, in a browser.
+PAGES := tests/unit/test_site.py tests/unit/report/test_page.py
+page-tests: install test-packages
+	$(BIN)/python -m pytest -q $(PAGES)
 
 # The parallel ones on one rank.
 one-rank-tests: install
@@ -200,7 +211,13 @@ one-rank-tests: install
 
 # Those of how keras_hvd is installed and jobs are launched.
 launch-tests: install test-packages
-	$(BIN)/python -m pytest -q tests/install tests/launch $(WITH_HOSTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q tests/install tests/launch \
+		$(patsubst %,--ignore=%,$(WITH_HOSTS) $(BENCHMARK_TESTS))
+
+# That each benchmark runs, and prints what it should.
+BENCHMARK_TESTS := tests/launch/test_benchmarks.py
+benchmark-tests: install test-packages
+	$(BIN)/python -m pytest -q $(BENCHMARK_TESTS)
 
 # Those of jobs that are launched on several hosts, which wait most of the time, for limits
 # to pass and programs to end; and the examples.
@@ -209,12 +226,13 @@ WITH_HOSTS := $(patsubst %,tests/launch/test_%.py,examples hosts_option mpi run_
 launch-hosts-tests: install test-packages
 	$(BIN)/python -m pytest -q $(WITH_HOSTS)
 
-# The same tests in jobs of two and four ranks; which of them run where is said in
+# The same tests in jobs of two ranks, and of four; which of them run where is said in
 # tests/parallel/conftest.py.
 parallel-tests: install
-	for ranks in 2 4; do \
-		$(BIN)/khvdrun -np $$ranks $(BIN)/python -m pytest -q -x tests/parallel; \
-	done
+	$(BIN)/khvdrun -np 2 $(BIN)/python -m pytest -q -x tests/parallel
+
+four-ranks-tests: install
+	$(BIN)/khvdrun -np 4 $(BIN)/python -m pytest -q -x tests/parallel
 
 # Those of three ranks on two hosts, and collectives on two hosts of one rank. All hosts
 # are this machine; where they can have networks, those are slow ones. Of the second two,
@@ -222,6 +240,8 @@ parallel-tests: install
 hosts-tests: install
 	$(BIN)/python tests/on_hosts.py --rate 1gbit 2 1 \
 		$(BIN)/python -m pytest -q -x tests/parallel
+
+two-hosts-tests: install
 	KERAS_HVD_DATA_CONNECTIONS=3 \
 	$(BIN)/python tests/on_hosts.py --rate 100mbit --delay 0.1 1 1 \
 		$(BIN)/python -m pytest -q -x tests/parallel/collectives tests/parallel/test_*.py
@@ -250,7 +270,7 @@ newest-tests:
 
 # The wheel: what is in it, and the same tests with each TensorFlow that it serves, in a
 # fresh environment where only its own programs are on the PATH, and the checkout's
-# package on no path. `make test` has the oldest and the newest of them.
+# package on no path. `make test-more` has the oldest and the newest of them.
 wheel-tests: install wheel
 	$(BIN)/python -m pytest -q tests/wheel --dist $(DIST)
 	for version in $(WHEEL_TENSORFLOWS); do \
@@ -268,7 +288,7 @@ ends-wheel-tests: install
 # The oldest is also the only one that the last tensorflow-io loads on. Before 2.18 they
 # want NumPy 1, which pyarrow refuses from 20 on. LINKED has the packages of the checkout's
 # environment where that has this TensorFlow: they are not installed once more, and what
-# `make test` has shown with them of the same Python files is not shown once more.
+# other tests have shown with them of the same Python files is not shown once more.
 installed-wheel-tests: EXTRAS := test$(if $(findstring ==2.16.,$(TENSORFLOW)),$(COMMA)io)
 installed-wheel-tests:
 	$(PYTHON) -m venv --clear $(VENV)
@@ -300,7 +320,7 @@ $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
 		-r $(TFX)/requirements-no-deps.txt
 	@touch $@
 
-# The constraints anew, from the environments that `make test` has made: after `make
+# The constraints anew, from the environments that `make test-more` has made: after `make
 # distclean test CONSTRAINTS=` they have what PyPI has today.
 constraints:
 	$(call FREEZE,$(VENV),2.21.0)
@@ -355,7 +375,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: install
 # steps, fifty kills and some stops with libraries that have faults
 # (tf_ops/transport/faults.h), again with SEED=...; how soon a death is known; a thousand
 # jobs in one process; more than 2 GiB at once between hosts; then all parallel tests on
-# three and four ranks, those too that `make test` runs on others only; and `make
+# three and four ranks, those too that other targets run on others only; and `make
 # layouts`.
 soak: install
 	$(BIN)/python -I bazel/build_libraries.py $(FAULTS) faults
