@@ -1,7 +1,7 @@
 # The two commands: `make demo` trains the digits example on two processes, `make test`
-# runs the whole test suite. Both install what they need first, the environment into
-# .venv (what the wheel is tested in: into .venv-wheel-VERSION; TFX: into .venv-tfx), and
-# are quick the second time.
+# runs the tests, `make test-more` the rest of them. They install what they need first, the
+# environment into .venv (what the wheel is tested in: into .venv-wheel-VERSION; TFX: into
+# .venv-tfx), and are quick the second time.
 
 PYTHON ?= python3
 # What to develop against. tensorflow-cpu is TensorFlow without the CUDA libraries, which
@@ -321,7 +321,7 @@ $(VENV)/.tfx: $(BUILT) $(wildcard $(TFX)/*.txt)
 	@touch $@
 
 # The constraints anew, from the environments that `make test-more` has made: after `make
-# distclean test CONSTRAINTS=` they have what PyPI has today.
+# distclean test-more CONSTRAINTS=` they have what PyPI has today.
 constraints:
 	$(call FREEZE,$(VENV),2.21.0)
 	$(call FREEZE,$(VENV)-wheel-2.16.2,2.16.2)
