@@ -3,19 +3,20 @@
 #include <gtest/gtest.h>
 #include <string.h>
 
-#include <functional>
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tf_ops/engine/c_api.h"
-#include "tf_ops/testing/child.h"
-#include "tf_ops/testing/gpu/stand_in.h"
+#include "tf_ops/engine/c_api_testing.h"
+#include "tf_ops/testing/gpu/caller.h"
 
 namespace {
 
 using keras_hvd::Child;
+using keras_hvd::ExpectInChildren;
+using keras_hvd::JobName;
+using keras_hvd::JobOptions;
+using keras_hvd::LastErrorHas;
+using keras_hvd::stand_in::Caller;
 using keras_hvd::stand_in::kCudaLibrary;
 using keras_hvd::stand_in::kNcclLibrary;
 using keras_hvd::stand_in::StandIn;
@@ -23,58 +24,12 @@ namespace cuda = keras_hvd::cuda;
 
 constexpr char kNoLibrary[] = "/no/libnccl.so.2";
 
-std::string JobName() {
-  static std::random_device random;
-  return "c-api-gpu-" + std::to_string(random()) + "-" + std::to_string(random());
-}
-
 int Init(int rank, int size, const char* job, const char* nccl) {
-  khvd_options options = {};
-  options.struct_size = sizeof(options);
-  options.rank = options.local_rank = rank;
-  options.size = options.local_size = size;
-  options.cross_size = 1;
-  options.job = job;
+  khvd_options options = JobOptions(rank, size, job);
   options.cuda_library = kCudaLibrary;
   options.nccl_library = nccl;
   return khvd_init(&options);
 }
-
-// A stream, and memory on it, of a caller that uses the driver by itself.
-class Caller {
- public:
-  Caller() {
-    libraries_.cuda().init(0);
-    libraries_.cuda().retain_primary_context(&context_, 0);
-    libraries_.cuda().push_context(context_);
-    libraries_.cuda().create_stream(&stream_, cuda::kStreamNonBlocking, 0);
-    libraries_.cuda().allocate(&memory_, sizeof(float));
-  }
-  ~Caller() {
-    libraries_.cuda().free(memory_);
-    libraries_.cuda().destroy_stream(stream_);
-    libraries_.cuda().release_primary_context(0);
-  }
-
-  const StandIn& libraries() const { return libraries_; }
-  void* stream() const { return stream_; }
-  float* memory() const { return reinterpret_cast<float*>(memory_); }
-
-  void Write(float value) const {
-    libraries_->Enqueue(stream_, [at = memory(), value] { *at = value; });
-  }
-  float Read() const {
-    float value = -1;
-    libraries_->Enqueue(stream_, [at = memory(), &value] { value = *at; });
-    return libraries_->Synchronize(stream_).empty() ? value : -2;
-  }
-
- private:
-  const StandIn libraries_;
-  cuda::Context context_ = nullptr;
-  cuda::Stream stream_ = nullptr;
-  cuda::Pointer memory_ = 0;
-};
 
 // A sum of one float, in place.
 struct Request {
@@ -97,33 +52,6 @@ struct Request {
   khvd_tensor tensor = {};
   khvd_request request = {};
 };
-
-bool LastErrorHas(const std::string& part) {
-  return std::string(khvd_last_error()).find(part) != std::string::npos;
-}
-
-// The body gives 0, or the line on which it found something wrong; each of `size` runs
-// in a process of its own.
-#define CHECK_HERE(condition) \
-  if (!(condition)) return __LINE__
-
-void ExpectInChildren(int size, const std::function<int(int rank)>& body) {
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < size; ++rank) {
-    children.push_back(std::make_unique<Child>([&](const Child::Link& parent) {
-      const int line = body(rank);
-      if (line != 0) {
-        parent.Tell("line " + std::to_string(line) + ": " + khvd_last_error());
-      }
-      khvd_shutdown();
-      return line == 0 ? 0 : 1;
-    }));
-  }
-  for (const auto& child : children) {
-    EXPECT_EQ(child->Line(), "");
-    EXPECT_EQ(child->Reap(), 0);
-  }
-}
 
 TEST(GpuSupportTest, SaysWhatIsFoundAndWhatIsNot) {
   ExpectInChildren(1, [](int) {

@@ -11,31 +11,23 @@
 
 #include <atomic>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "tf_ops/testing/child.h"
+#include "tf_ops/engine/c_api_testing.h"
 
 namespace {
 
 using keras_hvd::Child;
-
-// Sandboxes share their sockets' names and repeat their process numbers.
-std::string JobName() {
-  static std::random_device random;
-  return "c-api-" + std::to_string(random()) + "-" + std::to_string(random());
-}
+using keras_hvd::ExpectInChildren;
+using keras_hvd::JobName;
+using keras_hvd::JobOptions;
+using keras_hvd::LastErrorHas;
 
 khvd_options Options(int rank, int size, const char* job) {
-  khvd_options options = {};
-  options.struct_size = sizeof(options);
-  options.rank = options.local_rank = rank;
-  options.size = options.local_size = size;
-  options.cross_size = 1;
-  options.job = job;
+  khvd_options options = JobOptions(rank, size, job);
   options.exchange_bytes = 8 << 10;
   return options;
 }
@@ -65,26 +57,8 @@ struct Request {
 
 void* NoMemory(void*, int32_t, const int64_t*, int32_t) { return nullptr; }
 
-bool LastErrorHas(const std::string& part) {
-  return std::string(khvd_last_error()).find(part) != std::string::npos;
-}
-
-// Each of these runs in a process of its own: what happens to the engine stays there.
-// The body gives 0, or the line on which it found something wrong.
-#define CHECK_HERE(condition) \
-  if (!(condition)) return __LINE__
-
 void ExpectInChild(const std::function<int()>& body) {
-  Child child([&](const Child::Link& parent) {
-    const int line = body();
-    if (line != 0) {
-      parent.Tell("line " + std::to_string(line) + ": " + khvd_last_error());
-    }
-    khvd_shutdown();  // a thread sanitizer asks for threads that are left
-    return line == 0 ? 0 : 1;
-  });
-  EXPECT_EQ(child.Line(), "");
-  EXPECT_EQ(child.Reap(), 0);
+  ExpectInChildren(1, [&](int) { return body(); });
 }
 
 TEST(BeforeInitTest, EverythingSaysSo) {

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "tf_ops/collectives/numbers_testing.h"
-#include "tf_ops/engine/c_api.h"
-#include "tf_ops/testing/child.h"
+#include "tf_ops/engine/c_api_testing.h"
 
 namespace {
 
@@ -359,12 +358,7 @@ std::string RunStep(uint64_t seed, int step, int rank,
 
 // Gives what went wrong on a rank, or "".
 std::string RunRank(int rank, int ranks, const std::string& job) {
-  khvd_options options = {};
-  options.struct_size = sizeof(options);
-  options.rank = options.local_rank = rank;
-  options.size = options.local_size = ranks;
-  options.cross_size = 1;
-  options.job = job.c_str();
+  khvd_options options = keras_hvd::JobOptions(rank, ranks, job.c_str());
   options.exchange_bytes = 8 << 10;
   options.check = ranks % 2;  // the consistency mode as well
   if (khvd_init(&options) != KHVD_OK) return khvd_last_error();
@@ -409,7 +403,7 @@ std::string RunRank(int rank, int ranks, const std::string& job) {
 class MixedTest : public testing::TestWithParam<int> {};
 
 TEST_P(MixedTest, EveryRankGetsWhatItAskedFor) {
-  const std::string job = "mixed-" + std::to_string(std::random_device()());
+  const std::string job = keras_hvd::JobName();
   std::vector<std::unique_ptr<Child>> ranks;
   for (int rank = 0; rank < GetParam(); ++rank) {
     ranks.push_back(std::make_unique<Child>([&, rank](const Child::Link& parent) {

@@ -8,54 +8,16 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 
-#include "tf_ops/engine/c_api.h"
-#include "tf_ops/testing/child.h"
-#include "tf_ops/testing/gpu/stand_in.h"
+#include "tf_ops/engine/c_api_testing.h"
+#include "tf_ops/testing/gpu/caller.h"
 
 namespace keras_hvd {
 namespace {
 
-using stand_in::kCudaLibrary;
-using stand_in::kNcclLibrary;
-using stand_in::StandIn;
-
-// A stream, and a float on it.
-class Caller {
- public:
-  Caller() {
-    libraries_.cuda().init(0);
-    libraries_.cuda().retain_primary_context(&context_, 0);
-    libraries_.cuda().push_context(context_);
-    libraries_.cuda().create_stream(&stream_, cuda::kStreamNonBlocking, 0);
-    libraries_.cuda().allocate(&memory_, sizeof(float));
-  }
-  ~Caller() {
-    libraries_.cuda().free(memory_);
-    libraries_.cuda().destroy_stream(stream_);
-    libraries_.cuda().release_primary_context(0);
-  }
-
-  void* stream() const { return stream_; }
-  float* memory() const { return reinterpret_cast<float*>(memory_); }
-  void Write(float value) const {
-    libraries_->Enqueue(stream_, [at = memory(), value] { *at = value; });
-  }
-  float Read() const {
-    float value = -1;
-    libraries_->Enqueue(stream_, [at = memory(), &value] { value = *at; });
-    return libraries_->Synchronize(stream_).empty() ? value : -2;
-  }
-
- private:
-  const StandIn libraries_;
-  cuda::Context context_ = nullptr;
-  cuda::Stream stream_ = nullptr;
-  cuda::Pointer memory_ = 0;
-};
+using stand_in::Caller;
 
 // What stays of the calls of this process.
 struct Seen {
@@ -108,40 +70,20 @@ int Meet() {
   return khvd_run(&request);
 }
 
-#define CHECK_HERE(condition) \
-  if (!(condition)) return __LINE__
-
-void ExpectInChildren(int size, const std::function<int(int rank)>& body) {
-  static std::random_device random;
-  const std::string job = "request-end-" + std::to_string(random());
-  std::vector<std::unique_ptr<Child>> children;
-  for (int rank = 0; rank < size; ++rank) {
-    children.push_back(std::make_unique<Child>([&, rank](const Child::Link& parent) {
-      khvd_options options = {};
-      options.struct_size = sizeof(options);
-      options.rank = options.local_rank = rank;
-      options.size = options.local_size = size;
-      options.cross_size = 1;
-      options.job = job.c_str();
-      options.cuda_library = kCudaLibrary;
-      options.nccl_library = kNcclLibrary;
-      if (khvd_init(&options) != KHVD_OK) return 2;
-      const int line = body(rank);
-      if (line != 0) {
-        parent.Tell("line " + std::to_string(line) + ": " + khvd_last_error());
-      }
-      khvd_shutdown();
-      return line == 0 ? 0 : 1;
-    }));
-  }
-  for (const auto& child : children) {
-    EXPECT_EQ(child->Line(), "");
-    EXPECT_EQ(child->Reap(), 0);
-  }
+// Ranks of one job.
+void ExpectInRanks(int size, const std::function<int(int rank)>& body) {
+  const std::string job = JobName();
+  ExpectInChildren(size, [&](int rank) {
+    khvd_options options = JobOptions(rank, size, job.c_str());
+    options.cuda_library = stand_in::kCudaLibrary;
+    options.nccl_library = stand_in::kNcclLibrary;
+    CHECK_HERE(khvd_init(&options) == KHVD_OK);
+    return body(rank);
+  });
 }
 
 TEST(RequestEndTest, WhoWaitsDrivesAndNeedsNoOtherThread) {
-  ExpectInChildren(1, [](int) {
+  ExpectInRanks(1, [](int) {
     const Caller caller;
     int driven = 0;
     // The engine's thread may be quicker, but not always.
@@ -164,7 +106,7 @@ TEST(RequestEndTest, WhoWaitsDrivesAndNeedsNoOtherThread) {
 }
 
 TEST(RequestEndTest, WhatNobodyWaitsForLivesUntilItHasEnded) {
-  ExpectInChildren(2, [](int rank) {
+  ExpectInRanks(2, [](int rank) {
     const Caller caller;
     caller.Write(1);
     OwnedCall call;
@@ -188,7 +130,7 @@ TEST(RequestEndTest, WhatNobodyWaitsForLivesUntilItHasEnded) {
 }
 
 TEST(RequestEndTest, AWaitEndsWithTheJob) {
-  ExpectInChildren(2, [](int rank) {
+  ExpectInRanks(2, [](int rank) {
     const Caller caller;
     const OwnedCall call(new Call(caller, rank == 0 ? "a" : "b"));
     std::thread leaving([] {
