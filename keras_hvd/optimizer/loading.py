@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+# Keras knows the layer of a saved model once this is imported.
+import keras_hvd.backends.tensorflow.sync_batch_normalization  # noqa: F401
 from keras_hvd.backends.tensorflow.compression import Compression, Compressor
 from keras_hvd.optimizer.distributed_optimizer import DistributedOptimizer
 

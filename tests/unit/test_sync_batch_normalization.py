@@ -1,5 +1,8 @@
 """SyncBatchNormalization on one process: a layer as any other."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -46,3 +49,15 @@ def test_one_rank_is_plain():
     plain = keras.layers.BatchNormalization()
     ours = keras_hvd.SyncBatchNormalization()
     np.testing.assert_array_equal(ours(x, training=True), plain(x, training=True))
+
+
+def test_a_process_that_has_not_named_the_layer_loads_it(tmp_path):
+    make_model().save(tmp_path / "model.keras")
+    program = (
+        "import sys, keras_hvd; keras_hvd.init(); "
+        "print(type(keras_hvd.load_model(sys.argv[1]).layers[0]).__name__)"
+    )
+    printed = subprocess.check_output(
+        [sys.executable, "-c", program, tmp_path / "model.keras"], text=True
+    )
+    assert printed.split() == ["SyncBatchNormalization"]
