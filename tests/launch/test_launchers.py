@@ -105,8 +105,7 @@ def test_ranks_know_their_place(launcher, size):
             "cross_size": 1,
             "rendezvous": None,
             "host_key": None,
-            "mpi": None,
-            "step": None,
+            "way": None,
         }
         for rank in range(size)
     ]

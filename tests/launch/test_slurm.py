@@ -236,7 +236,7 @@ def serve(listening, what):
 
 world = environment.world()
 if world.rank == 0:
-    listening = socket.create_server(("", world.step.ports()[0]))
+    listening = socket.create_server(("", world.way.ports()[0]))
     ready, go = os.pipe()
     if os.fork() == 0:
         if sys.argv[1] == "another user's":
