@@ -222,9 +222,12 @@ inline double Reduced(const Reduction& reduction,
 
 // How much a result of a few of them may differ, relatively: NCCL rounds each step.
 inline double ToleranceOfNccl(DataType dtype) {
+  // Four times what each step is off.
+  if (dtype == DataType::kFloat16) return 1.0 / (1 << 8);
+  if (dtype == DataType::kBfloat16) return 1.0 / (1 << 5);
   if (dtype == DataType::kFloat32) return 4 * std::numeric_limits<float>::epsilon();
   if (dtype == DataType::kFloat64) return 4 * std::numeric_limits<double>::epsilon();
-  return Tolerance(dtype) * (Bytes(dtype) == 2 ? 4 : 1);
+  return Tolerance(dtype);
 }
 
 // Whether a tensor has what `tensors` of all ranks are reduced to, from element `start`
