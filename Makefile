@@ -466,7 +466,8 @@ lines:
 	@$(call COUNT_LINES,Tests in Python,tests/*.py)
 	@$(call COUNT_LINES,Tests in C++,$(CXX_TESTS))
 	@$(call COUNT_LINES,Neither,bazel tf_ops/*BUILD WORKSPACE Makefile setup.py \
-		benchmarks/*.py benchmarks/*.c examples/*.py docs/*.py)
+		benchmarks/*.py benchmarks/*.c benchmarks/*.cc benchmarks/*.h benchmarks/*BUILD \
+		examples/*.py docs/*.py)
 
 CXX_TESTS := tf_ops/*_test.cc tf_ops/*_fuzz.cc tf_ops/*testing.h tf_ops/testing/*.cc \
 	tf_ops/testing/*.h
