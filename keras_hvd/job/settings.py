@@ -31,7 +31,7 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """Values of `KERAS_HVD_LOG_LEVEL`, as khvd_log_level in c_api.h, from 1."""
 
 ALLOCATORS = ("pool", "unchanged")
-"""Values of `KERAS_HVD_ALLOCATOR`; see allocator.py."""
+"""Values of `KERAS_HVD_ALLOCATOR`; see backends/tensorflow/allocator.py."""
 
 _NO_CYCLES = "there are no cycles: a tensor leaves when every rank has submitted it"
 _NO_PROCESS = "autotune compares by turns, without a Gaussian process"

@@ -35,6 +35,7 @@ from keras_hvd.job import (
 from keras_hvd.job.process_sets import ProcessSet, add_process_set, check_for_init
 from keras_hvd.recording import capacity, files
 from keras_hvd.world import environment, tls
+from keras_hvd.world.launchers.launcher import WayOfMpi
 from keras_hvd.world.launchers.variables import job_name
 from keras_hvd.world.rendezvous import (
     address,
@@ -291,7 +292,7 @@ def _wants_mpi(world: environment.World, is_whole: bool) -> bool:
             "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors, which nothing "
             "encrypts: leave out one of them"
         )
-    if world.way is None or not world.way.carries_tensors or not is_whole:
+    if not isinstance(world.way, WayOfMpi) or not is_whole:
         raise ValueError(
             "KERAS_HVD_CPU_OPERATIONS=mpi has MPI carry tensors between hosts, which "
             "takes ranks that mpirun has started and that meet by MPI, all of them: "
@@ -346,7 +347,7 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
 
 def _add_mpi(options: native.Options, world: environment.World) -> None:
     """Has MPI carry tensors between hosts."""
-    assert world.way is not None
+    assert isinstance(world.way, WayOfMpi)
     communicator = world.way.communicator(
         world.rank, world.size, settings.init_timeout()
     )

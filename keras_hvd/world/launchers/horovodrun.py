@@ -27,6 +27,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
+    """The place that `horovodrun` has given to it. Raises LaunchEnvironmentError."""
     hosts = integer(variables, "HOROVOD_CROSS_SIZE", 1)
     if hosts > 1:
         raise many_hosts(f"HOROVOD_CROSS_SIZE={hosts}")

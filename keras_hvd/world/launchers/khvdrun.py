@@ -24,6 +24,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
+    """The place that `khvdrun` has given to it. Raises LaunchEnvironmentError."""
     prefix = "KERAS_HVD_"
     if variables.get(RENDEZVOUS):
         return on_any_hosts(

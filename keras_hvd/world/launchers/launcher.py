@@ -53,9 +53,6 @@ class Way(abc.ABC):
     parts_meet: ClassVar[bool] = False
     """Whether the members of a part of the ranks find each other."""
 
-    carries_tensors: ClassVar[bool] = False
-    """Whether it has a communicator that can carry tensors between hosts."""
-
     @abc.abstractmethod
     def arrange(
         self,
@@ -72,12 +69,13 @@ class Way(abc.ABC):
         a communicator is to carry tensors afterwards.
         """
 
-    def communicator(self, rank: int, size: int, timeout: float) -> Any:
-        """One for the engine alone, to carry tensors. All ranks call this.
 
-        Raises RendezvousError.
-        """
-        raise NotImplementedError
+class WayOfMpi(Way):
+    """One whose MPI can carry tensors between hosts."""
+
+    @abc.abstractmethod
+    def communicator(self, rank: int, size: int, timeout: float) -> Any:
+        """One for the engine alone. All ranks call this. Raises RendezvousError."""
 
 
 class Launcher(Protocol):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.job import mpi_finalization
-from keras_hvd.world.launchers.launcher import Way
+from keras_hvd.world.launchers.launcher import WayOfMpi
 from keras_hvd.world.rendezvous import event_loop, network_interfaces, part
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.listener import listen_at_free_ports
@@ -47,14 +47,13 @@ _in_flight: list[Any] = []
 
 
 @dataclass(frozen=True)
-class ByMpi(Way):
+class ByMpi(WayOfMpi):
     """Rank 0 tells the others by MPI."""
 
     family: str
     """Open MPI or MPICH."""
 
     parts_meet: ClassVar[bool] = True
-    carries_tensors: ClassVar[bool] = True
 
     def communicator(self, rank: int, size: int, timeout: float) -> Any:
         return duplicate(communicator(self.family, rank, size), timeout)

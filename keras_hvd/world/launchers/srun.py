@@ -43,6 +43,7 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 
 def world(variables: Mapping[str, str]) -> World:
+    """The place that `srun` has given to it. Raises LaunchEnvironmentError."""
     nodes = integer(variables, "SLURM_STEP_NUM_NODES", 1)
     step = text_of(variables, "SLURM_STEP_ID")
     job = f"slurm-{text_of(variables, 'SLURM_JOB_ID')}.{step}"
