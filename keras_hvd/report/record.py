@@ -55,6 +55,11 @@ class Tensor:
     running: float
     """From there until its result was ready on rank 0."""
 
+    @property
+    def phases(self) -> tuple[float, float, float]:
+        """These three."""
+        return self.negotiating, self.queued, self.running
+
 
 @dataclasses.dataclass
 class Event:
