@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,16 @@ class Reader:
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
         """The samples of a file or of a row group, always in the same order."""
         raise NotImplementedError
+
+
+def require_columns(path: str, wanted: Iterable[str], there: Iterable[str]) -> None:
+    """Raises ValueError for a wanted column that is not in the file."""
+    for name in wanted:
+        if name not in there:
+            raise ValueError(
+                f"from_files: {path!r} has no column {name!r}; it has "
+                + ", ".join(map(repr, there))
+            )
 
 
 def check_compression(compression: str) -> None:
