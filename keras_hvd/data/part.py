@@ -87,7 +87,7 @@ def _described(
         ]
         described["rows"] = _count(leaves)
         if compared:
-            described["digests"] = {path: _digest(leaf) for path, leaf in leaves}
+            described["digests"] = {path: digest(leaf) for path, leaf in leaves}
     except Exception as error:
         described["error"] = f"{type(error).__name__}: {error}"
     return described
@@ -149,8 +149,8 @@ _REMEDY = (
 )
 
 
-def _digest(leaf: Any) -> int:
-    """A checksum of all elements, the same in all processes."""
+def digest(leaf: Any) -> int:
+    """A checksum of something with rows, the same in all processes."""
     crc = 0
     for array in _arrays(leaf):
         crc = zlib.crc32(f"{array.shape} {array.dtype}".encode(), crc)
@@ -197,7 +197,7 @@ def _digest_of_objects(objects: Any, crc: int) -> int:
         if isinstance(each, (list, tuple)):
             crc = _digest_of_objects(each, zlib.crc32(f"[{len(each)}".encode(), crc))
         elif isinstance(each, np.ndarray):
-            crc = zlib.crc32(str(_digest(each)).encode(), crc)
+            crc = zlib.crc32(str(digest(each)).encode(), crc)
         elif isinstance(each, (str, bytes)):
             text = each if isinstance(each, bytes) else each.encode(errors="replace")
             crc = zlib.crc32(text + b"\0", crc)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.data.part import digest
 from keras_hvd.data.shard import place_in
 from keras_hvd.job import basics
 from keras_hvd.job.objects import allgather_object
@@ -210,10 +211,11 @@ class ShardedPyDataset(keras.utils.PyDataset):
         with self._same_random_numbers("check"):
             batch = self.inner[0]
         state["rows"] = _rows_in(batch)
-        state["first batch"] = _digest(batch)
+        state["first batch"] = [*map(digest, _arrays(batch))]
         if not self._is_settled:
             with self._same_random_numbers("check"):
-                self._is_random = _digest(self.inner[0]) != state["first batch"]
+                again = [*map(digest, _arrays(self.inner[0]))]
+            self._is_random = again != state["first batch"]
             self._is_settled = True
         if self._is_random:
             del state["first batch"]
@@ -248,18 +250,12 @@ def _order(count: int, seed: str | None, whole: int) -> list[int]:
     return order
 
 
+def _arrays(batch: Any) -> list[Any]:
+    return [each for each in keras.tree.flatten(batch) if each is not None]
+
+
 def _rows_in(batch: Any) -> int:
-    arrays = [each for each in keras.tree.flatten(batch) if each is not None]
-    return int(arrays[0].shape[0])
-
-
-def _digest(batch: Any) -> int:
-    crc = 0
-    for each in keras.tree.flatten(batch):
-        if each is not None:
-            array = keras.ops.convert_to_numpy(each)
-            crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
-    return crc
+    return int(_arrays(batch)[0].shape[0])
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ _DISTRIBUTIONS = {
     "NCCL": ("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }
 _PREFIXES = "KERAS_HVD_", "HOROVOD_"
-# What each rank is told of its place is no setting, and a secret stays one.
+# A rank's place, which it is told, is no setting, and a secret stays one.
 _LEFT_OUT = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("JOB", "REPORT", "RENDEZVOUS", "REQUIRE_SIZE"),
