@@ -263,7 +263,7 @@ class _Shared(Mixin):
         self.hyperparameters = space
         for each in trials:
             known = self.trials.setdefault(each.trial_id, each)
-            # Updated in place, for whoever holds the trial.
+            # Updated in place, for those who hold the trial.
             vars(known).update(vars(each))
         is_trial = isinstance(result, keras_tuner.engine.trial.Trial)
         return self.trials.get(result.trial_id, result) if is_trial else result

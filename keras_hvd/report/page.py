@@ -351,7 +351,7 @@ def _rate(number: float) -> str:
 def _in_units(number: float, base: int, units: Sequence[str]) -> str:
     *smaller, largest = units
     for unit in smaller:
-        # What would be rounded to it is one of the next.
+        # A number that would be rounded to it is one of the next.
         if number < base - 0.5:
             return f"{number:.3g} {unit}"
         number /= base

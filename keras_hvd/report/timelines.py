@@ -23,7 +23,7 @@ from keras_hvd.timeline.summary import MOST_NAMES, Request, Summary
 _SETTLED = 0.5
 # As in the recording.
 _MOST_TENSORS, _MOST_EVENTS, _MOST_STRETCHES = 1024, 256, 2048
-# What a stretch has before the waits of ranks, and the waits for them.
+# The sums that a stretch has before the waits of ranks, and the waits for them.
 _SUMS = 8
 # How many spans are kept until the steps that are over are added up.
 _SPANS_AT_ONCE = 8192

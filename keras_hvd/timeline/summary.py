@@ -16,9 +16,9 @@ SLOWEST = 10
 """Number of tensors in the list of the slowest."""
 
 MOST_NAMES = 16384
-"""Of so many names the writer knows the rows (tf_ops/timeline/timeline_writer.cc)."""
+"""The writer knows the rows of this many names (tf_ops/timeline/timeline_writer.cc)."""
 
-# A row that the file has not used for so many new ones is not used again.
+# A row that the file has not used while this many new ones came is not used again.
 _MOST_ROWS = 4 * MOST_NAMES
 # A line of the file has no more.
 _MOST_ARRIVALS = 64
@@ -197,19 +197,7 @@ class Summary:
 
 
 def read(lines: Iterable[str]) -> Summary:
-    """Reads a timeline. Raises NotATimelineError if it is not one.
-
-    Example:
-
-    >>> summary = read([
-    ...     '[',
-    ...     '{"name":"start","ph":"M","args":{"time":0,"size":2}},',
-    ...     '{"name":"thread_name","ph":"M","tid":0,"args":{"name":"grad"}},',
-    ...     '{"name":"NEGOTIATE_ALLREDUCE","ph":"X","tid":0,"ts":0,"dur":9,'
-    ...     '"args":{"batch":1,"ready":{"1":0,"0":8}}}'])
-    >>> summary.size, summary.is_whole, summary.waits[0].covered()
-    (2, False, 8.0)
-    """
+    """Reads a timeline. Raises NotATimelineError if it is not one."""
     summary = Summary()
     summary.add(lines)
     if summary.size == 0:
@@ -234,7 +222,8 @@ def text(summary: Summary) -> str:
     2 ranks; the file ends early: the job was killed, or still runs
     no collective was recorded
     """
-    ended = "" if summary.is_whole else _ENDS_EARLY
+    early = "; the file ends early: the job was killed, or still runs"
+    ended = "" if summary.is_whole else early
     lines = [f"{summary.size} ranks{ended}"]
     if summary.not_recorded:
         lines.append(f"not recorded for lack of room: {summary.not_recorded} requests")
@@ -246,8 +235,6 @@ def text(summary: Summary) -> str:
     parts = [_phases(summary), _slowest(summary), _waits(summary)]
     return "\n\n".join(["\n".join(lines), *parts, *_unfinished(summary)])
 
-
-_ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
 
 # Phases within a collective come below it; phases on the GPU come last.
 _COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
