@@ -353,7 +353,7 @@ def _dataset(
     all_parts, limit = plan.share(), plan.limit()
 
     def begin() -> list[np.ndarray]:
-        """What an iteration reads; runs when it begins."""
+        """The parts that an iteration reads; runs when it begins."""
         if position is None:
             return _reads(plan, 0, next(epochs), all_parts, limit)
         return _reads(plan, *position.begin())

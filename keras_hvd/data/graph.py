@@ -160,7 +160,7 @@ class DatasetGraph:
         ]
 
     def copies(self) -> str:
-        """What the graph copies that its functions use, such as variables, or ""."""
+        """A resource of functions that the graph copies, such as a variable, or ""."""
         found = [_COPIED[n.op] for n in self._graph.node if n.op in _COPIED]
         return found[0] if found else ""
 

@@ -77,7 +77,7 @@ def part(
 def _described(
     data: tuple[Any, ...], drop_remainder: bool, compared: bool
 ) -> dict[str, Any]:
-    """What ranks compare. Errors are part of it, so that none waits for another."""
+    """The facts that ranks compare. Errors are among them, so that no rank waits."""
     described: dict[str, Any] = {"error": "", "drop_remainder": drop_remainder}
     try:
         leaves = [

@@ -41,7 +41,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all ranks know about the files, and the settings of their order."""
+    """The files, as all ranks know them, and the settings of their order."""
 
     pieces: Sequence[Piece]
     seed: int

@@ -1,4 +1,4 @@
-"""What allreduces pass with nothing beside them: what a job's own are compared with."""
+"""The speed of allreduces with nothing beside them, to compare a job's own with."""
 
 from __future__ import annotations
 

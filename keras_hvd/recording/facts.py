@@ -1,4 +1,4 @@
-"""What a report says of a job besides its times: settings, versions, and who took part.
+"""The facts of a job besides its times: settings, versions, and its ranks.
 
 Rank 0 writes them to a file of its recording when it has joined the job.
 """
@@ -66,7 +66,7 @@ def write(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was written, or {} if that is not there, or not all of it."""
+    """The facts that were written, or {} if they are not there, or not complete."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

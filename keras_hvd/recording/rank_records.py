@@ -1,4 +1,4 @@
-"""What each rank of a host tells of itself and its training: a file that all map.
+"""A record of each rank of a host and its training, in a file that all of them map.
 
 A rank writes its own record and never waits. `khvdrun` makes the file, and reads it
 while the job runs and after its end, however that came.

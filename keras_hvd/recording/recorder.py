@@ -1,4 +1,4 @@
-"""What a rank does for its job's recording, from joining the job on."""
+"""A rank's part in the recording of its job, from joining the job on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds a job back, and what to try: the text in front of its report."""
+"""The text in front of a job's report: the limits of its speed, and remedies."""
 
 from __future__ import annotations
 

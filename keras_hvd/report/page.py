@@ -119,7 +119,7 @@ def _charts(record: JobRecord) -> list[str]:
 
 
 def _drawn(times: Intervals) -> Intervals:
-    """What is to be drawn: neighbours together where there are too many."""
+    """The stretches to draw: neighbours together where there are too many."""
     count = len(times.steps)
     firsts = np.arange(0, count, -(-count // _MOST_DRAWN))
     values = vars(times) | {"loss": times.loss * times.steps}
@@ -188,7 +188,7 @@ def _split(record: JobRecord) -> str:
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
-    """What could pass, and what did."""
+    """The bytes that could pass, and those that did."""
     bars = [
         ("could pass", rates.possible, _COMPUTING),
         ("passed while moving", rates.moving, _MOVING),

@@ -40,7 +40,7 @@ class NotARecordingError(ValueError):
 
 @dataclasses.dataclass
 class Waits:
-    """Who waited for whom so far, in seconds from the first step on."""
+    """The ranks' waits so far, in seconds from the first step on."""
 
     seconds: float
     """From the first step to the last that is recorded."""
@@ -50,7 +50,7 @@ class Waits:
     """For each rank, the time in which all others waited for it."""
 
     def since(self, earlier: Waits) -> Waits:
-        """What came after `earlier`.
+        """The waits after `earlier`.
 
         Example:
 
@@ -123,7 +123,7 @@ def _read(folder: Path) -> JobRecord:
 
 
 def waits(path: str | os.PathLike[str]) -> Waits:
-    """What the ranks have waited so far.
+    """The ranks' waits so far.
 
     Raises NotARecordingError or OSError, as `read`.
     """

@@ -1,4 +1,4 @@
-"""Reads what a report shows from timelines, instead of a recording.
+"""Reads the record of a job from timelines, instead of a recording.
 
 It adds up what the recording would have (tf_ops/timeline/recording.cc), one line of a
 file after the other, so that a file of any length takes little memory.
@@ -75,7 +75,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> JobRecord:
 
 
 def _start_of(path: str | os.PathLike[str]) -> Summary:
-    """What the beginning of a file says."""
+    """A summary of the beginning of a file."""
     start = Summary()
     with open(path, "rb") as file:
         start.add(file.read(_PAGE_BYTES).decode(errors="replace").splitlines())
@@ -92,7 +92,7 @@ class _Step:
 
 
 class _Job(Summary):
-    """What the files of a job add up to. Times are in seconds."""
+    """The sums over the files of a job. Times are in seconds."""
 
     unit = 1e-6
     most_tensors = _MOST_TENSORS

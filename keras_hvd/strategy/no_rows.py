@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a step made of `Rows`, and whether the rank has rows; None if surely."""
+    """A step's outputs of `Rows`, and whether the rank has rows; None if surely."""
 
     values: Any
     has_rows: tf.Tensor | None
@@ -283,7 +283,7 @@ class _Step:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor] | None:
-    """What a tensor is computed from; None if that cannot be known."""
+    """The tensors that one is computed from; None if that cannot be known."""
     op = tensor.op
     if op.type.startswith(_COLLECTIVE):
         return []

@@ -1,4 +1,4 @@
-"""What a rank gives to keras_hvd's collectives in a step: no rows that it lacks.
+"""Leaves rows that a rank lacks out of the collectives of a step.
 
 These are the rules of `contributions.follow`.
 """
@@ -21,7 +21,7 @@ from keras_hvd.strategy.reduction import of_ranks_with_rows
 def to_reduction(
     values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
 ) -> tuple[list[Any], contributions.Restore]:
-    """What changes no result; for an average, with the way to that of the others."""
+    """Values that change no result; for an average, with the way to the others'."""
     if op != Average:
         neutral = _neutral(op)
         return [no_rows.without_foreign(each, neutral) for each in values], list
@@ -45,7 +45,7 @@ def to_gather(value: tf.Tensor) -> tf.Tensor:
 
 
 def _neutral(op: ReduceOp) -> Any:
-    """What changes no other value, by its type."""
+    """Makes of a tensor one that changes no other value."""
     if op == ops.Product:
         return tf.ones_like
     if op not in (ops.Min, ops.Max):

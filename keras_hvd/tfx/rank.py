@@ -1,4 +1,4 @@
-"""What each rank of a component does: calls the user's function as TFX would."""
+"""Each rank's part in a component: it calls the user's function as TFX would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PURPOSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """What ranks need to know about the component."""
+    """The facts that ranks need about the component."""
 
     artifacts: str  # inputs and outputs, as TFX serializes them
     exec_properties: dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 OTHER_HOSTS = 2
-"""What viewers show as the process of other hosts' rows; rank 0's has another one."""
+"""The process of other hosts' rows in viewers; rank 0's rows have another one."""
 
 DAMAGE = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError),

@@ -69,7 +69,7 @@ class Tensor:
 
 
 class Summary:
-    """What timelines show. Times are in `unit` microseconds.
+    """The sums over timelines. Times are in `unit` microseconds.
 
     A report adds up more (report/timelines.py), in methods of its own.
     """

@@ -12,7 +12,7 @@ class Reader:
     """Opens files of one format. A dataclass whose fields are the options."""
 
     format: Any = None
-    """What rank 0 learned about the format. Pickled and sent to all ranks."""
+    """The format, as rank 0 has learned it. Pickled and sent to all ranks."""
 
     def learn(self, path: str) -> None:
         """Reads the first file for what all files share, into `format`, on one rank.
