@@ -358,8 +358,8 @@ def _dataset(
             return _reads(plan, 0, next(epochs), all_parts, limit)
         return _reads(plan, *position.begin())
 
-    def open_part(number, path, group, start, step, seed):
-        samples = _part(opener, plan.shuffle, path, group, start, step, seed)
+    def open_part(number, *part):
+        samples = _samples_of(part, opener, plan.shuffle)
         if position is None:
             return samples
         # A range, because repeating the part's number is slow.
@@ -445,16 +445,11 @@ def _reads(
     ]
 
 
-def _part(
-    opener: readers.Reader,
-    shuffle: int,
-    path: tf.Tensor,
-    group: tf.Tensor,
-    start: tf.Tensor,
-    step: tf.Tensor,
-    seed: tf.Tensor,
+def _samples_of(
+    part: tuple[tf.Tensor, ...], opener: readers.Reader, shuffle: int
 ) -> tf.data.Dataset:
     """The samples of a part, in the order of its epoch."""
+    path, group, start, step, seed = part
     samples = opener.open(path, group)
     size = shuffle if shuffle > 1 else _AHEAD
     first = start // size

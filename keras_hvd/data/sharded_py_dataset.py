@@ -211,11 +211,10 @@ class ShardedPyDataset(keras.utils.PyDataset):
         with self._same_random_numbers("check"):
             batch = self.inner[0]
         state["rows"] = _rows_in(batch)
-        state["first batch"] = [*map(digest, _arrays(batch))]
+        state["first batch"] = _digests(batch)
         if not self._is_settled:
             with self._same_random_numbers("check"):
-                again = [*map(digest, _arrays(self.inner[0]))]
-            self._is_random = again != state["first batch"]
+                self._is_random = _digests(self.inner[0]) != state["first batch"]
             self._is_settled = True
         if self._is_random:
             del state["first batch"]
@@ -256,6 +255,10 @@ def _arrays(batch: Any) -> list[Any]:
 
 def _rows_in(batch: Any) -> int:
     return int(_arrays(batch)[0].shape[0])
+
+
+def _digests(batch: Any) -> list[int]:
+    return [digest(keras.ops.convert_to_numpy(each)) for each in _arrays(batch)]
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:
