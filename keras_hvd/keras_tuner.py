@@ -166,12 +166,10 @@ class _Distributed(Mixin):
         for name, value in kwargs.items():
             if name not in ("callbacks", "verbose"):
                 mine[name] = value if isinstance(value, plain) else "data"
-        of_ranks = allgather_object(mine)
+        firsts, *_ = of_ranks = allgather_object(mine)
         for rank, theirs in enumerate(of_ranks):
-            for name in {**of_ranks[0], **theirs}:
-                first, other = (
-                    each.get(name, "not given") for each in (of_ranks[0], theirs)
-                )
+            for name in {**firsts, **theirs}:
+                first, other = (one.get(name, "not given") for one in (firsts, theirs))
                 if first != other:
                     raise ValueError(
                         f"search: {name} is {first!r} on rank 0, and {other!r} on rank "
@@ -263,7 +261,7 @@ class _Shared(Mixin):
         self.hyperparameters = space
         for each in trials:
             known = self.trials.setdefault(each.trial_id, each)
-            # Updated in place, for whoever holds the trial.
+            # Updated in place, for those who hold the trial.
             vars(known).update(vars(each))
         is_trial = isinstance(result, keras_tuner.engine.trial.Trial)
         return self.trials.get(result.trial_id, result) if is_trial else result
@@ -280,11 +278,7 @@ class _InTrial(DistributedCallback):
         if basics.rank() != 0:
             for each in enclosing_list(self).callbacks:
                 if isinstance(each, SaveBestEpoch):
-                    each._save_model = _save_nothing
-
-
-def _save_nothing() -> None:
-    pass
+                    each._save_model = lambda: None
 
 
 def _require_reduced(model: keras.Model) -> None:

@@ -92,18 +92,16 @@ def distribute(
 def _options(process_set: ProcessSet) -> tf.data.Options:
     options = tf.data.Options()
     options.threading.private_threadpool_size = _threads(process_set)
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard_policy = policy
     return options
 
 
 def _threads(process_set: ProcessSet) -> int:
     """The number of cores that this rank has for itself."""
-    mine = os.sched_getaffinity(0)
+    here, mine = os.uname().nodename, os.sched_getaffinity(0)
     of_ranks = allgather_object(
-        (os.uname().nodename, mine), name="keras_hvd/cores", process_set=process_set
+        (here, mine), name="keras_hvd/cores", process_set=process_set
     )
-    here = os.uname().nodename
     sharing = sum(host == here and bool(mine & other) for host, other in of_ranks)
     return max(1, cores.available() // sharing)

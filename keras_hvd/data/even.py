@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph
+from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, kinds
 from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.shard import check_dataset, place_in
 from keras_hvd.job import basics, log
@@ -19,25 +19,9 @@ from keras_hvd.job.process_sets import ProcessSet, global_process_set
 MODES = ("drop", "repeat", "pad")
 
 # TensorFlow knows the cardinality after these if it knows the one before.
-_DERIVED = frozenset(
-    {
-        FOR_ONE_JOB,
-        "BatchDataset",
-        "CacheDataset",
-        "MapAndBatchDataset",
-        "MapDataset",
-        "ModelDataset",
-        "OptionsDataset",
-        "PaddedBatchDataset",
-        "PrefetchDataset",
-        "PrivateThreadPoolDataset",
-        "RepeatDataset",
-        "ShardDataset",
-        "ShuffleAndRepeatDataset",
-        "ShuffleDataset",
-        "SkipDataset",
-        "TakeDataset",
-    }
+_DERIVED = {FOR_ONE_JOB} | kinds(
+    "Batch Cache Map MapAndBatch Model Options PaddedBatch Prefetch PrivateThreadPool "
+    "Repeat Shard Shuffle ShuffleAndRepeat Skip Take"
 )
 
 
@@ -129,11 +113,6 @@ def count_elements(dataset: tf.data.Dataset) -> float:
 
     Reads as little as possible. Raises ValueError if TensorFlow cannot write down the
     graph of a dataset that has to be read.
-
-    Example:
-
-    >>> count_elements(tf.data.Dataset.range(5).filter(lambda x: x > 1).batch(2))
-    2
     """
     known = int(dataset.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:
@@ -164,7 +143,8 @@ def _measure(dataset: tf.data.Dataset, mine: dict[str, Any]) -> None:
     if mine["mode"] == "pad":
         if mine["count"] == math.inf:
             raise ValueError("the dataset is infinite, so nothing can be padded")
-        mine["rows"] = _count_rows(dataset)
+        rows = dataset.reduce(np.int64(0), lambda n, *batch: n + _rows_of(batch))
+        mine["rows"] = int(rows)
 
 
 def _require_rows(spec: Any) -> None:
@@ -175,15 +155,6 @@ def _require_rows(spec: Any) -> None:
         "mode='pad' takes batches (x, y) or (x, y, weights) of tensors with rows; got "
         f"elements of {spec}"
     )
-
-
-def _count_rows(dataset: tf.data.Dataset) -> int:
-    """The number of rows of all elements together."""
-
-    def add(rows: tf.Tensor, *batch: Any) -> tf.Tensor:
-        return rows + _rows_of(batch)
-
-    return int(dataset.reduce(np.int64(0), add))
 
 
 def _rows_of(batch: Any) -> tf.Tensor:
@@ -239,15 +210,14 @@ def _padded(dataset: tf.data.Dataset, steps: float, count: float) -> tf.data.Dat
     def weigh(weight: float) -> Any:
         def with_weights(x: Any, y: Any, weights: Any = None) -> Any:
             if weights is None:
-                rows = _rows_of((x, y))
-                weights = tf.fill([rows], tf.constant(weight, keras.config.floatx()))
+                each = tf.constant(weight, keras.config.floatx())
+                weights = tf.fill([_rows_of((x, y))], each)
                 static = tf.nest.flatten((x, y))[0].shape[:1]
                 return x, y, tf.ensure_shape(weights, static)
-            return (
-                x,
-                y,
-                tf.nest.map_structure(lambda w: w * tf.cast(weight, w.dtype), weights),
-            )
+            return x, y, tf.nest.map_structure(scaled, weights)
+
+        def scaled(weights: tf.Tensor) -> tf.Tensor:
+            return weights * tf.cast(weight, weights.dtype)
 
         return with_weights
 

@@ -126,19 +126,17 @@ def from_files(
     if not isinstance(position, (Position, type(None))):
         raise TypeError(f"from_files: position must be a Position, got {position!r}")
     opener = readers.make(reader, options)
-    _require_alike(
-        {
-            "pattern": patterns,
-            "reader": reader if isinstance(reader, str) else "a function",
-            "shuffle": shuffle,
-            "seed": seed,
-            "interleave": interleave,
-            "even": even,
-            "options": {name: repr(value) for name, value in options.items()},
-            "a position": position is not None,
-        },
-        process_set,
-    )
+    given = {
+        "pattern": patterns,
+        "reader": reader if isinstance(reader, str) else "a function",
+        "shuffle": shuffle,
+        "seed": seed,
+        "interleave": interleave,
+        "even": even,
+        "options": {name: repr(value) for name, value in options.items()},
+        "a position": position is not None,
+    }
+    _require_alike(given, process_set)
     pieces = _agreed_pieces(patterns, opener, process_set)
     plan = plans.Plan(pieces, seed, shuffle, process_set.rank(), process_set.size())
     _require_readable(plan, process_set)
@@ -195,12 +193,10 @@ def _agreed_pieces(
         try:
             found = _find(patterns, opener)
         except Exception as error:
-            found = error
+            found = _picklable(error)
+    root = process_set.ranks[0]
     found = broadcast_object(
-        _picklable(found),
-        process_set.ranks[0],
-        name="keras_hvd/data/files",
-        process_set=process_set,
+        found, root, name="keras_hvd/data/files", process_set=process_set
     )
     if isinstance(found, Exception):
         raise found
@@ -208,13 +204,11 @@ def _agreed_pieces(
     return pieces
 
 
-def _picklable(found: Any) -> Any:
+def _picklable(error: Exception) -> Exception:
     """Replaces TensorFlow's errors, which cannot be unpickled."""
-    if isinstance(found, (ImportError, TypeError, ValueError)):
-        return type(found)(str(found))
-    if isinstance(found, Exception):
-        return ValueError(f"from_files: {type(found).__name__}: {found}")
-    return found
+    if isinstance(error, (ImportError, TypeError, ValueError)):
+        return type(error)(str(error))
+    return ValueError(f"from_files: {type(error).__name__}: {error}")
 
 
 def _find(patterns: list[str], opener: readers.Reader) -> tuple[list[plans.Piece], Any]:
@@ -359,23 +353,13 @@ def _dataset(
     all_parts, limit = plan.share(), plan.limit()
 
     def begin() -> list[np.ndarray]:
-        """What an iteration reads; runs when it begins."""
+        """The parts that an iteration reads; runs when it begins."""
         if position is None:
             return _reads(plan, 0, next(epochs), all_parts, limit)
         return _reads(plan, *position.begin())
 
-    def record(iteration: np.ndarray, numbers: np.ndarray) -> np.int64:
-        assert position is not None  # or nothing calls it
-        position.record(int(iteration), numbers // _LARGEST_PART)
-        return np.int64(0)
-
-    def end(iteration: np.ndarray) -> np.int64:
-        assert position is not None
-        position.end(int(iteration))
-        return np.int64(0)
-
-    def open_part(number, path, group, start, step, seed):
-        samples = _part(opener, plan.shuffle, path, group, start, step, seed)
+    def open_part(number, *part):
+        samples = _samples_of(part, opener, plan.shuffle)
         if position is None:
             return samples
         # A range, because repeating the part's number is slow.
@@ -384,11 +368,9 @@ def _dataset(
         return tf.data.Dataset.zip((numbers, samples))
 
     def iteration(_: tf.Tensor) -> tf.data.Dataset:
+        made_by = "keras_hvd.data.from_files"
         checks = job_values.require_as_traced(
-            "size",
-            "rank",
-            process_set=number_of_set,
-            dataset="keras_hvd.data.from_files",
+            "size", "rank", process_set=number_of_set, dataset=made_by
         )
         with tf.control_dependencies(checks):
             number, limit, *columns = tf.numpy_function(begin, [], _READ)
@@ -401,20 +383,7 @@ def _dataset(
             open_part, cycle_length=interleave, block_length=1
         )
         samples = samples.take(limit)
-        if position is None:
-            return samples
-
-        def recorded(numbers: tf.data.Dataset, samples: Any) -> tf.data.Dataset:
-            numbers = numbers.batch(_RECORDED).get_single_element()
-            done = tf.numpy_function(record, [number, numbers], tf.int64)
-            return shuffling.together(samples).skip(tf.reshape(done, []))
-
-        def ended(_: tf.Tensor) -> tf.data.Dataset:
-            done = tf.numpy_function(end, [number], tf.int64)
-            return samples.take(tf.reshape(done, []))
-
-        samples = samples.window(_RECORDED).flat_map(recorded)
-        return samples.concatenate(tf.data.Dataset.range(1).flat_map(ended))
+        return samples if position is None else _followed(samples, number, position)
 
     # The name tells `shard` that this is already the rank's part.
     dataset = tf.data.Dataset.range(1).flat_map(iteration, name=plans.FROM_FILES)
@@ -425,7 +394,34 @@ def _dataset(
     return dataset.with_options(options)
 
 
-# What `_reads` returns.
+def _followed(
+    samples: tf.data.Dataset, iteration: tf.Tensor, position: Position
+) -> tf.data.Dataset:
+    """The samples of an iteration, whose places its position gets."""
+
+    def record(iteration: np.ndarray, numbers: np.ndarray) -> np.int64:
+        position.record(int(iteration), numbers // _LARGEST_PART)
+        return np.int64(0)
+
+    def end(iteration: np.ndarray) -> np.int64:
+        position.end(int(iteration))
+        return np.int64(0)
+
+    def recorded(numbers: tf.data.Dataset, samples: Any) -> tf.data.Dataset:
+        numbers = numbers.batch(_RECORDED).get_single_element()
+        done = tf.numpy_function(record, [iteration, numbers], tf.int64)
+        return shuffling.together(samples).skip(tf.reshape(done, []))
+
+    followed = samples.window(_RECORDED).flat_map(recorded)
+
+    def ended(_: tf.Tensor) -> tf.data.Dataset:
+        done = tf.numpy_function(end, [iteration], tf.int64)
+        return followed.take(tf.reshape(done, []))
+
+    return followed.concatenate(tf.data.Dataset.range(1).flat_map(ended))
+
+
+# The types of what `_reads` returns.
 _READ = [*[tf.int64] * 3, tf.string, *[tf.int64] * 4]
 
 
@@ -449,16 +445,11 @@ def _reads(
     ]
 
 
-def _part(
-    opener: readers.Reader,
-    shuffle: int,
-    path: tf.Tensor,
-    group: tf.Tensor,
-    start: tf.Tensor,
-    step: tf.Tensor,
-    seed: tf.Tensor,
+def _samples_of(
+    part: tuple[tf.Tensor, ...], opener: readers.Reader, shuffle: int
 ) -> tf.data.Dataset:
     """The samples of a part, in the order of its epoch."""
+    path, group, start, step, seed = part
     samples = opener.open(path, group)
     size = shuffle if shuffle > 1 else _AHEAD
     first = start // size

@@ -32,51 +32,34 @@ FOR_ONE_JOB = "DatasetForOneJob"
 LARGEST = 2**31 - 2**20
 """The most bytes of arrays in a graph: a protocol buffer is smaller than 2 GiB."""
 
+
+def kinds(names: str) -> frozenset[str]:
+    """Kinds of datasets, from their names without "Dataset"."""
+    return frozenset(f"{name}Dataset" for name in names.split())
+
+
 # Ops of tf.data that read files, in their shortest names.
-_READERS = frozenset(
-    {
-        "CSVDataset",
-        "FixedLengthRecordDataset",
-        "LMDBDataset",
-        "SSTableDataset",
-        "TFRecordDataset",
-        "TextLineDataset",
-    }
-)
+_READERS = kinds("CSV FixedLengthRecord LMDB SSTable TFRecord TextLine")
 
 # Prefixes of the names of random ops, without the stateless ones.
 _RANDOM = (
-    "Multinomial",
-    "NonDeterministicInts",
-    "ParameterizedTruncatedNormal",
-    "Random",
-    "RngReadAndSkip",
-    "SampleDistortedBoundingBox",
-    "StatefulRandom",
-    "StatefulStandardNormal",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
+    *("Multinomial", "NonDeterministicInts", "ParameterizedTruncatedNormal", "Random"),
+    *("RngReadAndSkip", "SampleDistortedBoundingBox", "StatefulRandom"),
+    *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
     "TruncatedNormal",
 )
 
 # The arguments of these may differ between ranks that read the same data: seeds, the
 # path of a cache, the number of a shard.
-_OWN_ARGUMENTS = frozenset(
-    {
-        "CacheDataset",
-        "RandomDataset",
-        "SamplingDataset",
-        "ShardDataset",
-        "ShuffleAndRepeatDataset",
-        "ShuffleDataset",
-    }
-)
+_OWN_ARGUMENTS = kinds("Cache Random Sampling Shard ShuffleAndRepeat Shuffle")
 
 # Arguments that hold a dataset's state, and the ops that create new state.
 _STATE = {"cache": "DummyMemoryCache", "seed_generator": "DummySeedGenerator"}
 
 _HANDLES = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 _NO_NUMBERS = (*_HANDLES, tf.string.as_datatype_enum)
+
+_VARYING = "reshuffle_each_iteration", "rerandomize_each_iteration"
 
 # Variables and tables that a dataset's functions use. The graph copies them.
 _COPIED = {"VarHandleOp": "a variable", "MutableHashTableV2": "a mutable table"}
@@ -152,9 +135,12 @@ class DatasetGraph:
 
     def kind(self, name: str) -> str:
         """The name of a dataset's op, without version and variant."""
-        if MARK.encode() in (self.attribute(name, "metadata") or b""):
-            return FOR_ONE_JOB
-        return _kind(self._nodes[name].op)
+        return FOR_ONE_JOB if self.has_mark(name, MARK) else _kind(self._nodes[name].op)
+
+    def has_mark(self, name: str, mark: str) -> bool:
+        """Whether a dataset was made with this name."""
+        own = self._nodes[name].attr
+        return "metadata" in own and mark.encode() in own["metadata"].s
 
     def reads_files(self, name: str) -> bool:
         """Whether a dataset's functions read files as datasets."""
@@ -174,24 +160,24 @@ class DatasetGraph:
         ]
 
     def copies(self) -> str:
-        """What the graph copies that its functions use, such as variables, or ""."""
+        """A resource of functions that the graph copies, such as a variable, or ""."""
         found = [_COPIED[n.op] for n in self._graph.node if n.op in _COPIED]
         return found[0] if found else ""
 
-    def attribute(self, name: str, attribute: str) -> Any:
-        """An attribute's value; None if the dataset does not have it."""
-        node = self._nodes[name]
-        if attribute not in node.attr:
-            return None
-        value = node.attr[attribute]
-        return getattr(value, value.WhichOneof("value"))
+    def varies(self, name: str) -> bool:
+        """Whether each iteration draws anew, although there are seeds."""
+        own = self._nodes[name].attr
+        return any(each in own and own[each].b for each in _VARYING)
 
-    def set_attribute(self, name: str, attribute: str, value: bool | str) -> None:
-        """Changes an attribute that the dataset has."""
-        if isinstance(value, bool):
-            self._nodes[name].attr[attribute].b = value
-        else:
-            self._nodes[name].attr[attribute].s = value.encode()
+    def stop_varying(self, name: str) -> None:
+        """Makes each iteration draw the same."""
+        own = self._nodes[name].attr
+        for each in filter(own.__contains__, _VARYING):
+            own[each].b = False
+
+    def settle(self, name: str) -> None:
+        """Makes a dataset's elements come in order."""
+        _settle(self._nodes[name])
 
     def argument(self, name: str, place: int) -> np.ndarray:
         """The constant that is a dataset's input number `place`."""
@@ -275,11 +261,7 @@ class DatasetGraph:
                 continue
             for place, argument in enumerate(definition.input_arg):
                 if argument.name in _STATE:
-                    new = self._graph.node.add(
-                        op=_STATE[argument.name], name=self._new_name(argument.name)
-                    )
-                    self._nodes[new.name] = new
-                    node.input[place] = new.name
+                    node.input[place] = self._add(_STATE[argument.name]).name
 
     def _variant(self, graph: graph_pb2.GraphDef) -> tf.Tensor:
         try:
@@ -343,14 +325,12 @@ class DatasetGraph:
 
     def _insert(self, op: str, name: str, *arguments: int) -> None:
         """Inserts a dataset behind another one, with elements of the same type."""
-        reader = self._reader_of(name)
-        node = self._graph.node.add(op=op, name=self._new_name(op))
+        reader, (types, shapes) = self._reader_of(name), self._structure(name)
+        node = self._add(op)
         node.input.append(name)
         node.input.extend(self._constant(each, tf.int64) for each in arguments)
-        types, shapes = self._structure(name)
         node.attr["output_types"].CopyFrom(types)
         node.attr["output_shapes"].CopyFrom(shapes)
-        self._nodes[node.name] = node
         _redirect(reader, name, node.name)
 
     def _reader_of(self, name: str) -> node_def_pb2.NodeDef:
@@ -372,15 +352,15 @@ class DatasetGraph:
         return attributes[types], attributes["output_shapes"]
 
     def _constant(self, value: Any, dtype: tf.DType) -> str:
-        node = self._graph.node.add(op="Const", name=self._new_name("constant"))
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
-        self._nodes[node.name] = node
+        node = self._add("Const")
+        _set_value(node, value, dtype)
         return node.name
 
-    def _new_name(self, kind: str) -> str:
+    def _add(self, op: str) -> node_def_pb2.NodeDef:
         self._added += 1
-        return f"keras_hvd/{kind}_{self._added}"
+        node = self._graph.node.add(op=op, name=f"keras_hvd/{op}_{self._added}")
+        self._nodes[node.name] = node
+        return node
 
     def _cannot(self, what: str, error: Exception) -> ValueError:
         return ValueError(
@@ -426,13 +406,11 @@ class InnerDataset:
         name = f"{self._node.name}_keras_hvd_{place}"
         self._node.input[place] = f"{name}:output:0"
         node = self._function.node_def.add(op="Const", name=name)
-        node.attr["dtype"].type = tf.int64.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
+        _set_value(node, value, tf.int64)
 
     def settle(self) -> None:
         """Makes its elements come in order."""
-        if "deterministic" in self._node.attr:
-            self._node.attr["deterministic"].s = b"true"
+        _settle(self._node)
 
 
 class _Built(dataset_ops.DatasetSource):
@@ -487,6 +465,16 @@ def _called(node: node_def_pb2.NodeDef) -> Iterator[str]:
             yield from (each.name for each in value.list.func)
 
 
+def _settle(node: node_def_pb2.NodeDef) -> None:
+    if "deterministic" in node.attr:
+        node.attr["deterministic"].s = b"true"
+
+
+def _set_value(constant: node_def_pb2.NodeDef, value: Any, dtype: tf.DType) -> None:
+    constant.attr["dtype"].type = dtype.as_datatype_enum
+    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+
+
 def _redirect(node: node_def_pb2.NodeDef, old: str, new: str) -> None:
     for place, source in enumerate(node.input):
         if _node_of(source) == old:
@@ -506,5 +494,5 @@ def _remove_unknown_attributes(node: node_def_pb2.NodeDef) -> None:
 def _bytes_in_memory(dataset: tf.data.Dataset) -> int:
     """The size of the arrays at the start of a dataset."""
     tensors = tf.nest.flatten(getattr(dataset, "_tensors", ()))
-    own = sum(tf.size(each).numpy() * each.dtype.size for each in tensors)
+    own = sum(int(tf.size(each)) * each.dtype.size for each in tensors)
     return own + sum(map(_bytes_in_memory, _sources(dataset)))

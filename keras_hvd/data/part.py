@@ -14,7 +14,7 @@ from keras_hvd.data.shard import place_in
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
-# The checksum of what cannot be had as memory takes a copy of so many bytes at a time.
+# The checksum of what is not contiguous in memory copies this many bytes at a time.
 _COPIED_AT_ONCE = 2**26
 
 
@@ -77,7 +77,7 @@ def part(
 def _described(
     data: tuple[Any, ...], drop_remainder: bool, compared: bool
 ) -> dict[str, Any]:
-    """What ranks compare. Errors are part of it, so that none waits for another."""
+    """The facts that ranks compare. Errors are among them, so that no rank waits."""
     described: dict[str, Any] = {"error": "", "drop_remainder": drop_remainder}
     try:
         leaves = [
@@ -87,7 +87,7 @@ def _described(
         ]
         described["rows"] = _count(leaves)
         if compared:
-            described["digests"] = {path: _digest(leaf) for path, leaf in leaves}
+            described["digests"] = {path: digest(leaf) for path, leaf in leaves}
     except Exception as error:
         described["error"] = f"{type(error).__name__}: {error}"
     return described
@@ -149,27 +149,24 @@ _REMEDY = (
 )
 
 
-def _digest(leaf: Any) -> int:
-    """A checksum of all elements, the same in all processes."""
+def digest(leaf: Any) -> int:
+    """A checksum of something with rows, the same in all processes."""
     crc = 0
     for array in _arrays(leaf):
         crc = zlib.crc32(f"{array.shape} {array.dtype}".encode(), crc)
         if array.dtype.hasobject or array.dtype.kind == "T":
             crc = _digest_of_objects(array.reshape(-1).tolist(), crc)
-            continue
-        if array.nbytes == 0:
-            continue
-        for rows in _in_memory(array):
-            crc = zlib.crc32(rows.view(np.uint8).data, crc)
+        elif array.nbytes:
+            for rows in _in_memory(array):
+                crc = zlib.crc32(rows.view(np.uint8).data, crc)
     return crc
 
 
 def _arrays(leaf: Any) -> Iterator[np.ndarray]:
     """The arrays that hold all elements of something with rows."""
     if isinstance(leaf, tf.RaggedTensor):
-        yield from (
-            each.numpy() for each in (leaf.flat_values, *leaf.nested_row_splits)
-        )
+        yield leaf.flat_values.numpy()
+        yield from (each.numpy() for each in leaf.nested_row_splits)
     elif hasattr(leaf, "columns"):
         yield np.array([str(name) for name in leaf.columns])
         for place in range(len(leaf.columns)):
@@ -200,18 +197,13 @@ def _digest_of_objects(objects: Any, crc: int) -> int:
         if isinstance(each, (list, tuple)):
             crc = _digest_of_objects(each, zlib.crc32(f"[{len(each)}".encode(), crc))
         elif isinstance(each, np.ndarray):
-            crc = zlib.crc32(str(_digest(each)).encode(), crc)
+            crc = zlib.crc32(str(digest(each)).encode(), crc)
         elif isinstance(each, (str, bytes)):
             text = each if isinstance(each, bytes) else each.encode(errors="replace")
             crc = zlib.crc32(text + b"\0", crc)
-        elif _has_no_words(each):
-            crc = zlib.crc32(type(each).__name__.encode(), crc)
         else:
-            crc = zlib.crc32(repr(each).encode(errors="replace"), crc)
+            says: Any = type(each).__repr__
+            # By default an object says only where it is in memory.
+            word = type(each).__name__ if says is object.__repr__ else repr(each)
+            crc = zlib.crc32(word.encode(errors="replace"), crc)
     return crc
-
-
-def _has_no_words(each: Any) -> bool:
-    """Whether an object says no more of itself than where it is in memory."""
-    says: Any = type(each).__repr__
-    return says is object.__repr__

@@ -160,15 +160,10 @@ class Position(tf.train.experimental.PythonState):
         _require_same_epoch(of_ranks, self._process_set.ranks)
         inside = any(each[1] for each in of_ranks)
         parts = [_compact(each[2]) for each in of_ranks] if inside else None
-        state = {
-            "version": _VERSION,
-            "epoch": own[0],
-            **self._settings(plan),
-            "parts": parts,
-        }
+        state = {"version": _VERSION, "epoch": own[0], **self._settings(plan)}
         with self._lock:
-            self._saved = state
-        return state
+            self._saved = state | {"parts": parts}
+            return self._saved
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a saved place, where the dataset's next iteration begins.
@@ -182,7 +177,10 @@ class Position(tf.train.experimental.PythonState):
             ValueError: it belongs to other files, another seed or shuffle, or is not a
                 state.
         """
-        _require_state(state)
+        if not isinstance(state, dict) or state.get("version") != _VERSION:
+            raise ValueError(
+                f"Position.restore: this is no state of a Position: {state!r}"
+            )
         with self._lock:
             if self._plan is None:
                 self._restored = state
@@ -195,14 +193,14 @@ class Position(tf.train.experimental.PythonState):
         Raises:
             RuntimeError: the position has moved since `state` was called.
         """
-        if self._plan is not None and self._process_set.size() == 1:
-            return json.dumps(self.state())
-        if self._saved is None:
+        is_alone = self._plan is not None and self._process_set.size() == 1
+        saved = self.state() if is_alone else self._saved
+        if saved is None:
             raise RuntimeError(
                 "a keras_hvd.data.Position is saved as its last state(), and has moved "
                 "since: call state() on all ranks, then save the checkpoint"
             )
-        return json.dumps(self._saved)
+        return json.dumps(saved)
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Restores what `serialize` returned, for `tf.train.Checkpoint`."""
@@ -290,11 +288,9 @@ class Position(tf.train.experimental.PythonState):
 
     def _go_to(self, state: dict[str, Any]) -> None:
         self._require_same_settings(state)
-        self._epoch = state["epoch"]
-        self._rest = None
-        if state["parts"] is not None:
-            self._rest = [_expand(parts) for parts in state["parts"]]
-        self._inside = self._rest is not None
+        self._epoch, parts = state["epoch"], state["parts"]
+        self._rest = None if parts is None else [*map(_expand, parts)]
+        self._inside = parts is not None
         self._settle()
 
     def _settle(self) -> None:
@@ -385,11 +381,6 @@ def _require_same_epoch(of_ranks: list[tuple[Any, ...]], ranks: list[int]) -> No
         f"Position.state: the ranks are in different epochs ({shown}), or were "
         "restored to different places. All ranks call end_epoch() and restore() alike"
     )
-
-
-def _require_state(state: Any) -> None:
-    if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise ValueError(f"Position.restore: this is no state of a Position: {state!r}")
 
 
 def _compact(parts: np.ndarray) -> list[int | list[int]]:

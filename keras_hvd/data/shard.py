@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, InnerDataset
+from keras_hvd.data.graph import FOR_ONE_JOB, DatasetGraph, InnerDataset, kinds
 from keras_hvd.data.one_job import for_one_job
 from keras_hvd.data.plan import FROM_FILES
 from keras_hvd.job import basics, log
@@ -16,64 +16,35 @@ from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 
 POLICIES = ("auto", "file", "data", "off")
 
-_SHUFFLES = frozenset({"ShuffleDataset", "ShuffleAndRepeatDataset"})
-_REPEATS = frozenset({"RepeatDataset", "ShuffleAndRepeatDataset"})
+_SHUFFLES = kinds("Shuffle ShuffleAndRepeat")
+_REPEATS = kinds("Repeat ShuffleAndRepeat")
 
 # After these an element is no longer one sample.
-_BATCHES = frozenset(
-    {
-        "BatchDataset",
-        "DenseToRaggedBatchDataset",
-        "DenseToSparseBatchDataset",
-        "GroupByWindowDataset",
-        "MapAndBatchDataset",
-        "PaddedBatchDataset",
-    }
+_BATCHES = kinds(
+    "Batch DenseToRaggedBatch DenseToSparseBatch GroupByWindow MapAndBatch PaddedBatch"
 )
 
 # These make one sample of neighbours: the cut comes after them.
-_WINDOWS = frozenset({"SlidingWindowDataset", "WindowDataset"})
+_WINDOWS = kinds("SlidingWindow Window")
 
 # One element in, one element out, at the same place. A cut before them gives the same
 # part as a cut after them, and is cheaper.
-_ONE_TO_ONE = frozenset(
-    {
-        FOR_ONE_JOB,
-        "CacheDataset",
-        "MapDataset",
-        "MaxIntraOpParallelismDataset",
-        "ModelDataset",
-        "OptionsDataset",
-        "PrefetchDataset",
-        "PrivateThreadPoolDataset",
-        "SnapshotDataset",
-    }
+_ONE_TO_ONE = {FOR_ONE_JOB} | kinds(
+    "Cache Map MaxIntraOpParallelism Model Options Prefetch PrivateThreadPool Snapshot"
 )
 
 # Each element stays or goes regardless of others, so it does not matter which rank has
 # it.
-_ELEMENTWISE = _ONE_TO_ONE | {
-    "AssertCardinalityDataset",
-    "FilterDataset",
-    "IgnoreErrorsDataset",
-}
+_ELEMENTWISE = _ONE_TO_ONE | kinds("AssertCardinality Filter IgnoreErrors")
 
 # These count elements by place. The original places of a rank's part are known.
-_BY_PLACE = frozenset({"SkipDataset", "TakeDataset"})
+_BY_PLACE = kinds("Skip Take")
 
 # Their functions decide how many elements there are.
-_COUNT_BY_FUNCTION = frozenset(
-    {
-        "FilterDataset",
-        "FlatMapDataset",
-        "InterleaveDataset",
-        "ScanDataset",
-        "TakeWhileDataset",
-    }
-)
+_COUNT_BY_FUNCTION = kinds("Filter FlatMap Interleave Scan TakeWhile")
 
 # Each element becomes several, on any rank.
-_EXPANDING = frozenset({"FlatMapDataset", "InterleaveDataset", "UnbatchDataset"})
+_EXPANDING = kinds("FlatMap Interleave Unbatch")
 
 # The place of the first of two seeds among the arguments. Without seeds, each iteration
 # draws new ones.
@@ -157,16 +128,7 @@ def shard(
 def part_of(
     dataset: tf.data.Dataset, policy: str, process_set: ProcessSet
 ) -> tf.data.Dataset:
-    """The dataset of `shard`, which does not notice that it is read in another job.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> ranks = keras_hvd.global_process_set
-    >>> len(part_of(tf.data.Dataset.range(6), "auto", ranks))
-    6
-    """
+    """The dataset of `shard`, which does not notice that it is read in another job."""
     check_dataset("shard", dataset)
     if policy not in POLICIES:
         raise ValueError(f"shard: policy must be one of {POLICIES}; got {policy!r}")
@@ -215,8 +177,7 @@ def _is_from_files(dataset: tf.data.Dataset) -> bool:
     except ValueError:
         return False
     names = graph.before(graph.chain()[-1])
-    marks = [graph.attribute(name, "metadata") or b"" for name in names]
-    return any(FROM_FILES.encode() in mark for mark in marks)
+    return any(graph.has_mark(name, FROM_FILES) for name in names)
 
 
 def _proposal(
@@ -233,22 +194,23 @@ def _proposal(
     except (_Unsuitable, ValueError) as error:
         return None, {**proposal, "error": str(error)}
     before = graph.before(cut.dataset)
-    proposal["cut"] = cut
     inner = [each for name in before for each in graph.inner(name)]
-    proposal["counts"] = [_count_of(graph, name) for name in cut.counting]
-    proposal["kinds"] = [graph.kind(name) for name in before]
-    proposal["inner"] = [each.kind for each in inner]
-    proposal["digest"] = graph.digest(cut.dataset)
-    proposal["seeds"] = {
-        name: _seeds(graph, name) for name in before if graph.kind(name) in _SEEDS
-    }
-    proposal["inner seeds"] = [_inner_seeds(each) for each in inner]
-    proposal["shards"] = [
+    seeded = [name for name in before if graph.kind(name) in _SEEDS]
+    shards = [
         (int(graph.argument(name, 1)), int(graph.argument(name, 2)))
         for name in graph.before(graph.chain()[-1])
         if graph.kind(name) == "ShardDataset"
     ]
-    return graph, proposal
+    return graph, proposal | {
+        "cut": cut,
+        "counts": [_count_of(graph, name) for name in cut.counting],
+        "kinds": [graph.kind(name) for name in before],
+        "inner": [each.kind for each in inner],
+        "digest": graph.digest(cut.dataset),
+        "seeds": {name: _seeds(graph, name) for name in seeded},
+        "inner seeds": [_inner_seeds(each) for each in inner],
+        "shards": shards,
+    }
 
 
 def _choose(graph: DatasetGraph, policy: str, size: int) -> tuple[_Cut, int, str]:
@@ -388,14 +350,10 @@ def _why_not_before(graph: DatasetGraph, dropping: str, cut: str) -> str:
 def _seeds(graph: DatasetGraph, name: str) -> tuple[int, int, bool]:
     """A dataset's seeds, or new ones, and whether they fix its order for good."""
     place = _SEEDS[graph.kind(name)]
-    seeds = [int(graph.argument(name, place + i)) for i in range(2)]
-    settled = any(seeds) and not any(
-        graph.attribute(name, attribute) or False
-        for attribute in ("reshuffle_each_iteration", "rerandomize_each_iteration")
-    )
-    if not any(seeds):
-        seeds = [int.from_bytes(os.urandom(4), "little") + 1 for _ in range(2)]
-    return seeds[0], seeds[1], settled
+    first, second = (int(graph.argument(name, place + i)) for i in range(2))
+    if first or second:
+        return first, second, not graph.varies(name)
+    return *_new_seeds(), False
 
 
 def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
@@ -403,10 +361,12 @@ def _inner_seeds(inner: InnerDataset) -> tuple[int | None, int | None, bool]:
     if inner.kind not in _SEEDS:
         return None, None, True
     first, second = (inner.constant(_SEEDS[inner.kind] + i) for i in range(2))
-    if first != 0 or second != 0:
-        return first, second, True
+    return (*_new_seeds(), False) if first == second == 0 else (first, second, True)
+
+
+def _new_seeds() -> tuple[int, int]:
     first, second = (int.from_bytes(os.urandom(4), "little") + 1 for _ in range(2))
-    return first, second, False
+    return first, second
 
 
 def _count_of(graph: DatasetGraph, name: str) -> int:
@@ -440,39 +400,30 @@ def _settle(
     `first` is the first rank's proposal.
     """
     seeds = first["seeds"]
-    before = graph.before(cut.dataset)
-    inner = [each for name in before for each in graph.inner(name)]
+    inner = [each for n in graph.before(cut.dataset) for each in graph.inner(n)]
     for each, of_first in zip(inner, first["inner seeds"]):
         each.settle()
         for i in range(2):
             if of_first[i] is not None:
                 each.set_constant(_SEEDS[each.kind] + i, of_first[i])
-    for name in before:
-        kind = graph.kind(name)
-        if kind in _SEEDS:
-            for i in range(2):
-                graph.set_argument(name, _SEEDS[kind] + i, seeds[name][i], tf.int64)
-            for attribute in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
-                if graph.attribute(name, attribute):
-                    graph.set_attribute(name, attribute, False)
+    for name, own in seeds.items():
+        for i in range(2):
+            graph.set_argument(name, _SEEDS[graph.kind(name)] + i, own[i], tf.int64)
+        graph.stop_varying(name)
     for name in graph.before([cut.dataset, *cut.counting][-1]):
-        if graph.attribute(name, "deterministic") is not None:
-            graph.set_attribute(name, "deterministic", "true")
+        graph.settle(name)
     for name in graph.before(graph.chain()[-1]):
         if graph.kind(name) in ("CacheDataset", "SnapshotDataset"):
-            _give_own_file(graph, name, place, size)
+            # Ranks cache different elements.
+            file = graph.argument(name, 1).item().decode()
+            if file:
+                file = f"{file}-{place}-of-{size}"
+                graph.set_argument(name, 1, file, tf.string)
     chain = graph.chain()
     for name in chain[chain.index(cut.dataset) + 1 :]:
         if graph.kind(name) == "AssertCardinalityDataset":
             # It has the number of elements of all ranks.
             graph.remove(name)
-
-
-def _give_own_file(graph: DatasetGraph, name: str, place: int, size: int) -> None:
-    """Gives each rank its own cache file, because ranks cache different elements."""
-    file = graph.argument(name, 1).item().decode()
-    if file:
-        graph.set_argument(name, 1, f"{file}-{place}-of-{size}", tf.string)
 
 
 def _require_alike(plans: list[dict[str, Any]], process_set: ProcessSet) -> None:
@@ -508,15 +459,12 @@ def _shown(value: Any) -> str:
 
 def _is_sharded_by_user(plans: list[dict[str, Any]], place: int, size: int) -> bool:
     """Whether the ranks already have different shards; warns on the first rank."""
-    different = [
-        shards
-        for shards in zip(*(plan["shards"] for plan in plans))
-        if len({*shards}) > 1
-    ]
-    if not different:
+    of_ranks = zip(*(plan["shards"] for plan in plans))
+    different = next((each for each in of_ranks if len({*each}) > 1), None)
+    if different is None:
         return False
     if place == 0:
-        count, index = different[0][0]
+        count, index = different[0]
         log.warn(
             f"shard: the dataset was sharded before, by .shard({count}, {index}) on "
             "this rank and with another index on others. It is left unchanged, because "
@@ -536,12 +484,8 @@ def _say(graph: DatasetGraph, mine: dict[str, Any], size: int) -> None:
         if mine["why"]:
             text += f"; not by files, as {mine['why']}"
     log.write("info", f"keras_hvd.data.shard: {text}")
-    frozen = [
-        name
-        for name, (*_, settled) in mine["seeds"].items()
-        if not settled and graph.kind(name) in _SHUFFLES
-    ]
-    if frozen or not all(settled for *_, settled in mine["inner seeds"]):
+    of_shuffles = [s for n, s in mine["seeds"].items() if graph.kind(n) in _SHUFFLES]
+    if not all(settled for *_, settled in (*of_shuffles, *mine["inner seeds"])):
         log.warn(
             "shard: a shuffle comes before the place where the ranks' parts are taken, "
             "because elements are counted or read from files after it. It now has the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import zlib
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 
 from keras_hvd.backends.tensorflow.same_job import Place
+from keras_hvd.data.part import digest
 from keras_hvd.data.shard import place_in
 from keras_hvd.job import basics
 from keras_hvd.job.objects import allgather_object
@@ -103,7 +105,6 @@ class ShardedPyDataset(keras.utils.PyDataset):
         self._epoch = 0
         self._begin_pass()
         self._seed = 0 if seed is None else seed
-        self._known_order: tuple[Any, list[int]] = None, []
         self._is_settled = False
         drawn = int.from_bytes(os.urandom(4), "little")
         first = self._agree({"arguments": (self._shuffle, mode, seed), "drawn": drawn})
@@ -120,9 +121,8 @@ class ShardedPyDataset(keras.utils.PyDataset):
         count = self.inner.num_batches
         if count is None:
             return None
-        if self._mode == "drop":
-            return count // self._size
-        return -(-count // self._size)
+        whole, rest = divmod(count, self._size)
+        return whole + (rest > 0 and self._mode != "drop")
 
     def __getitem__(self, index: int) -> Any:
         """Makes batch number `index` of this rank's part, or some rows of one."""
@@ -164,30 +164,15 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
     def _order(self, count: int) -> list[int]:
         """The inner dataset's batches in the order in which ranks take turns."""
-        key = (self._seed, self._epoch_of_pass, count)
-        if self._known_order[0] != key:
-            self._known_order = key, self._new_order(count)
-        return self._known_order[1]
-
-    def _new_order(self, count: int) -> list[int]:
-        order = [*range(count)]
-        if self._shuffle:
-            random.Random(f"{self._seed} {self._epoch_of_pass}").shuffle(order)
+        seed = f"{self._seed} {self._epoch_of_pass}" if self._shuffle else None
         whole = count // self._size * self._size
-        if self._mode == "split" and whole and count - 1 in order[whole:]:
-            # The last batch may have too few rows to be shared.
-            place = order.index(count - 1)
-            order[place], order[whole - 1] = order[whole - 1], order[place]
-        return order
+        return _order(count, seed, whole if self._mode == "split" else 0)
 
     def _rows_of_left_over(self, batches: list[int]) -> Any:
         """This rank's rows of the batch that it shares with other ranks."""
-        shared = self._rank * len(batches) // self._size
-        sharing = [
-            place
-            for place in range(self._size)
-            if place * len(batches) // self._size == shared
-        ]
+        shares = [place * len(batches) // self._size for place in range(self._size)]
+        shared = shares[self._rank]
+        sharing = [place for place, each in enumerate(shares) if each == shared]
         batch = self.inner[batches[shared]]
         rows = _rows_in(batch)
         place, parts = sharing.index(self._rank), len(sharing)
@@ -218,20 +203,18 @@ class ShardedPyDataset(keras.utils.PyDataset):
 
         Batches that differ each time, such as augmented ones, are not compared.
         """
-        hooks = ("on_epoch_begin", "on_epoch_end")
-        is_static = all(
-            getattr(type(self.inner), hook) is getattr(keras.utils.PyDataset, hook)
-            for hook in hooks
-        )
+        own, plain = type(self.inner), keras.utils.PyDataset
+        hooks = own.on_epoch_begin, own.on_epoch_end
+        is_static = hooks == (plain.on_epoch_begin, plain.on_epoch_end)
         if (self._is_settled and is_static) or state["batches"] == 0:
             return
         with self._same_random_numbers("check"):
             batch = self.inner[0]
         state["rows"] = _rows_in(batch)
-        state["first batch"] = _digest(batch)
+        state["first batch"] = _digests(batch)
         if not self._is_settled:
             with self._same_random_numbers("check"):
-                self._is_random = _digest(self.inner[0]) != state["first batch"]
+                self._is_random = _digests(self.inner[0]) != state["first batch"]
             self._is_settled = True
         if self._is_random:
             del state["first batch"]
@@ -250,18 +233,32 @@ class ShardedPyDataset(keras.utils.PyDataset):
             np.random.set_state(numpy)
 
 
+@functools.lru_cache(8)
+def _order(count: int, seed: str | None, whole: int) -> list[int]:
+    """Numbers of batches, shuffled if there is a seed; ranks share those from `whole`.
+
+    Nothing is shared if that is 0.
+    """
+    order = [*range(count)]
+    if seed is not None:
+        random.Random(seed).shuffle(order)
+    if whole and count - 1 in order[whole:]:
+        # The last batch may have too few rows to be shared.
+        place = order.index(count - 1)
+        order[place], order[whole - 1] = order[whole - 1], order[place]
+    return order
+
+
+def _arrays(batch: Any) -> list[Any]:
+    return [each for each in keras.tree.flatten(batch) if each is not None]
+
+
 def _rows_in(batch: Any) -> int:
-    arrays = [each for each in keras.tree.flatten(batch) if each is not None]
-    return int(arrays[0].shape[0])
+    return int(_arrays(batch)[0].shape[0])
 
 
-def _digest(batch: Any) -> int:
-    crc = 0
-    for each in keras.tree.flatten(batch):
-        if each is not None:
-            array = keras.ops.convert_to_numpy(each)
-            crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
-    return crc
+def _digests(batch: Any) -> list[int]:
+    return [digest(keras.ops.convert_to_numpy(each)) for each in _arrays(batch)]
 
 
 def _require_alike(states: list[dict[str, Any]]) -> None:

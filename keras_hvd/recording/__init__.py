@@ -1,1 +1,1 @@
-"""What each rank writes for its job's report, while it trains."""
+"""The files that each rank writes for its job's report, while it trains."""

@@ -1,10 +1,11 @@
-"""What a report says of a job besides its times: settings, versions, and who took part.
+"""The facts of a job besides its times: settings, versions, and its ranks.
 
 Rank 0 writes them to a file of its recording when it has joined the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -21,7 +22,7 @@ _DISTRIBUTIONS = {
     "NCCL": ("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 }
 _PREFIXES = "KERAS_HVD_", "HOROVOD_"
-# What each rank is told of its place is no setting, and a secret stays one.
+# A rank's place, which it is told, is no setting, and a secret stays one.
 _LEFT_OUT = (
     *("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("JOB", "REPORT", "RENDEZVOUS", "REQUIRE_SIZE"),
@@ -40,9 +41,9 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """
     versions = {"keras_hvd": __version__, "Python": platform.python_version()}
     for name, distributions in _DISTRIBUTIONS.items():
-        found = next(filter(None, map(_version, distributions)), None)
-        if found is not None:
-            versions[name] = found
+        for distribution in distributions[::-1]:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(distribution)
     return versions | {
         name: value
         for name, value in sorted(environment.items())
@@ -50,34 +51,22 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _is_shown(name: str) -> bool:
-    prefix = next((each for each in _PREFIXES if name.startswith(each)), None)
-    if prefix is None or name.removeprefix(prefix) in _LEFT_OUT:
-        return False
-    return not any(word in name for word in _SECRETS)
+    rest = next((name[len(p) :] for p in _PREFIXES if name.startswith(p)), None)
+    is_left_out = rest is None or rest in _LEFT_OUT
+    return not is_left_out and not any(word in name for word in _SECRETS)
 
 
 def write(
     path: Path, members: Sequence[tuple[str, int | None]], capacity: float | None
 ) -> None:
     """Writes this process' settings, each rank's host and process, and the capacity."""
-    found = {
-        "settings": settings(os.environ),
-        "members": members,
-        "capacity": capacity,
-    }
+    found = {"settings": settings(os.environ), "members": members, "capacity": capacity}
     path.write_text(json.dumps(found))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What was written, or {} if that is not there, or not all of it."""
+    """The facts that were written, or {} if they are not there, or not complete."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What each rank of a host tells of itself and its training: a file that all map.
+"""A record of each rank of a host and its training, in a file that all of them map.
 
 A rank writes its own record and never waits. `khvdrun` makes the file, and reads it
 while the job runs and after its end, however that came.
@@ -17,7 +17,6 @@ from pathlib import Path
 _COUNT = struct.Struct("=q")
 _FIELDS = struct.Struct("=iiiqqdddd64s64s")
 _BYTES = 256
-_TEXTS = "host", "gpu"
 # A writer that was killed in the middle of a write leaves an odd count for ever.
 _TRIES = 100
 
@@ -44,7 +43,7 @@ class RankRecord:
 
 
 def create(path: str | os.PathLike[str], ranks: int) -> None:
-    """Makes the file for so many ranks, without their records.
+    """Makes the file for a number of ranks, without their records.
 
     Example:
 
@@ -74,10 +73,10 @@ class RankRecords:
 
     def write(self, record: RankRecord) -> None:
         """Replaces the record."""
-        values = dataclasses.asdict(record)
-        values |= {name: values[name].encode()[:64] for name in _TEXTS}
+        *numbers, host, gpu = dataclasses.astuple(record)
+        texts = (each.encode()[:64] for each in (host, gpu))
         _COUNT.pack_into(self._memory, self._at, self._writes + 1)
-        _FIELDS.pack_into(self._memory, self._at + _COUNT.size, *values.values())
+        _FIELDS.pack_into(self._memory, self._at + _COUNT.size, *numbers, *texts)
         self._writes += 2
         _COUNT.pack_into(self._memory, self._at, self._writes)
 
@@ -85,8 +84,7 @@ class RankRecords:
 def read(path: str | os.PathLike[str]) -> list[RankRecord]:
     """The records of those ranks that have written one, in their order."""
     with open(path, "rb") as file:
-        data = os.fstat(file.fileno())
-        if data.st_size == 0:
+        if os.fstat(file.fileno()).st_size == 0:
             return []
         memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     with memory:
@@ -103,9 +101,6 @@ def _read(memory: mmap.mmap, at: int) -> RankRecord | None:
             break
     if before == 0:
         return None
-    names = [field.name for field in dataclasses.fields(RankRecord)]
-    given = dict(zip(names, values, strict=True))
-    given |= {
-        name: given[name].rstrip(b"\0").decode(errors="replace") for name in _TEXTS
-    }
-    return RankRecord(**given)
+    *numbers, host, gpu = values
+    texts = (each.rstrip(b"\0").decode(errors="replace") for each in (host, gpu))
+    return RankRecord(*numbers, *texts)

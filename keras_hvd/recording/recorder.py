@@ -1,4 +1,4 @@
-"""What a rank does for its job's recording, from joining the job on."""
+"""A rank's part in the recording of its job, from joining the job on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_hvd.job import cores
+from keras_hvd.job import basics, cores
 from keras_hvd.recording import facts, files
 from keras_hvd.recording.rank_records import RankRecord, RankRecords
 from keras_hvd.recording.training_series import TrainingSeries
@@ -25,11 +25,12 @@ class Recorder:
     def __init__(self, folder: Path, place: int, record: RankRecord):
         self.folder = folder
         self.record = record
+        self.jobs_joined = basics.jobs_joined()
         self._records = RankRecords(folder / files.RANKS, place)
-        self.series: TrainingSeries | None = None
+        self.series = (
+            TrainingSeries(folder / files.SERIES) if record.rank == 0 else None
+        )
         """On rank 0, samples and loss over time."""
-        if record.rank == 0:
-            self.series = TrainingSeries(folder / files.SERIES)
         purpose = folder / files.SCALING
         self.scaling = purpose.read_text() if purpose.exists() else ""
         """In a job of `khvdrun --scaling`: whether the ranks train, or only meet."""
@@ -44,13 +45,10 @@ _recorder: Recorder | None = None
 
 
 def current() -> Recorder | None:
-    """This rank's recorder; None if nothing is recorded.
-
-    Example:
-
-    >>> current() is None
-    True
-    """
+    """This rank's recorder; None if nothing is recorded of the job that it is in."""
+    # A part of the processes may form another job, of which there is no recording.
+    if _recorder is None or _recorder.jobs_joined != basics.jobs_joined():
+        return None
     return _recorder
 
 
@@ -65,7 +63,8 @@ def scaling() -> str:
     >>> scaling()
     ''
     """
-    return "" if _recorder is None else _recorder.scaling
+    own = current()
+    return "" if own is None else own.scaling
 
 
 def start(
@@ -94,7 +93,6 @@ def start(
     host = socket.gethostname()
     record = RankRecord(rank, os.getpid(), cores.available(), host=host)
     _recorder = Recorder(Path(folder), place, record)
-    if rank != 0:
-        return
-    members = table or [(host, None)] * size
-    facts.write(_recorder.folder / files.FACTS, members, capacity)
+    if rank == 0:
+        members = table or [(host, None)] * size
+        facts.write(_recorder.folder / files.FACTS, members, capacity)

@@ -18,13 +18,11 @@ _MOST_OFTEN_SECONDS = 0.2
 _COLUMNS = 5
 # Which table is in use; how many points each has.
 _HEADER = 3
+_NUMBERS = _HEADER + 2 * POINTS * _COLUMNS
 
 
 class TrainingSeries:
     """The file, for rank 0: an existing one is overwritten.
-
-    Args:
-        path: the file.
 
     Example:
 
@@ -40,9 +38,8 @@ class TrainingSeries:
 
     def __init__(self, path: str | os.PathLike[str]):
         with open(path, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, 8 * _numbers())
-        numbers = np.memmap(path, np.float64, "r+")
-        self._header, self._tables = _parts(numbers)
+            os.posix_fallocate(file.fileno(), 0, 8 * _NUMBERS)
+        self._header, self._tables = _parts(np.memmap(path, np.float64, "r+"))
         self._apart = _MOST_OFTEN_SECONDS
         self._last = -np.inf
 
@@ -80,15 +77,11 @@ class TrainingSeries:
 def read(path: str | os.PathLike[str]) -> np.ndarray:
     """The points: float64 of shape (points, 5), as given to `TrainingSeries.add`."""
     numbers = np.fromfile(path, np.float64)
-    if len(numbers) != _numbers():
+    if len(numbers) != _NUMBERS:
         return np.zeros((0, _COLUMNS))
     header, tables = _parts(numbers)
     active = int(header[0])
     return tables[active][: int(header[1 + active])].copy()
-
-
-def _numbers() -> int:
-    return _HEADER + 2 * POINTS * _COLUMNS
 
 
 def _parts(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What holds a job back, and what to try: the text in front of its report."""
+"""The text in front of a job's report: the limits of its speed, and remedies."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def advice(record: JobRecord) -> list[str]:
     if moving >= _LITTLE:
         found.append((moving, _of_moving(record, moving)))
     if max(waiting, moving) < _MUCH:
-        rest = f"{_percent(1 - waiting - moving)} of a step is computation"
+        rest = f"{percent(1 - waiting - moving)} of a step is computation"
         found.append((1.0, f"{rest}, so there is little to gain from communication."))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
 def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
     waited_for = record.intervals.waited_for.sum(axis=0)
-    said = f"Rank 0 waits for other ranks in {_percent(share)} of the time"
+    said = f"Rank 0 waits for other ranks in {percent(share)} of the time"
     if not waited_for.any():
         return f"{said}, and nobody's tensors come late: the ranks may lack cores."
     rank = int(waited_for.argmax())
@@ -70,16 +70,14 @@ def _of_waiting(record: JobRecord, share: float, seconds: float) -> str:
     place = f" on {host}" if host else ""
     return (
         f"{said}. Most of all the ranks wait for rank {rank}{place}: {last:.3g} s, "
-        f"{_percent(last / seconds)} of the time. See what else runs there, whether it "
+        f"{percent(last / seconds)} of the time. See what else runs there, whether it "
         "has as many cores, and whether its data takes longer to read."
     )
 
 
 def _of_moving(record: JobRecord, share: float) -> str:
-    said = (
-        f"Moving bytes takes {_percent(share)} of the time, with no computation beside "
-        "it."
-    )
+    moving = f"Moving bytes takes {percent(share)} of the time"
+    said = f"{moving}, with no computation beside it."
     fewer = (
         "Larger batches, `gradient_accumulation_steps` of the optimizer and 16-bit "
         "compression of the gradients (`Compression.fp16`)"
@@ -88,7 +86,7 @@ def _of_moving(record: JobRecord, share: float) -> str:
     used = rates.used if rates is not None else None
     if used is not None and used < _IDLE:
         return (
-            f"{said} Meanwhile only {_percent(used)} of what {record.medium} could "
+            f"{said} Meanwhile only {percent(used)} of what {record.medium} could "
             "pass is used, as with many small tensors, or cores that also compute: try "
             "autotuning (`khvdrun --autotune`), larger batches, and "
             "`gradient_accumulation_steps` of the optimizer."
@@ -97,10 +95,11 @@ def _of_moving(record: JobRecord, share: float) -> str:
         return f"{said} {fewer}, and autotuning (`khvdrun --autotune`), make it less."
     faster = "" if record.hosts == 1 else ", as does a faster network"
     return (
-        f"{said} Meanwhile {_percent(used)} of what {record.medium} could pass is "
+        f"{said} Meanwhile {percent(used)} of what {record.medium} could pass is "
         f"used. {fewer} make it less{faster}."
     )
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share, for people."""
     return f"{100 * share:.3g} %"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_hvd.report.advice import advice
-from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Rates, Tensor
+from keras_hvd.report.advice import advice, percent
+from keras_hvd.report.record import Intervals, JobRecord, Rates, Tensor
 
 # Drawn where the page's own color belongs, which follows light and dark.
 _TEXT = "#010203"
@@ -70,25 +70,21 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 def _front(record: JobRecord) -> list[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.begin))
-    hosts = {member.host for member in record.members}
-    on_hosts = f" on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    is_known = all(member.host is not None for member in record.members)
+    on_hosts = f" on {record.hosts} host{'s' if record.hosts > 1 else ''}"
     steps = int(record.intervals.steps.sum())
-    facts = [
-        ("Command", record.command),
-        ("Began", begun),
-        ("Recorded", f"{_seconds(record.seconds)}, {steps:,} steps"),
-        ("Ranks", f"{record.size}{'' if None in hosts else on_hosts}"),
-        ("End", f"The job {record.ended}."),
-    ]
-    if record.left_out:
-        facts.append(("Not recorded", f"{record.left_out:,} requests"))
-    facts.append(("Not known", record.not_known))
+    facts = {
+        "Command": record.command,
+        "Began": begun,
+        "Recorded": f"{_seconds(record.seconds)}, {steps:,} steps",
+        "Ranks": f"{record.size}{on_hosts if is_known else ''}",
+        "End": f"The job {record.ended}.",
+        "Not recorded": f"{record.left_out:,} requests" if record.left_out else "",
+        "Not known": record.not_known,
+    }
     said = "".join(f"<p>{_marked(text)}</p>" for text in advice(record))
-    return [
-        "<h1>What the job did</h1>",
-        said,
-        table((), [each for each in facts if each[1]]),
-    ]
+    rows = [each for each in facts.items() if each[1]]
+    return ["<h1>What the job did</h1>", said, table((), rows)]
 
 
 def _marked(text: str) -> str:
@@ -123,7 +119,7 @@ def _charts(record: JobRecord) -> list[str]:
 
 
 def _drawn(times: Intervals) -> Intervals:
-    """What is to be drawn: neighbours together where there are too many."""
+    """The stretches to draw: neighbours together where there are too many."""
     count = len(times.steps)
     firsts = np.arange(0, count, -(-count // _MOST_DRAWN))
     values = vars(times) | {"loss": times.loss * times.steps}
@@ -151,24 +147,20 @@ def _split(record: JobRecord) -> str:
     whole = times.end - times.begin
     steps = np.maximum(times.steps, 1)
     exposed = times.exposed_waiting + times.exposed_moving
-    parts = [
-        np.maximum(whole - exposed, 0),
-        times.exposed_waiting,
-        times.exposed_moving,
-    ]
-
+    parts = {
+        "computing": np.maximum(whole - exposed, 0),
+        "waiting": times.exposed_waiting,
+        "moving bytes": times.exposed_moving,
+    }
     each_step = 1000 * whole / steps
     # The first steps, which compile, would make all others flat.
     top = 1.5 * float(np.quantile(each_step, 0.95))
 
     def draw(axes: Any) -> None:
-        axes.stackplot(
-            np.append(times.begin, times.end[-1]),
-            *(np.append(each, each[-1]) for each in (1000 * p / steps for p in parts)),
-            step="post",
-            colors=(_COMPUTING, _WAITING, _MOVING),
-            labels=("computing", "waiting", "moving bytes"),
-        )
+        edges = np.append(times.begin, times.end[-1])
+        heights = (1000 * part / steps for part in parts.values())
+        drawn = [np.append(each, each[-1]) for each in heights]
+        axes.stackplot(edges, *drawn, step="post", colors=COLORS, labels=parts)
         axes.set_ylabel("ms a step")
         axes.margins(x=0)
         axes.set_ylim(0, top)
@@ -176,12 +168,8 @@ def _split(record: JobRecord) -> str:
 
     total, many = max(float(whole.sum()), 1e-9), max(float(times.steps.sum()), 1.0)
     figures = [
-        (
-            name,
-            f"{1000 * part.sum() / many:.3g} ms",
-            f"{100 * part.sum() / total:.3g} %",
-        )
-        for name, part in zip(("computing", "waiting", "moving bytes"), parts)
+        (name, f"{1000 * part.sum() / many:.3g} ms", percent(part.sum() / total))
+        for name, part in parts.items()
     ]
     communicating = float((times.waiting + times.moving).sum())
     caption = "Waiting and moving bytes count while no computation of rank 0 is beside."
@@ -191,20 +179,16 @@ def _split(record: JobRecord) -> str:
         longest = _number(each_step.max())
         caption += f" What takes longer, up to {longest} ms, is cut off."
     if record.left_out:
-        caption += (
-            " Not all requests were recorded, so steps seem longer than they were."
-        )
+        lost = "Not all requests were recorded, so steps seem longer than they were."
+        caption += f" {lost}"
     if communicating > 0:
-        beside = 1 - float(exposed.sum()) / communicating
-        caption += (
-            f" Of all its communication {100 * max(0.0, beside):.3g} % ran beside "
-            "computation."
-        )
+        beside = percent(max(0.0, 1 - float(exposed.sum()) / communicating))
+        caption += f" Of all its communication {beside} ran beside computation."
     return figure(draw, caption) + table(("rank 0", "a step", "of the time"), figures)
 
 
 def _throughput(record: JobRecord, rates: Rates) -> str:
-    """What could pass, and what did."""
+    """The bytes that could pass, and those that did."""
     bars = [
         ("could pass", rates.possible, _COMPUTING),
         ("passed while moving", rates.moving, _MOVING),
@@ -237,8 +221,8 @@ def _of_rates(record: JobRecord, rates: Rates) -> str:
     return (
         f"{medium} could pass {_rate(rates.possible)} of tensors{sent}: so fast were "
         f"allreduces before the job's own work began. {passed} That is "
-        f"{_percent(rates.moving / rates.possible)} and "
-        f"{_percent(rates.overall / rates.possible)} of it."
+        f"{percent(rates.moving / rates.possible)} and "
+        f"{percent(rates.overall / rates.possible)} of it."
     )
 
 
@@ -274,17 +258,9 @@ def figure(draw: Callable[[Any], None], caption: str) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    colors = dict.fromkeys(
-        (
-            "text.color",
-            "axes.labelcolor",
-            "axes.edgecolor",
-            "xtick.color",
-            "ytick.color",
-        ),
-        _TEXT,
-    )
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": caption, **colors}
+    lines = "text.color axes.labelcolor axes.edgecolor xtick.color ytick.color"
+    settings: Any = dict.fromkeys(lines.split(), _TEXT)
+    settings |= {"svg.fonttype": "none", "svg.hashsalt": caption}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(8, 2.8), layout="constrained")
         figure.patch.set_alpha(0)
@@ -312,10 +288,14 @@ def _tables(record: JobRecord) -> list[str]:
     if record.tensors:
         parts += ["<h2>Slowest tensors</h2>", _of_tensors(record.tensors)]
     if record.events:
-        parts += ["<h2>Warnings, stalls and the end</h2>", _of_events(record.events)]
+        said = [(_seconds(each.time), each.kind, each.text) for each in record.events]
+        parts.append("<h2>Warnings, stalls and the end</h2>")
+        parts.append(table(("at", "what", "said"), said))
     known = [each for each in record.members if each.host]
     if known:
-        parts += ["<h2>Who took part</h2>", _of_members(known)]
+        ranks = [(m.rank, m.host, m.process, m.cores, m.gpu) for m in known]
+        parts.append("<h2>Who took part</h2>")
+        parts.append(table(("rank", "host", "process", "cores", "GPU"), ranks))
     if record.settings:
         settings = sorted(record.settings.items())
         parts += ["<h2>Versions and settings</h2>", table((), settings)]
@@ -323,56 +303,25 @@ def _tables(record: JobRecord) -> list[str]:
 
 
 def _of_tensors(tensors: Iterable[Tensor]) -> str:
-    def seconds(tensor: Tensor) -> float:
-        return tensor.negotiating + tensor.queued + tensor.running
-
-    slowest = sorted(tensors, key=seconds, reverse=True)[:_MOST_TENSORS]
-    rows = [
-        (each.name, f"{each.times:,}", _size(each))
-        + tuple(
-            _seconds(part / max(each.times, 1))
-            for part in (each.negotiating, each.queued, each.running)
-        )
-        for each in slowest
-    ]
+    rows = []
+    slowest = sorted(tensors, key=lambda each: sum(each.phases), reverse=True)
+    for each in slowest[:_MOST_TENSORS]:
+        times = max(each.times, 1)
+        # An allgather's size is not known.
+        size = _bytes(each.bytes / times) if each.bytes else ""
+        phases = (_seconds(phase / times) for phase in each.phases)
+        rows.append((each.name, f"{each.times:,}", size, *phases))
     head = "tensor", "times", "size", "from first to last rank", "queued", "running"
     return f'<div class="tensors">{table(head, rows)}</div>'
 
 
-def _size(tensor: Tensor) -> str:
-    # An allgather's is not known.
-    return _bytes(tensor.bytes / max(tensor.times, 1)) if tensor.bytes else ""
-
-
-def _of_events(events: Sequence[Event]) -> str:
-    rows = [(_seconds(each.time), each.kind, each.text) for each in events]
-    return table(("at", "what", "said"), rows)
-
-
-def _of_members(members: Sequence[Member]) -> str:
-    rows = [
-        (
-            each.rank,
-            each.host,
-            _known(each.process),
-            _known(each.cores),
-            _known(each.gpu),
-        )
-        for each in members
-    ]
-    return table(("rank", "host", "process", "cores", "GPU"), rows)
-
-
-def _known(value: object) -> str:
-    return "" if value is None else str(value)
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows of cells, below their names if there are any."""
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+    """Rows of cells, below their names if there are any. Of None there is nothing."""
+
+    def cell(value: object) -> str:
+        return f"<td>{'' if value is None else escape(str(value))}</td>"
+
+    cells = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     top = f"<thead><tr>{names}</tr></thead>" if head else ""
     table = f"<table>{top}<tbody>{cells}</tbody></table>"
@@ -402,12 +351,8 @@ def _rate(number: float) -> str:
 def _in_units(number: float, base: int, units: Sequence[str]) -> str:
     *smaller, largest = units
     for unit in smaller:
-        # What would be rounded to it is one of the next.
+        # A number that would be rounded to it is one of the next.
         if number < base - 0.5:
             return f"{number:.3g} {unit}"
         number /= base
     return f"{number:.3g} {largest}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

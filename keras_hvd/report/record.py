@@ -1,4 +1,4 @@
-"""What a job did, as a report shows it."""
+"""The record of a job, as a report shows it."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclasses.dataclass
 class Intervals:
-    """What happened in consecutive stretches of a job, each of whole steps.
+    """Times and counts of consecutive stretches of a job, each of whole steps.
 
     A step ends where the first tensor of the next one is submitted. All arrays have one
     entry, or row, for each stretch; times are in seconds.
@@ -43,7 +43,7 @@ class Intervals:
 
 @dataclasses.dataclass
 class Tensor:
-    """What a tensor, or a group of tensors in one call, took; totals, in seconds."""
+    """The times of a tensor, or of a group in one call; totals, in seconds."""
 
     name: str
     times: int
@@ -54,6 +54,11 @@ class Tensor:
     """From there until rank 0 began it."""
     running: float
     """From there until its result was ready on rank 0."""
+
+    @property
+    def phases(self) -> tuple[float, float, float]:
+        """These three."""
+        return self.negotiating, self.queued, self.running
 
 
 @dataclasses.dataclass
@@ -97,7 +102,7 @@ class Rates:
 
 @dataclasses.dataclass
 class JobRecord:
-    """What a job did. What is not known is None, NaN or empty."""
+    """The record of a job. Unknown values are None, NaN or empty."""
 
     size: int
     begin: float
@@ -119,7 +124,7 @@ class JobRecord:
     """Bytes of a tensor that passed in a second before the job's own work began, with
     nothing beside; of tensors in host memory, so None if the ranks use GPUs."""
     not_known: str = ""
-    """What else was not, as sentences."""
+    """Other things that are unknown, as sentences."""
 
     @property
     def hosts(self) -> int:
@@ -128,7 +133,7 @@ class JobRecord:
 
     @property
     def medium(self) -> str:
-        """What the bytes passed through."""
+        """The medium that the bytes passed through."""
         return "the memory" if self.hosts == 1 else "the links between the hosts"
 
     def rates(self) -> Rates | None:

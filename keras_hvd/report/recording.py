@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from keras_hvd.recording import facts, files, rank_records, training_series
 from keras_hvd.recording.rank_records import RankRecord
 from keras_hvd.report.record import Event, Intervals, JobRecord, Member, Tensor
+from keras_hvd.timeline import events
 
 # As RecordingFile (tf_ops/timeline/recording_file.h) lays it out.
 _MAGIC = b"khvdrec1"
@@ -27,16 +30,7 @@ _EVENT = np.dtype([("time", "=f8"), ("text", "S248")])
 _SUMS = 8
 
 
-# What reading what something else wrote, or cut off, raises.
-_DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+_DAMAGE = (*events.DAMAGE, MemoryError, struct.error)
 _MOST_RANKS = 1 << 20
 
 
@@ -46,7 +40,7 @@ class NotARecordingError(ValueError):
 
 @dataclasses.dataclass
 class Waits:
-    """Who waited for whom so far, in seconds from the first step on."""
+    """The ranks' waits so far, in seconds from the first step on."""
 
     seconds: float
     """From the first step to the last that is recorded."""
@@ -56,7 +50,7 @@ class Waits:
     """For each rank, the time in which all others waited for it."""
 
     def since(self, earlier: Waits) -> Waits:
-        """What came after `earlier`.
+        """The waits after `earlier`.
 
         Example:
 
@@ -105,8 +99,11 @@ def read(path: str | os.PathLike[str]) -> JobRecord:
 def _read(folder: Path) -> JobRecord:
     times = _Times(folder)
     known = facts.read(folder / files.FACTS)
-    ranks = _rank_records(folder)
-    series = _series(folder)
+    ranks = _read_if_there(rank_records.read, folder / files.RANKS, [])
+    series = _read_if_there(
+        training_series.read, folder / files.SERIES, np.zeros((0, 5))
+    )
+    series = series[np.isfinite(series).all(axis=1)]
     # A job of `khvdrun --scaling` meets in its steps, also if it is of one rank.
     is_alone = times.size == 1 and not (folder / files.SCALING).exists()
     return JobRecord(
@@ -118,7 +115,7 @@ def _read(folder: Path) -> JobRecord:
         events=times.events(),
         members=_members(times.size, known.get("members", []), ranks),
         settings=known.get("settings", {}),
-        command=_text(folder / files.COMMAND),
+        command=_read_if_there(_text, folder / files.COMMAND, ""),
         ended="was killed, or still runs: the recording has no end",
         left_out=times.left_out,
         capacity=None if any(rank.gpu for rank in ranks) else known.get("capacity"),
@@ -126,7 +123,7 @@ def _read(folder: Path) -> JobRecord:
 
 
 def waits(path: str | os.PathLike[str]) -> Waits:
-    """What the ranks have waited so far.
+    """The ranks' waits so far.
 
     Raises NotARecordingError or OSError, as `read`.
     """
@@ -158,17 +155,15 @@ class _Times:
         self.size, self._columns, self._in_column = fields[1:4]
         if not 0 < self.size <= _MOST_RANKS:
             raise ValueError(f"{self.size} is no number of ranks")
-        stretches, self._tensor_room, self._event_room = fields[4:7]
+        stretches, tensor_room, event_room = fields[4:7]
         self.started, self.begin = 1e-9 * fields[7], fields[8]
         self.seconds, self.left_out = 1e-9 * fields[9], fields[10]
-        self._tensors, self._events = fields[11:13]
-        self.events_left_out, active = fields[13:15]
+        self._tensors, self._events, self.events_left_out, active = fields[11:15]
         self._stretches = fields[15 + 2 * active]
         self._numbers = _SUMS + 2 * self._columns
-        self._events_at = _HEADER_BYTES + self._tensor_room * _TENSOR.itemsize
-        self._totals_at = self._events_at + self._event_room * _EVENT.itemsize
-        first = 1 + active * stretches
-        self._rows_at = self._totals_at + 8 * first * self._numbers
+        self._events_at = _HEADER_BYTES + tensor_room * _TENSOR.itemsize
+        self._totals_at = self._events_at + event_room * _EVENT.itemsize
+        self._rows_at = self._totals_at + 8 * (1 + active * stretches) * self._numbers
 
     def rows(self) -> np.ndarray:
         """A row for each stretch: its sums, waits, and waits for each."""
@@ -185,63 +180,44 @@ class _Times:
         return every, waited_for
 
     def waits(self) -> Waits:
+        begin, end, *_ = self._totals.tolist()
         every, waited_for = self.by_rank(self._totals)
-        seconds = self._totals[1] - self._totals[0]
-        return Waits(float(seconds), every.tolist(), waited_for.tolist())
+        return Waits(end - begin, every.tolist(), waited_for.tolist())
 
     def tensors(self) -> list[Tensor]:
         found = np.frombuffer(self._data, _TENSOR, self._tensors, _HEADER_BYTES)
         return [
-            Tensor(
-                each["name"].decode(errors="replace"),
-                *(int(number) for number in each["values"][:2]),
-                *(float(number) for number in each["values"][2:]),
-            )
-            for each in found
-            if each["values"][0] > 0
+            Tensor(name.decode(errors="replace"), int(times), int(size), *seconds)
+            for name, values in found.tolist()
+            for times, size, *seconds in [values.tolist()]
+            if times > 0
         ]
 
     def events(self) -> list[Event]:
         found = np.frombuffer(self._data, _EVENT, self._events, self._events_at)
-        events = [
-            Event(float(each["time"]), "stall", each["text"].decode(errors="replace"))
-            for each in found
+        stalls = [
+            Event(time, "stall", text.decode(errors="replace"))
+            for time, text in found.tolist()
         ]
         if self.events_left_out:
             text = f"{self.events_left_out} later stalls are left out"
-            events.append(Event(events[-1].time, "stall", text))
-        return events
+            stalls.append(Event(stalls[-1].time, "stall", text))
+        return stalls
 
 
 def _intervals(times: _Times, series: np.ndarray) -> Intervals:
     rows = times.rows()
-    every, waited_for = times.by_rank(rows)
     begin, end = rows[:, 0], rows[:, 1]
     samples = loss = np.full(len(rows), np.nan)
     # A train_step that leaves Keras' tracker of the loss alone counts no samples.
     if len(series) and series[-1, 1] > 0:
         moments = series[:, 0] - times.started
-        grown = [
+        samples, lost, counted = (
             np.interp(end, moments, sums) - np.interp(begin, moments, sums)
-            for sums in series[:, 1:].T
-        ]
-        samples = grown[0]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            loss = np.where(grown[2] > 1e-9, grown[1] / grown[2], np.nan)
-    return Intervals(
-        begin=begin,
-        end=end,
-        steps=rows[:, 2],
-        bytes=rows[:, 3],
-        moving=rows[:, 4],
-        waiting=rows[:, 5],
-        exposed_moving=rows[:, 6],
-        exposed_waiting=rows[:, 7],
-        waits=every,
-        waited_for=waited_for,
-        samples=samples,
-        loss=loss,
-    )
+            for sums in series[:, 1:4].T
+        )
+        loss = _means(lost, counted, least=1e-9)
+    return Intervals(*(*rows[:, :_SUMS].T, *times.by_rank(rows), samples, loss))
 
 
 def _alone(times: _Times, series: np.ndarray) -> Intervals:
@@ -249,24 +225,15 @@ def _alone(times: _Times, series: np.ndarray) -> Intervals:
     grown = np.diff(series, axis=0)
     trained = grown[:, 4] > 0
     begin = series[:-1][trained, 0] - times.started
-    seconds, samples, loss, weight, steps = grown[trained].T
-    nothing = np.zeros(len(steps))
+    seconds, samples, lost, counted, steps = grown[trained].T
+    samples, loss = np.where(counted > 0, samples, np.nan), _means(lost, counted)
+    nothing = [np.zeros(len(steps))] * 5 + [np.zeros((len(steps), 1))] * 2
+    return Intervals(*(begin, begin + seconds, steps, *nothing, samples, loss))
+
+
+def _means(sums: np.ndarray, counts: np.ndarray, least: float = 0.0) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.where(weight > 0, loss / weight, np.nan)
-    return Intervals(
-        begin=begin,
-        end=begin + seconds,
-        steps=steps,
-        bytes=nothing,
-        moving=nothing,
-        waiting=nothing,
-        exposed_moving=nothing,
-        exposed_waiting=nothing,
-        waits=nothing[:, None],
-        waited_for=nothing[:, None],
-        samples=np.where(weight > 0, samples, np.nan),
-        loss=mean,
-    )
+        return np.where(counts > least, sums / counts, np.nan)
 
 
 def _members(
@@ -275,36 +242,19 @@ def _members(
     members = [Member(rank, None) for rank in range(size)]
     for member, (host, process) in zip(members, known):
         member.host, member.process = host, process
-    for record in records:
-        if record.rank >= size:
-            continue
-        members[record.rank] = Member(
-            record.rank,
-            record.host,
-            record.cores,
-            record.gpu or None,
-            record.process,
-        )
+    for each in records:
+        if each.rank < size:
+            own = each.rank, each.host, each.cores, each.gpu or None, each.process
+            members[each.rank] = Member(*own)
     return members
 
 
-def _rank_records(folder: Path) -> list[RankRecord]:
+def _read_if_there(read: Callable[[Path], Any], path: Path, otherwise: Any) -> Any:
     try:
-        return rank_records.read(folder / files.RANKS)
+        return read(path)
     except FileNotFoundError:
-        return []
-
-
-def _series(folder: Path) -> np.ndarray:
-    try:
-        series = training_series.read(folder / files.SERIES)
-    except FileNotFoundError:
-        return np.zeros((0, 5))
-    return series[np.isfinite(series).all(axis=1)]
+        return otherwise
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
+    return path.read_text(errors="replace")

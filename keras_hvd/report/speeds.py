@@ -33,7 +33,7 @@ class Speed:
 
 
 class Speeds:
-    """What was measured of a script: its speed on each number of ranks.
+    """The measured speeds of a script, one for each number of ranks.
 
     Each is compared with the copies of the first, each of its ranks alone.
 
@@ -97,7 +97,7 @@ class Speeds:
         )
 
     def advice(self) -> list[str]:
-        """What the largest number of ranks shows, as sentences."""
+        """The conclusions from the largest number of ranks, as sentences."""
         training, copies = self._found[-1]
         allowed, reached = self.efficiency(copies), self.efficiency(training)
         on = f"On {training.ranks} ranks"

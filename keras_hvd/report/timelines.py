@@ -1,4 +1,4 @@
-"""Reads what a report shows from timelines, instead of a recording.
+"""Reads the record of a job from timelines, instead of a recording.
 
 It adds up what the recording would have (tf_ops/timeline/recording.cc), one line of a
 file after the other, so that a file of any length takes little memory.
@@ -23,7 +23,7 @@ from keras_hvd.timeline.summary import MOST_NAMES, Request, Summary
 _SETTLED = 0.5
 # As in the recording.
 _MOST_TENSORS, _MOST_EVENTS, _MOST_STRETCHES = 1024, 256, 2048
-# What a stretch has before the waits of ranks, and the waits for them.
+# The sums that a stretch has before the waits of ranks, and the waits for them.
 _SUMS = 8
 # How many spans are kept until the steps that are over are added up.
 _SPANS_AT_ONCE = 8192
@@ -75,7 +75,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> JobRecord:
 
 
 def _start_of(path: str | os.PathLike[str]) -> Summary:
-    """What the beginning of a file says."""
+    """A summary of the beginning of a file."""
     start = Summary()
     with open(path, "rb") as file:
         start.add(file.read(_PAGE_BYTES).decode(errors="replace").splitlines())
@@ -92,7 +92,7 @@ class _Step:
 
 
 class _Job(Summary):
-    """What the files of a job add up to. Times are in seconds."""
+    """The sums over the files of a job. Times are in seconds."""
 
     unit = 1e-6
     most_tensors = _MOST_TENSORS

@@ -32,7 +32,7 @@ _KINDS_OF_ROWS = tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec
 _INFINITE = -1
 _UNKNOWN = -2
 
-# What ranks need to agree in each step whether all have an element: the process set's
+# Ranks need these to agree in each step whether all have an element: the process set's
 # number, this process' rank in the job, and the job's size. Plain numbers, because they
 # are part of a TensorFlow type.
 _Agreement = tuple[int, int, int]
@@ -48,16 +48,6 @@ def distribute(
     Each rank's rows follow those of the rank before. If the rows do not divide evenly,
     the first ranks have one more. Raises if the datasets' elements are not batches that
     can be sliced, or differ in type between ranks.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> dataset = tf.data.Dataset.range(5).batch(3)
-    >>> for rows in distribute(dataset, keras_hvd.global_process_set):
-    ...     print(rows.numpy())
-    [0 1 2]
-    [3 4]
     """
     _check_options(_DISTRIBUTE, options)
     rows = functools.partial(_rows_of_rank, process_set.rank(), process_set.size())
@@ -69,23 +59,11 @@ def distribute(
 def distribute_for_steps(
     dataset: tf.data.Dataset, process_set: ProcessSet, every_rank_has_rows: bool
 ) -> DistributedDataset:
-    """The same as `Rows` for Keras' steps, with a row even for a rank without rows.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> dataset = tf.data.Dataset.range(5).batch(3)
-    >>> ranks = keras_hvd.global_process_set
-    >>> for rows in distribute_for_steps(dataset, ranks, False):
-    ...     print(rows.batch.numpy(), len(rows.own))
-    [0 1 2] 1
-    [3 4] 1
-    """
+    """The same as `Rows` for Keras' steps, with a row even for a rank without rows."""
     rank, size = process_set.rank(), process_set.size()
 
     def rows(batch):
-        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        leaves = _leaves(batch)
         known = max((_known_rows(leaf) or 0 for leaf in leaves), default=0)
         if every_rank_has_rows or known >= size:
             return Rows(_rows_of_rank(rank, size, batch), None)
@@ -100,30 +78,15 @@ def parts_for_steps(parts: DistributedDataset) -> DistributedDataset:
     """The parts that ranks have made themselves, as `Rows` if some may have no rows.
 
     There a rank without rows gets a row of zeros.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> context = tf.distribute.InputContext(1, 0, 1)
-    >>> parts = from_function(
-    ...     lambda _: tf.data.Dataset.range(2), context, keras_hvd.global_process_set
-    ... )
-    >>> parts_for_steps(parts) is parts
-    True
     """
     if not parts.may_lack_rows:
         return parts
-    is_tuple = type(parts.element_spec) is tuple
 
-    @tf.autograph.experimental.do_not_convert
-    def rows(*batch):
-        batch = batch if is_tuple else batch[0]
-        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-        own = tf.zeros([tf.minimum(_rows(leaves[0]), 1)], tf.uint8)
+    def rows(batch):
+        own = tf.zeros([tf.minimum(_rows(_leaves(batch)[0]), 1)], tf.uint8)
         return Rows(tf.nest.map_structure(_with_a_row, batch), own)
 
-    return DistributedDataset(parts._dataset.map(rows), parts._process_set)
+    return DistributedDataset(_mapped(parts._dataset, rows), parts._process_set)
 
 
 def _distributed(
@@ -135,14 +98,22 @@ def _distributed(
     _require_dataset(_DISTRIBUTE, dataset)
     for spec in tf.nest.flatten(dataset.element_spec):
         _require_rows(_DISTRIBUTE, spec)
+    parts = _prefetched(_mapped(dataset, rows), options)
+    return DistributedDataset(parts, process_set)
+
+
+def _mapped(dataset: tf.data.Dataset, change: Callable[[Any], Any]) -> tf.data.Dataset:
     is_tuple = type(dataset.element_spec) is tuple
 
     @tf.autograph.experimental.do_not_convert
-    def part(*batch):
-        return rows(batch if is_tuple else batch[0])
+    def changed(*batch):
+        return change(batch if is_tuple else batch[0])
 
-    parts = dataset.map(part)
-    return DistributedDataset(_prefetched(parts, options), process_set)
+    return dataset.map(changed)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
 
 
 def from_function(
@@ -151,18 +122,7 @@ def from_function(
     process_set: ProcessSet,
     options: tf.distribute.InputOptions | None = None,
 ) -> DistributedDataset:
-    """Takes the dataset of batches that `dataset_fn` makes on each rank.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> def make(context):
-    ...     return tf.data.Dataset.range(2 * context.num_replicas_in_sync)
-    >>> context = tf.distribute.InputContext(1, 0, 1)
-    >>> len(list(from_function(make, context, keras_hvd.global_process_set)))
-    2
-    """
+    """Takes the dataset of batches that `dataset_fn` makes on each rank."""
     function = "distribute_datasets_from_function"
     _check_options(function, options)
     dataset = dataset_fn(context)
@@ -179,9 +139,10 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     def __init__(self, dataset: tf.data.Dataset, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._place = Place(process_set)
-        self._cardinality, self.may_lack_rows = _agree(dataset, process_set)
-        if self._cardinality >= 0:
-            dataset = dataset.take(self._cardinality)
+        # The number of elements on each rank: -1 if infinite, -2 if unknown.
+        self.cardinality, self.may_lack_rows = _agree(dataset, process_set)
+        if self.cardinality >= 0:
+            dataset = dataset.take(self.cardinality)
         self._dataset = dataset
         # The batches of all ranks together; None if each rank has made its own part.
         self.whole: tf.data.Dataset | None = None
@@ -190,11 +151,6 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     def element_spec(self) -> Any:
         """The structure of `tf.TypeSpec` of this rank's elements."""
         return self._dataset.element_spec
-
-    @property
-    def cardinality(self) -> int:
-        """The number of elements on each rank: -1 if infinite, -2 if unknown."""
-        return self._cardinality
 
     def require_same_job(self) -> None:
         """Raises RuntimeError if it has the parts of another job's ranks."""
@@ -205,7 +161,7 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return DistributedIterator(self._dataset, agreement=self._agreement())
 
     def _agreement(self) -> _Agreement | None:
-        if self._cardinality != _UNKNOWN or self._process_set.size() == 1:
+        if self.cardinality != _UNKNOWN or self._process_set.size() == 1:
             return None
         number = number_of(self._process_set, "DistributedDataset")
         return number, basics.rank(), basics.size()
@@ -227,10 +183,10 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return state
 
     def _make_initializable_iterator(self, shared_name=None):
-        iterator = tf.compat.v1.data.make_initializable_iterator(
-            self._dataset, shared_name
+        make = tf.compat.v1.data.make_initializable_iterator
+        return InitializableIterator(
+            make(self._dataset, shared_name), self._agreement()
         )
-        return InitializableIterator(iterator, self._agreement())
 
 
 class DistributedIterator(
@@ -243,14 +199,7 @@ class DistributedIterator(
     elements.
     """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset | None = None,
-        components: Any = None,
-        element_spec: Any = None,
-        *,
-        agreement: _Agreement | None,
-    ):
+    def __init__(self, dataset=None, components=None, element_spec=None, *, agreement):
         self._agreement = agreement
         super().__init__(dataset, components, element_spec)
 
@@ -307,14 +256,11 @@ class InitializableIterator:
         self._iterator = iterator
         self._agreement = agreement
 
-    @property
-    def initializer(self) -> tf.Operation:
-        """The op that restarts it."""
-        return self._iterator.initializer
-
     def initialize(self) -> tf.Operation:
         """Returns the op that restarts it."""
         return self._iterator.initializer
+
+    initializer = property(initialize)
 
     def get_next(self) -> Any:
         """The next element, as tensors that fail once a rank has no more."""
@@ -329,17 +275,14 @@ class EagerIterator:
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
-        self._iterator = iter(dataset)
-
-    @property
-    def initializer(self) -> list[Any]:
-        """Restarts it."""
-        return self.initialize()
+        self.initialize()
 
     def initialize(self) -> list[Any]:
         """Restarts it, and returns no ops for a session to run."""
         self._iterator = iter(self._dataset)
         return []
+
+    initializer = property(initialize)
 
     def get_next(self) -> Any:
         """The next element; raises `OutOfRangeError` once a rank has no more."""
@@ -384,11 +327,9 @@ def _agree(dataset: tf.data.Dataset, process_set: ProcessSet) -> tuple[int, bool
 def _least_rows(element_spec: Any) -> int | None:
     """The number of rows that all elements have at least; None if they are no rows."""
     specs = [each for each in tf.nest.flatten(element_spec) if not _is_nothing(each)]
-    if not specs or any(
-        not isinstance(each, _KINDS_OF_ROWS) or not each.shape.rank for each in specs
-    ):
-        return None
-    return min(each.shape[0] or 0 for each in specs)
+    if all(isinstance(each, _KINDS_OF_ROWS) and each.shape.rank for each in specs):
+        return min((each.shape[0] or 0 for each in specs), default=None)
+    return None
 
 
 def _kind(spec: Any) -> str:
@@ -426,11 +367,10 @@ def _say_who_ended(has: tf.Tensor, first_without: tf.Tensor) -> list[tf.Operatio
         return []
 
     def say():
-        return tf.print(
-            tf.strings.format(words, first_without), output_stream=sys.stderr
-        )
+        text = tf.strings.format(words, first_without)
+        return tf.group(tf.print(text, output_stream=sys.stderr))
 
-    return [tf.cond(has, lambda: tf.group(say()), tf.no_op)]
+    return [tf.cond(has, say, tf.no_op)]
 
 
 def _value_or_end(optional: tf.experimental.Optional) -> Any:
@@ -459,29 +399,21 @@ def _fail_at_end() -> tf.Tensor:
 
 def _rows_of_rank(rank: int, size: int, batch: Any, at_least: int = 0) -> Any:
     """This rank's rows of a batch; the first `at_least` rows if it has fewer."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    with tf.control_dependencies(_check_rows(leaves)):
+    with tf.control_dependencies(_check_rows(_leaves(batch))):
         own = functools.partial(_slice, rank, size, at_least)
         return tf.nest.map_structure(own, batch)
 
 
 def _check_rows(leaves: list[Any]) -> list[Any]:
     """Checks that all parts of a batch have the same number of rows."""
+    said = "the parts of a batch have different numbers of rows"
     known = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
     if len(known - {None}) > 1:
-        shapes = ", ".join(str(leaf.shape) for leaf in leaves)
-        raise ValueError(
-            f"the parts of a batch have different numbers of rows: {shapes}"
-        )
+        raise ValueError(f"{said}: {', '.join(str(leaf.shape) for leaf in leaves)}")
     if len(leaves) < 2 or None not in known:
         return []
     first, *others = map(_rows, leaves)
-    return [
-        tf.debugging.assert_equal(
-            rows, first, "the parts of a batch have different numbers of rows"
-        )
-        for rows in others
-    ]
+    return [tf.debugging.assert_equal(rows, first, said) for rows in others]
 
 
 def _slice(rank: int, size: int, at_least: int, part: Any) -> Any:
@@ -512,8 +444,7 @@ def _with_a_row(part: Any) -> Any:
         padded.set_shape([None, *part.shape[1:]])
         return padded
     # Padding may have no length where no row has one.
-    rest = [size or 1 for size in part.shape[1:]]
-    row = tf.zeros([1, *rest], part.dtype)
+    row = tf.zeros([1, *(size or 1 for size in part.shape[1:])], part.dtype)
     if isinstance(part, tf.RaggedTensor):
         row = tf.RaggedTensor.from_tensor(
             row, ragged_rank=part.ragged_rank, row_splits_dtype=part.row_splits.dtype

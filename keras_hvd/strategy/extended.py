@@ -17,21 +17,38 @@ from keras_hvd.backends.tensorflow import current_strategy, random_numbers
 from keras_hvd.backends.tensorflow.same_job import Place
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import distributed_dataset, no_rows, reduction, variables
-from keras_hvd.strategy.replica_context import ReplicaContext
+
+# Users' functions call these, and autograph would take seconds to convert them.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """The context in which `Strategy.run` runs a function on this rank."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """This rank's only device, as a tuple."""
+        return self.strategy.extended.worker_devices
+
+    @_as_it_is
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Reduces a structure of tensors over the ranks, as one group, and gradients.
+
+        `options` are ignored, here and in `all_gather`.
+        """
+        return self.strategy.extended.reduce_nested(reduce_op, value)
+
+    @_as_it_is
+    def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
+        """Concatenates the ranks' tensors along a dimension, of any size on each rank.
+
+        Each rank gets its part of the sum of all ranks' gradients.
+        """
+        return self.strategy.extended.gather_nested(value, axis)
 
 
 class Extended(current_strategy.OwnExtended):
-    """The `extended` of a `keras_hvd.Strategy`. Each rank computes on its one `device`.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> strategy = keras_hvd.Strategy()
-    >>> extended = strategy.extended
-    >>> extended.call_for_each_replica(tf.abs, args=(tf.constant(-1),)).numpy().item()
-    1
-    """
+    """The `extended` of a `keras_hvd.Strategy`, whose ranks compute on one `device`."""
 
     def __init__(
         self, strategy: tf.distribute.Strategy, process_set: ProcessSet, device: str
@@ -58,7 +75,7 @@ class Extended(current_strategy.OwnExtended):
 
     # --- collectives ------------------------------------------------------------------
 
-    @tf.autograph.experimental.do_not_convert
+    @_as_it_is
     def reduce_nested(self, reduce_op: Any, value: Any) -> Any:
         """Reduces all tensors of a structure over the ranks, in one call."""
         reduced = reduction.all_reduce(
@@ -66,7 +83,7 @@ class Extended(current_strategy.OwnExtended):
         )
         return tf.nest.pack_sequence_as(value, reduced)
 
-    @tf.autograph.experimental.do_not_convert
+    @_as_it_is
     def gather_nested(self, value: Any, axis: Any) -> Any:
         """Concatenates all tensors of a structure along a dimension, over the ranks."""
         flat = tf.nest.flatten(value)
@@ -76,24 +93,19 @@ class Extended(current_strategy.OwnExtended):
         return tf.nest.pack_sequence_as(value, gathered)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        del destinations, options
         return self.reduce_nested(reduce_op, value)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        del options
         values = [value for value, _ in value_destination_pairs]
         return reduction.all_reduce(reduce_op, values, self.process_set)
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        del options
         return self.reduce_nested(reduce_op, value)
 
     def _gather_to_implementation(self, value, destinations, axis, options):
-        del destinations, options
         return self.gather_nested(value, axis)
 
     def _broadcast_to(self, tensor, destinations):
-        del destinations
         return variables.of_first_rank(tensor, "broadcast_to", self.process_set)
 
     # --- running ----------------------------------------------------------------------
@@ -113,7 +125,6 @@ class Extended(current_strategy.OwnExtended):
         return self._update_non_slot(var, fn, (var, *args), kwargs, group)
 
     def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
-        del colocate_with
         with tf.device(self._device), distribute_lib.UpdateContext(0):
             result = fn(*args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
@@ -121,27 +132,23 @@ class Extended(current_strategy.OwnExtended):
     # --- variables --------------------------------------------------------------------
 
     def _create_variable(self, next_creator, **kwargs):
-        colocate_with = kwargs.pop("colocate_with", None)
-        place = (
-            tf.device(self._device)
-            if colocate_with is None or isinstance(colocate_with, str)
-            else ops.colocate_with(colocate_with)
-        )
+        place = kwargs.pop("colocate_with", None)
+        if place is None or isinstance(place, str):
+            place = tf.device(self._device)
+        else:
+            place = ops.colocate_with(place)
+        strategy = self._container_strategy()
         with place:
-            return variables.create(
-                next_creator, kwargs, self._container_strategy(), self.process_set
-            )
+            return variables.create(next_creator, kwargs, strategy, self.process_set)
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         variable = colocate_with_variable
         if self.variable_created_in_scope(variable):
             return
-        # Not its repr, which has all of its numbers.
-        what = (
-            f"{variable.name!r} of shape {variable.shape}"
-            if isinstance(variable, tf.Variable)
-            else f"a {type(variable).__name__}"
-        )
+        what = f"a {type(variable).__name__}"
+        if isinstance(variable, tf.Variable):
+            # Not its repr, which has all of its numbers.
+            what = f"{variable.name!r} of shape {variable.shape}"
         raise ValueError(
             "colocate_vars_with takes a variable that was created in the scope of "
             f"this keras_hvd.Strategy; got {what}: create it, or build the model that "
@@ -150,10 +157,9 @@ class Extended(current_strategy.OwnExtended):
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was created in the strategy's scope."""
-        owner = getattr(v, "_distribute_strategy", None)
-        return owner is self._container_strategy()
+        return getattr(v, "_distribute_strategy", None) is self._container_strategy()
 
-    @tf.autograph.experimental.do_not_convert
+    @_as_it_is
     def read_var(self, v: Any) -> tf.Tensor:
         """The value of a variable; if it is ON_READ, aggregated over the ranks."""
         return variables.read_aggregate(v, self.process_set)
@@ -167,34 +173,20 @@ class Extended(current_strategy.OwnExtended):
 
     # --- data -------------------------------------------------------------------------
 
-    def _experimental_distribute_dataset(self, dataset, options):
+    def _experimental_distribute_dataset(self, dataset, options=None):
         return distributed_dataset.distribute(dataset, self.process_set, options)
 
-    def _distribute_datasets_from_function(self, dataset_fn, options):
+    def _distribute_datasets_from_function(self, dataset_fn, options=None):
+        context = tf.distribute.InputContext(self._size, self._rank, self._size)
         return distributed_dataset.from_function(
-            dataset_fn, self._input_context(), self.process_set, options
+            dataset_fn, context, self.process_set, options
         )
 
     def _make_dataset_iterator(self, dataset):
-        return self._legacy_iterator(
-            distributed_dataset.distribute(dataset, self.process_set)
-        )
+        return _legacy_iterator(self._experimental_distribute_dataset(dataset))
 
     def _make_input_fn_iterator(self, input_fn, replication_mode):
-        del replication_mode
-        return self._legacy_iterator(
-            distributed_dataset.from_function(
-                input_fn, self._input_context(), self.process_set
-            )
-        )
-
-    def _legacy_iterator(self, dataset):
-        if tf.executing_eagerly():
-            return distributed_dataset.EagerIterator(dataset)
-        return tf.compat.v1.data.make_initializable_iterator(dataset)
-
-    def _input_context(self):
-        return tf.distribute.InputContext(self._size, self._rank, self._size)
+        return _legacy_iterator(self._distribute_datasets_from_function(input_fn))
 
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._size))
@@ -210,43 +202,24 @@ class Extended(current_strategy.OwnExtended):
         """This rank's device, as a tuple."""
         return (self._device,)
 
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """This rank's device, as a tuple."""
-        return (self._device,)
+    parameter_devices = worker_devices
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
         """This rank's device, as a tuple."""
-        del var_list
-        return (self._device,)
+        return self.worker_devices
 
-    @property
-    def experimental_between_graph(self) -> bool:
-        """Whether each rank builds its own graph: yes."""
-        return True
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """Whether this rank initializes its variables: each rank does."""
-        return True
+    # Each rank builds its own graph, and initializes its variables.
+    experimental_between_graph = True
+    experimental_should_init = True
+    _global_batch_size = True
+    _support_per_replica_values = False
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this rank writes checkpoints."""
+        """Whether this rank writes checkpoints, and summaries."""
         return self._rank == 0
 
-    @property
-    def should_save_summary(self) -> bool:
-        """Whether this rank writes summaries."""
-        return self._rank == 0
-
-    @property
-    def _global_batch_size(self):
-        return True
-
-    @property
-    def _support_per_replica_values(self):
-        return False
+    should_save_summary = should_checkpoint
 
     def _in_multi_worker_mode(self):
         # If True, parts of TensorFlow would start servers, or pack values into
@@ -254,22 +227,20 @@ class Extended(current_strategy.OwnExtended):
         return False
 
     def _get_local_replica_id(self, replica_id_in_sync_group):
-        del replica_id_in_sync_group
         return 0
 
     def _get_replica_id_in_sync_group(self, replica_id):
-        del replica_id
         return self._rank
 
 
+def _legacy_iterator(dataset):
+    if tf.executing_eagerly():
+        return distributed_dataset.EagerIterator(dataset)
+    return tf.compat.v1.data.make_initializable_iterator(dataset)
+
+
 def as_reduce_op(reduce_op: Any) -> tf.distribute.ReduceOp:
-    """A `tf.distribute.ReduceOp`, given itself or by name in any case.
-
-    Example:
-
-    >>> as_reduce_op("sum")
-    <ReduceOp.SUM: 'SUM'>
-    """
+    """A `tf.distribute.ReduceOp`, given itself or by name in any case."""
     if isinstance(reduce_op, str):
         return tf.distribute.ReduceOp(reduce_op.upper())
     if isinstance(reduce_op, tf.distribute.ReduceOp):

@@ -7,6 +7,7 @@ they compare their first batches.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import zlib
 from collections.abc import Iterator
@@ -33,12 +34,6 @@ from keras_hvd.strategy.distributed_dataset import (
 )
 
 
-def install() -> None:
-    """Makes Keras iterate over data as a `keras_hvd.Strategy` needs it."""
-    keras_patches.replace(trainer_module, "TFEpochIterator", _epoch_iterator)
-    keras_patches.replace(data_adapters, "is_tf_dataset", _is_tf_dataset)
-
-
 def rows_of_rank(
     data: Any, same: str, strategy: Any, method: str
 ) -> tuple[Any, bool | None]:
@@ -49,14 +44,6 @@ def rows_of_rank(
 
     Ranks compare the beginning of each array of argument `same`. Raises ValueError if
     something has no rows, or differs between ranks.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> data = {"x": np.arange(3), "y": None}
-    >>> rows_of_rank(data, "x", keras_hvd.Strategy(), "train_on_batch")
-    ({'x': array([0, 1, 2]), 'y': None}, None)
     """
     leaves = [each for each in keras.tree.flatten(data) if each is not None]
     for each in leaves:
@@ -65,17 +52,16 @@ def rows_of_rank(
                 f"{method} under a keras_hvd.Strategy takes arrays, of which each rank "
                 f"takes its rows; got {type(each).__name__}"
             )
-    process_set = strategy.extended.process_set
+    rows = [int(each.shape[0]) for each in leaves]
+    same_leaves = [each for each in keras.tree.flatten(data[same]) if each is not None]
     described = {
-        "rows": [int(each.shape[0]) for each in leaves],
-        f"checksum of {same}": [
-            _checksum(each)
-            for each in keras.tree.flatten(data[same])
-            if each is not None
-        ],
+        "rows": rows,
+        f"checksum of {same}": [*map(_checksum, same_leaves)],
     }
     require_same(method, described, strategy)
+    process_set = strategy.extended.process_set
     rank, size = process_set.rank(), process_set.size()
+    has_rows = rank < rows[0]
 
     def rows_of(each):
         if each is None:
@@ -84,10 +70,8 @@ def rows_of_rank(
         begin = rank * share + min(rank, rest)
         return each[begin : begin + share + (rank < rest)] if has_rows else each[:1]
 
-    rows = int(leaves[0].shape[0])
-    has_rows = rank < rows
     own = keras.tree.map_structure(rows_of, data)
-    return own, None if rows >= size else has_rows
+    return own, None if rows[0] >= size else has_rows
 
 
 class StrategyEpochIterator(trainer_module.TFEpochIterator):
@@ -181,18 +165,18 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
         noted = self._digests
 
         def look(number, *batch):
-            leaves = {
-                part: [each for each in tf.nest.flatten(data) if _is_comparable(each)]
+            named = [
+                (_name_in_batch(part, each), each)
                 for part, data in zip(("x", "y"), batch)
-            }
-            flat = [each for part in leaves.values() for each in part]
-            parts = [part for part, values in leaves.items() for _ in values]
-            ranks = [each.shape.rank for each in flat]
+                for each in tf.nest.flatten(data)
+                if _is_comparable(each)
+            ]
+            # `note` refers to names alone: tensors would keep the dataset's functions.
+            names, flat = [name for name, _ in named], [each for _, each in named]
 
             def note(*arrays):
                 digests: dict[str, int] = {}
-                for part, rank, array in zip(parts, ranks, arrays):
-                    name = f"{part} of labels" if _is_label(part, rank) else part
+                for name, array in zip(names, arrays):
                     # Before Python 3.12 no type says that an array is a buffer.
                     rows: Any = np.ascontiguousarray(array)
                     digests[name] = zlib.crc32(rows, digests.get(name, 0))
@@ -201,11 +185,8 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
                 return np.int32(0)
 
             if flat:
-                tf.cond(
-                    tf.equal(number, 0),
-                    lambda: tf.numpy_function(note, flat, tf.int32),
-                    lambda: tf.constant(0),
-                )
+                digest = functools.partial(tf.numpy_function, note, flat, tf.int32)
+                tf.cond(tf.equal(number, 0), digest, lambda: tf.constant(0))
 
         def noting(number, batch):
             # A tuple has x, y and weights; anything else is x.
@@ -238,12 +219,9 @@ class StrategyEpochIterator(trainer_module.TFEpochIterator):
     def _agree_on_python_random(self):
         """Keras shuffles a PyDataset with Python's own generator."""
         if isinstance(self.data_adapter, PyDatasetAdapter):
-            process_set = self._several.extended.process_set
+            ranks, state = self._several.extended.process_set, random.getstate()
             state = broadcast_object(
-                random.getstate(),
-                process_set.ranks[0],
-                name="Strategy/random",
-                process_set=process_set,
+                state, ranks.ranks[0], name="Strategy/random", process_set=ranks
             )
             random.setstate(state)
 
@@ -289,12 +267,14 @@ class _Order:
         return np.random.default_rng(seed).permutation(values)
 
 
+@keras_patches.replaces(trainer_module, "TFEpochIterator")
 def _epoch_iterator(plain, distribute_strategy=None, **arguments):
     if not current_strategy.is_ours(distribute_strategy):
         return plain(distribute_strategy=distribute_strategy, **arguments)
     return StrategyEpochIterator(distribute_strategy, **arguments)
 
 
+@keras_patches.replaces(data_adapters, "is_tf_dataset")
 def _is_tf_dataset(plain, data):
     # Keras knows distributed datasets by the names of TensorFlow's own classes.
     return isinstance(data, DistributedDataset) or plain(data)
@@ -313,25 +293,22 @@ def _has_optionals(dataset: tf.data.Dataset) -> bool:
     return any(isinstance(each, tf.OptionalSpec) for each in specs)
 
 
-def _without_optionals(number: tf.Tensor, batch: Any) -> Any:
-    # With a number, because tf.data would unpack a tuple that is the only argument.
-    del number
+def _without_optionals(_: tf.Tensor, batch: Any) -> Any:
+    # After a number, because tf.data would unpack a tuple that is the only argument.
     return tf.nest.map_structure(
         lambda each: None if isinstance(each, tf.experimental.Optional) else each, batch
     )
 
 
 def _is_comparable(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype not in (
-        tf.string,
-        tf.resource,
-        tf.variant,
-    )
+    others = tf.string, tf.resource, tf.variant
+    return isinstance(value, tf.Tensor) and value.dtype not in others
 
 
-def _is_label(part: str, rank: int | None) -> bool:
-    """Whether it is not an image, which may be augmented differently on each rank."""
-    return part == "y" and rank is not None and rank <= 2
+def _name_in_batch(part: str, tensor: tf.Tensor) -> str:
+    # Images may be augmented differently on each rank, labels not.
+    is_label = part == "y" and tensor.shape.rank in (0, 1, 2)
+    return f"{part} of labels" if is_label else part
 
 
 _SAME_DATA = (
@@ -390,7 +367,6 @@ def _shuffled_by(order: Any) -> Iterator[None]:
     """Makes `tf.random.shuffle`, with which Keras shuffles arrays, use this order."""
 
     def shuffle(value, seed=None, name=None):
-        del seed, name
         shuffled = tf.numpy_function(order, [value], value.dtype)
         return tf.ensure_shape(shuffled, value.shape)
 

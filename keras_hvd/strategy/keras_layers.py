@@ -19,16 +19,7 @@ from keras_hvd.backends.tensorflow.sync_batch_normalization import (
 from keras_hvd.strategy import keras_patches, no_rows
 
 
-def install() -> None:
-    """Makes Keras' layers behave as a `keras_hvd.Strategy` needs it."""
-    keras_patches.replace(keras.layers.Layer, "__call__", _call)
-    keras_patches.replace(keras.layers.BatchNormalization, "_moments", _moments)
-    keras_patches.replace(keras_nn, "_compute_moments_sync", _moments_of_replicas)
-    keras_patches.replace(SyncBatchNormalization, "_moments", _moments_of_all)
-    keras_patches.replace(keras.layers.RNN, "call", _call_rnn)
-    keras_patches.replace(keras.random.SeedGenerator, "__init__", _make_seeds)
-
-
+@keras_patches.replaces(keras.layers.Layer, "__call__")
 def _call(plain, layer, *args, **kwargs):
     if not isinstance(layer, keras.Model) or no_rows.is_open():
         return plain(layer, *args, **kwargs)
@@ -37,17 +28,13 @@ def _call(plain, layer, *args, **kwargs):
     if strategy is None or batch is None or batch.shape[0]:
         return plain(layer, *args, **kwargs)
     has_rows = tf.shape(batch)[0] > 0
-    padded = _each_batch(_with_a_row, has_rows, (args, kwargs))
+    padded = keras.tree.map_structure(
+        lambda each: _with_a_row(each, has_rows), (args, kwargs)
+    )
     with no_rows.of_batch(padded, has_rows) as (args, kwargs):
         outputs = plain(layer, *args, **kwargs)
-    outputs = _each_batch(_without_the_row, has_rows, outputs)
     return keras.tree.map_structure(
-        lambda each: (
-            each[: tf.where(has_rows, each.nrows(), 0)]
-            if isinstance(each, tf.RaggedTensor)
-            else each
-        ),
-        outputs,
+        lambda each: _without_the_row(each, has_rows), outputs
     )
 
 
@@ -55,13 +42,9 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
 
 
-def _each_batch(change, has_rows, values):
-    return keras.tree.map_structure(
-        lambda value: change(value, has_rows) if _is_batch(value) else value, values
-    )
-
-
-def _with_a_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
+def _with_a_row(tensor: Any, has_rows: tf.Tensor) -> Any:
+    if not _is_batch(tensor):
+        return tensor
     rest = tensor.shape[1:]
     # Padding may have no length, where no row has one.
     others = rest if rest.is_fully_defined() else tf.maximum(tf.shape(tensor)[1:], 1)
@@ -71,7 +54,11 @@ def _with_a_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
     return padded
 
 
-def _without_the_row(tensor: tf.Tensor, has_rows: tf.Tensor) -> tf.Tensor:
+def _without_the_row(tensor: Any, has_rows: tf.Tensor) -> Any:
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor[: tf.where(has_rows, tensor.nrows(), 0)]
+    if not _is_batch(tensor):
+        return tensor
     rows = _either(has_rows, lambda: tensor, lambda: tensor[:0])
     rows.set_shape([None, *tensor.shape[1:]])
     mask = getattr(tensor, "_keras_mask", None)
@@ -86,6 +73,7 @@ def _either(has_rows, if_rows, if_none):
     return tf.switch_case(tf.cast(has_rows, tf.int32), [if_none, if_rows])
 
 
+@keras_patches.replaces(keras.layers.BatchNormalization, "_moments")
 def _moments(plain, layer, inputs, mask):
     if not layer.synchronized:
         return plain(layer, inputs, mask)
@@ -116,6 +104,7 @@ def _masked_moments(inputs, mask, axes):
     return tf.squeeze(mean), tf.squeeze(variance)
 
 
+@keras_patches.replaces(keras_nn, "_compute_moments_sync")
 def _moments_of_replicas(plain, x, axes, keepdims):
     """As Keras', with one collective for its three.
 
@@ -136,6 +125,7 @@ def _moments_of_replicas(plain, x, axes, keepdims):
     return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
 
+@keras_patches.replaces(SyncBatchNormalization, "_moments")
 def _moments_of_all(plain, layer, inputs, mask):
     """Those of a `SyncBatchNormalization`, to which a mask tells what counts."""
     has_rows = no_rows.has_rows()
@@ -146,6 +136,7 @@ def _moments_of_all(plain, layer, inputs, mask):
     return plain(layer, inputs, tf.cast(mask, tf.bool) & has_rows)
 
 
+@keras_patches.replaces(keras.layers.RNN, "call")
 def _call_rnn(plain, layer, sequences, *args, **kwargs):
     strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is not None and layer.stateful and layer.states is not None:
@@ -163,7 +154,7 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
             with tf.control_dependencies([equal]):
                 sequences = tf.identity(sequences)
             results = plain(layer, sequences, *args, **kwargs)
-            # What knows its rows by the states could fail before this check.
+            # An op that knows its rows by the states could fail before this check.
             return tf.nest.map_structure(no_rows.of_any_length, results)
         if rows != expected:
             raise ValueError(
@@ -173,12 +164,12 @@ def _call_rnn(plain, layer, sequences, *args, **kwargs):
     return plain(layer, sequences, *args, **kwargs)
 
 
+@keras_patches.replaces(keras.random.SeedGenerator, "__init__")
 def _make_seeds(plain, generator, *args, **kwargs):
     plain(generator, *args, **kwargs)
     strategy = tf.distribute.get_strategy()
-    if not current_strategy.is_ours(strategy):
-        return
-    # The seed is the first rank's, but ranks must draw different numbers.
-    rank = strategy.extended.process_set.rank()
-    with tf.init_scope():
-        random_numbers.continue_with_rank(generator, generator.state, rank)
+    if current_strategy.is_ours(strategy):
+        # The seed is the first rank's, but ranks must draw different numbers.
+        rank = strategy.extended.process_set.rank()
+        with tf.init_scope():
+            random_numbers.continue_with_rank(generator, generator.state, rank)

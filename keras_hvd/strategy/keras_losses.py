@@ -33,18 +33,6 @@ _OVER_RANKS = "_keras_hvd_over_ranks"
 _here = threading.local()
 
 
-def install() -> None:
-    """Makes Keras weight losses as a `keras_hvd.Strategy` needs it."""
-    for name in ("_compute_loss", "compute_loss"):
-        keras_patches.replace(keras.Model, name, _compute_loss)
-    for name, replacement in {
-        "reduce_weighted_values": _reduce_weighted_values,
-        "scale_loss_for_distribution": _scale,
-        "unscale_loss_for_distribution": _unscale,
-    }.items():
-        keras_patches.replace(loss_module, name, replacement)
-
-
 class _Batch:
     """The batch of the present loss: this rank's rows, and all ranks'."""
 
@@ -75,12 +63,10 @@ class _Batch:
     @contextlib.contextmanager
     def divided_by(self, divisor: tf.Tensor | None) -> Iterator[None]:
         """Divides means by the sum of the ranks' divisors in this block."""
-        if divisor is None:
-            yield
-            return
         of_rows = self.share
-        divisor = self._own(tf.cast(divisor, tf.float64))
-        self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
+        if divisor is not None:
+            divisor = self._own(tf.cast(divisor, tf.float64))
+            self.share = tf.math.divide_no_nan(divisor, self.sum(divisor, "divisor"))
         try:
             yield
         finally:
@@ -93,11 +79,11 @@ class _Batch:
             loss = self._own(loss)
             total = self.sum(tf.reduce_sum(loss), "values")
             count = self.sum(self._own(tf.cast(tf.size(loss), loss.dtype)), "count")
-            setattr(loss, _OVER_RANKS, tf.math.divide_no_nan(total, count))
-            return loss
-        loss = tf.where(self._rows > 0, loss, tf.zeros_like(loss))
-        loss = _with_value(loss, self.sum(loss, "value"))
-        setattr(loss, _OVER_RANKS, loss)
+            over_ranks = tf.math.divide_no_nan(total, count)
+        else:
+            loss = tf.where(self._rows > 0, loss, tf.zeros_like(loss))
+            loss = over_ranks = _with_value(loss, self.sum(loss, "value"))
+        setattr(loss, _OVER_RANKS, over_ranks)
         return loss
 
     def of_output(self, share: tf.Tensor) -> tf.Tensor:
@@ -113,66 +99,64 @@ class _Batch:
         )
 
 
+@keras_patches.replaces(keras.Model, "_compute_loss", "compute_loss")
 def _compute_loss(plain, model, x=None, y=None, y_pred=None, *others, **named):
-    arguments = functools.partial(plain, model, x, y, y_pred, *others, **named)
+    compute = functools.partial(plain, model, x, y, y_pred, *others, **named)
     strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is None or _batch() is not None:
-        return arguments()
+        return compute()
     batch = _Batch(strategy, [x, y_pred, y])
+
+    def counted() -> list[Any]:
+        """Variables of the outputs' losses, of which each rank counts its share."""
+        metrics = [] if batch.is_static else model._compile_loss.metrics
+        return [each for metric in metrics for each in metric.variables]
+
     _here.batch = batch
     try:
-        with no_rows.counting(lambda: [] if batch.is_static else _trackers(model)):
-            loss = arguments()
+        with no_rows.counting(counted):
+            loss = compute()
     finally:
         _here.batch = None
     return batch.over_ranks(loss)
-
-
-def _trackers(model: keras.Model) -> list[Any]:
-    """Variables of the outputs' losses, of which each rank counts its share."""
-    losses = model._compile_loss
-    return [each for metric in losses.metrics for each in metric.variables]
 
 
 def _batch() -> _Batch | None:
     return getattr(_here, "batch", None)
 
 
+@keras_patches.replaces(loss_module, "reduce_weighted_values")
 def _reduce_weighted_values(
-    plain,
-    values,
-    sample_weight=None,
-    mask=None,
-    reduction="sum_over_batch_size",
-    dtype=None,
+    plain, values, sample_weight=None, mask=None, reduction=_MEANS[0], dtype=None
 ):
-    arguments = values, sample_weight, mask, reduction, dtype
+    compute = functools.partial(plain, values, sample_weight, mask, reduction, dtype)
     batch = _batch()
     if batch is None or reduction not in (*_MEANS, "sum"):
-        return plain(*arguments)
+        return compute()
     if reduction == "sum":
-        loss = plain(*arguments)
+        loss = compute()
     else:
         if tf.convert_to_tensor(values).shape.rank == 0:
             _warn_of_scalar()
         with batch.divided_by(_divisor(sample_weight, mask, reduction, dtype)):
-            loss = plain(*arguments)
+            loss = compute()
     # Keras leaves a loss without rows as it is.
     return tf.reduce_sum(loss) if loss.shape == (0,) else loss
 
 
-def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+def _divisor(weights: Any, mask: Any, reduction: str, dtype: Any) -> Any:
     """Keras' divisor of a sum, if it is not proportional to the number of rows."""
     if reduction != "mean_with_sample_weight":
         return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float64))
-    if sample_weight is not None:
-        sample_weight = keras.ops.convert_to_tensor(sample_weight, dtype=dtype)
-    if mask is not None:
-        mask = keras.ops.convert_to_tensor(mask, dtype=dtype)
-    weights = loss_module.apply_mask(sample_weight, mask, "float64", reduction)
+    given = (
+        None if each is None else keras.ops.convert_to_tensor(each, dtype=dtype)
+        for each in (weights, mask)
+    )
+    weights = loss_module.apply_mask(*given, "float64", reduction)
     return None if weights is None else tf.reduce_sum(tf.cast(weights, tf.float64))
 
 
+@keras_patches.replaces(loss_module, "scale_loss_for_distribution")
 def _scale(plain, value):
     batch = _batch()
     if batch is not None:
@@ -184,6 +168,7 @@ def _scale(plain, value):
     return value / strategy.num_replicas_in_sync
 
 
+@keras_patches.replaces(loss_module, "unscale_loss_for_distribution")
 def _unscale(plain, value):
     over_ranks = getattr(value, _OVER_RANKS, None)
     if over_ranks is not None:

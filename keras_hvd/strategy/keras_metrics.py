@@ -10,7 +10,7 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -37,63 +37,38 @@ _UPDATED_UNDER = "_keras_hvd_updated_under"
 _here = threading.local()
 
 
-def install() -> None:
-    """Makes Keras' models compute results as a `keras_hvd.Strategy` needs it."""
-    keras_patches.replace(keras.Model, "get_metrics_result", _get_metrics_result)
-    keras_patches.replace(
-        keras.Model, "_get_metrics_result_or_logs", _get_metrics_result_or_logs
-    )
-    keras_patches.replace(keras.Model, "_make_function", _make_function)
-    keras_patches.replace(keras.Metric, "__init__", _init)
-
-
 def means_over_ranks(
     logs: Any, strategy: Any, has_rows: tf.Tensor | None = None
 ) -> Any:
     """The logs of a step, with the ranks' means of floats that are not from metrics.
 
     `has_rows` says whether this rank counts; None if all do.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> logs = means_over_ranks({"own": tf.constant(1.5)}, keras_hvd.Strategy())
-    >>> logs["own"].numpy().item()
-    1.5
     """
     flat = keras.tree.flatten(_tensors(logs))
-    own = [
-        i
+    own = {
+        i: no_rows.zero_unless(has_rows, each)
         for i, each in enumerate(flat)
-        if tf.is_tensor(each)
-        and each.dtype.is_floating
-        and not hasattr(each, _OVER_RANKS)
-    ]
+        if tf.is_tensor(each) and each.dtype.is_floating
+        if not hasattr(each, _OVER_RANKS)
+    }
     if own:
-        process_set = strategy.extended.process_set
-        name = name_in_graph("Strategy/logs")
+        ranks, name = strategy.extended.process_set, name_in_graph("Strategy/logs")
         means = grouped_allreduce(
-            [no_rows.zero_unless(has_rows, flat[i]) for i in own],
-            op=Average,
-            name=name,
-            process_set=process_set,
+            [*own.values()], op=Average, name=name, process_set=ranks
         )
         if has_rows is not None:
-            means = of_ranks_with_rows(means, has_rows, process_set, f"{name}/ranks")
+            means = of_ranks_with_rows(means, has_rows, ranks, f"{name}/ranks")
         for i, mean in zip(own, means, strict=True):
             flat[i] = mean
     return keras.tree.pack_sequence_as(logs, flat)
 
 
+@keras_patches.replaces(keras.Metric, "__init__")
 def _init(plain, metric, *args, **kwargs):
     plain(metric, *args, **kwargs)
     for name, replacement in ("result", _result), ("update_state", _update_state):
-        _replace_once(_class_that_defines(name, type(metric)), name, replacement)
-
-
-def _class_that_defines(name: str, kind: type) -> type:
-    return next(each for each in kind.__mro__ if name in vars(each))
+        defines = next(each for each in type(metric).__mro__ if name in vars(each))
+        _replace_once(defines, name, replacement)
 
 
 @functools.cache
@@ -119,14 +94,11 @@ def _result(plain, metric, *args, **kwargs):
                 if isinstance(each, (tf.Tensor, keras.Variable)):
                     setattr(each, _RESULT_OF, (metric, place))
         return results
-    return _of_sums(
-        lambda: plain(metric, *args, **kwargs),
-        [metric],
-        strategy,
-        f"{metric.name}.result()",
-    )
+    compute = functools.partial(plain, metric, *args, **kwargs)
+    return _of_sums(compute, [metric], strategy, f"{metric.name}.result()")
 
 
+@keras_patches.replaces(keras.Model, "get_metrics_result")
 def _get_metrics_result(plain, model):
     strategy = getattr(_here, "strategy", None) or current_strategy.of_replica()
     if current_strategy.several_ranks(strategy) is None:
@@ -138,6 +110,7 @@ def _get_metrics_result(plain, model):
     return results
 
 
+@keras_patches.replaces(keras.Model, "_make_function")
 def _make_function(plain, model, step_function):
     strategy = current_strategy.several_ranks(current_strategy.of_model(model))
     if strategy is None:
@@ -199,10 +172,7 @@ def _sources(
 
 
 def _of_sums(
-    compute: Callable[[], Any],
-    metrics: list[keras.Metric],
-    strategy: Any,
-    name: str = "metrics",
+    compute: Callable[[], Any], metrics: list[Any], strategy: Any, name: str = "metrics"
 ) -> Any:
     """Computes with the sums over the ranks in place of metrics' variables."""
     variables = [each for metric in metrics for each in metric.variables]
@@ -216,8 +186,7 @@ def _of_sums(
             name=name_in_graph(f"Strategy/{name}"),
             process_set=strategy.extended.process_set,
         )
-        mapping = list(zip(variables, sums, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
+        with keras.StatelessScope(zip(variables, sums, strict=True)):
             return _tensors(compute())
 
 
@@ -231,18 +200,11 @@ def _tensors(results: Any) -> Any:
     return keras.tree.map_structure(value, results)
 
 
+@keras_patches.replaces(keras.Model, "_get_metrics_result_or_logs")
 def _get_metrics_result_or_logs(plain, model, logs):
-    with _over_ranks_of(
-        current_strategy.several_ranks(current_strategy.of_model(model))
-    ):
-        return plain(model, logs)
-
-
-@contextlib.contextmanager
-def _over_ranks_of(strategy: Any) -> Iterator[None]:
     """Makes results those over a strategy's ranks, outside its steps."""
-    _here.strategy = strategy
+    _here.strategy = current_strategy.several_ranks(current_strategy.of_model(model))
     try:
-        yield
+        return plain(model, logs)
     finally:
         _here.strategy = None

@@ -28,16 +28,7 @@ def install() -> None:
 
 
 def require_made_under(strategy: Any, optimizer: Any) -> None:
-    """Raises RuntimeError unless an optimizer (or None) was made in a strategy's scope.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> require_made_under(keras_hvd.Strategy(), keras.optimizers.SGD())
-    Traceback (most recent call last):
-    RuntimeError: SGD 'sgd' was made outside of the scope of the keras_hvd.Strategy ...
-    """
+    """Raises RuntimeError unless an optimizer, or None, was made in the scope."""
     for each in (optimizer, *(inner_optimizers(optimizer) or ())):
         if getattr(each, "_distribution_strategy", strategy) is strategy:
             continue
@@ -104,7 +95,6 @@ class _OfStrategy(UpdateHook):
 
 
 def _reduction_of_replica(optimizer: Any) -> GradientReduction | None:
-    del optimizer
     strategy = current_strategy.several_ranks(current_strategy.of_replica())
     if strategy is None:
         return None

@@ -7,9 +7,28 @@ replacement does what the plain method does, unless our strategy is in force.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
+
+_noted: list[tuple[Any, str, Callable[..., Any]]] = []
+
+
+def replaces(owner: Any, *names: str) -> Callable[[Callable], Callable]:
+    """Notes the decorated function, with which `install` replaces others."""
+
+    def note(replacement: Callable) -> Callable:
+        _noted.extend((owner, name, replacement) for name in names)
+        return replacement
+
+    return note
+
+
+def install() -> None:
+    """Makes Keras behave as a `keras_hvd.Strategy` needs it."""
+    for each in _noted:
+        replace(*each)
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:

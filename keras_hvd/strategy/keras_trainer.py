@@ -45,23 +45,7 @@ _NOT_DENSE = tf.RaggedTensorSpec, tf.SparseTensorSpec
 _STATISTICS_DIFFER = "_keras_hvd_statistics_differ"
 
 
-def install() -> None:
-    """Makes Keras' models behave as a `keras_hvd.Strategy` needs it."""
-    model = keras.Model
-    for name, replacement in {
-        "compile": _compile,
-        "fit": _fit,
-        "evaluate": _evaluate,
-        "predict": _predict,
-        "train_on_batch": _train_on_batch,
-        "test_on_batch": _test_on_batch,
-        "predict_on_batch": _predict_on_batch,
-        "_maybe_symbolic_build": _maybe_symbolic_build,
-    }.items():
-        keras_patches.replace(model, name, replacement)
-    keras_patches.replace(trainer_module, "reduce_per_replica", _reduce_per_replica)
-
-
+@keras_patches.replaces(keras.Model, "compile")
 def _compile(plain, model, *args, **kwargs):
     strategy = current_strategy.of_model(model)
     if strategy is None:
@@ -82,6 +66,7 @@ def _compile(plain, model, *args, **kwargs):
     require_made_under(strategy, model.optimizer)
 
 
+@keras_patches.replaces(keras.Model, "fit")
 def _fit(plain, model, *args, **kwargs):
     strategy = _strategy_of(model, "fit")
     if strategy is None:
@@ -91,27 +76,18 @@ def _fit(plain, model, *args, **kwargs):
             let_write(listed(given), True)
         return plain(model, *args, **kwargs)
     arguments = _arguments(plain, model, args, kwargs)
-    described: dict[str, Any] = {
-        name: arguments.get(name) is not None for name in ("validation_data", "y")
-    }
-    described |= {name: arguments.get(name) for name in _COMPARED_OF_FIT}
+    given = {name: arguments.get(name) is not None for name in ("validation_data", "y")}
+    described = given | {name: arguments.get(name) for name in _COMPARED_OF_FIT}
     require_same("fit", described, strategy, remedy=_SAME_ARGUMENTS)
     arguments["callbacks"] = coordinated(arguments.get("callbacks"), model)
     vars(model).pop(_STATISTICS_DIFFER, None)
     return plain(**arguments)
 
 
-def _evaluate(plain, model, *args, **kwargs):
-    return _quietly("evaluate", plain, model, args, kwargs)
-
-
-def _predict(plain, model, *args, **kwargs):
-    return _quietly("predict", plain, model, args, kwargs)
-
-
-def _quietly(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -> Any:
+@keras_patches.replaces(keras.Model, "evaluate", "predict")
+def _quietly(plain, model, *args, **kwargs):
     """Calls a method in which only the first rank shows its progress."""
-    strategy = _strategy_of(model, method)
+    strategy = _strategy_of(model, plain.__name__)
     if strategy is None:
         return plain(model, *args, **kwargs)
     _average_statistics(model)
@@ -121,22 +97,17 @@ def _quietly(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
     return plain(**arguments)
 
 
+@keras_patches.replaces(keras.Model, "train_on_batch")
 def _train_on_batch(plain, model, *args, **kwargs):
-    result = _on_rows("train_on_batch", plain, model, args, kwargs)
+    result = _on_rows(plain, model, *args, **kwargs)
     vars(model)[_STATISTICS_DIFFER] = True
     return result
 
 
-def _test_on_batch(plain, model, *args, **kwargs):
-    return _on_rows("test_on_batch", plain, model, args, kwargs)
-
-
-def _predict_on_batch(plain, model, *args, **kwargs):
-    return _on_rows("predict_on_batch", plain, model, args, kwargs)
-
-
-def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -> Any:
+@keras_patches.replaces(keras.Model, "test_on_batch", "predict_on_batch")
+def _on_rows(plain, model, *args, **kwargs):
     """Calls a method of one batch with this rank's rows of it."""
+    method = plain.__name__
     strategy = _strategy_of(model, method)
     if strategy is None:
         return plain(model, *args, **kwargs)
@@ -146,14 +117,13 @@ def _on_rows(method: str, plain: Callable, model: Any, args: Any, kwargs: Any) -
         _text_as_tensor, {name: arguments[name] for name in names}
     )
     # A training batch may be augmented differently on each rank.
-    same = "x" if method == "predict_on_batch" else "y"
-    same = same if same in batch else "x"
+    same = "y" if "y" in batch else "x"
     rows, has_rows = rows_of_rank(batch, same, strategy, method)
     if method != "train_on_batch":
         _average_statistics(model)
     if method != "predict_on_batch":
         # Symbols for any number of rows: this rank may have none.
-        symbols = keras.tree.map_structure(_symbol_of, batch)
+        symbols = keras.tree.map_structure(_symbol, batch)
         model._maybe_symbolic_build(data_batch=(*symbols.values(), None, None)[:3])
     with _marked(model, method.removesuffix("_on_batch"), has_rows):
         return plain(**{**arguments, **rows})
@@ -179,6 +149,7 @@ def _marked(model: Any, kind: str, has_rows: bool | None) -> Iterator[None]:
         setattr(model, name, function)
 
 
+@keras_patches.replaces(keras.Model, "_maybe_symbolic_build")
 def _maybe_symbolic_build(plain, model, iterator=None, data_batch=None):
     strategy = current_strategy.of_model(model)
     if strategy is None:
@@ -212,7 +183,7 @@ def _build(plain, model, strategy, iterator, data_batch):
         with strategy.scope():
             _build_by_trace(model, batch)
     else:
-        plain(model, data_batch=tf.nest.map_structure(_symbolic, batch))
+        plain(model, data_batch=tf.nest.map_structure(_symbol, batch))
 
 
 def _build_by_trace(model: keras.Model, batch: Any) -> None:
@@ -240,17 +211,12 @@ def _build_by_trace(model: keras.Model, batch: Any) -> None:
     model._post_build()
 
 
-def _symbolic(spec: Any) -> keras.KerasTensor | None:
-    if _is_missing(spec):
+def _symbol(given: Any) -> keras.KerasTensor | None:
+    """A symbol for an array, or for what a spec describes, with any number of rows."""
+    if given is None or _is_missing(given):
         return None
-    return keras.KerasTensor((None, *spec.shape.as_list()[1:]), spec.dtype.name)
-
-
-def _symbol_of(array: Any) -> keras.KerasTensor | None:
-    if array is None:
-        return None
-    dtype = keras.backend.standardize_dtype(array.dtype)
-    return keras.KerasTensor((None, *array.shape[1:]), dtype)
+    dtype = keras.backend.standardize_dtype(given.dtype)
+    return keras.KerasTensor((None, *given.shape[1:]), dtype)
 
 
 def _text_as_tensor(array: Any) -> Any:
@@ -264,6 +230,7 @@ def _is_missing(spec: Any) -> bool:
     return isinstance(spec, tf.OptionalSpec)
 
 
+@keras_patches.replaces(trainer_module, "reduce_per_replica")
 def _reduce_per_replica(plain, values, strategy, reduction):
     if not current_strategy.is_ours(strategy):
         return plain(values, strategy, reduction)
@@ -284,14 +251,9 @@ def _of_all_ranks(outputs: Any, strategy: Any, has_rows: tf.Tensor | None) -> An
     if has_rows is not None:
         flat = [_rows_if(has_rows, each) for each in flat]
     parts = [_dense_parts(each, process_set) for each in flat]
-    gathered = iter(
-        reduction.all_gather(
-            [part for each in parts for part in each],
-            0,
-            process_set,
-            name_in_graph("Strategy/predictions"),
-        )
-    )
+    name = name_in_graph("Strategy/predictions")
+    all_parts = [part for each in parts for part in each]
+    gathered = iter(reduction.all_gather(all_parts, 0, process_set, name))
     joined = [
         _joined(each, [next(gathered) for _ in of_each])
         for each, of_each in zip(flat, parts, strict=True)
@@ -387,11 +349,8 @@ def _kinds(value: Any) -> str:
     def kind(each):
         if each is None or isinstance(each, str):
             return each
-        return (
-            each.__name__
-            if callable(each) and hasattr(each, "__name__")
-            else (type(each).__name__)
-        )
+        named = each if callable(each) and hasattr(each, "__name__") else type(each)
+        return named.__name__
 
     return str(keras.tree.map_structure(kind, value))
 
@@ -404,12 +363,8 @@ def _average_statistics(model: Any) -> None:
 
 def _arguments(plain: Callable, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """A call's arguments by name."""
-    bound = _signature(plain).bind(model, *args, **kwargs)
-    named = dict(bound.arguments)
-    named.update(named.pop("kwargs", {}))
-    return named
+    bound = _signature(plain).bind(model, *args, **kwargs).arguments
+    return bound | bound.pop("kwargs", {})
 
 
-@functools.cache
-def _signature(function: Callable) -> inspect.Signature:
-    return inspect.signature(function)
+_signature = functools.cache(inspect.signature)

@@ -26,6 +26,16 @@ _COLLECTIVE = "KerasHvd"
 
 _COMBINED = tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor
 
+SCATTERS = [
+    f"scatter_{kind}" for kind in ("add", "sub", "max", "min", "mul", "div", "update")
+]
+"""Methods of variables that take slices."""
+
+SCATTERS_BY_INDEX = [
+    *(f"scatter_nd_{kind}" for kind in ("add", "sub", "max", "min", "update")),
+    "batch_scatter_update",
+]
+
 _here = threading.local()
 
 
@@ -41,7 +51,7 @@ class Rows(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a step made of `Rows`, and whether the rank has rows; None if surely."""
+    """A step's outputs of `Rows`, and whether the rank has rows; None if surely."""
 
     values: Any
     has_rows: tf.Tensor | None
@@ -49,28 +59,15 @@ class Outputs(NamedTuple):
 
 def install() -> None:
     """Makes variables leave out rows that a rank does not have."""
-    for metric in (keras.metrics.Mean, keras.metrics.Sum):
-        keras_patches.replace(metric, "update_state", _update_state)
     # TensorFlow has set some methods of the first class to wrappers of the second's.
     classes = (
         resource_variable_ops.ResourceVariable,
         resource_variable_ops.BaseResourceVariable,
     )
-    for name, replacement in {
-        "assign": _assign,
-        "assign_add": _add,
-        "assign_sub": _add,
-        **{
-            f"scatter_{kind}": _change
-            for kind in ("add", "sub", "max", "min", "mul", "div", "update")
-        },
-        **{
-            f"scatter_nd_{kind}": _change
-            for kind in ("add", "sub", "max", "min", "update")
-        },
-        "batch_scatter_update": _change,
-        "_strided_slice_assign": _change,
-    }.items():
+    changes = [*SCATTERS, *SCATTERS_BY_INDEX, "_strided_slice_assign"]
+    replacements = dict.fromkeys(changes, _change)
+    replacements |= {"assign": _assign, "assign_add": _add, "assign_sub": _add}
+    for name, replacement in replacements.items():
         for each in classes:
             if name not in vars(each):
                 continue
@@ -85,13 +82,13 @@ def run(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     place = next((i for i, each in enumerate(args) if isinstance(each, Rows)), None)
     if place is None:
         return function(*args, **kwargs)
-    rows = args[place]
+    rows, before, after = args[place], args[:place], args[place + 1 :]
     if rows.own is None:
         with _entered(_Step(None, agreed=True)):
-            return Outputs(_call(function, args, place, rows.batch, kwargs), None)
+            return Outputs(function(*before, rows.batch, *after, **kwargs), None)
     has_rows = tf.shape(rows.own)[0] > 0
     with of_batch(rows.batch, has_rows, agreed=True) as batch:
-        return Outputs(_call(function, args, place, batch, kwargs), has_rows)
+        return Outputs(function(*before, batch, *after, **kwargs), has_rows)
 
 
 @contextlib.contextmanager
@@ -170,11 +167,6 @@ def zero_unless(
     """A tensor or slices; zeros unless the condition holds. None holds.
 
     Or what `neutral` makes of the tensor, in place of zeros.
-
-    Example:
-
-    >>> zero_unless(tf.constant(False), tf.constant(float("nan"))).numpy().item()
-    0.0
     """
     if condition is None:
         return value
@@ -194,13 +186,7 @@ def own_part(value: tf.Tensor, axis: Any) -> tf.Tensor:
 
 
 def trimmed(value: tf.Tensor, has_rows: tf.Tensor, axis: Any = 0) -> tf.Tensor:
-    """A tensor with nothing along an axis, unless this rank has rows.
-
-    Example:
-
-    >>> trimmed(tf.ones([2, 3]), tf.constant(False), axis=1).shape
-    TensorShape([2, 0])
-    """
+    """A tensor with nothing along an axis, unless this rank has rows."""
     shape = tf.shape(value)
     place = tf.math.floormod(tf.range(tf.rank(value)) - axis, tf.rank(value))
     kept = tf.where((place > 0) | has_rows, shape, tf.zeros_like(shape))
@@ -213,26 +199,20 @@ def trimmed(value: tf.Tensor, has_rows: tf.Tensor, axis: Any = 0) -> tf.Tensor:
     return part
 
 
-@contextlib.contextmanager
-def counting(variables: Callable[[], list[Any]]) -> Iterator[None]:
+def counting(variables: Callable[[], list[Any]]) -> contextlib.AbstractContextManager:
     """Lets variables of Keras, which may be made in this block, change in any case."""
     step = _step()
     if step is None:
-        yield
-        return
-    with step.exempting(lambda variable: any(variable is v.value for v in variables())):
-        yield
+        return contextlib.nullcontext()
+    return step.exempting(
+        lambda variable: any(variable is v.value for v in variables())
+    )
 
 
 class _Step:
     """A step's batch, and what depends on it."""
 
-    def __init__(
-        self,
-        flag: tf.Variable | None,
-        batch: Sequence[tf.Tensor] = (),
-        agreed: bool = False,
-    ) -> None:
+    def __init__(self, flag: Any, batch: Sequence[Any] = (), agreed: bool = False):
         self._flag = flag
         self.is_agreed = agreed
         # References, since another tensor may get the id of one that is gone.
@@ -255,9 +235,7 @@ class _Step:
         return not self.depends_on_rows(values)
 
     def depends_on_rows(self, values: Any) -> bool:
-        if self._flag is None:
-            return False
-        return any(map(self._depends, _dense(values)))
+        return self._flag is not None and any(map(self._depends, _dense(values)))
 
     @contextlib.contextmanager
     def exempting(self, exempt: Callable[[Any], bool]) -> Iterator[None]:
@@ -280,7 +258,6 @@ class _Step:
             op_callbacks.remove_op_callback(self._note)
 
     def _note(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        del attrs, op_name
         if graph is not None or tf.compat.as_str(op_type).startswith(_COLLECTIVE):
             return
         if any(_key(each) in self._of_rows for each in inputs):
@@ -306,7 +283,7 @@ class _Step:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor] | None:
-    """What a tensor is computed from; None if that cannot be known."""
+    """The tensors that one is computed from; None if that cannot be known."""
     op = tensor.op
     if op.type.startswith(_COLLECTIVE):
         return []
@@ -339,10 +316,6 @@ def _entered(step: _Step) -> Iterator[None]:
         _here.step = before
 
 
-def _call(function, args, place, batch, kwargs):
-    return function(*args[:place], batch, *args[place + 1 :], **kwargs)
-
-
 def _flag() -> Any:
     """A variable of this thread: whether the rank has rows of the present batch."""
     if not hasattr(_here, "flag"):
@@ -356,11 +329,6 @@ def of_any_length(part: Any) -> Any:
     """The same, but nothing can tell its number of rows without computing it.
 
     Of eager tensors everything is known.
-
-    Example:
-
-    >>> of_any_length(tf.ones([2, 3])).shape
-    TensorShape([2, 3])
     """
     if not hasattr(part, "shape"):
         # A flag, such as `training`: layers decide by it in Python.
@@ -383,6 +351,8 @@ def _key(tensor: tf.Tensor) -> Any:
     return id(tensor)
 
 
+@keras_patches.replaces(keras.metrics.Mean, "update_state")
+@keras_patches.replaces(keras.metrics.Sum, "update_state")
 def _update_state(plain, metric, values, sample_weight=None):
     step = _step()
     if step is None or step.depends_on_rows([values, sample_weight]):
@@ -417,9 +387,6 @@ def _change(plain, variable, *args, **kwargs):
         return plain(variable, *args, **kwargs)
     before = tf.identity(variable.read_value())
     changed = plain(variable, *args, **kwargs)
-    with _entered(_Step(None)), tf.control_dependencies(_op_of(changed)):
+    ops = [changed] if tf.is_symbolic_tensor(changed) else []
+    with _entered(_Step(None)), tf.control_dependencies(ops):
         return variable.assign(tf.where(step.has_rows(), variable.read_value(), before))
-
-
-def _op_of(changed: Any) -> list[Any]:
-    return [changed] if tf.is_symbolic_tensor(changed) else []

@@ -17,10 +17,7 @@ from keras_hvd.strategy import no_rows
 
 # Types that the engine lacks, with one that holds all their values. Cast back, its sums
 # wrap around like those of the original type.
-_WIDER = {
-    tf.int16: tf.int64,
-    tf.uint16: tf.int64,
-}
+_WIDER = {tf.int16: tf.int64, tf.uint16: tf.int64}
 
 # Converts a result from the form that was sent to the form that is wanted.
 _Restore = Callable[[Any], Any]
@@ -37,27 +34,16 @@ def all_reduce(
     They are tensors, variables, numbers or `tf.IndexedSlices`, with the same shapes and
     types on every rank. The mean of integers is a float, as in `tf.distribute`. What
     comes of rows that a rank does not have is left out.
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> values = [1, tf.constant(2.0)]
-    >>> mean = tf.distribute.ReduceOp.MEAN
-    >>> all_reduce(mean, values, keras_hvd.global_process_set)[0].numpy().item()
-    1.0
     """
     op = Sum if reduce_op == tf.distribute.ReduceOp.SUM else Average
     counts = no_rows.ranks_that_count()
-    sent, restore = [], []
-    for value in values:
-        own = (
-            no_rows.without_foreign(value)
-            if op == Sum
-            else no_rows.zero_unless(counts, value)
-        )
-        tensor, back = _reducible(reduce_op, own)
-        sent.append(tensor)
-        restore.append(back)
-    reduced = []
+    if op == Sum:
+        own = [no_rows.without_foreign(each) for each in values]
+    else:
+        own = [no_rows.zero_unless(counts, each) for each in values]
+    pairs = [_reducible(reduce_op, each) for each in own]
+    sent = [tensor for tensor, _ in pairs]
+    reduced: list[Any] = []
     parts = buckets.by_size([*map(buckets.size_of, sent)], last_first=False)
     for number, part in enumerate(parts):
         with contributions.as_given():
@@ -67,7 +53,7 @@ def all_reduce(
                 name=f"{name}/{number}" if name and number else name,
                 process_set=process_set,
             )
-    results = [back(result) for back, result in zip(restore, reduced, strict=True)]
+    results = [back(each) for (_, back), each in zip(pairs, reduced, strict=True)]
     if op == Sum or counts is None:
         return results
     name = f"{name}/ranks" if name else None
@@ -106,25 +92,14 @@ def all_gather(
     As in `tf.distribute`, the gradient is this rank's part of the sum of all ranks'
     gradients. Raises TypeError if a type cannot be sent, and ValueError if a value is a
     scalar or has no such dimension.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> values = [tf.ones([1, 2]), tf.ones([3, 4])]
-    >>> gathered = all_gather(values, 1, keras_hvd.global_process_set)
-    >>> [each.shape.as_list() for each in gathered]
-    [[1, 2], [3, 4]]
     """
-    sent, restore = [], []
-    for value in values:
-        own = no_rows.own_part(tf.convert_to_tensor(value), axis)
-        tensor, back = _gatherable(own, axis, process_set.size())
-        sent.append(tensor)
-        restore.append(back)
+    tensors = map(tf.convert_to_tensor, values)
+    own = [no_rows.own_part(each, axis) for each in tensors]
+    pairs = [_gatherable(each, axis, process_set.size()) for each in own]
+    sent = [tensor for tensor, _ in pairs]
     with contributions.as_given():
         gathered = grouped_allgather(sent, name=name, process_set=process_set)
-    return [back(result) for back, result in zip(restore, gathered, strict=True)]
+    return [back(each) for (_, back), each in zip(pairs, gathered, strict=True)]
 
 
 def _reducible(
@@ -149,10 +124,9 @@ def _reducible(
 
 
 def _gatherable(
-    value: Any, axis: int | tf.Tensor, size: int
+    tensor: tf.Tensor, axis: int | tf.Tensor, size: int
 ) -> tuple[tf.Tensor, _Restore]:
-    """Converts a value to one that the engine can gather by rows, with the way back."""
-    tensor = tf.convert_to_tensor(value)
+    """Converts a tensor to one that can be gathered by rows, with the way back."""
     if tensor.shape.rank == 0:
         raise ValueError(
             "all_gather joins tensors along a dimension, and a scalar has none: give "

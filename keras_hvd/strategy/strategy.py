@@ -12,18 +12,18 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from keras_hvd.backends.tensorflow import guarded_saving
+from keras_hvd.backends.tensorflow.collectives import contributions
 from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 from keras_hvd.optimizer import traced_steps
 from keras_hvd.strategy import (
     extended,
-    keras_data,
-    keras_layers,
-    keras_losses,
-    keras_metrics,
+    keras_layers,  # noqa: F401 - for what they replace
+    keras_losses,  # noqa: F401
     keras_optimizer,
+    keras_patches,
     keras_searches,
-    keras_trainer,
+    keras_trainer,  # noqa: F401
     no_rows,
     reduction,
     user_collectives,
@@ -46,9 +46,8 @@ class _OneForAPlace(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        # mypy warns of another class' __init__; that of `cls` itself is meant.
-        make = cls.__init__  # type: ignore[misc]
-        return inspect.signature(functools.partial(make, None))
+        # Of `cls` itself; mypy warns of another class' __init__.
+        return inspect.signature(functools.partial(cls.__init__, None))  # type: ignore[misc]
 
 
 class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
@@ -162,16 +161,15 @@ class Strategy(tf.distribute.Strategy, metaclass=_OneForAPlace):
         if not any(map(_is_tensor, tf.nest.flatten(value))):
             value = tf.convert_to_tensor(value)
         flat = [tf.convert_to_tensor(each) for each in tf.nest.flatten(value)]
-        sums = [tf.reduce_sum(each, axis) for each in flat]
-        process_set = self.extended.process_set
+        given = [tf.reduce_sum(each, axis) for each in flat]
         total = tf.distribute.ReduceOp.SUM
-        if reduce_op == total:
-            results = reduction.all_reduce(total, sums, process_set)
-            return tf.nest.pack_sequence_as(value, results)
-        counts = [_count(each, axis) for each in flat]
-        both = reduction.all_reduce(total, [*sums, *counts], process_set)
-        pairs = zip(both[: len(flat)], both[len(flat) :], strict=True)
-        return tf.nest.pack_sequence_as(value, [_quotient(*pair) for pair in pairs])
+        if reduce_op != total:
+            given += [_count(each, axis) for each in flat]
+        results = reduction.all_reduce(total, given, self.extended.process_set)
+        sums, counts = results[: len(flat)], results[len(flat) :]
+        if counts:
+            sums = [tf.truediv(s, tf.cast(c, s.dtype)) for s, c in zip(sums, counts)]
+        return tf.nest.pack_sequence_as(value, sums)
 
     def experimental_assign_to_logical_device(
         self, tensor: Any, logical_device_id: int
@@ -206,18 +204,11 @@ _there_are: weakref.WeakValueDictionary[Any, Strategy] = weakref.WeakValueDictio
 
 @functools.cache
 def _install_hooks() -> None:
-    """Patches Keras for this strategy."""
-    for module in (
-        keras_optimizer,
-        keras_losses,
-        keras_metrics,
-        keras_layers,
-        keras_data,
-        keras_trainer,
-        no_rows,
-        user_collectives,
-    ):
-        module.install()
+    """Patches Keras and TensorFlow for this strategy."""
+    keras_patches.install()
+    keras_optimizer.install()
+    no_rows.install()
+    contributions.follow(user_collectives)
 
 
 def _refuse(process_set: Any, device: Any) -> None:
@@ -254,9 +245,9 @@ def _known_device(device: str) -> str:
     ]
     name = f"/device:{asked.device_type}:{asked.device_index or 0}"
     if name not in known:
+        there = ", ".join(known)
         raise ValueError(
-            f"Strategy: this process has no device {device!r}; it has "
-            f"{', '.join(known)}"
+            f"Strategy: this process has no device {device!r}; it has {there}"
         )
     return name
 
@@ -269,7 +260,3 @@ def _count(tensor: tf.Tensor, axis: Any) -> tf.Tensor:
     """The number of elements in each sum along an axis."""
     axes = tf.math.floormod(tf.reshape(axis, [-1]), tf.rank(tensor))
     return tf.reduce_prod(tf.gather(tf.shape(tensor, tf.int64), axes))
-
-
-def _quotient(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    return tf.truediv(total, tf.cast(count, total.dtype))

@@ -1,4 +1,7 @@
-"""keras_hvd's collectives in a strategy's step: ranks without rows are left out."""
+"""Leaves rows that a rank lacks out of the collectives of a step.
+
+These are the rules of `contributions.follow`.
+"""
 
 from __future__ import annotations
 
@@ -7,81 +10,55 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends.tensorflow.collectives import allreduce_op as ops
 from keras_hvd.backends.tensorflow.collectives import contributions
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-)
+from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 from keras_hvd.strategy.reduction import of_ranks_with_rows
 
 
-def install() -> None:
-    """Makes the collectives leave out what comes of rows that a rank does not have."""
-    contributions.follow(_WithoutForeignRows())
+def to_reduction(
+    values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
+) -> tuple[list[Any], contributions.Restore]:
+    """Values that change no result; for an average, with the way to the others'."""
+    if op != Average:
+        neutral = _neutral(op)
+        return [no_rows.without_foreign(each, neutral) for each in values], list
+    counts = no_rows.ranks_that_count()
+    if counts is None:
+        return list(values), list
+    own = [no_rows.zero_unless(counts, _as_float(each)) for each in values]
+
+    def restore(results: Sequence[Any]) -> list[Any]:
+        means = of_ranks_with_rows(results, counts, process_set, None)
+        size = process_set.size()
+        pairs = zip(values, means, strict=True)
+        return [_in_type_of(value, mean, size) for value, mean in pairs]
+
+    return own, restore
 
 
-class _WithoutForeignRows:
-    """What a rank gives: nothing that comes of rows that it does not have."""
-
-    def to_reduction(
-        self, values: Sequence[Any], op: ReduceOp, process_set: ProcessSet
-    ) -> tuple[list[Any], contributions.Restore]:
-        """What changes no result; for an average, with the way to that of the others.
-
-        Example:
-
-        >>> import keras_hvd
-        >>> keras_hvd.init()
-        >>> ranks = keras_hvd.global_process_set
-        >>> given, _ = _WithoutForeignRows().to_reduction([1.0], Average, ranks)
-        >>> given
-        [1.0]
-        """
-        if op != Average:
-            neutral = _neutral(op)
-            return [no_rows.without_foreign(each, neutral) for each in values], list
-        counts = no_rows.ranks_that_count()
-        if counts is None:
-            return list(values), list
-        own = [no_rows.zero_unless(counts, _as_float(each)) for each in values]
-
-        def restore(results: Sequence[Any]) -> list[Any]:
-            means = of_ranks_with_rows(results, counts, process_set, None)
-            size = process_set.size()
-            pairs = zip(values, means, strict=True)
-            return [_in_type_of(value, mean, size) for value, mean in pairs]
-
-        return own, restore
-
-    def to_gather(self, value: tf.Tensor) -> tf.Tensor:
-        """The rows that are this rank's own.
-
-        >>> _WithoutForeignRows().to_gather(tf.constant([1])).numpy().tolist()
-        [1]
-        """
-        return no_rows.own_part(value, 0)
+def to_gather(value: tf.Tensor) -> tf.Tensor:
+    """The rows that are this rank's own."""
+    return no_rows.own_part(value, 0)
 
 
 def _neutral(op: ReduceOp) -> Any:
-    """What changes no other value, by its type."""
-    if op == Product:
+    """Makes of a tensor one that changes no other value."""
+    if op == ops.Product:
         return tf.ones_like
-    if op not in (Min, Max):
+    if op not in (ops.Min, ops.Max):
         return tf.zeros_like
 
     def extreme(value: tf.Tensor) -> tf.Tensor:
-        dtype = value.dtype
+        dtype, is_min = value.dtype, op == ops.Min
         if dtype == tf.bool:
-            return tf.fill(tf.shape(value), op == Min)
-        if dtype.is_floating:
-            limit = float("inf" if op == Min else "-inf")
+            limit: Any = is_min
+        elif dtype.is_floating:
+            limit = float("inf" if is_min else "-inf")
         else:
-            limit = dtype.max if op == Min else dtype.min
+            limit = dtype.max if is_min else dtype.min
         return tf.fill(tf.shape(value), tf.constant(limit, dtype))
 
     return extreme
@@ -101,8 +78,8 @@ def _in_type_of(given: Any, mean: Any, ranks: int) -> Any:
         return mean
     dtype = tf.convert_to_tensor(given).dtype
     if dtype.is_integer:
-        # Integers are rounded towards zero. A mean of so many that is none is further
-        # from one than this.
+        # Integers are rounded towards zero. A mean that is no integer is further from
+        # one than this.
         nearest = tf.round(mean)
         mean = tf.where(tf.abs(mean - nearest) * ranks < 0.5, nearest, mean)
     return tf.cast(mean, dtype)

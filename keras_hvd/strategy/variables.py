@@ -35,10 +35,7 @@ _ON_READ = tf.VariableSynchronization.ON_READ
 # Users' functions call these, and autograph would take seconds to convert them.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
-_REDUCE_OPS = {
-    _SUM: tf.distribute.ReduceOp.SUM,
-    _MEAN: tf.distribute.ReduceOp.MEAN,
-}
+_REDUCE_OPS = {_SUM: tf.distribute.ReduceOp.SUM, _MEAN: tf.distribute.ReduceOp.MEAN}
 
 
 def create(
@@ -89,20 +86,12 @@ def of_first_rank(value: Any, name: str, process_set: ProcessSet) -> tf.Tensor:
     """The first rank's value, on every rank.
 
     Shapes and types are the same on all ranks; strings may have any length.
-
-    Example:
-
-    >>> import keras_hvd
-    >>> keras_hvd.init()
-    >>> of_first_rank(["a", "bc"], "words", keras_hvd.global_process_set).numpy()
-    array([b'a', b'bc'], dtype=object)
     """
     tensor = tf.convert_to_tensor(value)
-    name = name_in_graph(f"Strategy/{name}")
     if tensor.dtype == tf.string:
+        name = name_in_graph(f"Strategy/{name}")
         return _string_of_first_rank(tensor, name, process_set)
-    root = process_set.ranks[0]
-    return broadcast(tensor, root, name=name, process_set=process_set)
+    return _aggregated(_ONLY_FIRST_REPLICA, tensor, f"Strategy/{name}", process_set)
 
 
 @contextlib.contextmanager
@@ -141,19 +130,14 @@ def _created(
     )
     if tf.inside_function() and not tf.is_symbolic_tensor(given):
         with tf.init_scope():
-            value = _independent_of_function(initial_value)
+            try:
+                value = initial_value()
+            except (TypeError, InaccessibleTensorError):
+                # TensorFlow itself lifts what depends on the function's tensors.
+                value = None
             if value is not None:
                 return next_creator(**{**arguments, "initial_value": value})
-    # TensorFlow itself lifts a value that depends on the function's tensors.
     return next_creator(**{**arguments, "initial_value": initial_value})
-
-
-def _independent_of_function(initial_value: Callable[[], tf.Tensor]) -> Any:
-    """An initial value, or None if it depends on tensors of the enclosing function."""
-    try:
-        return initial_value()
-    except (TypeError, InaccessibleTensorError):
-        return None
 
 
 def _initial_value(
@@ -200,21 +184,9 @@ class _Aggregates(Mixin):
         return super().assign_sub(delta, use_locking, name, read_value)
 
     @_as_it_is
-    def scatter_add(self, sparse_delta, use_locking=False, name=None):
-        slices = self._slices_over_ranks(sparse_delta, "scatter_add", adds=True)
-        return super().scatter_add(slices, use_locking, name)
-
-    @_as_it_is
-    def scatter_sub(self, sparse_delta, use_locking=False, name=None):
-        slices = self._slices_over_ranks(sparse_delta, "scatter_sub", adds=True)
-        return super().scatter_sub(slices, use_locking, name)
-
-    @_as_it_is
-    def _strided_slice_assign(self, begin, end, strides, value, *arguments, **named):
-        value = self._over_ranks(value, "assign")
-        return super()._strided_slice_assign(
-            begin, end, strides, value, *arguments, **named
-        )
+    def _strided_slice_assign(self, begin, end, strides, value, *others, **named):
+        slices = begin, end, strides, self._over_ranks(value, "assign")
+        return super()._strided_slice_assign(*slices, *others, **named)
 
     def _must_aggregate(self) -> bool:
         return not _initializes() and _is_in_replica_context(self._distribute_strategy)
@@ -238,7 +210,7 @@ class _Aggregates(Mixin):
         return tf.cast(result, self.dtype)
 
     def _slices_over_ranks(
-        self, slices: tf.IndexedSlices, method: str, adds: bool = False
+        self, slices: tf.IndexedSlices, method: str
     ) -> tf.IndexedSlices:
         """The slices that all ranks scatter, from this rank's slices."""
         if not self._must_aggregate():
@@ -246,7 +218,7 @@ class _Aggregates(Mixin):
         process_set = self._distribute_strategy.extended.process_set
         if self.aggregation == _ONLY_FIRST_REPLICA:
             return _slices_of_first_rank(slices, self._place(method), process_set)
-        if not adds:
+        if method not in ("scatter_add", "scatter_sub"):
             raise self._cannot(method)
         if self.aggregation == _MEAN:
             self._require_mean(method)
@@ -304,7 +276,7 @@ class _AggregatingSpec(resource_variable_ops.VariableSpec):
 
 
 def _scatters(method: str) -> Callable[..., Any]:
-    """A method that scatters values that cannot be added up."""
+    """A method that scatters slices."""
 
     @_as_it_is
     def scatter(self, sparse_delta, use_locking=False, name=None):
@@ -326,12 +298,10 @@ def _scatters_by_index(method: str) -> Callable[..., Any]:
     return scatter
 
 
-for _method in ("min", "max", "mul", "div", "update"):
-    setattr(_Aggregates, f"scatter_{_method}", _scatters(f"scatter_{_method}"))
-for _method in ("add", "sub", "min", "max", "update"):
-    _name = f"scatter_nd_{_method}"
+for _name in no_rows.SCATTERS:
+    setattr(_Aggregates, _name, _scatters(_name))
+for _name in no_rows.SCATTERS_BY_INDEX:
     setattr(_Aggregates, _name, _scatters_by_index(_name))
-_Aggregates.batch_scatter_update = _scatters_by_index("batch_scatter_update")
 
 
 def _slices_of_first_rank(
@@ -356,12 +326,10 @@ def _aggregated(
 ) -> Any:
     name = name_in_graph(name)
     if aggregation == _ONLY_FIRST_REPLICA:
-        return broadcast(
-            value, process_set.ranks[0], name=name, process_set=process_set
-        )
-    [result] = reduction.all_reduce(
-        _REDUCE_OPS[aggregation], [value], process_set, name
-    )
+        root = process_set.ranks[0]
+        return broadcast(value, root, name=name, process_set=process_set)
+    op = _REDUCE_OPS[aggregation]
+    [result] = reduction.all_reduce(op, [value], process_set, name)
     return result
 
 
@@ -385,8 +353,5 @@ def _initializes() -> bool:
 
 @functools.cache
 def _aggregating_class(plain: type) -> type:
-    return type(plain)(
-        plain.__name__,
-        (_Aggregates, plain),
-        {"__doc__": plain.__doc__, "__module__": plain.__module__},
-    )
+    same = {"__doc__": plain.__doc__, "__module__": plain.__module__}
+    return type(plain)(plain.__name__, (_Aggregates, plain), same)

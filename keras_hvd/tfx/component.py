@@ -32,7 +32,8 @@ class _OnRanks(Mixin):
         properties = self.spec.exec_properties
         properties |= {name: each for name, each in given.items() if each is not None}
         config = properties[standard_component_specs.CUSTOM_CONFIG_KEY]
-        if not any(map(_is_known_later, (*given.values(), config))):
+        later = data_types.RuntimeParameter, placeholder.Placeholder
+        if not any(isinstance(each, later) for each in (*given.values(), config)):
             # Raises for wrong values here, before the component runs.
             read = settings.Settings.read(properties, json_utils.loads(config))
             properties |= {
@@ -114,7 +115,3 @@ class Tuner(_OnRanks, tuner.Tuner):
     @classmethod
     def get_class_type(cls) -> str:
         return tuner.Tuner.get_class_type()
-
-
-def _is_known_later(value: Any) -> bool:
-    return isinstance(value, (data_types.RuntimeParameter, placeholder.Placeholder))

@@ -30,6 +30,8 @@ from keras_hvd.mixin import Mixin
 from keras_hvd.tfx import rank
 from keras_hvd.tfx.settings import NUM_RANKS, TIME_LIMIT, Settings
 
+_Artifacts = dict[str, list[types.Artifact]]
+
 # Codes of gRPC, as TFX records them.
 _CANCELLED = 1
 _UNKNOWN = 2
@@ -53,13 +55,13 @@ class TrainingFailedError(launcher._ExecutionFailedError):
 class _OnRanks(Mixin):
     """The changes to TFX's executors."""
 
-    # What each rank does.
+    # Runs on each rank.
     _on_rank: Callable[[rank.Component], None]
 
     def Do(
         self,
-        input_dict: dict[str, list[types.Artifact]],
-        output_dict: dict[str, list[types.Artifact]],
+        input_dict: _Artifacts,
+        output_dict: _Artifacts,
         exec_properties: dict[str, Any],
     ) -> None:
         """Runs the component; the properties may have `num_ranks` and `time_limit`.
@@ -90,10 +92,7 @@ class _OnRanks(Mixin):
             fileio.rmtree(working_dir)
 
     def _working_dir(
-        self,
-        input_dict: dict[str, list[types.Artifact]],
-        exec_properties: dict[str, Any],
-        scratch: str,
+        self, input_dict: _Artifacts, exec_properties: dict[str, Any], scratch: str
     ) -> str:
         """A folder that the next attempt at the same execution finds again.
 
@@ -112,7 +111,7 @@ class _OnRanks(Mixin):
         fileio.makedirs(path)
         return path
 
-    def _require_result(self, output_dict: dict[str, list[types.Artifact]]) -> None:
+    def _require_result(self, output_dict: _Artifacts) -> None:
         """Raises if there is nothing to publish."""
 
 
@@ -133,11 +132,9 @@ class Executor(_OnRanks, executor.GenericExecutor):
 
     _on_rank = staticmethod(rank.train)
 
-    def _require_result(self, output_dict: dict[str, list[types.Artifact]]) -> None:
-        model = artifact_utils.get_single_uri(
-            output_dict[standard_component_specs.MODEL_KEY]
-        )
-        path = path_utils.serving_model_dir(model)
+    def _require_result(self, output_dict: _Artifacts) -> None:
+        models = output_dict[standard_component_specs.MODEL_KEY]
+        path = path_utils.serving_model_dir(artifact_utils.get_single_uri(models))
         if not fileio.exists(path):
             raise TrainingFailedError(
                 f"run_fn has exported nothing on rank 0: there is no {path}. End "
@@ -159,19 +156,14 @@ def _settings(exec_properties: dict[str, Any]) -> Settings:
 
 def _say(ranks: int) -> None:
     available = cores.available()
+    said = f"keras_hvd.tfx: {ranks} ranks train"
     if ranks > available:
-        logging.warning(
-            "keras_hvd.tfx: %d ranks train on %d cores, and take turns",
-            ranks,
-            available,
-        )
+        logging.warning("%s on %d cores, and take turns", said, available)
     else:
-        logging.info("keras_hvd.tfx: %d ranks train", ranks)
+        logging.info(said)
 
 
-def _fingerprint(
-    input_dict: dict[str, list[types.Artifact]], exec_properties: dict[str, Any]
-) -> str:
+def _fingerprint(input_dict: _Artifacts, exec_properties: dict[str, Any]) -> str:
     """A digest that is the same in two executions with the same training."""
     uris = {key: [each.uri for each in value] for key, value in input_dict.items()}
     # A wheel's name contains the digest of its content.

@@ -1,4 +1,4 @@
-"""What each rank of a component does: calls the user's function as TFX would."""
+"""Each rank's part in a component: it calls the user's function as TFX would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PURPOSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """What ranks need to know about the component."""
+    """The facts that ranks need about the component."""
 
     artifacts: str  # inputs and outputs, as TFX serializes them
     exec_properties: dict[str, Any]
@@ -93,17 +93,13 @@ def _end_after(seconds: float, path: str) -> None:
 
 def where_late(component: Component, ranks: int) -> str:
     """Where the time limit ended each rank; "" if it ended none."""
-    said = []
+    said = [f"training had not ended after time_limit={component.time_limit:g} s"]
     for number in range(ranks):
         path = component.of_rank(number, _LATE)
         if os.path.exists(path) and os.path.getsize(path):
             with open(path) as file:
                 said.append(f"rank {number} was here:\n{file.read().rstrip()}")
-    if not said:
-        return ""
-    return "\n".join(
-        [f"training had not ended after time_limit={component.time_limit:g} s", *said]
-    )
+    return "\n".join(said) if len(said) > 1 else ""
 
 
 # --- the user's function -------------------------------------------------------------

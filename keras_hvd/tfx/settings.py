@@ -43,20 +43,12 @@ class Settings:
 
 
 def num_ranks_of(value: Any) -> int:
-    """Checks a number of ranks, which may be text, as in parameters of a run.
-
-    Example:
-
-    >>> num_ranks_of("two")
-    Traceback (most recent call last):
-    ValueError: keras_hvd.tfx: num_ranks must be a whole number from 1 on; got 'two'
-    """
-    is_digits = isinstance(value, str) and value.isdecimal()
-    is_whole = is_digits or (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and value == int(value)
-    )
+    """Checks a number of ranks, which may be text, as in parameters of a run."""
+    if isinstance(value, str):
+        is_whole = value.isdecimal()
+    else:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_whole = is_number and value == int(value)
     if not is_whole or int(value) < 1:
         raise ValueError(
             f"keras_hvd.tfx: num_ranks must be a whole number from 1 on; got {value!r}"

@@ -11,17 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 OTHER_HOSTS = 2
-"""What viewers show as the process of other hosts' rows; rank 0's has another one."""
+"""The process of other hosts' rows in viewers; rank 0's rows have another one."""
 
-# Errors from lines that something else wrote.
-_NO_EVENT = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
+DAMAGE = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError),
     ValueError,
 )
+"""Errors from reading what something else wrote, or cut off."""
 
 
 class NotATimelineError(ValueError):
@@ -58,12 +54,11 @@ def read(
         # Only the last line may be incomplete because the job was killed.
         damaged += was_cut_off
         was_cut_off = False
-        if event == "]":
-            is_whole = True
-            continue
+        is_whole = is_whole or event == "]"
         try:
-            add(json.loads(event, parse_constant=_refuse))
-        except _NO_EVENT:
+            if event != "]":
+                add(json.loads(event, parse_constant=_refuse))
+        except DAMAGE:
             was_cut_off = True
     return is_whole, damaged
 

@@ -38,9 +38,9 @@ class Spans:
         return float((ends - begins).sum())
 
     def take(self, bounds: np.ndarray | list[float]) -> np.ndarray:
-        """What is covered up to each bound, from the one before or the last call's.
+        """The time covered up to each bound, from the one before or the last call's.
 
-        What lies before the last bound is not kept.
+        Spans before the last bound are not kept.
         """
         begins, ends = self._disjoint()
         after = ends > bounds[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keras_hvd.timeline import events
@@ -16,9 +16,9 @@ SLOWEST = 10
 """Number of tensors in the list of the slowest."""
 
 MOST_NAMES = 16384
-"""Of so many names the writer knows the rows (tf_ops/timeline/timeline_writer.cc)."""
+"""The writer knows the rows of this many names (tf_ops/timeline/timeline_writer.cc)."""
 
-# A row that the file has not used for so many new ones is not used again.
+# A row that the file has not used while this many new ones came is not used again.
 _MOST_ROWS = 4 * MOST_NAMES
 # A line of the file has no more.
 _MOST_ARRIVALS = 64
@@ -58,22 +58,18 @@ class Tensor:
     running: float = 0.0
 
     @property
-    def by_phase(self) -> dict[str, float]:
-        """The time in each of the phases of its row."""
-        return {
-            "negotiate": self.negotiating + self.deciding,
-            "queue": self.queued,
-            "collective": self.running,
-        }
+    def phases(self) -> tuple[float, float, float]:
+        """The time until decisions, in the queue, and in collectives."""
+        return self.negotiating + self.deciding, self.queued, self.running
 
     @property
     def total(self) -> float:
         """From first submissions to ends."""
-        return sum(self.by_phase.values())
+        return sum(self.phases)
 
 
 class Summary:
-    """What timelines show. Times are in `unit` microseconds.
+    """The sums over timelines. Times are in `unit` microseconds.
 
     A report adds up more (report/timelines.py), in methods of its own.
     """
@@ -201,19 +197,7 @@ class Summary:
 
 
 def read(lines: Iterable[str]) -> Summary:
-    """Reads a timeline. Raises NotATimelineError if it is not one.
-
-    Example:
-
-    >>> summary = read([
-    ...     '[',
-    ...     '{"name":"start","ph":"M","args":{"time":0,"size":2}},',
-    ...     '{"name":"thread_name","ph":"M","tid":0,"args":{"name":"grad"}},',
-    ...     '{"name":"NEGOTIATE_ALLREDUCE","ph":"X","tid":0,"ts":0,"dur":9,'
-    ...     '"args":{"batch":1,"ready":{"1":0,"0":8}}}'])
-    >>> summary.size, summary.is_whole, summary.waits[0].covered()
-    (2, False, 8.0)
-    """
+    """Reads a timeline. Raises NotATimelineError if it is not one."""
     summary = Summary()
     summary.add(lines)
     if summary.size == 0:
@@ -222,13 +206,7 @@ def read(lines: Iterable[str]) -> Summary:
 
 
 def _without_controls(name: str) -> str:
-    r"""A tensor's name, in which nothing acts on the terminal.
-
-    Example:
-
-    >>> print(_without_controls("grad\x1b[31m"))
-    grad\x1b[31m
-    """
+    """A tensor's name, in which nothing acts on the terminal."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in name
@@ -244,7 +222,8 @@ def text(summary: Summary) -> str:
     2 ranks; the file ends early: the job was killed, or still runs
     no collective was recorded
     """
-    ended = "" if summary.is_whole else _ENDS_EARLY
+    early = "; the file ends early: the job was killed, or still runs"
+    ended = "" if summary.is_whole else early
     lines = [f"{summary.size} ranks{ended}"]
     if summary.not_recorded:
         lines.append(f"not recorded for lack of room: {summary.not_recorded} requests")
@@ -257,8 +236,6 @@ def text(summary: Summary) -> str:
     return "\n\n".join(["\n".join(lines), *parts, *_unfinished(summary)])
 
 
-_ENDS_EARLY = "; the file ends early: the job was killed, or still runs"
-
 # Phases within a collective come below it; phases on the GPU come last.
 _COLLECTIVES = ("SHARED_MEMORY_", "ENQUEUE_")
 _PARTS = ("COPY_IN", "WAIT_FOR_RANKS", "EXCHANGE", "REDUCE", "COPY_OUT")
@@ -267,8 +244,7 @@ _ON_GPU = ("WAIT_FOR_INPUTS", "NCCL_", "COPY_TO_HOST", "COPY_TO_GPU", "COPY_ON_G
 
 def _phases(summary: Summary) -> str:
     whole = max(summary.last - summary.first, 1e-9)
-    rows: list[tuple[str, ...]]
-    rows = [("phase", "times", "mean", "longest", "all", "of the time")]
+    rows = []
 
     def order(name: str) -> tuple[int, str]:
         starts = ("NEGOTIATE_", "QUEUE", *_COLLECTIVES, *_PARTS, *_ON_GPU)
@@ -278,46 +254,37 @@ def _phases(summary: Summary) -> str:
     for name in sorted(summary.phases, key=order):
         durations = summary.phases[name].durations()
         covered = summary.phases[name].covered()
-        rows.append(
-            (
-                ("  " if name in _PARTS else "") + name,
-                str(len(durations)),
-                _time(durations.mean()),
-                _time(durations.max()),
-                _time(covered),
-                f"{covered / whole:.1%}",
-            )
-        )
-    return _table(rows)
+        shown = ("  " if name in _PARTS else "") + name
+        times = map(_time, (durations.mean(), durations.max(), covered))
+        rows.append((shown, str(len(durations)), *times, f"{covered / whole:.1%}"))
+    return _table(("phase", "times", "mean", "longest", "all", "of the time"), rows)
 
 
 def _slowest(summary: Summary) -> str:
     slowest = sorted(
         summary.tensors.items(), key=lambda item: -item[1].total / item[1].requests
     )[:SLOWEST]
-    parts = ("negotiate", "queue", "collective")
-    rows: list[tuple[str, ...]]
-    rows = [("slowest tensors", "times", "mean", *parts)]
+    rows = []
     for name, tensor in slowest:
-        means = [_time(tensor.by_phase[part] / tensor.requests) for part in parts]
-        mean = _time(tensor.total / tensor.requests)
-        rows.append((_without_controls(name), str(tensor.requests), mean, *means))
-    return _table(rows)
+        means = [each / tensor.requests for each in (tensor.total, *tensor.phases)]
+        shown = _without_controls(name), str(tensor.requests)
+        rows.append((*shown, *map(_time, means)))
+    parts = "negotiate", "queue", "collective"
+    return _table(("slowest tensors", "times", "mean", *parts), rows)
 
 
 def _waits(summary: Summary) -> str:
-    waited = sorted(
-        ((spans.covered(), rank) for rank, spans in summary.waits.items()), reverse=True
-    )
+    covered = ((spans.covered(), rank) for rank, spans in summary.waits.items())
+    waited = sorted(covered, reverse=True)
     if not waited:
         return "no rank waited for another"
     total = sum(summary.was_last.values())
-    rows: list[tuple[str, ...]]
-    rows = [("waited for", "time", "was last")]
-    for time, rank in waited[:SLOWEST]:
-        rows.append((f"rank {rank}", _time(time), f"{summary.was_last[rank]}/{total}"))
+    rows = [
+        (f"rank {rank}", _time(time), f"{summary.was_last[rank]}/{total}")
+        for time, rank in waited[:SLOWEST]
+    ]
     first = f"the others waited most for rank {waited[0][1]}: {_time(waited[0][0])}"
-    return f"{first}\n{_table(rows)}"
+    return f"{first}\n{_table(('waited for', 'time', 'was last'), rows)}"
 
 
 def _unfinished(summary: Summary) -> list[str]:
@@ -327,15 +294,10 @@ def _unfinished(summary: Summary) -> list[str]:
     ]
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-        ).rstrip()
-        for row in rows
-    )
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first, *others = (max(map(len, column)) for column in zip(head, *rows))
+    layout = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    return "\n".join(layout.format(*row).rstrip() for row in (head, *rows))
 
 
 def _time(microseconds: float) -> str:

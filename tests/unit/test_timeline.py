@@ -73,11 +73,7 @@ def test_times_are_counted_once():
     }
     assert found.phases["NEGOTIATE_ALLREDUCE"].covered() == 100
     assert found.tensors["a"].total == 210
-    assert found.tensors["b"].by_phase == {
-        "negotiate": 80,
-        "queue": 10,
-        "collective": 100,
-    }
+    assert found.tensors["b"].phases == (80, 10, 100)
 
 
 def test_a_wait_is_from_the_last_but_one_to_the_last_and_counts_once():

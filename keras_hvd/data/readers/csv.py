@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.data.readers.reader import Reader, check_compression
+from keras_hvd.data.readers.reader import Reader, check_compression, require_columns
 
 
 @dataclasses.dataclass
@@ -58,12 +58,7 @@ class Csv(Reader):
                 f"from_files: {path!r} does not begin with a line of names; say "
                 "header=False if it has none"
             )
-        missing = [name for name in self.columns or () if name not in names]
-        if missing:
-            raise ValueError(
-                f"from_files: {path!r} has no column {missing[0]!r}; it has "
-                + ", ".join(map(repr, names))
-            )
+        require_columns(path, self.columns or (), names)
         self.format = (line, names)
 
     def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:

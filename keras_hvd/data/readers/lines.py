@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -13,11 +14,15 @@ from keras_hvd.data.readers.reader import Reader, check_compression
 class _Strings(Reader):
     compression: str = ""
 
+    dataset: ClassVar[type[tf.data.Dataset]]
+
     def __post_init__(self) -> None:
         check_compression(self.compression)
 
+    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
+        return self.dataset(path, self.compression)
 
-@dataclasses.dataclass
+
 class TFRecord(_Strings):
     """Records, as strings.
 
@@ -31,13 +36,10 @@ class TFRecord(_Strings):
     [b'first']
     """
 
-    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.TFRecordDataset(path, self.compression)
+    dataset = tf.data.TFRecordDataset
 
 
-@dataclasses.dataclass
 class Text(_Strings):
     """Lines, as strings without line ends."""
 
-    def open(self, path: tf.Tensor, group: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.TextLineDataset(path, self.compression)
+    dataset = tf.data.TextLineDataset

@@ -12,16 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_hvd.data.readers import tensorflow_io
-from keras_hvd.data.readers.reader import Reader
+from keras_hvd.data.readers.reader import Reader, require_columns
 
 if TYPE_CHECKING:
     import pyarrow
 
 _TENSORFLOW_IO = "tensorflow-io"
 _PYARROW = "pyarrow"
-
-# Arrow's types whose names are not TensorFlow's.
-_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclasses.dataclass
@@ -50,9 +47,8 @@ class Parquet(Reader):
                 f"from_files: engine must be {_TENSORFLOW_IO!r} or {_PYARROW!r}, got "
                 f"{self.engine!r}"
             )
-        self.engine = (
-            self.engine or _PYARROW * bool(tensorflow_io.why_not()) or (_TENSORFLOW_IO)
-        )
+        if self.engine is None:
+            self.engine = _PYARROW if tensorflow_io.why_not() else _TENSORFLOW_IO
         reason = _why_not(self.engine)
         if reason:
             raise ImportError(
@@ -64,12 +60,7 @@ class Parquet(Reader):
         learn = _with_tensorflow_io if self.engine == _TENSORFLOW_IO else _with_pyarrow
         specs = learn(path)
         names = list(specs) if self.columns is None else list(self.columns)
-        missing = [name for name in names if name not in specs]
-        if missing:
-            raise ValueError(
-                f"from_files: {path!r} has no column {missing[0]!r}; it has "
-                + ", ".join(map(repr, specs))
-            )
+        require_columns(path, names, specs)
         for name in names:
             if isinstance(specs[name], str):
                 raise ValueError(
@@ -162,12 +153,9 @@ def _spec(kind: pyarrow.DataType) -> tf.TensorSpec | str:
     stored = _stored(kind)
     if types.is_binary(stored):
         return tf.TensorSpec([], tf.string)
-    if (
-        types.is_boolean(stored)
-        or types.is_integer(stored)
-        or types.is_floating(stored)
-    ):
-        return tf.TensorSpec([], tf.as_dtype(_NAMES.get(str(stored), str(stored))))
+    kinds = types.is_boolean, types.is_integer, types.is_floating
+    if any(is_kind(stored) for is_kind in kinds):
+        return tf.TensorSpec([], tf.as_dtype(stored.to_pandas_dtype()))
     return str(kind)
 
 
@@ -178,9 +166,8 @@ def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if types.is_string(kind) or types.is_large_string(kind):
-        return pyarrow.binary()
-    if types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    strings = types.is_string, types.is_large_string, types.is_large_binary
+    if any(is_kind(kind) for is_kind in (*strings, types.is_fixed_size_binary)):
         return pyarrow.binary()
     if types.is_date32(kind) or types.is_time32(kind):
         return pyarrow.int32()
@@ -190,13 +177,15 @@ def _stored(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def _array(column: pyarrow.ChunkedArray, spec: tf.TensorSpec, where: str) -> np.ndarray:
+    from pyarrow import types
+
     if _spec(column.type) != spec:
         raise ValueError(
             f"from_files: {where} is of type {column.type}, in the first file of "
             f"{spec.dtype.name} and shape {spec.shape}"
         )
     array = column.combine_chunks()
-    while spec.shape.rank and hasattr(array, "flatten") and _is_list(array.type):
+    while spec.shape.rank and types.is_fixed_size_list(array.type):
         _require_no_nulls(array, where)
         array = array.flatten()
     if not spec.dtype.is_floating:
@@ -206,12 +195,6 @@ def _array(column: pyarrow.ChunkedArray, spec: tf.TensorSpec, where: str) -> np.
         return np.asarray(values, object)
     values = np.asarray(values, spec.dtype.as_numpy_dtype)
     return values.reshape(-1, *spec.shape)
-
-
-def _is_list(kind: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
-    return types.is_fixed_size_list(kind)
 
 
 def _require_no_nulls(array: pyarrow.Array, where: str) -> None:

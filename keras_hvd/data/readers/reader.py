@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ class Reader:
     """Opens files of one format. A dataclass whose fields are the options."""
 
     format: Any = None
-    """What rank 0 learned about the format. Pickled and sent to all ranks."""
+    """The format, as rank 0 has learned it. Pickled and sent to all ranks."""
 
     def learn(self, path: str) -> None:
         """Reads the first file for what all files share, into `format`, on one rank.
@@ -31,13 +32,18 @@ class Reader:
         raise NotImplementedError
 
 
+def require_columns(path: str, wanted: Iterable[str], there: Iterable[str]) -> None:
+    """Raises ValueError for a wanted column that is not in the file."""
+    for name in wanted:
+        if name not in there:
+            raise ValueError(
+                f"from_files: {path!r} has no column {name!r}; it has "
+                + ", ".join(map(repr, there))
+            )
+
+
 def check_compression(compression: str) -> None:
-    """Raises ValueError unless tf.data has this compression.
-
-    Example:
-
-    >>> check_compression("GZIP")
-    """
+    """Raises ValueError unless tf.data has this compression."""
     if compression not in ("", "GZIP", "ZLIB"):
         raise ValueError(
             f"from_files: compression must be '', 'GZIP' or 'ZLIB', got {compression!r}"
