@@ -39,35 +39,35 @@ ALLOCATORS = ("pool", "unchanged")
 _CARRIERS = {"mpi": "mpi", "tcp": "tcp", "gloo": "tcp"}
 
 _REASONS = {
-    "there are no cycles: a tensor leaves when every rank has submitted it": (
-        "CYCLE_TIME",
+    "CYCLE_TIME": (
+        "there are no cycles: a tensor leaves when every rank has submitted it"
     ),
-    "autotune compares by turns, without a Gaussian process": (
-        "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": (
+        "autotune compares by turns, without a Gaussian process"
     ),
-    "all collectives of a GPU are on one stream, one after the other": (
-        *("NUM_NCCL_STREAMS", "NUM_STREAMS"),
+    "NUM_NCCL_STREAMS NUM_STREAMS": (
+        "all collectives of a GPU are on one stream, one after the other"
     ),
-    "always so: the host does not wait for NCCL": ("ENABLE_ASYNC_COMPLETION",),
-    "NCCL gets small tensors as a group, without copies": ("BATCH_D2D_MEMCOPIES",),
-    "tensors on GPUs take NCCL where it can be used, else host memory": (
-        "GPU_OPERATIONS",
+    "ENABLE_ASYNC_COMPLETION": "always so: the host does not wait for NCCL",
+    "BATCH_D2D_MEMCOPIES": "NCCL gets small tensors as a group, without copies",
+    "GPU_OPERATIONS": (
+        "tensors on GPUs take NCCL where it can be used, else host memory"
     ),
-    "MPI is not used": ("ADASUM_MPI_CHUNK_SIZE", "MPI_THREADS_DISABLE"),
-    "oneCCL is not used": ("CCL_BGT_AFFINITY", "CCL_CACHE", "MLSL_BGT_AFFINITY"),
-    "ranks on one host always share memory": (
-        *("HIERARCHICAL_ALLGATHER", "HIERARCHICAL_ALLREDUCE", "TORUS_ALLREDUCE"),
+    "ADASUM_MPI_CHUNK_SIZE MPI_THREADS_DISABLE": "MPI is not used",
+    "CCL_BGT_AFFINITY CCL_CACHE MLSL_BGT_AFFINITY": "oneCCL is not used",
+    "HIERARCHICAL_ALLGATHER HIERARCHICAL_ALLREDUCE TORUS_ALLREDUCE": (
+        "ranks on one host always share memory"
     ),
-    "there is one engine, keras_hvd's own": ("CONTROLLER",),
-    "this version has no elastic jobs": ("ELASTIC_TIMEOUT",),
-    "collectives are always compiled with what XLA compiles": ("ENABLE_XLA_OPS",),
-    "process sets can always be added": ("DYNAMIC_PROCESS_SETS",),
-    "groups travel with other tensors where they fit": ("DISABLE_GROUP_FUSION",),
-    "khvdrun --bind-to cores binds all threads of a rank": ("THREAD_AFFINITY",),
+    "CONTROLLER": "there is one engine, keras_hvd's own",
+    "ELASTIC_TIMEOUT": "this version has no elastic jobs",
+    "ENABLE_XLA_OPS": "collectives are always compiled with what XLA compiles",
+    "DYNAMIC_PROCESS_SETS": "process sets can always be added",
+    "DISABLE_GROUP_FUSION": "groups travel with other tensors where they fit",
+    "THREAD_AFFINITY": "khvdrun --bind-to cores binds all threads of a rank",
 }
 
 WITHOUT_EFFECT = dict(
-    sorted((name, reason) for reason, names in _REASONS.items() for name in names)
+    sorted((each, why) for names, why in _REASONS.items() for each in names.split())
 )
 """Horovod's variables (without HOROVOD_) without effect here, and the reasons."""
 
@@ -182,6 +182,7 @@ _LIBRARY: _Kind[bytes] = (
 _SECONDS: _Kind[float] = (_seconds, "a number of seconds")
 _FROM_0: _Kind[float] = (lambda text: _seconds(text, 0), "a number of seconds from 0")
 _BYTES: _Kind[int] = (_whole, "a whole number of bytes")
+_NAMES: _Kind[int] = (_whole, "a whole number of names from 0")
 _LEVEL: _Kind[int] = (
     lambda text: LOG_LEVELS.index(text.lower()) + 1,
     f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}",
@@ -246,6 +247,14 @@ def _by(setting: Setting[Any]) -> Any:
     return dataclasses.field(metadata={"setting": setting})
 
 
+def _any(kind: _Kind[Any], default: Any, *names: str) -> Any:
+    return _by(Setting(kind, default, *names))
+
+
+def _own(kind: _Kind[Any], default: Any, *names: str) -> Any:
+    return _by(OwnSetting(kind, default, *names))
+
+
 @dataclass(frozen=True)
 class Settings:
     """The variables' values, in the units of khvd_options (c_api.h).
@@ -262,48 +271,34 @@ class Settings:
         _StallSeconds(_FROM_0, 0, "STALL_ABORT_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS")
     )
     # Seconds that ranks wait for each other at the start.
-    init_timeout: float = _by(
-        Setting(
-            *(_FROM_0, 0),
-            *("INIT_TIMEOUT_SECONDS", "START_TIMEOUT", "GLOO_TIMEOUT_SECONDS"),
-        )
+    init_timeout: float = _any(
+        *(_FROM_0, 0, "INIT_TIMEOUT_SECONDS", "START_TIMEOUT", "GLOO_TIMEOUT_SECONDS")
     )
     # A rank's memory that others read.
-    exchange_bytes: int = _by(OwnSetting(_BYTES, 0, "EXCHANGE_BYTES"))
+    exchange_bytes: int = _own(_BYTES, 0, "EXCHANGE_BYTES")
     # The largest batch; a larger tensor travels alone.
-    fusion_bytes: int = _by(
-        Setting(_or(1, _BYTES), 0, "FUSION_BYTES", "FUSION_THRESHOLD")
-    )
+    fusion_bytes: int = _any(_or(1, _BYTES), 0, "FUSION_BYTES", "FUSION_THRESHOLD")
     # Names that travel as numbers; negative: none.
-    cache_capacity: int = _by(
-        Setting(
-            _or(-1, (_whole, "a whole number of names from 0")), 0, "CACHE_CAPACITY"
-        )
-    )
-    # Whether ranks compare all results.
-    check: bool = _by(OwnSetting(_SWITCH, False, "CHECK"))
+    cache_capacity: int = _any(_or(-1, _NAMES), 0, "CACHE_CAPACITY")
+    check: bool = _own(_SWITCH, False, "CHECK")  # whether ranks compare all results
     # The lowest level that is written, from 1 (trace) to 6 (fatal).
-    log_level: int = _by(Setting(_LEVEL, LOG_LEVELS.index("warning") + 1, "LOG_LEVEL"))
+    log_level: int = _any(_LEVEL, LOG_LEVELS.index("warning") + 1, "LOG_LEVEL")
     log_timestamp: bool = _by(_Timestamp(_SWITCH, False, "LOG_TIMESTAMP"))
-    autotune: bool = _by(Setting(_SWITCH, False, "AUTOTUNE"))
-    autotune_log: bytes = _by(Setting(_FILE, b"", "AUTOTUNE_LOG"))
+    autotune: bool = _any(_SWITCH, False, "AUTOTUNE")
+    autotune_log: bytes = _any(_FILE, b"", "AUTOTUNE_LOG")
     # Samples that do not count; negative: none.
-    autotune_warmup: int = _by(
-        Setting(_or(-1, _count(0)), 0, "AUTOTUNE_WARMUP_SAMPLES")
-    )
-    # Steps of a sample.
-    autotune_steps: int = _by(Setting(_count(), 0, "AUTOTUNE_STEPS_PER_SAMPLE"))
-    # The most samples of the search; 0: no limit.
-    autotune_samples: int = _by(Setting(_count(), 0, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES"))
-    # Empty: the system's.
-    cuda_library: bytes = _by(OwnSetting(_LIBRARY, b"", "CUDA_LIBRARY"))
-    # Empty: the Python environment's, else the system's.
-    nccl_library: bytes = _by(OwnSetting(_LIBRARY, b"", "NCCL_LIBRARY"))
-    nvtx_library: bytes = _by(OwnSetting(_LIBRARY, b"", "NVTX_LIBRARY"))
+    autotune_warmup: int = _any(_or(-1, _count(0)), 0, "AUTOTUNE_WARMUP_SAMPLES")
+    # Steps of a sample, and the most samples of the search; 0: no limit.
+    autotune_steps: int = _any(_count(), 0, "AUTOTUNE_STEPS_PER_SAMPLE")
+    autotune_samples: int = _any(_count(), 0, "AUTOTUNE_BAYES_OPT_MAX_SAMPLES")
+    # Empty: those of the Python environment, else the system's; of CUDA the system's.
+    cuda_library: bytes = _own(_LIBRARY, b"", "CUDA_LIBRARY")
+    nccl_library: bytes = _own(_LIBRARY, b"", "NCCL_LIBRARY")
+    nvtx_library: bytes = _own(_LIBRARY, b"", "NVTX_LIBRARY")
     # Whether to hide collectives from NVIDIA's profilers.
-    disable_ranges: bool = _by(Setting(_SWITCH, False, "DISABLE_NVTX_RANGES"))
+    disable_ranges: bool = _any(_SWITCH, False, "DISABLE_NVTX_RANGES")
     # Seconds until a host that does not answer counts as gone.
-    host_timeout: int = _by(OwnSetting(_count(), 0, "HOST_TIMEOUT_SECONDS"))
+    host_timeout: int = _own(_count(), 0, "HOST_TIMEOUT_SECONDS")
 
 
 def read(environment: Mapping[str, str] | None = None) -> Settings:

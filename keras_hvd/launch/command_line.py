@@ -20,6 +20,7 @@ from keras_hvd.launch.hosts import HostSlots
 from keras_hvd.launch.options import (
     BY_NAME,
     DEFAULTS,
+    DESCRIPTIONS,
     GROUPS,
     MOST_DIAGNOSED_RANKS,
     Option,
@@ -202,8 +203,8 @@ def _parser() -> _Parser:
         add_help=False,
     )
     parser.set_defaults(**DEFAULTS)
-    for title, description, rows in GROUPS:
-        group = parser.add_argument_group(title, description)
+    for title, rows in GROUPS.items():
+        group = parser.add_argument_group(title, DESCRIPTIONS.get(title))
         for option in rows:
             count = len(option.values)
             group.add_argument(

@@ -430,29 +430,30 @@ _HOROVODS = (
     Option("--jsrun", _REFUSED, "khvdrun starts the ranks itself: leave it out"),
 )
 
-GROUPS: tuple[tuple[str, str | None, tuple[Option, ...]], ...] = (
-    ("the job", None, _THE_JOB),
-    (
-        *("several hosts", "start khvdrun on each, with the same command"),
-        _SEVERAL_HOSTS,
-    ),
-    ("its output", None, _ITS_OUTPUT),
-    ("its end", None, _ITS_END),
-    (
-        *("settings of the engine", "each instead of an environment variable"),
-        _OF_THE_ENGINE,
-    ),
-    ("instead of a job", None, (*_INSTEAD_OF_A_JOB, *_HOROVODS)),
-)
-"""Title, description and rows, in the order of `--help`."""
+GROUPS: dict[str, tuple[Option, ...]] = {
+    "the job": _THE_JOB,
+    "several hosts": _SEVERAL_HOSTS,
+    "its output": _ITS_OUTPUT,
+    "its end": _ITS_END,
+    "settings of the engine": _OF_THE_ENGINE,
+    "instead of a job": (*_INSTEAD_OF_A_JOB, *_HOROVODS),
+}
+"""In the order of `--help`."""
 
-BY_NAME = {name: each for *_, rows in GROUPS for each in rows for name in each.names}
+DESCRIPTIONS = {
+    "several hosts": "start khvdrun on each, with the same command",
+    "settings of the engine": "each instead of an environment variable",
+}
 
-BY_KEY = {each.key: each for each in BY_NAME.values() if each.key}
+_ROWS = [each for rows in GROUPS.values() for each in rows]
+
+BY_NAME = {name: each for each in _ROWS for name in each.names}
+
+BY_KEY = {each.key: each for each in _ROWS if each.key}
 """Those that a configuration file may have."""
 
 DEFAULTS = {
-    **dict.fromkeys(each.sets for each in BY_NAME.values() if each.sets.islower()),
+    **dict.fromkeys(each.sets for each in _ROWS if each.sets.islower()),
     **vars(Options()),
     "nnodes": 1,
 }
