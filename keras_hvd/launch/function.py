@@ -365,10 +365,5 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _ended(code: int) -> str:
-    if code <= 128:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
-        return f"ended with exit code {code}"
-    return f"ended with exit code {code}, as after {name}"
+    after = {128 + each: f", as after {each.name}" for each in signal.Signals}
+    return f"ended with exit code {code}{after.get(code, '')}"
