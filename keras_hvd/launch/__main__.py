@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from keras_hvd.exceptions import LibraryError, RendezvousError
 from keras_hvd.job import settings
 from keras_hvd.launch import command_line, guardian, other_launchers, recorded, share
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.handed_over import HandedOver
 from keras_hvd.launch.job import CANNOT_START, TRY_AGAIN, Job
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.recorded import Recorded
 from keras_hvd.recording import files
 from keras_hvd.world.rendezvous.nodes import NotMetError, Share
@@ -20,7 +20,11 @@ from keras_hvd.world.rendezvous.nodes import NotMetError, Share
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `khvdrun` and returns its exit code."""
     _open_standard_files()
-    options = command_line.parse(sys.argv[1:] if arguments is None else arguments)
+    return run(command_line.parse(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(options: Options) -> int:
+    """Does what they say, and returns the exit code."""
     if options.check_build:
         from keras_hvd.launch import check_build
 

@@ -14,18 +14,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, BinaryIO, TextIO, TypeVar
+from typing import IO, Any, BinaryIO, TextIO
 
 from keras_hvd.exceptions import KerasHvdError, RankFailedError
 from keras_hvd.launch import call, command_line, other_launchers, report
 from keras_hvd.launch.exchange import Exchange
+from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous import open_files
 
 _ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 
 # Ranks use this process' copy of keras_hvd.
 _IMPORT = f"import sys; sys.path.insert(0, {_ROOT!r}); "
-_KHVDRUN = _IMPORT + "from keras_hvd.launch.for_parent import main as run; "
+_KHVDRUN = (
+    _IMPORT + "from keras_hvd.launch import for_parent; "
+    "sys.exit(for_parent.run(*sys.argv[1:]))"
+)
 _RANK = (
     _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve(*sys.argv[1:]))"
 )
@@ -34,7 +38,12 @@ _ON_SEVERAL_HOSTS = (
     _IMPORT + "from keras_hvd.launch import call; sys.exit(call.serve_caller())"
 )
 
-_Value = TypeVar("_Value")
+_MEAN_THE_SAME = {
+    "num_proc": "np",
+    "min_num_proc": "min_np",
+    "max_num_proc": "max_np",
+    "network_interface": "network_interfaces",
+}
 
 # Time for ranks to end by themselves after an interrupt.
 _PATIENCE_SECONDS = 5
@@ -149,41 +158,22 @@ def run(
     >>> keras_hvd.run(greet, args=("hello",), np=2)
     ['hello from rank 0 of 2', 'hello from rank 1 of 2']
     """
-    arguments = _arguments(
-        {
-            "--num-proc": _one_of(
-                "num_proc", None if num_proc == 1 else num_proc, "np", np, 1
-            ),
-            "--min-num-proc": _one_of("min_num_proc", min_num_proc, "min_np", min_np),
-            "--max-num-proc": _one_of("max_num_proc", max_num_proc, "max_np", max_np),
-            "--slots": slots,
-            "--reset-limit": reset_limit,
-            "--blacklist-cooldown-range": cooldown_range,
-            "--hosts": hosts,
-            "--hostfile": hostfile,
-            "--host-discovery-script": host_discovery_script,
-            "--start-timeout": start_timeout,
-            "--ssh-port": ssh_port,
-            "--ssh-identity-file": ssh_identity_file,
-            "--disable-cache": bool(disable_cache),
-            "--output-filename": output_filename,
-            "--verbose": bool(verbose),
-            "--gloo": bool(use_gloo),
-            "--mpi": bool(use_mpi),
-            "--mpi-args": mpi_args,
-            "--network-interface": _one_of(
-                *("network_interface", network_interface),
-                *("network_interfaces", network_interfaces),
-            ),
-            "--prefix-output-with-timestamp": bool(prefix_output_with_timestamp),
-            "--allocator": allocator,
-        }
-    )
+    values = dict(locals())
+    if num_proc in (None, 1):
+        values["num_proc"] = 1 if np is None else None
+    for name, other in _MEAN_THE_SAME.items():
+        of_other = values.pop(other)
+        if of_other is not None and values[name] is not None:
+            raise ValueError(f"{name} and {other} mean the same: give one of them")
+        values[name] = values[name] if of_other is None else of_other
+    # The others are options, by their names here.
+    for name in ("func", "args", "kwargs", "executable"):
+        del values[name]
     if not callable(func):
         raise TypeError(f"run: func must be a function to call, got {func!r}")
     command = [executable or sys.executable, "-c", _RANK]
     # Checked here, because the child process' error message would get lost.
-    options = command_line.read([*arguments, *command])
+    options = command_line.of_arguments(values, command)
     if options.hosts:
         other_launchers.hand_over(options, os.environ)
     ranks = options.ranks
@@ -200,18 +190,20 @@ def run(
             command[-1] = _ON_SEVERAL_HOSTS
             variables = {**os.environ, **options.variables}
             exchange = Exchange(made, outcomes, variables)
-            return _run_on_several_hosts([*arguments, *command], exchange, outcomes)
+            return _run_on_several_hosts(
+                dataclasses.replace(options, command=tuple(command)), exchange, outcomes
+            )
         paths = [call.path_of(made), *map(call.path_of, outcomes)]
-        code = _khvdrun([*arguments, *command, *paths])
+        code = _khvdrun(dataclasses.replace(options, command=(*command, *paths)))
         loaded = [_load(file, rank, code) for rank, file in enumerate(outcomes)]
         return _results(loaded, code)
 
 
 def _run_on_several_hosts(
-    arguments: Sequence[str], exchange: Exchange, outcomes: Sequence[BinaryIO]
+    options: Options, exchange: Exchange, outcomes: Sequence[BinaryIO]
 ) -> list[Any]:
     with exchange:
-        code = _khvdrun(arguments, exchange)
+        code = _khvdrun(options, exchange)
     loaded = []
     for rank, file in enumerate(outcomes):
         outcome = _load(file, rank, code)
@@ -222,72 +214,45 @@ def _run_on_several_hosts(
     return _results(loaded, code, exchange)
 
 
-def _one_of(
-    name: str,
-    value: _Value | None,
-    old_name: str,
-    old_value: _Value | None,
-    default: _Value | None = None,
-) -> _Value | None:
-    if value is not None and old_value is not None:
-        raise ValueError(f"{name} and {old_name} mean the same: give one of them")
-    given = old_value if value is None else value
-    return default if given is None else given
-
-
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """The command line for options and their values."""
-    made = []
-    for option, value in options.items():
-        if value is None or value is False:
-            continue
-        if value is True:
-            made.append(option)
-        elif isinstance(value, (list, tuple)):
-            made += [option, *map(str, value)]
-        else:
-            made.append(f"{option}={value}")
-    return made
-
-
-def _khvdrun(arguments: Sequence[str], exchange: Exchange | None = None) -> int:
+def _khvdrun(options: Options, exchange: Exchange | None = None) -> int:
     """Runs `khvdrun`, shows its output as this process', and returns the exit code.
 
     `exchange` is that with the ranks of several hosts.
     """
-    program = f"{_KHVDRUN}sys.exit(run(sys.argv[1:]))"
     stdout = _output_to(sys.stdout, sys.__stdout__)
     stderr = _output_to(sys.stderr, sys.__stderr__)
-    if stdout == subprocess.PIPE:
-        # A notebook's cell shows progress bars as a terminal does.
-        arguments = ["--live-output", *arguments]
-    command = [sys.executable, "-c", program, str(os.getpid()), *arguments]
+    # A notebook's cell shows progress bars as a terminal does.
+    is_live = stdout == subprocess.PIPE
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        env=None if exchange is None else {**os.environ, **exchange.variables},
-        stdout=stdout,
-        stderr=stderr,
-        # An interrupt from the terminal reaches it only through this process.
-        start_new_session=True,
-    )
-    if exchange is not None:
-        exchange.on_late = functools.partial(_stop, process)
-        if exchange.is_late:
-            _stop(process)
-    try:
-        _relay([(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
-        return process.wait()
-    except BaseException:
-        _end(process)
-        raise
-    finally:
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+    with call.memory_file("options") as file:
+        pickle.dump(dataclasses.replace(options, live_output=is_live), file)
+        file.flush()
+        own = str(os.getpid()), call.path_of(file)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _KHVDRUN, *own],
+            stdin=subprocess.DEVNULL,
+            env=None if exchange is None else {**os.environ, **exchange.variables},
+            stdout=stdout,
+            stderr=stderr,
+            # An interrupt from the terminal reaches it only through this process.
+            start_new_session=True,
+        )
+        if exchange is not None:
+            exchange.on_late = functools.partial(_stop, process)
+            if exchange.is_late:
+                _stop(process)
+        try:
+            _relay([(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
+            return process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 def _output_to(stream: TextIO | None, from_start: TextIO | None) -> int | None:
@@ -400,10 +365,5 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _ended(code: int) -> str:
-    if code <= 128:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
-        return f"ended with exit code {code}"
-    return f"ended with exit code {code}, as after {name}"
+    after = {128 + each: f", as after {each.name}" for each in signal.Signals}
+    return f"ended with exit code {code}{after.get(code, '')}"

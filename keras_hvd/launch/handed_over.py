@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from keras_hvd.launch import rank, report
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import CANNOT_START, Job
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.other_launchers import HandOver
 from keras_hvd.launch.output import (
     Copy,

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from keras_hvd.backends.tensorflow import allocator
 from keras_hvd.job import cores, process_limit
 from keras_hvd.launch import processes, rank, report
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.memory import OutOfMemoryWatch
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import Screen, Stream, Tail
 from keras_hvd.launch.rank import Rank
 from keras_hvd.launch.recorded import Recorded

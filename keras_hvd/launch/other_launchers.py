@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keras_hvd.job import cores, settings
-from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.usage import UsageError
 from keras_hvd.world.rendezvous import network_interfaces, secret
 

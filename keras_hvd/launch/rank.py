@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keras_hvd.launch import processes
-from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.output import (
     LiveLines,
     Prefix,

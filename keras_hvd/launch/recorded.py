@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.options import Options
 from keras_hvd.launch.status import Listener
 from keras_hvd.world.rendezvous.nodes import Share
 

@@ -71,7 +71,9 @@ def describe(rank: Rank, memory: OutOfMemoryWatch | None = None) -> str:
     code = os.waitstatus_to_exitcode(_status(rank))
     if code >= 0:
         return f"ended with exit code {code}"
-    text = f"was killed by signal {-code} ({_name(-code)})"
+    # Only the first and the last real-time signal have names.
+    names = {-each: each.name for each in signal.Signals}
+    text = f"was killed by signal {-code} ({names.get(code, 'real-time')})"
     if os.WCOREDUMP(_status(rank)):
         text += ", core dumped"
     by_kernel = None
@@ -171,11 +173,3 @@ def _blames_a_peer(rank: Rank) -> bool:
 def _status(rank: Rank) -> int:
     assert rank.status is not None, "it has not ended"
     return rank.status
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        # Only the first and the last real-time signal have names.
-        return "real-time"

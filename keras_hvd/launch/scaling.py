@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from keras_hvd.launch import guardian, processes, recorded, share
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.job import CANNOT_START, Job
+from keras_hvd.launch.options import Options
 from keras_hvd.recording import files
 from keras_hvd.report import recording
 from keras_hvd.report.record import Intervals, JobRecord

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 
 from keras_hvd.job import settings
-from keras_hvd.launch.command_line import Options
+from keras_hvd.launch.options import Options
 from keras_hvd.world import tls
 from keras_hvd.world.rendezvous import nodes, secret
 from keras_hvd.world.rendezvous.nodes import Others, Share

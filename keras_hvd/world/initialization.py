@@ -15,7 +15,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_hvd import exceptions
@@ -48,6 +48,10 @@ from keras_hvd.world.rendezvous import (
 from keras_hvd.world.rendezvous.links import Link
 from keras_hvd.world.rendezvous.proof import Purpose
 from keras_hvd.world.rendezvous.ranks import Meeting
+from keras_hvd.world.unread_launchers import Sign
+
+# Of a process in its job, for the engine.
+_PLACE = "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
 
 # How many times this process has joined with a list.
 _numbers = itertools.count()
@@ -131,80 +135,30 @@ def _join(
     launched: environment.World, members: list[int] | None, sets: list[ProcessSet]
 ) -> None:
     # What is malformed must not become known when the others rely on this rank.
-    given = settings.read()
-    # Members of a part say themselves how many they are. So does who goes on in another
-    # job, perhaps with fewer, at a place of its own.
-    says_so = basics.jobs_joined() > 0 and "KERAS_HVD_SIZE" in os.environ
-    sign = None
-    if members is None and not says_so:
-        sign = environment.check_size(launched.size)
-    timeline = settings.timeline()
+    given, timeline = settings.read(), settings.timeline()
+    sign = _check_size(launched, members)
     world, meeting = _meet(launched, members)
     if world.size < launched.size and members is not None:
         given, timeline = _files_of_part(given, timeline, members[0])
-    options = native.Options(
-        struct_size=ctypes.sizeof(native.Options),
-        rank=world.rank,
-        size=world.size,
-        local_rank=world.local_rank,
-        local_size=world.local_size,
-        cross_rank=world.cross_rank,
-        cross_size=world.cross_size,
-        job=world.job.encode(),
-        **dataclasses.asdict(given),
-    )
-    options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
-    options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
-    uses_mpi = False
-    if meeting is not None:
-        _add_meeting(options, meeting)
-        uses_mpi = meeting.table.mpi and len(set(meeting.table.hosts())) > 1
-        if uses_mpi:
-            _add_mpi(options, world)
-        _explain_missing_memory(meeting)
-        _give_nccl_the_network(meeting, world.rank)
-    if native.engine().khvd_failure():
-        # Before the engine forgets it. TensorFlow is not imported for less.
-        from keras_hvd.backends.tensorflow import half_applied
-
-        half_applied.note_failure()
-    basics.check(native.engine().khvd_init(ctypes.byref(options)))
-    basics.note_job(world.job, uses_mpi)
+    _start_engine(world, meeting, given)
     joined.tell(launched.job, launched.rank - launched.local_rank)
-    # Of a part of the processes there is no recording: khvdrun has made one folder.
-    report = settings.report() if world.size == launched.size else ""
-    is_recorded = bool(report) if meeting is None else meeting.table.recorded
-    measured = _measure() if is_recorded and world.size > 1 else None
-    if report and world.rank != 0 and not files.is_of_this_host(report):
-        # mpirun tells the ranks of all hosts.
-        report = ""
-    # At once: the other ranks continue, and earlier submissions are not recorded.
-    if report:
-        _start_recording(report)
-    if timeline.path:
-        _start_timeline(timeline)
-    if report:
-        _tell_of_this_rank(report, launched, world, meeting, measured)
-    if world.rank == 0:
-        _explain_settings()
-    if sign is not None and sign.is_first:
-        _warn_of_being_alone(str(sign))
-    atexit.unregister(basics.shutdown)
-    atexit.register(basics.shutdown)
-    script_end.watch()
-    if world.rank == 0:
-        _warn_of_other_copies()
-    if world.size > 1:
-        _spare_what_is_imported()
-    allocator.use(world.rank)
-    if os.environ.get(cores.SHARED) == "1":
-        cores.share(launched.local_size)
-    # By the launcher's local rank, which no other part of its job has.
-    gpu_pinning.pin(launched.local_rank, launched.local_size)
-    if launched.size > 1 and "keras" in sys.modules:
-        # Far above this layer, and without Keras of no use.
-        importlib.import_module("keras_hvd.optimizer.traced_steps").install()
-    _add(sets)
+    with _leaving_on_error():
+        _start_recording(launched, world, meeting, timeline)
+    _warn(world, sign)
+    _prepare_end(world)
+    _place_on_devices(launched, world)
+    with _leaving_on_error():
+        for each in sets:
+            add_process_set(each)
+
+
+def _check_size(launched: environment.World, members: list[int] | None) -> Sign | None:
+    # Members of a part say themselves how many they are. So does who goes on in another
+    # job, perhaps with fewer, at a place of its own.
+    says_so = basics.jobs_joined() > 0 and "KERAS_HVD_SIZE" in os.environ
+    if members is not None or says_so:
+        return None
+    return environment.check_size(launched.size)
 
 
 def _meet(
@@ -225,11 +179,7 @@ def _meet(
         return world, None
     basics.require_not_forked("init")
     place = ranks.Place(
-        rank=world.rank,
-        size=world.size,
-        local_rank=world.local_rank,
-        local_size=world.local_size,
-        job=world.job,
+        *(world.rank, world.size, world.local_rank, world.local_size, world.job),
         host_key=world.host_key,
         interfaces=settings.network_interfaces(),
         data_connections=settings.data_connections(),
@@ -238,7 +188,11 @@ def _meet(
     )
     timeout, begin_tls = settings.init_timeout(), tls.chosen(os.environ)
     # Last: what is malformed must not become known when the others rely on this rank.
-    arranged = _arrangement(launched, members or everyone, place)
+    if launched.way is None:
+        where = [address.parse(str(launched.rendezvous))]
+        arranged = ranks.Arrangement(where, secret.take(os.environ))
+    else:
+        arranged = launched.way.arrange(launched, members or everyone, place, timeout)
     meeting = ranks.meet(place, arranged, _wanted_links, timeout, begin_tls)
     table = meeting.table if is_whole else meeting.table.of_part()
     own = table.ranks[world.rank]
@@ -259,16 +213,8 @@ def _part(launched: environment.World, members: list[int]) -> environment.World:
     rank, size = members.index(launched.rank), len(members)
     if launched.way is not None and launched.way.parts_meet:
         # The places on hosts follow when the members have met.
-        return dataclasses.replace(
-            launched,
-            rank=rank,
-            size=size,
-            local_rank=0,
-            local_size=1,
-            cross_rank=None,
-            cross_size=None,
-            job="",
-        )
+        own = environment.World(rank, size, 0, 1, None, None, "")
+        return dataclasses.replace(own, host_key=launched.host_key, way=launched.way)
     if launched.rendezvous is not None or launched.way is not None:
         raise exceptions.KerasHvdError(
             f"init: comm={members} is a part of {launched.size} processes that may be "
@@ -302,22 +248,39 @@ def _wants_mpi(world: environment.World, is_whole: bool) -> bool:
     return True
 
 
-def _arrangement(
-    world: environment.World, members: list[int], place: ranks.Place
-) -> ranks.Arrangement:
-    """Where the ranks meet: as the user has said, or as their launcher lets them."""
-    if world.way is None:
-        return ranks.Arrangement(
-            [address.parse(str(world.rendezvous))], secret.take(os.environ)
-        )
-    timeout = settings.init_timeout()
-    return world.way.arrange(
-        world.rank, world.size, members, place.interfaces, timeout, place.mpi
-    )
-
-
 def _wanted_links(rank: int, hosts: Sequence[int]) -> list[Link]:
     return [Link(peer, Purpose(kind)) for peer, kind in native.links(rank, hosts)]
+
+
+def _start_engine(
+    world: environment.World, meeting: Meeting | None, given: settings.Settings
+) -> None:
+    """Has the engine join, which waits for the ranks of this host."""
+    options = native.Options(
+        struct_size=ctypes.sizeof(native.Options),
+        job=world.job.encode(),
+        **{name: getattr(world, name) for name in _PLACE},
+        **dataclasses.asdict(given),
+    )
+    options.nccl_library = options.nccl_library or gpu_libraries.packaged_nccl()
+    options.nvtx_library = options.nvtx_library or gpu_libraries.packaged_nvtx()
+    uses_mpi = False
+    if meeting is not None:
+        _add_meeting(options, meeting)
+        uses_mpi = meeting.table.mpi and len(set(meeting.table.hosts())) > 1
+        if uses_mpi:
+            assert isinstance(world.way, WayOfMpi)
+            communicator = world.way.communicator(world, settings.init_timeout())
+            options.mpi = ctypes.pointer(mpi_functions.take(communicator))
+        _explain_missing_memory(meeting)
+        _give_nccl_the_network(meeting, world.rank)
+    if native.engine().khvd_failure():
+        # Before the engine forgets it. TensorFlow is not imported for less.
+        from keras_hvd.backends.tensorflow import half_applied
+
+        half_applied.note_failure()
+    basics.check(native.engine().khvd_init(ctypes.byref(options)))
+    basics.note_job(world.job, uses_mpi)
 
 
 def _add_meeting(options: native.Options, meeting: Meeting) -> None:
@@ -343,15 +306,6 @@ def _add_meeting(options: native.Options, meeting: Meeting) -> None:
             for link, stream in links
         )
     )
-
-
-def _add_mpi(options: native.Options, world: environment.World) -> None:
-    """Has MPI carry tensors between hosts."""
-    assert isinstance(world.way, WayOfMpi)
-    communicator = world.way.communicator(
-        world.rank, world.size, settings.init_timeout()
-    )
-    options.mpi = ctypes.pointer(mpi_functions.take(communicator))
 
 
 def _explain_missing_memory(meeting: Meeting) -> None:
@@ -442,7 +396,93 @@ def _files_of_part(
     )
 
 
-# The functions below run once in a process, however often it joins.
+@contextlib.contextmanager
+def _leaving_on_error() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        basics.shutdown()
+        raise
+
+
+def _start_recording(
+    launched: environment.World,
+    world: environment.World,
+    meeting: Meeting | None,
+    timeline: settings.Timeline,
+) -> None:
+    """Begins this rank's recording and the timeline, as far as they are wanted."""
+    # Of a part of the processes there is no recording: khvdrun has made one folder.
+    folder = settings.report() if world.size == launched.size else ""
+    is_recorded = bool(folder) if meeting is None else meeting.table.recorded
+    measured = capacity.measure() if is_recorded and world.size > 1 else None
+    if folder and world.rank != 0 and not files.is_of_this_host(folder):
+        # mpirun tells the ranks of all hosts.
+        folder = ""
+    # At once: the other ranks continue, and earlier submissions are not recorded.
+    if folder:
+        path = os.fsencode(os.path.join(folder, files.TIMES))
+        with _needing_room("recording"):
+            basics.check(native.engine().khvd_start_recording(path))
+    if timeline.path:
+        path, marks = os.fsencode(timeline.path), timeline.mark_cycles
+        with _needing_room("timeline"):
+            basics.check(native.engine().khvd_start_timeline(path, marks))
+    if folder:
+        # It takes NumPy.
+        from keras_hvd.recording import recorder
+
+        table = [] if meeting is None else meeting.table.ranks
+        ranks_of_job = [(one.host_name, one.pid) for one in table]
+        place = world.rank, world.size, launched.local_rank
+        with _needing_room("recording"):
+            recorder.start(folder, *place, ranks_of_job, measured)
+
+
+@contextlib.contextmanager
+def _needing_room(what: str) -> Iterator[None]:
+    """Goes on, and says why, where there is no room for a recording or a timeline."""
+    try:
+        yield
+    except (exceptions.KerasHvdError, OSError, ValueError) as error:
+        if not files.is_full(error):
+            raise
+        _warn_once(what, f"this job has no {what}, or a part of one: {error}")
+
+
+def _warn(world: environment.World, sign: Sign | None) -> None:
+    """Says what the user should know of this job and of this installation."""
+    if world.rank == 0:
+        _warn_once("settings", settings.without_effect())
+    if sign is not None and sign.is_first:
+        _warn_once("sign", str(sign))
+    others = installed.other_copies() if world.rank == 0 else ()
+    if others:
+        _warn_once(
+            "copies",
+            f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
+            f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
+            "one that you do not want, or remove its folder from sys.path",
+        )
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(what: str, text: str) -> None:
+    """Once in a process, however often it joins."""
+    if text and what not in _warned:
+        log.write("warning", text)
+    _warned.add(what)
+
+
+def _prepare_end(world: environment.World) -> None:
+    """Has this process leave the job when it ends, and end soon."""
+    atexit.unregister(basics.shutdown)
+    atexit.register(basics.shutdown)
+    script_end.watch()
+    if world.size > 1:
+        _spare_what_is_imported()
 
 
 @functools.cache
@@ -455,95 +495,13 @@ def _spare_what_is_imported() -> None:
     gc.freeze()
 
 
-@functools.cache
-def _explain_settings() -> None:
-    text = settings.without_effect()
-    if text:
-        log.write("warning", text)
-
-
-@functools.cache
-def _warn_of_being_alone(text: str) -> None:
-    log.write("warning", text)
-
-
-_missing: set[str] = set()
-
-
-def _warn_of_missing(what: str, why: str) -> None:
-    if what not in _missing:
-        log.write("warning", f"this job has no {what}, or a part of one: {why}")
-    _missing.add(what)
-
-
-@functools.cache
-def _warn_of_other_copies() -> None:
-    others = installed.other_copies()
-    if others:
-        log.write(
-            "warning",
-            f"this is the keras_hvd in {installed.PACKAGE}, and there is another copy "
-            f"in {' and '.join(map(str, others))}, which is not used: uninstall the "
-            "one that you do not want, or remove its folder from sys.path",
-        )
-
-
-def _add(sets: list[ProcessSet]) -> None:
-    try:
-        for each in sets:
-            add_process_set(each)
-    except BaseException:
-        basics.shutdown()
-        raise
-
-
-def _measure() -> float:
-    try:
-        return capacity.measure()
-    except exceptions.KerasHvdError:
-        basics.shutdown()
-        raise
-
-
-def _start_recording(folder: str) -> None:
-    path = os.fsencode(os.path.join(folder, files.TIMES))
-    try:
-        basics.check(native.engine().khvd_start_recording(path))
-    except exceptions.KerasHvdError as error:
-        _go_on_without("recording", error)
-
-
-def _tell_of_this_rank(
-    folder: str,
-    launched: environment.World,
-    world: environment.World,
-    meeting: Meeting | None,
-    measured: float | None,
-) -> None:
-    """Begins this rank's own part of the recording, which takes NumPy."""
-    from keras_hvd.recording import recorder
-
-    table = [] if meeting is None else meeting.table.ranks
-    members = [(one.host_name, one.pid) for one in table]
-    place = world.rank, world.size, launched.local_rank
-    try:
-        recorder.start(folder, *place, members, measured)
-    except (OSError, ValueError) as error:
-        _go_on_without("recording", error)
-
-
-def _start_timeline(timeline: settings.Timeline) -> None:
-    path = os.fsencode(timeline.path)
-    try:
-        basics.check(native.engine().khvd_start_timeline(path, timeline.mark_cycles))
-    except exceptions.KerasHvdError as error:
-        _go_on_without("timeline", error)
-
-
-def _go_on_without(what: str, error: Exception) -> None:
-    """Says why there is no timeline, or raises if that is not for lack of room."""
-    if files.is_full(error):
-        _warn_of_missing(what, str(error))
-        return
-    basics.shutdown()
-    raise error
+def _place_on_devices(launched: environment.World, world: environment.World) -> None:
+    """Gives TensorFlow and Keras what is this rank's."""
+    allocator.use(world.rank)
+    if os.environ.get(cores.SHARED) == "1":
+        cores.share(launched.local_size)
+    # By the launcher's local rank, which no other part of its job has.
+    gpu_pinning.pin(launched.local_rank, launched.local_size)
+    if launched.size > 1 and "keras" in sys.modules:
+        # Far above this layer, and without Keras of no use.
+        importlib.import_module("keras_hvd.optimizer.traced_steps").install()

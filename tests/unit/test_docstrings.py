@@ -40,7 +40,6 @@ WITHOUT_EXAMPLES = {
     "keras_hvd.launch.diagnosis.report",
     "keras_hvd.launch.for_parent",
     "keras_hvd.launch.guardian",
-    "keras_hvd.launch.horovod_options",
     "keras_hvd.launch.job",
     "keras_hvd.launch.memory",
     "keras_hvd.launch.rank",

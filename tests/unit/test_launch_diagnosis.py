@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from keras_hvd.job import cores
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import (
     limits,
     machine,
@@ -18,6 +17,7 @@ from keras_hvd.launch.diagnosis import (
     shared_memory,
 )
 from keras_hvd.launch.diagnosis.findings import Verdict
+from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous.nodes import Node
 
 UNLIMITED_V1 = "9223372036854771712\n"

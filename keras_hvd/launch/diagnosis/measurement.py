@@ -12,10 +12,10 @@ from pathlib import Path
 from keras_hvd.backends.tensorflow import allocator
 from keras_hvd.job import cores
 from keras_hvd.launch import processes
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import machine, network, probes
 from keras_hvd.launch.diagnosis.findings import Finding, count, failure, warning
 from keras_hvd.launch.diagnosis.limits import amount, free_memory
+from keras_hvd.launch.options import Options
 from keras_hvd.world.rendezvous.nodes import Node
 
 _ROOT = Path(__file__).parents[3]

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from keras_hvd.launch.command_line import Options
 from keras_hvd.launch.diagnosis import (
     limits,
     machine,
@@ -17,6 +16,7 @@ from keras_hvd.launch.diagnosis import (
     software,
 )
 from keras_hvd.launch.diagnosis.findings import Finding, Verdict, count, find
+from keras_hvd.launch.options import Options
 from keras_hvd.version import __version__
 
 _Look = tuple[str, Callable[[], Finding]]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from keras_hvd.world.launchers.launcher import World
 from keras_hvd.world.launchers.variables import (
+    beginning,
     integer,
     many_hosts,
     on_one_host,
@@ -34,11 +35,5 @@ def world(variables: Mapping[str, str]) -> World:
     # The launcher listens at this address as long as the job runs.
     address = text_of(variables, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = text_of(variables, "HOROVOD_GLOO_RENDEZVOUS_PORT")
-    return on_one_host(
-        variables,
-        rank="HOROVOD_RANK",
-        size="HOROVOD_SIZE",
-        local_rank="HOROVOD_LOCAL_RANK",
-        local_size="HOROVOD_LOCAL_SIZE",
-        job=f"horovodrun-{address}-{port}",
-    )
+    job = f"horovodrun-{address}-{port}"
+    return on_one_host(variables, beginning("HOROVOD_"), job)

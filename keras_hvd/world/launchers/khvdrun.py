@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from keras_hvd.world.launchers.launcher import LaunchEnvironmentError, World
 from keras_hvd.world.launchers.variables import (
     RENDEZVOUS,
+    beginning,
     integer,
     on_any_hosts,
     on_one_host,
@@ -25,30 +26,16 @@ def is_here(variables: Mapping[str, str]) -> bool:
 
 def world(variables: Mapping[str, str]) -> World:
     """The place that `khvdrun` has given to it. Raises LaunchEnvironmentError."""
-    prefix = "KERAS_HVD_"
-    if variables.get(RENDEZVOUS):
-        return on_any_hosts(
-            variables,
-            rank=prefix + "RANK",
-            size=prefix + "SIZE",
-            local_rank=prefix + "LOCAL_RANK",
-            local_size=prefix + "LOCAL_SIZE",
-            job=variables.get(prefix + "JOB", ""),
-            rendezvous=variables[RENDEZVOUS],
-        )
-    hosts = integer(variables, prefix + "CROSS_SIZE", 1)
+    names = beginning("KERAS_HVD_")
+    if rendezvous := variables.get(RENDEZVOUS):
+        job = variables.get("KERAS_HVD_JOB", "")
+        return on_any_hosts(variables, names, job, rendezvous)
+    hosts = integer(variables, "KERAS_HVD_CROSS_SIZE", 1)
     if hosts > 1:
-        raise _nowhere_to_meet(f"{prefix}CROSS_SIZE={hosts}")
-    integer(variables, prefix + "CROSS_RANK", 0, hosts)
-    return on_one_host(
-        variables,
-        rank=prefix + "RANK",
-        size=prefix + "SIZE",
-        local_rank=prefix + "LOCAL_RANK",
-        local_size=prefix + "LOCAL_SIZE",
-        job=text_of(variables, prefix + "JOB"),
-        refuse=_nowhere_to_meet,
-    )
+        raise _nowhere_to_meet(f"KERAS_HVD_CROSS_SIZE={hosts}")
+    integer(variables, "KERAS_HVD_CROSS_RANK", 0, hosts)
+    job = text_of(variables, "KERAS_HVD_JOB")
+    return on_one_host(variables, names, job, _nowhere_to_meet)
 
 
 def _nowhere_to_meet(evidence: str) -> LaunchEnvironmentError:

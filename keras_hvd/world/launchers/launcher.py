@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from keras_hvd.exceptions import KerasHvdError
-from keras_hvd.world.rendezvous.ranks import Arrangement
+from keras_hvd.world.rendezvous.ranks import Arrangement, Place
 
 
 class LaunchEnvironmentError(KerasHvdError):
@@ -56,17 +56,15 @@ class Way(abc.ABC):
     @abc.abstractmethod
     def arrange(
         self,
-        rank: int,
-        size: int,
+        world: World,
         members: Sequence[int],
-        interfaces: Sequence[str],
+        place: Place,
         timeout: float,
-        with_tensors: bool,
     ) -> Arrangement:
         """Where these of the ranks meet. Raises RendezvousError.
 
-        All but the first of them wait until it has told them. `with_tensors`: whether
-        a communicator is to carry tensors afterwards.
+        All but the first of them wait until it has told them. `world` is of all ranks,
+        `place` of the members.
         """
 
 
@@ -74,7 +72,7 @@ class WayOfMpi(Way):
     """One whose MPI can carry tensors between hosts."""
 
     @abc.abstractmethod
-    def communicator(self, rank: int, size: int, timeout: float) -> Any:
+    def communicator(self, world: World, timeout: float) -> Any:
         """One for the engine alone. All ranks call this. Raises RendezvousError."""
 
 

@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.job import mpi_finalization
-from keras_hvd.world.launchers.launcher import WayOfMpi
+from keras_hvd.world.launchers.launcher import WayOfMpi, World
 from keras_hvd.world.rendezvous import event_loop, network_interfaces, part
 from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.listener import listen_at_free_ports
-from keras_hvd.world.rendezvous.ranks import Arrangement
+from keras_hvd.world.rendezvous.ranks import Arrangement, Place
 from keras_hvd.world.rendezvous.secret import Secret
 
 _TAG = 29400  # MPI promises tags up to 32767
@@ -55,25 +55,23 @@ class ByMpi(WayOfMpi):
 
     parts_meet: ClassVar[bool] = True
 
-    def communicator(self, rank: int, size: int, timeout: float) -> Any:
-        return duplicate(communicator(self.family, rank, size), timeout)
+    def communicator(self, world: World, timeout: float) -> Any:
+        return duplicate(communicator(self.family, world.rank, world.size), timeout)
 
     def arrange(
         self,
-        rank: int,
-        size: int,
+        world: World,
         members: Sequence[int],
-        interfaces: Sequence[str],
+        place: Place,
         timeout: float,
-        with_tensors: bool,
     ) -> Arrangement:
-        world = communicator(self.family, rank, size)
-        if with_tensors:
+        ranks = communicator(self.family, world.rank, world.size)
+        if place.mpi:
             require_threads()
         mpi_finalization.avoid_after_failure(self.family)
-        if rank == members[0]:
-            return invite(world, members, interfaces)
-        return accept(world, members, timeout)
+        if world.rank == members[0]:
+            return invite(ranks, members, place.interfaces)
+        return accept(ranks, members, timeout)
 
 
 def communicator(family: str, rank: int, size: int) -> Any:

@@ -13,6 +13,7 @@ from keras_hvd.world.launchers.mpi import ByMpi
 from keras_hvd.world.launchers.variables import (
     RENDEZVOUS,
     Names,
+    beginning,
     is_one_host,
     on_any_hosts,
     on_one_host,
@@ -53,9 +54,9 @@ class Mpirun:
         """The place in a job on one host, or the way to meet those of others."""
         rendezvous = variables.get(RENDEZVOUS) or None
         if rendezvous is None and is_one_host(variables, self.names):
-            return on_one_host(variables, **self.names, job=self.job(variables))
+            return on_one_host(variables, self.names, self.job(variables))
         # Its hosts do not know the same name of the job.
-        world = on_any_hosts(variables, **self.names, job="", rendezvous=rendezvous)
+        world = on_any_hosts(variables, self.names, "", rendezvous)
         return world if rendezvous else dataclasses.replace(world, way=ByMpi(self.mpi))
 
 
@@ -91,22 +92,12 @@ def _mpich_job(variables: Mapping[str, str]) -> str:
 OPEN_MPI = Mpirun(
     "Open MPI",
     "OMPI_COMM_WORLD_RANK",
-    {
-        "rank": "OMPI_COMM_WORLD_RANK",
-        "size": "OMPI_COMM_WORLD_SIZE",
-        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    },
+    beginning("OMPI_COMM_WORLD_"),
     _open_mpi_job,
 )
 MPICH = Mpirun(
     "MPICH",
     "MPI_LOCALRANKID",
-    {
-        "rank": "PMI_RANK",
-        "size": "PMI_SIZE",
-        "local_rank": "MPI_LOCALRANKID",
-        "local_size": "MPI_LOCALNRANKS",
-    },
+    Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     _mpich_job,
 )

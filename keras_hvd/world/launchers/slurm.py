@@ -25,7 +25,7 @@ from typing import Any
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world.launchers import munge
-from keras_hvd.world.launchers.launcher import Way
+from keras_hvd.world.launchers.launcher import Way, World
 from keras_hvd.world.rendezvous import address as addresses
 from keras_hvd.world.rendezvous import connection, event_loop, network_interfaces
 from keras_hvd.world.rendezvous import secret as secret_module
@@ -33,7 +33,7 @@ from keras_hvd.world.rendezvous.address import Address
 from keras_hvd.world.rendezvous.connection import Stream, UnprovenError
 from keras_hvd.world.rendezvous.event_loop import EventLoop
 from keras_hvd.world.rendezvous.listener import Listener, listen, listen_at_free_ports
-from keras_hvd.world.rendezvous.ranks import Arrangement
+from keras_hvd.world.rendezvous.ranks import Arrangement, Place
 from keras_hvd.world.rendezvous.secret import Secret
 
 # Below the ports that Linux gives to connections.
@@ -81,21 +81,19 @@ class Step(Way):
 
     def arrange(
         self,
-        rank: int,
-        size: int,
+        world: World,
         members: Sequence[int],
-        interfaces: Sequence[str],
+        place: Place,
         timeout: float,
-        with_tensors: bool,
     ) -> Arrangement:
         if secret_module.is_set(os.environ):
             given = secret_module.take(os.environ)
-            listening = _listen(self, interfaces) if rank == 0 else []
-            return Arrangement(self.places(interfaces), given, listening)
+            listening = _listen(self, place.interfaces) if world.rank == 0 else []
+            return Arrangement(self.places(place.interfaces), given, listening)
         try:
-            if rank == 0:
-                return _invite(self, interfaces)
-            return _accept(self, rank, interfaces, timeout)
+            if world.rank == 0:
+                return _invite(self, place.interfaces)
+            return _accept(self, world.rank, place.interfaces, timeout)
         except munge.UnavailableError as error:
             raise RendezvousError(
                 "srun started the ranks of this job on several nodes, and rank 0 hands "

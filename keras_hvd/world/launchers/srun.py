@@ -12,6 +12,7 @@ from keras_hvd.world.launchers.slurm import Step
 from keras_hvd.world.launchers.variables import (
     RENDEZVOUS,
     TOO_MANY_RANKS,
+    Names,
     integer,
     on_any_hosts,
     on_one_host,
@@ -27,6 +28,11 @@ _FIRST_NODE = re.compile(r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)
 _LONGEST_NODE = 253
 # And 2, 2, 2 and 1 tasks on four nodes as 2(x3),1.
 _TASKS = re.compile(r"(\d{1,10})(?:\(x(\d{1,10})\))?", re.A)
+
+_NAMES = Names(
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    *("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
 
 
 def is_here(variables: Mapping[str, str]) -> bool:
@@ -49,29 +55,14 @@ def world(variables: Mapping[str, str]) -> World:
     job = f"slurm-{text_of(variables, 'SLURM_JOB_ID')}.{step}"
     if nodes > 1:
         return _on_nodes(variables, nodes, job)
-    return on_one_host(
-        variables,
-        rank="SLURM_PROCID",
-        size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
-        local_size="SLURM_STEP_NUM_TASKS",
-        job=job,
-    )
+    return on_one_host(variables, _NAMES._replace(local_size=_NAMES.size), job)
 
 
 def _on_nodes(variables: Mapping[str, str], nodes: int, job: str) -> World:
     node = integer(variables, "SLURM_NODEID", 0, nodes)
     rendezvous = variables.get(RENDEZVOUS) or None
-    tasks = "SLURM_STEP_TASKS_PER_NODE"
-    found = on_any_hosts(
-        {**variables, tasks: str(_tasks_on(variables, node, nodes))},
-        rank="SLURM_PROCID",
-        size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
-        local_size=tasks,
-        job=job,
-        rendezvous=rendezvous,
-    )
+    read = {**variables, _NAMES.local_size: str(_tasks_on(variables, node, nodes))}
+    found = on_any_hosts(read, _NAMES, job, rendezvous)
     if rendezvous:
         return found
     if found.rank == 0 and node != 0:
@@ -86,11 +77,11 @@ def _on_nodes(variables: Mapping[str, str], nodes: int, job: str) -> World:
 
 def _tasks_on(variables: Mapping[str, str], node: int, nodes: int) -> int:
     """The number of the step's tasks on a node."""
-    name = "SLURM_STEP_TASKS_PER_NODE"
+    name = _NAMES.local_size
     text = text_of(variables, name)
     parts = [_TASKS.fullmatch(part) for part in text.split(",")]
     counts = [(int(one[1]), int(one[2] or 1)) for one in parts if one]
-    size = integer(variables, "SLURM_STEP_NUM_TASKS", 1, TOO_MANY_RANKS)
+    size = integer(variables, _NAMES.size, 1, TOO_MANY_RANKS)
     given = sum(times for _, times in counts), sum(n * times for n, times in counts)
     if len(counts) != len(parts) or given != (nodes, size):
         raise LaunchEnvironmentError(

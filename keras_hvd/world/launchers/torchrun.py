@@ -34,19 +34,10 @@ def world(variables: Mapping[str, str]) -> World:
     port = integer(variables, "MASTER_PORT", 1, _TOO_LARGE_PORT)
     job = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}-{store}-{port}"
     rendezvous = variables.get(RENDEZVOUS)
-    names: Names = {
-        "rank": "RANK",
-        "size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
-    }
+    names = Names("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if is_one_host(variables, names) and not rendezvous:
-        return on_one_host(variables, **names, job=job)
+        return on_one_host(variables, names, job)
     # torchrun's own store listens at MASTER_PORT.
     beside = port + 1 if port + 1 < _TOO_LARGE_PORT else port - 1
-    return on_any_hosts(
-        variables,
-        **names,
-        job=job,
-        rendezvous=rendezvous or str(address.Address(store, beside)),
-    )
+    rendezvous = rendezvous or str(address.Address(store, beside))
+    return on_any_hosts(variables, names, job, rendezvous)

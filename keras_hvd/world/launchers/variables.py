@@ -6,7 +6,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TypedDict
+from typing import NamedTuple
 
 from keras_hvd.world.launchers.launcher import LaunchEnvironmentError, World
 from keras_hvd.world.rendezvous import address
@@ -22,7 +22,7 @@ _LONGEST_JOB_NAME = 80
 _LONGEST_HOST_KEY = 256
 
 
-class Names(TypedDict):
+class Names(NamedTuple):
     """The variables in which a launcher tells a rank's place."""
 
     rank: str
@@ -31,15 +31,13 @@ class Names(TypedDict):
     local_size: str
 
 
+def beginning(prefix: str) -> Names:
+    """Those that begin so, and end as ours do."""
+    return Names(*(prefix + name.upper() for name in Names._fields))
+
+
 def on_any_hosts(
-    variables: Mapping[str, str],
-    *,
-    rank: str,
-    size: str,
-    local_rank: str,
-    local_size: str,
-    job: str,
-    rendezvous: str | None,
+    variables: Mapping[str, str], names: Names, job: str, rendezvous: str | None
 ) -> World:
     """The world that the variables of these names describe, on any hosts."""
     try:
@@ -47,15 +45,15 @@ def on_any_hosts(
             address.parse(rendezvous)
     except ValueError as error:
         raise LaunchEnvironmentError(f"{RENDEZVOUS}: {error}") from None
-    total = integer(variables, size, 1, TOO_MANY_RANKS)
-    here = integer(variables, local_size, 1, TOO_MANY_RANKS)
+    total = integer(variables, names.size, 1, TOO_MANY_RANKS)
+    here = integer(variables, names.local_size, 1, TOO_MANY_RANKS)
     if here > total:
         raise LaunchEnvironmentError(
-            f"{local_size}={here} and {size}={total} contradict each other: no host "
-            "has more ranks than the job."
+            f"{names.local_size}={here} and {names.size}={total} contradict each "
+            "other: no host has more ranks than the job."
         )
-    place = integer(variables, rank, 0, total)
-    place_here = integer(variables, local_rank, 0, here)
+    place = integer(variables, names.rank, 0, total)
+    place_here = integer(variables, names.local_rank, 0, here)
     if total == 1:
         return World(0, 1, 0, 1, 0, 1, new_job())
     key = variables.get("KERAS_HVD_HOST_KEY") or None
@@ -90,31 +88,27 @@ def many_hosts(evidence: str) -> LaunchEnvironmentError:
 
 def on_one_host(
     variables: Mapping[str, str],
-    *,
-    rank: str,
-    size: str,
-    local_rank: str,
-    local_size: str,
+    names: Names,
     job: str,
     refuse: Callable[[str], LaunchEnvironmentError] = many_hosts,
 ) -> World:
     """The world that the variables of these names describe, if it is on one host."""
-    total = integer(variables, size, 1, TOO_MANY_RANKS)
-    here = integer(variables, local_size, 1, TOO_MANY_RANKS)
+    total = integer(variables, names.size, 1, TOO_MANY_RANKS)
+    here = integer(variables, names.local_size, 1, TOO_MANY_RANKS)
     if total != here:
-        raise refuse(f"{size}={total}, but {local_size}={here}")
-    this = integer(variables, rank, 0, total)
-    this_here = integer(variables, local_rank, 0, here)
+        raise refuse(f"{names.size}={total}, but {names.local_size}={here}")
+    this = integer(variables, names.rank, 0, total)
+    this_here = integer(variables, names.local_rank, 0, here)
     if this != this_here:
         raise LaunchEnvironmentError(
-            f"{rank}={this} and {local_rank}={this_here} contradict each other: all "
-            f"{total} ranks are on one host, so both must be the same."
+            f"{names.rank}={this} and {names.local_rank}={this_here} contradict each "
+            f"other: all {total} ranks are on one host, so both must be the same."
         )
     return World(this, total, this_here, here, 0, 1, job_name(job))
 
 
 def is_one_host(variables: Mapping[str, str], names: Names) -> bool:
-    return variables.get(names["size"]) == variables.get(names["local_size"])
+    return variables.get(names.size) == variables.get(names.local_size)
 
 
 def new_job() -> str:
@@ -146,11 +140,10 @@ def integer(
     if below is not None:
         expected += f" to {below - 1}"
     # int() also takes "1_0", " 1" and digits of other scripts.
-    if not (text.isascii() and text.isdecimal()):
+    number = int(text) if text.isascii() and text.isdecimal() else -1
+    if number < least or (below is not None and number >= below):
         raise LaunchEnvironmentError(f"{name}={text!r} is not {expected}.")
-    if int(text) < least or (below is not None and int(text) >= below):
-        raise LaunchEnvironmentError(f"{name}={text!r} is not {expected}.")
-    return int(text)
+    return number
 
 
 def text_of(variables: Mapping[str, str], name: str) -> str:

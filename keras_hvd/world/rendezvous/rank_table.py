@@ -251,14 +251,7 @@ def encode(table: RankTable) -> dict[str, Any]:
     >>> decode(encode(table), size=1) == table
     True
     """
-    return {
-        "job": table.job,
-        "meeting": table.meeting,
-        "ranks": [encode_rank(one) for one in table.ranks],
-        "data_connections": table.data_connections,
-        "mpi": table.mpi,
-        "recorded": table.recorded,
-    }
+    return {**vars(table), "ranks": [encode_rank(one) for one in table.ranks]}
 
 
 def decode(message: dict[str, Any], size: int) -> RankTable:

@@ -108,23 +108,18 @@ def meet(
     return _Rank(loop, place, group, arranged.secret, wanted_links).meet()
 
 
+@dataclass
 class _Rank:
     """This process, while the ranks meet."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        place: Place,
-        group: Group,
-        secret: Secret,
-        wanted_links: WantedLinks,
-    ):
-        self._loop = loop
-        self._place = place
-        self._group = group
-        self._secret = secret
-        self._wanted_links = wanted_links
-        self._deadline = time.monotonic() + group.timeout
+    _loop: EventLoop
+    _place: Place
+    _group: Group
+    _secret: Secret
+    _wanted_links: WantedLinks
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self._group.timeout
 
     def meet(self) -> Meeting:
         return self._loop.run(
@@ -183,7 +178,11 @@ class _Rank:
     ) -> Iterator[tuple[list[socket.socket], shared_memory.Offer]]:
         """Sockets at free ports of these IP addresses, and memory for ranks beside."""
         offered = shared_memory.Offer(self._loop)
-        with _listening_at(hosts) as listening, offered.open(self._deadline):
+        with contextlib.ExitStack() as opened:
+            listening = listen_at_free_ports(hosts)
+            for each in listening:
+                opened.enter_context(each)
+            opened.enter_context(offered.open(self._deadline))
             yield listening, offered
 
     async def _giver(self, table: RankTable) -> dict[str, Any]:
@@ -263,13 +262,3 @@ def _connections(link: Link, table: RankTable) -> Iterator[Link]:
         return
     count = table.data_connections if is_for_tensors else 1
     yield from (dataclasses.replace(link, number=number) for number in range(count))
-
-
-@contextlib.contextmanager
-def _listening_at(hosts: Sequence[str]) -> Iterator[list[socket.socket]]:
-    """Sockets at free ports of these IP addresses of this host."""
-    with contextlib.ExitStack() as opened:
-        sockets = listen_at_free_ports(hosts)
-        for each in sockets:
-            opened.enter_context(each)
-        yield sockets

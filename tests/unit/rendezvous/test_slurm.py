@@ -21,6 +21,7 @@ import pytest
 
 from keras_hvd.exceptions import RendezvousError
 from keras_hvd.world.launchers import munge
+from keras_hvd.world.launchers.launcher import World
 from keras_hvd.world.launchers.slurm import Step
 from keras_hvd.world.rendezvous import connection, network_interfaces, ranks, secret
 from keras_hvd.world.rendezvous.ranks import Place
@@ -114,8 +115,9 @@ class Ranks:
     ) -> ranks.Meeting:
         """As a rank does."""
         timeout = timeout or self._timeout
-        arranged = self._step.arrange(rank, 2, [0, 1], (), timeout, False)
         place = Place(rank, size, 0, 1, self._step.name, host_key=f"host {rank}")
+        world = World(rank, 2, 0, 1, None, None, self._step.name)
+        arranged = self._step.arrange(world, [0, 1], place, timeout)
         return ranks.meet(place, arranged, lambda *_: [], timeout)
 
     def connect(self, port: int | None = None) -> socket.socket:
@@ -261,8 +263,10 @@ ALONE = """
 mount -t tmpfs none /run/munge 2>&1 && exec "$0" -c '
 import sys
 from keras_hvd.world.launchers import slurm
+from keras_hvd.world.rendezvous.ranks import Place
 step = slurm.Step("slurm-1.0", "localhost", is_on_first_node=True)
-step.arrange(0, 2, [0, 1], (), 1, False)
+world = slurm.World(0, 2, 0, 1, None, None, "slurm-1.0")
+step.arrange(world, [0, 1], Place(0, 2, 0, 1), 1)
 '
 """
 
