@@ -7,14 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends.reduce_op import Average, Max, Min, Product, ReduceOp
 from keras_hvd.backends.tensorflow.collectives import contributions
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-)
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 from keras_hvd.strategy.reduction import of_ranks_with_rows

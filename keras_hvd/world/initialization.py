@@ -9,17 +9,15 @@ import dataclasses
 import functools
 import gc
 import hashlib
-import importlib
 import itertools
 import operator
 import os
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from keras_hvd import exceptions
-from keras_hvd.backends.tensorflow import allocator, gpu_pinning
+from keras_hvd.backends.current import framework, process
 from keras_hvd.job import (
     basics,
     cores,
@@ -164,10 +162,8 @@ def _join(
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     if native.engine().khvd_failure():
-        # Before the engine forgets it. TensorFlow is not imported for less.
-        from keras_hvd.backends.tensorflow import half_applied
-
-        half_applied.note_failure()
+        # Before the engine forgets it.
+        process.note_failure()
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
     joined.tell(launched.job, launched.rank - launched.local_rank)
@@ -196,14 +192,9 @@ def _join(
         _warn_of_other_copies()
     if world.size > 1:
         _spare_what_is_imported()
-    allocator.use(world.rank)
     if os.environ.get(cores.SHARED) == "1":
         cores.share(launched.local_size)
-    # By the launcher's local rank, which no other part of its job has.
-    gpu_pinning.pin(launched.local_rank, launched.local_size)
-    if launched.size > 1 and "keras" in sys.modules:
-        # Far above this layer, and without Keras of no use.
-        importlib.import_module("keras_hvd.optimizer.traced_steps").install()
+    process.prepare(world.rank, launched.size, launched.local_rank, launched.local_size)
     _add(sets)
 
 
@@ -528,6 +519,8 @@ def _tell_of_this_rank(
     place = world.rank, world.size, launched.local_rank
     try:
         recorder.start(folder, *place, members, measured)
+        if recorder.scaling() == "meet":
+            framework.meeting.install()
     except (OSError, ValueError) as error:
         _go_on_without("recording", error)
 
