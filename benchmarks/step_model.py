@@ -17,7 +17,7 @@ from contenders.workloads import resnet50, resnet101, total_bytes, vgg16
 from step_figures import Figure
 from tables import Table
 
-BUCKET = 4 << 20  # bytes, as in keras_hvd/optimizer/buckets.py
+BUCKET = 4 << 20  # bytes, as in keras_hvd/backends/buckets.py
 MICRO, MILLI, GIGA = 1e-6, 1e-3, 1e9
 
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from keras_hvd import exceptions as exceptions
     from keras_hvd import keras_tuner as keras_tuner
     from keras_hvd import tfx as tfx
+    from keras_hvd.backends.reduce_op import Adasum as Adasum
+    from keras_hvd.backends.reduce_op import Average as Average
+    from keras_hvd.backends.reduce_op import Max as Max
+    from keras_hvd.backends.reduce_op import Min as Min
+    from keras_hvd.backends.reduce_op import Product as Product
+    from keras_hvd.backends.reduce_op import ReduceOp as ReduceOp
+    from keras_hvd.backends.reduce_op import Sum as Sum
     from keras_hvd.backends.tensorflow.collectives.allgather import (
         allgather as allgather,
     )
@@ -30,19 +37,6 @@ if TYPE_CHECKING:
     from keras_hvd.backends.tensorflow.collectives.allreduce import (
         grouped_allreduce as grouped_allreduce,
     )
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Adasum as Adasum
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-        Average as Average,
-    )
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Max as Max
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Min as Min
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-        Product as Product,
-    )
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-        ReduceOp as ReduceOp,
-    )
-    from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum as Sum
     from keras_hvd.backends.tensorflow.collectives.alltoall import alltoall as alltoall
     from keras_hvd.backends.tensorflow.collectives.barrier import barrier as barrier
     from keras_hvd.backends.tensorflow.collectives.broadcast import (
@@ -61,6 +55,12 @@ if TYPE_CHECKING:
     )
     from keras_hvd.backends.tensorflow.global_variables import (
         broadcast_global_variables as broadcast_global_variables,
+    )
+    from keras_hvd.backends.tensorflow.gradients.tape import (
+        DistributedGradientTape as DistributedGradientTape,
+    )
+    from keras_hvd.backends.tensorflow.gradients.tape import (
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
     from keras_hvd.backends.tensorflow.guarded_saving import (
         allow_saving as allow_saving,
@@ -123,12 +123,6 @@ if TYPE_CHECKING:
     from keras_hvd.optimizer.distributed_optimizer import (
         PartialDistributedOptimizer as PartialDistributedOptimizer,
     )
-    from keras_hvd.optimizer.gradient_tape import (
-        DistributedGradientTape as DistributedGradientTape,
-    )
-    from keras_hvd.optimizer.gradient_tape import (
-        PartialDistributedGradientTape as PartialDistributedGradientTape,
-    )
     from keras_hvd.optimizer.loading import load_model as load_model
     from keras_hvd.strategy.strategy import Strategy as Strategy
     from keras_hvd.timeline import start_timeline as start_timeline
@@ -169,13 +163,13 @@ _DEFINED_IN = {
     "rocm_built": "job.capabilities",
     "allgather": "backends.tensorflow.collectives.allgather",
     "grouped_allgather": "backends.tensorflow.collectives.allgather",
-    "Adasum": "backends.tensorflow.collectives.allreduce_op",
-    "Average": "backends.tensorflow.collectives.allreduce_op",
-    "Max": "backends.tensorflow.collectives.allreduce_op",
-    "Min": "backends.tensorflow.collectives.allreduce_op",
-    "Product": "backends.tensorflow.collectives.allreduce_op",
-    "ReduceOp": "backends.tensorflow.collectives.allreduce_op",
-    "Sum": "backends.tensorflow.collectives.allreduce_op",
+    "Adasum": "backends.reduce_op",
+    "Average": "backends.reduce_op",
+    "Max": "backends.reduce_op",
+    "Min": "backends.reduce_op",
+    "Product": "backends.reduce_op",
+    "ReduceOp": "backends.reduce_op",
+    "Sum": "backends.reduce_op",
     "allreduce": "backends.tensorflow.collectives.allreduce",
     "grouped_allreduce": "backends.tensorflow.collectives.allreduce",
     "alltoall": "backends.tensorflow.collectives.alltoall",
@@ -196,8 +190,8 @@ _DEFINED_IN = {
     "run": "launch.function",
     "BroadcastGlobalVariablesHook": "backends.tensorflow.global_variables",
     "broadcast_global_variables": "backends.tensorflow.global_variables",
-    "DistributedGradientTape": "optimizer.gradient_tape",
-    "PartialDistributedGradientTape": "optimizer.gradient_tape",
+    "DistributedGradientTape": "backends.tensorflow.gradients.tape",
+    "PartialDistributedGradientTape": "backends.tensorflow.gradients.tape",
     "load_model": "optimizer.loading",
     "allgather_object": "job.objects",
     "broadcast_object": "job.objects",

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from keras_tuner import errors
 from keras_tuner.src.engine.tuner_utils import SaveBestEpoch
 
-from keras_hvd.backends.tensorflow import current_strategy
+from keras_hvd.backends.current import framework
 from keras_hvd.callbacks import meeting
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.coordination import DistributedCallback, enclosing_list
@@ -285,7 +285,7 @@ def _require_reduced(model: keras.Model) -> None:
     """Raises an error that ends the search: other trials would fail too."""
     # Whether custom steps reduce is only known when they run.
     own_steps = type(model).train_step is not keras.Model.train_step
-    if own_steps or current_strategy.of_model(model) is not None:
+    if own_steps or framework.current_strategy.of_model(model) is not None:
         return
     try:
         require_distributed(model)

@@ -1,1 +1,1 @@
-"""What depends on a framework, one folder each."""
+"""What depends on a framework, a folder each, and what these have in common."""

@@ -6,15 +6,16 @@ import json
 import os
 import sys
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tensorflow as tf
-
+from keras_hvd.backends.current import framework
 from keras_hvd.callbacks.broadcast_global_variables import BroadcastGlobalVariables
 from keras_hvd.callbacks.coordination import DistributedCallback
-from keras_hvd.data.position import Position
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import broadcast_object
+
+if TYPE_CHECKING:
+    from keras_hvd.data.position import Position
 
 _STATE = "training.json"
 
@@ -75,10 +76,8 @@ class BackupAndRestore(DistributedCallback):
         delete_checkpoint: bool = True,
     ):
         super().__init__()
-        if not isinstance(position, (Position, type(None))):
-            raise TypeError(
-                f"BackupAndRestore: position must be a Position, got {position!r}"
-            )
+        if position is not None:
+            _require_position(position)
         if position is None and not (batch_size is None and save_freq == "epoch"):
             raise ValueError(
                 "BackupAndRestore: batch_size and save_freq take a position: without "
@@ -157,8 +156,8 @@ class BackupAndRestore(DistributedCallback):
     def on_train_end(self, logs=None):
         if not self.delete_checkpoint or basics.rank() != 0:
             return
-        if tf.io.gfile.exists(self.backup_dir):
-            tf.io.gfile.rmtree(self.backup_dir)
+        if framework.gfile.exists(self.backup_dir):
+            framework.gfile.rmtree(self.backup_dir)
 
     def _require_one_iteration(self, position: Position) -> None:
         begun = position.iterations - self._iterations
@@ -191,23 +190,23 @@ class BackupAndRestore(DistributedCallback):
         position = None if self.position is None else self.position.state()
         if basics.rank() != 0:
             return
-        tf.io.gfile.makedirs(self.backup_dir)
+        framework.gfile.makedirs(self.backup_dir)
         # The previous backup stays whole until the state names the new weights.
         weights = "b" if self._written.startswith("a") else "a"
         weights = f"{weights}.weights.h5"
         self.model.save_weights(self._path(weights), overwrite=True)
         state = {"weights": weights, "epoch": epoch, "position": position}
-        with tf.io.gfile.GFile(self._path(f"{_STATE}.new"), "w") as file:
+        with framework.gfile.GFile(self._path(f"{_STATE}.new"), "w") as file:
             file.write(json.dumps(state))
-        tf.io.gfile.rename(self._path(f"{_STATE}.new"), self._path(_STATE), True)
+        framework.gfile.rename(self._path(f"{_STATE}.new"), self._path(_STATE), True)
         self._written = weights
 
     def _restore_model(self) -> dict[str, Any] | Exception | None:
         """Rank 0 loads the backup and returns its state, or an error for all ranks."""
-        if not tf.io.gfile.exists(self._path(_STATE)):
+        if not framework.gfile.exists(self._path(_STATE)):
             return None
         try:
-            with tf.io.gfile.GFile(self._path(_STATE), "r") as file:
+            with framework.gfile.GFile(self._path(_STATE), "r") as file:
                 state = json.loads(file.read())
             optimizer = self.model.optimizer
             if optimizer is not None and not optimizer.built:
@@ -220,6 +219,16 @@ class BackupAndRestore(DistributedCallback):
             )
         self._written = state["weights"]
         return state
+
+
+def _require_position(position: Any) -> None:
+    # Not above: it is TensorFlow's.
+    from keras_hvd.data.position import Position
+
+    if not isinstance(position, Position):
+        raise TypeError(
+            f"BackupAndRestore: position must be a Position, got {position!r}"
+        )
 
 
 def _positive(argument: str, value: Any) -> int:

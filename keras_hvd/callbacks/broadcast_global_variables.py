@@ -9,20 +9,16 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_hvd.backends.automatic_names import without_number
+from keras_hvd.backends.current import framework
 from keras_hvd.backends.labels import (
     are_alike,
     labels_of,
     place_in_program,
     take_place,
 )
-from keras_hvd.backends.tensorflow import current_strategy, random_numbers
-from keras_hvd.backends.tensorflow.sync_batch_normalization import (
-    SyncBatchNormalization,
-)
-from keras_hvd.backends.tensorflow.variables import broadcast_variables
+from keras_hvd.backends.variables import LocalVariables, identity, leaves_of
 from keras_hvd.callbacks.coordination import DistributedCallback
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.job import basics, log
@@ -34,10 +30,7 @@ from keras_hvd.optimizer.distributed_class import (
     reduces_with,
     shared_settings,
 )
-from keras_hvd.optimizer.gradient_reduction import identity
-from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.nested_optimizers import (
-    leaves_of,
     model_leaf_optimizers,
     model_optimizers,
 )
@@ -164,7 +157,9 @@ class BroadcastGlobalVariables(DistributedCallback):
     def _broadcast_when_created(self):
         model = self.model
         # Under a keras_hvd.Strategy they are created with equal values.
-        self._waits = not _is_built(model) and current_strategy.of_model(model) is None
+        self._waits = (
+            not _is_built(model) and framework.current_strategy.of_model(model) is None
+        )
         self._has_stepped = False
         if model.run_eagerly:
             return
@@ -217,11 +212,11 @@ class BroadcastGlobalVariables(DistributedCallback):
         variables = self._shared(weights_of(self.model))
         for optimizer in model_optimizers(self.model):
             variables.extend(self._shared_state(optimizer))
-        if not all(map(_is_initialized, variables)):
+        if not all(map(framework.has_value, variables)):
             return False
         new = [each for each in variables if identity(each) not in self._sent]
         if new:
-            broadcast_variables(new, self.root_rank)
+            framework.broadcast_variables(new, self.root_rank)
             _take_statistics(self.model)
         self._sent.update(map(identity, new))
         return True
@@ -240,11 +235,6 @@ def _take_statistics(model: keras.Model) -> None:
 def _slot_prefix(variable: keras.Variable) -> str:
     """The prefix of Keras' names for an optimizer's state of a variable."""
     return variable.path.replace("/", "_") + "_"
-
-
-def _is_initialized(variable: keras.Variable) -> bool:
-    """False in the trace of the `tf.function` that creates the variable."""
-    return bool(variable.value.is_initialized())
 
 
 def _state(model: keras.Model, shared: list[keras.Variable]) -> dict[str, Any]:
@@ -275,7 +265,7 @@ def _named(model: keras.Model) -> list[tuple[Any, int]]:
     named += [
         (each, each.process_set)
         for each in layers_of(model)
-        if isinstance(each, SyncBatchNormalization)
+        if isinstance(each, framework.SyncBatchNormalization)
     ]
     return [(each, number_of(within, "fit")) for each, within in named]
 
@@ -323,7 +313,10 @@ def _build_as_elsewhere(model: keras.Model, states: list[dict[str, Any]]) -> boo
     Returns whether some ranks had, and others had not.
     """
     shapes = [state["shapes"] for state in states if state["built"]]
-    if len(shapes) in (0, len(states)) or current_strategy.of_model(model) is not None:
+    if (
+        len(shapes) in (0, len(states))
+        or framework.current_strategy.of_model(model) is not None
+    ):
         return False
     if not _is_built(model):
         # As Keras does it when it loads a model.
@@ -428,17 +421,17 @@ def _build(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
 
 def _continue_seeds(model: keras.Model, seeds: list[np.ndarray]) -> None:
     for generator, seed in zip(_seed_generators(model), seeds):
-        random_numbers.continue_with_rank(generator, seed, basics.rank())
+        framework.random_numbers.continue_with_rank(generator, seed, basics.rank())
 
 
 def _seed_generators(model: keras.Model) -> list[Any]:
-    """Keras' global generator, and those of the model's layers, also TensorFlow's."""
-    generators: list[Any] = [random_numbers.global_generator()]
+    """Keras' global generator, and those in layers, of Keras and of the framework."""
+    generators: list[Any] = [framework.random_numbers.global_generator()]
     for layer in layers_of(model):
         own = [
             each
             for each in leaves_of(list(vars(layer).values()))
-            if isinstance(each, tf.random.Generator)
+            if isinstance(each, framework.Generator)
         ]
         for each in [*getattr(layer, "_seed_generators", ()), *own]:
             if not any(each is known for known in generators):

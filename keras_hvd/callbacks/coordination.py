@@ -17,12 +17,7 @@ from typing import Any
 import keras
 
 from keras_hvd.backends.automatic_names import without_number
-from keras_hvd.backends.tensorflow import (
-    current_strategy,
-    guarded_saving,
-    random_numbers,
-)
-from keras_hvd.backends.tensorflow.collectives.join import join
+from keras_hvd.backends.current import framework
 from keras_hvd.callbacks import stopping, training_progress
 from keras_hvd.callbacks.meeting import meet
 from keras_hvd.callbacks.model_parts import layers_of
@@ -31,7 +26,6 @@ from keras_hvd.callbacks.weights import SharedWeights, average_statistics
 from keras_hvd.callbacks.writers import callbacks_in, let_write
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
-from keras_hvd.optimizer import equal_start
 from keras_hvd.optimizer.distributed_class import is_distributed, reduces_with
 from keras_hvd.optimizer.nested_optimizers import model_leaf_optimizers
 from keras_hvd.optimizer.retracing import trace_anew_in_another_job
@@ -53,8 +47,8 @@ class DistributedCallback(keras.callbacks.Callback):
         super().set_model(model)
         trace_anew_in_another_job(model)
         if basics.size() > 1:
-            guarded_saving.install()
-            random_numbers.install(is_distributed)
+            framework.guarded_saving.install()
+            framework.random_numbers.install(is_distributed)
             surround(enclosing_list(self), model)
             return
         called_by = calling(keras.callbacks.CallbackList)
@@ -121,7 +115,7 @@ class _BeforeOthers(_Counting):
 
     def on_train_begin(self, logs=None):
         # A keras_hvd.Strategy reduces by itself.
-        if current_strategy.of_model(self.model) is None:
+        if framework.current_strategy.of_model(self.model) is None:
             require_reducing(self.model)
         for place, callback in enumerate(self._others):
             if isinstance(callback, DistributedCallback):
@@ -156,7 +150,7 @@ class _BeforeOthers(_Counting):
         if not self._meets:
             return
         self._meets = False
-        join()
+        framework.join()
         of_ranks = meet(
             (self.steps.made, _trained_with(self.model), self._weights.checksums())
         )
@@ -254,7 +248,7 @@ class _AfterOthers(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         _require_same_decisions(self.model, self._list.callbacks, self._weights)
         self._stopping.agree(self.model)
-        equal_start.warn_of_difference()
+        framework.equal_start.warn_of_difference()
 
     def on_train_end(self, logs=None):
         self._stopping.end()
@@ -469,7 +463,7 @@ def calling(kind: type) -> Any:
 
 
 def _warn_of_unsynchronized(model: keras.Model) -> None:
-    if current_strategy.of_model(model) is not None:
+    if framework.current_strategy.of_model(model) is not None:
         return
     names = [
         layer.name

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_hvd.backends.tensorflow.collectives.join import join
+from keras_hvd.backends.current import framework
 from keras_hvd.job.objects import allgather_object
 
 # Users see this name if a rank stalls here.
@@ -90,7 +90,7 @@ def all_or_none(
         is_own = _FROM_ANOTHER not in str(error)
         own = Failure(severity(error) if is_own else -1, _shown(error))
         cause = error
-        join()
+        framework.join()
         of_ranks = allgather_object(own, name=_NAME)
     else:
         return

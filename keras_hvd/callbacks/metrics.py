@@ -12,9 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
-from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -41,8 +40,8 @@ def results_over_ranks(
     variables = [each for metric in model.metrics for each in metric.variables]
     if not variables:
         return {}
-    with on_cpu():
-        sums = grouped_allreduce(
+    with framework.on_cpu():
+        sums = framework.grouped_allreduce(
             variables, op=Sum, name="keras_hvd/metrics", process_set=process_set
         )
         with keras.StatelessScope(state_mapping=list(zip(variables, sums))):

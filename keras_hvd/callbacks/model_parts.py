@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import keras
-import tensorflow as tf
 
-from keras_hvd.optimizer.gradient_reduction import identity
-from keras_hvd.optimizer.nested_optimizers import leaves_of
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.variables import identity
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
@@ -23,12 +20,13 @@ def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def weights_of(model: keras.Model) -> list[keras.Variable]:
-    """A model's weights, and the `tf.Variable`s that its layers have in attributes.
+    """A model's weights, and those of the framework that its layers have in attributes.
 
     Keras leaves the latter out.
 
     Example:
 
+    >>> import tensorflow as tf
     >>> class Counts(keras.layers.Layer):
     ...     def __init__(self):
     ...         super().__init__(name="counts")
@@ -42,34 +40,8 @@ def weights_of(model: keras.Model) -> list[keras.Variable]:
         # Keras' own layers know themselves what they keep.
         if type(layer).__module__.startswith("keras."):
             continue
-        for variable in _variables_in(layer):
-            # What has no fixed shape holds what came by, such as a queue.
-            if id(variable) in known or not variable.shape.is_fully_defined():
-                continue
-            known.add(id(variable))
-            weights.append(_LayersVariable(layer, variable))
+        for variable in framework.layer_variables.in_layer(layer):
+            if id(variable) not in known:
+                known.add(id(variable))
+                weights.append(framework.layer_variables.LayerVariable(layer, variable))
     return weights
-
-
-def _variables_in(layer: keras.layers.Layer) -> Iterator[tf.Variable]:
-    for each in leaves_of(list(vars(layer).values())):
-        if isinstance(each, tf.Variable):
-            yield each
-        elif isinstance(each, tf.Module):
-            yield from each.variables
-
-
-class _LayersVariable(keras.Variable):
-    """A `tf.Variable` of a layer, with what a weight of Keras has."""
-
-    def __init__(self, layer: keras.layers.Layer, variable: tf.Variable):
-        # Keras would copy it.
-        self._value = variable
-        self._name = variable.name.removesuffix(":0")
-        self._path = f"{layer.name}/{self._name}"
-        self._shape = tuple(variable.shape)
-        self._dtype = variable.dtype.name
-        self._trainable = variable.trainable
-        self._autocast = False
-        self._aggregation = variable.aggregation.name.lower()
-        self._synchronization = variable.synchronization.name.lower()

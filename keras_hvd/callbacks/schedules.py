@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.collectives import job_values
+from keras_hvd.backends.current import framework
 from keras_hvd.job import basics
 
 
@@ -29,14 +28,14 @@ class _Warmup(keras.optimizers.schedules.PolynomialDecay):
         return keras.optimizers.schedules.PolynomialDecay
 
     @property
-    def initial_learning_rate(self) -> float | tf.Tensor:
+    def initial_learning_rate(self) -> Any:
         """A number, or a tensor in a graph, which reads the number of ranks."""
         begin = self._begin
-        size = job_values.size_of() if basics.is_initialized() else begin.size
-        if tf.is_tensor(size):
-            size = tf.cast(size, tf.float64)
+        size = framework.size_of() if basics.is_initialized() else begin.size
+        is_number = isinstance(size, int)
+        size = size if is_number else keras.ops.cast(size, "float64")
         first = (1 + (size - 1) / begin.warmup_steps) / size * begin.learning_rate
-        return tf.cast(first, keras.config.floatx()) if tf.is_tensor(size) else first
+        return first if is_number else keras.ops.cast(first, keras.config.floatx())
 
     @initial_learning_rate.setter
     def initial_learning_rate(self, begin: _Begin) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import keras
-import tensorflow as tf
 
+from keras_hvd.backends.current import framework
 from keras_hvd.job import basics
 from keras_hvd.recording import recorder
 from keras_hvd.report import recording
@@ -52,7 +51,7 @@ class TrainingProgress:
         if own is None:
             return
         own.record.epoch = epoch + 1
-        own.record.gpu = own.record.gpu or _gpu()
+        own.record.gpu = own.record.gpu or framework.gpu_pinning.name_of_gpu()
         self._pass_on(own, always=True)
 
     def count(self, model: keras.Model, steps: int) -> None:
@@ -178,12 +177,3 @@ def show(callbacks: list[keras.callbacks.Callback]) -> None:
         if own is not None:
             bar._format_time = lambda *times, own=own: own(*times) + progress.shown()
             progress.is_shown = True
-
-
-def _gpu() -> str:
-    """The name of this rank's GPU; "" if it has none."""
-    devices = tf.config.get_visible_devices("GPU")
-    if not devices:
-        return ""
-    details: dict[str, Any] = tf.config.experimental.get_device_details(devices[0])
-    return str(details.get("device_name", devices[0].name))

@@ -11,29 +11,23 @@ import collections
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_hvd.backends.tensorflow import current_strategy
-from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, Sum
-from keras_hvd.backends.tensorflow.sync_batch_normalization import (
-    SyncBatchNormalization,
-)
-from keras_hvd.backends.tensorflow.variables import broadcast_variables
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.reduce_op import Average, Sum
+from keras_hvd.backends.variables import identity
 from keras_hvd.callbacks.model_parts import layers_of, weights_of
 from keras_hvd.callbacks.writers import SILENT_WRITERS, WRITERS
 from keras_hvd.job import basics, log
 from keras_hvd.job.objects import allgather_object
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
-from keras_hvd.optimizer import gradient_tape
 from keras_hvd.optimizer.distributed_class import (
     is_distributed,
     local_variables,
     reduces_with,
 )
-from keras_hvd.optimizer.gradient_reduction import identity
 from keras_hvd.optimizer.nested_optimizers import leaf_optimizers, model_optimizers
 
 # Of BatchNormalization.
@@ -91,7 +85,7 @@ def _moving_statistics(model: keras.Model) -> list[keras.Variable]:
         variable
         for layer in layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization)
-        and not isinstance(layer, SyncBatchNormalization)
+        and not isinstance(layer, framework.SyncBatchNormalization)
         and layer.built
         and layer.trainable
         and not local_variables(optimizers, layer.trainable_weights)
@@ -137,7 +131,7 @@ class SharedWeights:
         self._after_steps: dict[int, Checksums] = {}
         self._before_end: Checksums | None = None
         # By the `identity` of weights.
-        self._before_steps: dict[int, tf.Tensor] = {}
+        self._before_steps: dict[int, Any] = {}
 
     def suspects(self) -> tuple[list[str], bool]:
         """This rank's callbacks that may make ranks differ; whether in the weights."""
@@ -165,7 +159,7 @@ class SharedWeights:
             now = self._comparable(of_ranks)
             self._require_unchanged(now, f"after epoch {epoch}")
         self._before_steps = {
-            identity(weight): tf.identity(weight.value)
+            identity(weight): keras.ops.copy(weight.value)
             for weight in weights_of(self._model)
             if _aggregation(weight) == "sum"
         }
@@ -179,7 +173,10 @@ class SharedWeights:
         self._after_steps = of_ranks = self._comparable(checksums)
         differing = _differing(of_ranks)
         # A Strategy has combined what was assigned when it was assigned.
-        if current_strategy.of_model(self._model) is None and len(of_ranks) > 1:
+        if (
+            framework.current_strategy.of_model(self._model) is None
+            and len(of_ranks) > 1
+        ):
             combined = self._combine(differing)
             differing = [place for place in differing if place not in combined]
         if differing and not self._warned:
@@ -206,7 +203,7 @@ class SharedWeights:
             self._add_up(places["sum"], process_set)
         if places["only_first_replica"]:
             firsts = [weights[place] for place in places["only_first_replica"]]
-            broadcast_variables(firsts, process_set.ranks[0], process_set)
+            framework.broadcast_variables(firsts, process_set.ranks[0], process_set)
         return {
             *places["mean"],
             *places["sum"],
@@ -217,15 +214,16 @@ class SharedWeights:
         """Adds up what the ranks have added since the epoch's first step."""
         every = weights_of(self._model)
         weights = [every[place] for place in places]
-        parts = [tf.identity(weight.value) for weight in weights]
+        parts = [keras.ops.copy(weight.value) for weight in weights]
         if process_set.rank() != 0:
             # What was there before counts once. A weight that was made in a step is
             # taken to have been 0 before.
             parts = [
-                part - self._before_steps.get(identity(weight), tf.zeros_like(part))
+                part
+                - self._before_steps.get(identity(weight), keras.ops.zeros_like(part))
                 for weight, part in zip(weights, parts, strict=True)
             ]
-        sums = grouped_allreduce(
+        sums = framework.grouped_allreduce(
             parts, op=Sum, name="keras_hvd/sums", process_set=process_set
         )
         for weight, total in zip(weights, sums, strict=True):
@@ -246,7 +244,7 @@ class SharedWeights:
                 'aggregation="mean", "sum" or "only_first_replica". '
             )
         own = "name it in BroadcastGlobalVariables(local_variables=...)"
-        if current_strategy.of_model(self._model) is not None:
+        if framework.current_strategy.of_model(self._model) is not None:
             own = 'make it keras.Variable(..., synchronization="on_read")'
         return (
             f"weights of model {self._model.name!r} differ between ranks after epoch "
@@ -291,7 +289,9 @@ class SharedWeights:
         process_set = _trained_by(self._model) or global_process_set
         weights = weights_of(self._model)
         for root, places in roots.items():
-            broadcast_variables([weights[each] for each in places], root, process_set)
+            framework.broadcast_variables(
+                [weights[each] for each in places], root, process_set
+            )
 
     def _require_unchanged(self, now: dict[int, Checksums], when: str) -> None:
         """Raises if weights differ that were equal after the last step."""
@@ -364,20 +364,20 @@ class SharedWeights:
         return Checksums(
             tuple(process_set.ranks) if process_set else (),
             zlib.crc32(repr((len(weights), structure)).encode()),
-            [None if identity(w) in local else _checksum(w) for w in weights],
+            [None if identity(w) in local else framework.checksum(w) for w in weights],
         )
 
     def _local(self, weights: list[keras.Variable]) -> set[int]:
         """The `identity` of each weight that is meant to differ between ranks."""
         optimizers = model_optimizers(self._model)
         local = local_variables(optimizers, weights) | self._locals_among(weights)
-        local |= {identity(w) for w in weights if gradient_tape.is_local(w)}
+        local |= {identity(w) for w in weights if framework.tape.is_local(w)}
         for layer in layers_of(self._model):
             own = [*layer._trainable_variables, *layer._non_trainable_variables]
             identities = {identity(each) for each in own}
             if not local.isdisjoint(identities) or _is_stateful(layer):
                 local |= identities
-        is_here = current_strategy.of_model(self._model) is not None
+        is_here = framework.current_strategy.of_model(self._model) is not None
         for weight in weights:
             on_read = getattr(weight, "synchronization", "auto") == "on_read"
             if on_read and (is_here or _aggregation(weight) == "none"):
@@ -425,13 +425,6 @@ def _changed(
     return before[rank].of_weights[place] != after[rank].of_weights[place]
 
 
-def _checksum(weight: keras.Variable) -> int:
-    if weight.dtype == "string":
-        return zlib.crc32(repr(weight.numpy().tolist()).encode())
-    # Of the tensor's own memory, where it is the host's.
-    return zlib.crc32(tf.convert_to_tensor(weight.value))
-
-
 def _aggregation(weight: keras.Variable) -> str:
     """How the values of ranks make up one; "none" also where they cannot."""
     aggregation = weight.aggregation
@@ -443,7 +436,7 @@ def _aggregation(weight: keras.Variable) -> str:
 
 
 def _average(weights: list[keras.Variable], process_set: ProcessSet, name: str) -> None:
-    averages = grouped_allreduce(
+    averages = framework.grouped_allreduce(
         weights, op=Average, name=f"keras_hvd/{name}", process_set=process_set
     )
     for weight, average in zip(weights, averages, strict=True):

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 
 def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -59,11 +58,11 @@ class _SilentTensorBoard(keras.callbacks.TensorBoard):
     # Subclasses write summaries of their own with these.
     @property
     def _train_writer(self):
-        return tf.summary.create_noop_writer()
+        return self.summary.create_noop_writer()
 
     @property
     def _val_writer(self):
-        return tf.summary.create_noop_writer()
+        return self.summary.create_noop_writer()
 
     on_train_batch_end = on_test_end = _nothing
     _write_keras_model_summary = _write_keras_model_train_graph = _nothing

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from keras_hvd.job import native, settings
 
+# One of these exists if a driver is loaded: on Linux, or on Linux under Windows.
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
+
 
 @dataclass(frozen=True)
 class Support:
@@ -18,6 +21,11 @@ class Support:
     nccl_version: int  # 22304 for 2.23.4, also without a GPU; 0 without a usable NCCL
     cuda: str  # for people: the driver and its devices, or why it cannot be used
     nccl: str
+
+
+def driver_is_loaded() -> bool:
+    """Whether this machine has an NVIDIA driver, without calling it."""
+    return any(map(os.path.exists, _DEVICE_FILES))
 
 
 def packaged_nccl() -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
-from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.backends.current import allocator
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import cores
 from keras_hvd.launch import share

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores, process_limit
 from keras_hvd.launch import processes, rank, report
 from keras_hvd.launch.memory import OutOfMemoryWatch

@@ -1,1 +1,1 @@
-"""The distributed optimizer and tape, which reduce gradients over all ranks."""
+"""The distributed optimizer, and checks of models that train with it: Keras alone."""

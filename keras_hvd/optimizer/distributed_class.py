@@ -14,19 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.gradient_reduction import GradientReduction, shown
 from keras_hvd.backends.labels import labels_of, name_in_program
-from keras_hvd.backends.tensorflow import guarded_saving, random_numbers
+from keras_hvd.backends.variables import LocalVariables
 from keras_hvd.job.process_sets import ProcessSet, number_of
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer import equal_start, traced_updates
 from keras_hvd.optimizer.gradient_accumulation import accumulate
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, shown
-from keras_hvd.optimizer.local_variables import LocalVariables
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers, leaf_optimizers
-from keras_hvd.optimizer.reduced_twice import require_not_reduced
 from keras_hvd.optimizer.update_hook import UpdateHook
 
 _changes = 0
@@ -69,8 +66,8 @@ def distribute(
     if _is_distributing(optimizer):
         _require_same_settings(optimizer, settings)
         return optimizer
-    guarded_saving.install()
-    random_numbers.install(is_distributed)
+    framework.guarded_saving.install()
+    framework.random_numbers.install(is_distributed)
     agree_on_finite_gradients(_reduction_of)
     inner = inner_optimizers(optimizer)
     for each in inner or ():
@@ -198,29 +195,6 @@ def before_first_update(
         optimizer._own.before_first_update = action
 
 
-def require_no_strategy(optimizer: Any) -> None:
-    """Raises if a `tf.distribute` strategy would reduce the gradients as well.
-
-    >>> import keras
-    >>> require_no_strategy(keras.optimizers.SGD())
-    """
-    created_in = getattr(optimizer, "_distribution_strategy", None)
-    for strategy in (tf.distribute.get_strategy(), created_in):
-        if strategy is None or strategy is _default_strategy():
-            continue
-        raise RuntimeError(
-            f"optimizer {optimizer.name!r} is used inside the scope of "
-            f"{type(strategy).__name__}, which reduces gradients itself: a "
-            "DistributedOptimizer there would reduce twice. Use one of the two."
-        )
-
-
-@functools.cache
-def _default_strategy() -> tf.distribute.Strategy:
-    with tf.Graph().as_default():
-        return tf.distribute.get_strategy()
-
-
 class _OfDistributed(UpdateHook):
     """Hooks into the methods of a distributed optimizer."""
 
@@ -248,12 +222,12 @@ class _OfDistributed(UpdateHook):
         if len(grads) and variables:
             reduction = self.reduction_of(optimizer)
             if reduction is not None:
-                require_no_strategy(optimizer)
+                framework.current_strategy.require_none(optimizer)
             # Also on a rank that reduces nothing: in a broadcast all ranks take part.
             _run_before_first_update(optimizer, variables)
             if reduction is not None:
                 local = local_variables([optimizer], variables)
-                equal_start.compare(variables, reduction, local)
+                framework.equal_start.compare(variables, reduction, local)
         with _only_alone_if_alone(optimizer):
             return super().apply(plain, optimizer, grads, trainable_variables)
 
@@ -311,7 +285,7 @@ class _DistributesInner(_Distributed):
     def apply(self, grads, trainable_variables=None):
         reduction = self._settings.reduction
         if not reduction.is_alone():
-            require_not_reduced(self, grads, reduction)
+            framework.require_not_reduced(self, grads, reduction)
         with _only_alone_if_alone(self):
             return super().apply(grads, trainable_variables)
 
@@ -328,7 +302,7 @@ class _DistributesInner(_Distributed):
 def _note_change(optimizer: Any) -> None:
     global _changes
     _changes += 1
-    traced_updates.note_change(optimizer)
+    framework.traced_updates.note_change(optimizer)
 
 
 @functools.cache
@@ -389,7 +363,9 @@ def _reduction_of(optimizer: Any) -> GradientReduction | None:
 
 def _only_alone_if_alone(optimizer: Any) -> contextlib.AbstractContextManager:
     reduction = optimizer._settings.reduction
-    return reduction.only_alone() if reduction.is_alone() else contextlib.nullcontext()
+    if not reduction.is_alone():
+        return contextlib.nullcontext()
+    return framework.reduction.only_alone(reduction)
 
 
 def _run_before_first_update(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -399,7 +375,7 @@ def _run_before_first_update(optimizer: Any, variables: Sequence[Any]) -> None:
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
-    with tf.init_scope():
+    with framework.init_scope():
         if own.before_first_update():
             own.before_first_update = None
 

@@ -10,19 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
-from keras_hvd.backends.tensorflow.compression import Compression, Compressor
+from keras_hvd.backends.compression import Compressor, NoneCompressor
+from keras_hvd.backends.current import framework, load
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Average, ReduceOp
+from keras_hvd.backends.variables import local_layers_of
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 from keras_hvd.optimizer import traced_steps
-from keras_hvd.optimizer.distributed_class import (
-    Settings,
-    distribute,
-    require_no_strategy,
-)
-from keras_hvd.optimizer.gradient_reduction import GradientReduction
-from keras_hvd.optimizer.local_variables import local_layers_of
+from keras_hvd.optimizer.distributed_class import Settings, distribute
 
 
 def DistributedOptimizer(
@@ -32,7 +28,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] = NoneCompressor,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp | None = Average,
@@ -105,7 +101,7 @@ def DistributedOptimizer(
     """
     del use_locking, device_dense, device_sparse
     _require_keras_optimizer(optimizer)
-    require_no_strategy(optimizer)
+    framework.current_strategy.require_none(optimizer)
     traced_steps.install()
     reduction = GradientReduction.of_arguments(
         "DistributedOptimizer",
@@ -138,7 +134,7 @@ def PartialDistributedOptimizer(
     *,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] = NoneCompressor,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp | None = Average,
@@ -221,12 +217,7 @@ def _passes(backward_passes_per_step: int) -> int:
 
 
 def _require_keras_optimizer(optimizer: Any) -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "keras_hvd works with Keras on TensorFlow; here it runs on "
-            f"{keras.backend.backend()}. Set the environment variable "
-            "KERAS_BACKEND=tensorflow, or the backend in keras.json."
-        )
+    load()
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if isinstance(optimizer, str):
@@ -234,13 +225,7 @@ def _require_keras_optimizer(optimizer: Any) -> None:
             "DistributedOptimizer takes a Keras 3 optimizer, not its name; got "
             f"{optimizer!r}. Use keras.optimizers.get({optimizer!r})."
         )
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        raise TypeError(
-            "DistributedOptimizer takes a Keras 3 optimizer; got a "
-            f"tf.compat.v1.train.{type(optimizer).__name__}. Reduce the gradients that "
-            "its compute_gradients returns with keras_hvd.grouped_allreduce, and give "
-            "the results to its apply_gradients."
-        )
+    framework.refuse_session_optimizer(optimizer)
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     what = "the class " if isinstance(optimizer, type) else "an instance of "
     raise TypeError(

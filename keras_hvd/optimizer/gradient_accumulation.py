@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
+
+from keras_hvd.backends.current import framework
 
 
 def accumulate(optimizer: Any, passes: int) -> None:
@@ -30,7 +31,7 @@ def accumulate(optimizer: Any, passes: int) -> None:
             "they are the same thing, so give one of them"
         )
     optimizer.gradient_accumulation_steps = passes
-    if tf.executing_eagerly():
+    if framework.executing_eagerly():
         # The count of updates becomes a count of passes. While a step is traced, the
         # optimizer is new, and this assignment would run again in every step.
         optimizer._iterations.assign(optimizer._iterations * passes)
@@ -46,14 +47,16 @@ def only_accumulated(optimizer: Any) -> bool:
     >>> optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
     >>> weight = keras.Variable(1.0)
     >>> for _ in range(2):
-    ...     _ = optimizer.apply([tf.constant(1.0)], [weight])
+    ...     _ = optimizer.apply([keras.ops.ones(())], [weight])
     ...     only_accumulated(optimizer)
     True
     False
     """
     steps = optimizer.gradient_accumulation_steps
     return bool(
-        steps and tf.executing_eagerly() and int(optimizer._iterations) % steps != 0
+        steps
+        and framework.executing_eagerly()
+        and int(optimizer._iterations) % steps != 0
     )
 
 

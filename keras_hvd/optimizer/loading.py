@@ -8,9 +8,8 @@ from typing import Any
 
 import keras
 
-# Keras knows the layer of a saved model once this is imported.
-import keras_hvd.backends.tensorflow.sync_batch_normalization  # noqa: F401
-from keras_hvd.backends.tensorflow.compression import Compression, Compressor
+from keras_hvd.backends.compression import Compressor, NoneCompressor
+from keras_hvd.backends.current import load
 from keras_hvd.optimizer.distributed_optimizer import DistributedOptimizer
 
 
@@ -18,7 +17,7 @@ def load_model(
     filepath: str | os.PathLike,
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] = NoneCompressor,
     legacy_opts: bool = False,
     *,
     compile: bool = True,
@@ -66,6 +65,8 @@ def load_model(
             "load_model: Keras 3 has no legacy optimizers, so legacy_opts=True "
             "cannot be had"
         )
+    # Keras knows the layers of a saved model once this is imported.
+    load()
     named = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(
         filepath,

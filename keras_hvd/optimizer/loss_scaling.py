@@ -8,13 +8,11 @@ from typing import Any
 
 import keras
 
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.gradient_reduction import GradientReduction
 from keras_hvd.backends.labels import name_in_program
-from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Min
-from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
-from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.backends.reduce_op import Min
 from keras_hvd.job.process_sets import number_of
-from keras_hvd.optimizer.gradient_reduction import GradientReduction
 
 
 @functools.cache
@@ -38,10 +36,10 @@ def agree_on_finite_gradients(
             return finite
         number = number_of(reduction.process_set, "check_finite")
         names = [name_in_program(each, number) for each in (self, inner)]
-        name = name_in_graph("/".join([*names, "finite"]))
+        name = framework.name_in_graph("/".join([*names, "finite"]))
         # The host reads the result, to decide on the step.
-        with on_cpu():
-            return allreduce(
+        with framework.on_cpu():
+            return framework.allreduce(
                 finite, op=Min, name=name, process_set=reduction.process_set
             )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
+
+from keras_hvd.backends.variables import leaves_of
 
 
 def inner_optimizers(optimizer: Any) -> list[keras.optimizers.Optimizer] | None:
@@ -70,20 +71,6 @@ def model_leaf_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer
     ['SGD']
     """
     return [leaf for each in model_optimizers(model) for leaf in leaf_optimizers(each)]
-
-
-def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The leaves of nested lists and dicts, which may contain themselves.
-
-    >>> list(leaves_of([1, {"a": [2]}]))
-    [1, 2]
-    """
-    if isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            if depth:
-                yield from leaves_of(each, depth - 1)
-    else:
-        yield value
 
 
 @functools.cache

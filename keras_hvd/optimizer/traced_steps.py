@@ -17,12 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_hvd.backends.tensorflow import current_strategy
-from keras_hvd.backends.tensorflow.collectives import reductions
+from keras_hvd.backends.current import framework
 from keras_hvd.job import basics, log, native
-from keras_hvd.optimizer import distributed_class, equal_start, traced_updates
+from keras_hvd.optimizer import distributed_class
 from keras_hvd.optimizer.distributed_class import is_distributed
 from keras_hvd.optimizer.nested_optimizers import (
     model_leaf_optimizers,
@@ -72,7 +70,7 @@ def install() -> None:
     keras.Model.make_train_function = make_train_function
     for name in ("make_test_function", "make_predict_function"):
         _trace_anew_before(name)
-    traced_updates.install()
+    framework.traced_updates.install()
     atexit.register(_warn_of_separate_trainings)
 
 
@@ -148,7 +146,7 @@ def _watch(
         function = model.train_function
         step = _Step(function, _optimizers(model), _changes(model))
         vars(model)[_STEP] = step
-    if step.reduces is None and current_strategy.of_model(model) is None:
+    if step.reduces is None and framework.current_strategy.of_model(model) is None:
         model.train_function = _FirstRun(model, step)
     return result
 
@@ -190,11 +188,11 @@ class _FirstRun:
     def __call__(self, iterator: Any) -> Any:
         model, step = self._model, self.step
         tensors, state = _tensors_sent(), _state(model)
-        with reductions.watching() as counts:
+        with framework.reductions.watching() as counts:
             logs = step.function(iterator)
         sent = _tensors_sent() - tensors
         # A function inside the step that was traced before counts nothing.
-        is_old = counts == reductions.Counts() and sent > 0
+        is_old = counts == framework.reductions.Counts() and sent > 0
         if is_old or _reduces(model, counts, sent):
             step.reduces = True
         elif _state(model) != state:
@@ -220,15 +218,19 @@ def _state(model: keras.Model) -> tuple[Any, ...]:
     """Differs after an update. In Keras' own step, its optimizer counts them."""
     # Variables, also of any tf.distribute strategy; tensors where gradients accumulate.
     iterations = [leaf.iterations for leaf in model_leaf_optimizers(model)]
-    updates = [int(tf.convert_to_tensor(each)) for each in iterations]
+    updates = [int(keras.ops.cast(each, "int64")) for each in iterations]
     own = _has_own_step(model)
-    return updates, equal_start.digest(model.trainable_variables) if own else None
+    return updates, framework.equal_start.digest(
+        model.trainable_variables
+    ) if own else None
 
 
-def _reduces(model: keras.Model, counts: reductions.Counts, sent: int) -> bool:
+def _reduces(
+    model: keras.Model, counts: framework.reductions.Counts, sent: int
+) -> bool:
     if counts.handed_over or not _trains(model) or _is_alone(model):
         return True
-    expected = sum(map(reductions.elements_of, model.trainable_variables))
+    expected = sum(map(framework.reductions.elements_of, model.trainable_variables))
     if max(counts.elements, counts.in_forward_pass) >= expected:
         return True
     if not counts.elements:
@@ -307,7 +309,7 @@ def _refuse_or_remember(model: keras.Model) -> None:
 
 def _remedy(model: keras.Model) -> str:
     strategy = model._distribute_strategy
-    if strategy is not None and not current_strategy.is_ours(strategy):
+    if strategy is not None and not framework.current_strategy.is_ours(strategy):
         return (
             f"It was made in the scope of a {type(strategy).__name__}, which knows of "
             "this process only: use keras_hvd.Strategy() in its place."
@@ -315,7 +317,7 @@ def _remedy(model: keras.Model) -> str:
     under_strategy = (
         "It was made outside of the scope of the keras_hvd.Strategy: make it, and "
         "compile it, inside of `with strategy.scope():`. Or without a strategy: "
-        if current_strategy.was_made()
+        if framework.current_strategy.was_made()
         else ""
     )
     return (
@@ -330,5 +332,5 @@ def _warn_of_separate_trainings() -> None:
     """When Python ends: warns if ranks that could train together never did."""
     if not _trainings.alone or _trainings.together or hasattr(sys, "last_value"):
         return
-    if not reductions.handed_over():
+    if not framework.reductions.handed_over():
         log.warn(_trainings.alone)

@@ -11,16 +11,13 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from keras_hvd.backends.current import framework
+from keras_hvd.backends.gradient_reduction import GradientReduction
 from keras_hvd.backends.labels import name_in_program
-from keras_hvd.backends.tensorflow.collectives import reductions
-from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Max
-from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
+from keras_hvd.backends.reduce_op import Max
+from keras_hvd.backends.variables import identity
 from keras_hvd.job.process_sets import number_of
 from keras_hvd.optimizer.gradient_accumulation import only_accumulated
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
-from keras_hvd.optimizer.reduced_twice import require_not_reduced
-from keras_hvd.optimizer.repeated_rows import add_up_all
 
 
 class UpdateHook:
@@ -110,8 +107,8 @@ class UpdateHook:
         if reduction is None:
             return plain(optimizer, grads, trainable_variables)
         grads = list(grads)
-        require_not_reduced(optimizer, grads, reduction)
-        reductions.note_handed_over()
+        framework.require_not_reduced(optimizer, grads, reduction)
+        framework.reductions.note_handed_over()
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         variables = trainable_variables or optimizer._trainable_variables
@@ -144,7 +141,7 @@ class UpdateHook:
     def clip_gradients(self, plain, optimizer, grads):
         grads = list(grads)
         if self.reduction_of(optimizer) is None:
-            grads = add_up_all(grads)
+            grads = framework.add_up_all(grads)
         else:
             update = self.update_of(optimizer)
             if update is None or len(update.variables) != len(grads):
@@ -168,7 +165,9 @@ class UpdateHook:
     ) -> list[Any]:
         update.note_reduced(variables)
         prefix, local, agreed = self.terms(optimizer, variables)
-        return update.reduction.reduce(prefix, grads, variables, local, agreed)
+        return framework.reduction.reduce(
+            update.reduction, prefix, grads, variables, local, agreed
+        )
 
 
 class _Update:
@@ -234,10 +233,10 @@ def _reduce_overwriting(
     ]
     if chosen:
         prefix = _name_of(optimizer, reduction)
-        maxima = grouped_allreduce(
+        maxima = framework.grouped_allreduce(
             [grads[i] for i in chosen],
             op=Max,
-            name=name_in_graph(f"{prefix}/overwriting"),
+            name=framework.name_in_graph(f"{prefix}/overwriting"),
             process_set=reduction.process_set,
         )
         for i, result in zip(chosen, maxima, strict=True):

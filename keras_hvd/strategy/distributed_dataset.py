@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 
+from keras_hvd.backends.reduce_op import Min
 from keras_hvd.backends.tensorflow.collectives import allreduce_op, submission
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.same_job import Place
@@ -347,7 +348,7 @@ def _if_all_have_one(
     name = submission.name_of("allreduce", name_in_graph("Strategy/next element"))
     with submission.on_cpu():
         [first_without] = allreduce_op.submit(
-            [tf.where(has, size, rank)], name, allreduce_op.Min, process_set=number
+            [tf.where(has, size, rank)], name, Min, process_set=number
         )
         all_have_one = tf.equal(first_without, size)
 

@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.job import log

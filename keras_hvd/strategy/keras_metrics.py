@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from keras_hvd.backends.reduce_op import Average, Sum
 from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, Sum
 from keras_hvd.backends.tensorflow.collectives.graph_names import name_in_graph
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
 from keras_hvd.strategy import keras_patches, no_rows

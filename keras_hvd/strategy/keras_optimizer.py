@@ -10,12 +10,12 @@ from typing import Any
 
 import keras
 
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.backends.tensorflow import current_strategy
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
-from keras_hvd.optimizer.gradient_reduction import GradientReduction
+from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
 from keras_hvd.optimizer.loss_scaling import agree_on_finite_gradients
 from keras_hvd.optimizer.nested_optimizers import inner_optimizers
-from keras_hvd.optimizer.repeated_rows import add_up_all
 from keras_hvd.optimizer.update_hook import UpdateHook
 from keras_hvd.strategy import keras_patches, no_rows, variables
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends import buckets
+from keras_hvd.backends.reduce_op import Average, Sum
 from keras_hvd.backends.tensorflow.collectives import contributions, submission
 from keras_hvd.backends.tensorflow.collectives.allgather import grouped_allgather
 from keras_hvd.backends.tensorflow.collectives.allreduce import grouped_allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, Sum
+from keras_hvd.backends.tensorflow.gradients.reduction import size_of
 from keras_hvd.job.process_sets import ProcessSet
-from keras_hvd.optimizer import buckets
 from keras_hvd.strategy import no_rows
 
 # Types that the engine lacks, with one that holds all their values. Cast back, its sums
@@ -44,7 +45,7 @@ def all_reduce(
     pairs = [_reducible(reduce_op, each) for each in own]
     sent = [tensor for tensor, _ in pairs]
     reduced: list[Any] = []
-    parts = buckets.by_size([*map(buckets.size_of, sent)], last_first=False)
+    parts = buckets.by_size([*map(size_of, sent)], last_first=False)
     for number, part in enumerate(parts):
         with contributions.as_given():
             reduced += grouped_allreduce(

@@ -10,9 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.collectives import allreduce_op as ops
+from keras_hvd.backends.reduce_op import Average, Max, Min, Product, ReduceOp
 from keras_hvd.backends.tensorflow.collectives import contributions
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.job.process_sets import ProcessSet
 from keras_hvd.strategy import no_rows
 from keras_hvd.strategy.reduction import of_ranks_with_rows
@@ -46,13 +45,13 @@ def to_gather(value: tf.Tensor) -> tf.Tensor:
 
 def _neutral(op: ReduceOp) -> Any:
     """Makes of a tensor one that changes no other value."""
-    if op == ops.Product:
+    if op == Product:
         return tf.ones_like
-    if op not in (ops.Min, ops.Max):
+    if op not in (Min, Max):
         return tf.zeros_like
 
     def extreme(value: tf.Tensor) -> tf.Tensor:
-        dtype, is_min = value.dtype, op == ops.Min
+        dtype, is_min = value.dtype, op == Min
         if dtype == tf.bool:
             limit: Any = is_min
         elif dtype.is_floating:

@@ -9,17 +9,15 @@ import dataclasses
 import functools
 import gc
 import hashlib
-import importlib
 import itertools
 import operator
 import os
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_hvd import exceptions
-from keras_hvd.backends.tensorflow import allocator, gpu_pinning
+from keras_hvd.backends.current import framework, process
 from keras_hvd.job import (
     basics,
     cores,
@@ -146,7 +144,9 @@ def _join(
         _start_recording(launched, world, meeting, timeline)
     _warn(world, sign)
     _prepare_end(world)
-    _place_on_devices(launched, world)
+    if os.environ.get(cores.SHARED) == "1":
+        cores.share(launched.local_size)
+    process.prepare(world.rank, launched.size, launched.local_rank, launched.local_size)
     with _leaving_on_error():
         for each in sets:
             add_process_set(each)
@@ -275,10 +275,8 @@ def _start_engine(
         _explain_missing_memory(meeting)
         _give_nccl_the_network(meeting, world.rank)
     if native.engine().khvd_failure():
-        # Before the engine forgets it. TensorFlow is not imported for less.
-        from keras_hvd.backends.tensorflow import half_applied
-
-        half_applied.note_failure()
+        # Before the engine forgets it.
+        process.note_failure()
     basics.check(native.engine().khvd_init(ctypes.byref(options)))
     basics.note_job(world.job, uses_mpi)
 
@@ -437,6 +435,8 @@ def _start_recording(
         place = world.rank, world.size, launched.local_rank
         with _needing_room("recording"):
             recorder.start(folder, *place, ranks_of_job, measured)
+        if recorder.scaling() == "meet":
+            framework.meeting.install()
 
 
 @contextlib.contextmanager
@@ -493,15 +493,3 @@ def _spare_what_is_imported() -> None:
     importing TensorFlow. Many ranks on few cores would end long after their job failed.
     """
     gc.freeze()
-
-
-def _place_on_devices(launched: environment.World, world: environment.World) -> None:
-    """Gives TensorFlow and Keras what is this rank's."""
-    allocator.use(world.rank)
-    if os.environ.get(cores.SHARED) == "1":
-        cores.share(launched.local_size)
-    # By the launcher's local rank, which no other part of its job has.
-    gpu_pinning.pin(launched.local_rank, launched.local_size)
-    if launched.size > 1 and "keras" in sys.modules:
-        # Far above this layer, and without Keras of no use.
-        importlib.import_module("keras_hvd.optimizer.traced_steps").install()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_hvd.backends.tensorflow import gpu_pinning
 from keras_hvd.backends.tensorflow.gpu_pinning import Choice, Gpu
+from keras_hvd.job import gpu_libraries
 
 BY_KHVDRUN = {"KERAS_HVD_RANK": "0"}
 FREE, HIDDEN = Gpu(), Gpu(is_visible=False)
@@ -105,7 +106,7 @@ def test_without_a_gpu_tensorflow_stays_as_it_is(capfd):
 
 
 def test_without_a_driver_init_does_not_import_tensorflow():
-    if gpu_pinning.driver_is_loaded():
+    if gpu_libraries.driver_is_loaded():
         pytest.skip("this machine has a GPU")
     program = (
         "import sys, keras_hvd; keras_hvd.init(); print('tensorflow' in sys.modules)"

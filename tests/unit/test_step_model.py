@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_hvd.optimizer.buckets import by_size
+from keras_hvd.backends.buckets import by_size
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = CHECKOUT / "benchmarks" / "step_model.py"

@@ -1,1 +1,1 @@
-"""What keras_hvd does with TensorFlow: collectives, variables, saving and devices."""
+"""What keras_hvd does with TensorFlow: collectives, gradients, saving and devices."""

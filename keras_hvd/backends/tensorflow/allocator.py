@@ -15,8 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from keras_hvd.backends.tensorflow import gpu_pinning
-from keras_hvd.job import log, settings
+from keras_hvd.job import gpu_libraries, log, settings
 
 _USE_POOL = "TF_CPU_ALLOCATOR_USE_BFC"
 _LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -92,7 +91,7 @@ def use(rank: int) -> None:
     """
     wanted = variables(os.environ)
     if wanted and _has_devices():
-        if rank == 0 and not (_has_pool() or gpu_pinning.driver_is_loaded()):
+        if rank == 0 and not (_has_pool() or gpu_libraries.driver_is_loaded()):
             log.write("warning", TOO_LATE)
         return
     os.environ.update(wanted)

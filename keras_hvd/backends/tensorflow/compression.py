@@ -2,48 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-
-class Compressor:
-    """Base class of compressors, which convert a tensor for a collective, and back.
-
-    Subclass it for your own compressor. The elementwise reduction of compressed tensors
-    must be meaningful.
-    """
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns a smaller tensor, and the context that `decompress` needs."""
-        raise NotImplementedError("a compressor has a static method compress")
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Converts the collective's result back to the original type."""
-        raise NotImplementedError("a compressor has a static method decompress")
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors unchanged.
-
-    Example:
-
-    >>> travels, context = NoneCompressor.compress(tf.constant([1.5]))
-    >>> NoneCompressor.decompress(travels, context).numpy()
-    array([1.5], dtype=float32)
-    """
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
-        """Returns the tensor unchanged, and None."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """Returns the tensor unchanged."""
-        return tensor
+from keras_hvd.backends.compression import Compressor, NoneCompressor
 
 
 class _CastCompressor(Compressor):
@@ -105,22 +66,3 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-def require_compressor(function: str, compression: Any) -> None:
-    """Raises a `TypeError` unless `compression` has the methods of `Compressor`.
-
-    Example:
-
-    >>> require_compressor("allreduce", Compression.fp16)
-    >>> require_compressor("allreduce", "fp16")
-    Traceback (most recent call last):
-    TypeError: allreduce takes a compressor, such as keras_hvd.Compression.fp16, as ...
-    """
-    methods = ("compress", "decompress")
-    if all(callable(getattr(compression, each, None)) for each in methods):
-        return
-    raise TypeError(
-        f"{function} takes a compressor, such as keras_hvd.Compression.fp16, as "
-        f"compression; got {compression!r}"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -88,3 +89,26 @@ def several_ranks(strategy: Any) -> Any:
     if is_ours(strategy):
         strategy.extended.require_same_job()
     return None if strategy.num_replicas_in_sync == 1 else strategy
+
+
+def require_none(optimizer: Any) -> None:
+    """Raises if a `tf.distribute` strategy would reduce the gradients as well.
+
+    >>> import keras
+    >>> require_none(keras.optimizers.SGD())
+    """
+    created_in = getattr(optimizer, "_distribution_strategy", None)
+    for strategy in (tf.distribute.get_strategy(), created_in):
+        if strategy is None or strategy is _default_strategy():
+            continue
+        raise RuntimeError(
+            f"optimizer {optimizer.name!r} is used inside the scope of "
+            f"{type(strategy).__name__}, which reduces gradients itself: a "
+            "DistributedOptimizer there would reduce twice. Use one of the two."
+        )
+
+
+@functools.cache
+def _default_strategy() -> tf.distribute.Strategy:
+    with tf.Graph().as_default():
+        return tf.distribute.get_strategy()

@@ -107,6 +107,17 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             raise exceptions.RankFailedError(error.message) from error
 
 
+def refuse_session_optimizer(optimizer: Any) -> None:
+    """Raises TypeError if it is an optimizer of `tf.compat.v1`, which has gradients."""
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "DistributedOptimizer takes a Keras 3 optimizer; got a "
+            f"tf.compat.v1.train.{type(optimizer).__name__}. Reduce the gradients that "
+            "its compute_gradients returns with keras_hvd.grouped_allreduce, and give "
+            "the results to its apply_gradients."
+        )
+
+
 def _require_session_graph() -> None:
     if submission.in_session_graph():
         return

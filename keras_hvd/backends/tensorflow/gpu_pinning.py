@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from keras_hvd.job import log
-
-# One of these exists if a driver is loaded: on Linux, or on Linux under Windows.
-_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
+from keras_hvd.job import gpu_libraries, log
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
@@ -38,11 +35,6 @@ class Choice:
     only: int | None  # the only GPU to be visible; None: no change
     growing: tuple[int, ...]  # GPUs whose memory grows as needed
     is_shared: bool  # whether ranks certainly share GPUs
-
-
-def driver_is_loaded() -> bool:
-    """Whether this machine has an NVIDIA driver, without calling it."""
-    return any(map(os.path.exists, _DEVICE_FILES))
 
 
 def choose(
@@ -78,7 +70,7 @@ def choose(
 
 def pin(local_rank: int, local_size: int) -> None:
     """Makes TensorFlow use one GPU. Imports TensorFlow only if there are GPUs."""
-    if not driver_is_loaded():
+    if not gpu_libraries.driver_is_loaded():
         return
     tf = _tensorflow()
     if tf is not None:
@@ -106,6 +98,17 @@ def pin_tensorflow(
     if choice.is_shared and local_rank == 0:
         level = "info" if variables.get(_SHARING) == "1" else "warning"
         log.write(level, sharing(len(devices), local_size))
+
+
+def name_of_gpu() -> str:
+    """The name of the GPU that TensorFlow uses; "" if there is none."""
+    import tensorflow as tf
+
+    devices = tf.config.get_visible_devices("GPU")
+    if not devices:
+        return ""
+    details = tf.config.experimental.get_device_details(devices[0])
+    return str(details.get("device_name", devices[0].name))
 
 
 def too_late(choice: Choice, gpus: int, local_size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,6 +102,30 @@ def broadcast_(
     given = [variables] if is_one else variables
     _, *values = _broadcast("broadcast_", given, root_rank, name, process_set)
     return values[0] if is_one else values
+
+
+def has_value(variable: Any) -> bool:
+    """Whether a variable has a value: not in the trace of the step that creates it.
+
+    >>> has_value(tf.Variable(1.0))
+    True
+    """
+    value = getattr(variable, "value", None)
+    value = variable if callable(value) else value
+    is_initialized = getattr(value, "is_initialized", None)
+    return is_initialized is None or bool(is_initialized())
+
+
+def checksum(variable: Any) -> int:
+    """A checksum of a Keras variable's value, of its own memory where it is the host's.
+
+    >>> import keras
+    >>> checksum(keras.Variable(1.0)) == checksum(keras.Variable(2.0))
+    False
+    """
+    if variable.dtype == "string":
+        return zlib.crc32(repr(variable.numpy().tolist()).encode())
+    return zlib.crc32(tf.convert_to_tensor(variable.value))
 
 
 def _broadcast(

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_hvd.backends.tensorflow import allocator
+from keras_hvd.backends.current import allocator
 from keras_hvd.job import cores
 from keras_hvd.launch import processes
 from keras_hvd.launch.diagnosis import machine, network, probes

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 
-from keras_hvd.backends.tensorflow import gpu_pinning
 from keras_hvd.job import gpu_libraries, installed
 from keras_hvd.launch import other_launchers
 from keras_hvd.launch.diagnosis.findings import Finding, warning
@@ -44,7 +43,7 @@ def gpus() -> Finding:
     found = gpu_libraries.support()
     if found.devices > 0:
         return Finding(name, found.cuda)
-    if not gpu_pinning.driver_is_loaded():
+    if not gpu_libraries.driver_is_loaded():
         return Finding(name, f"none: {found.cuda}")
     return warning(
         *(name, found.cuda),

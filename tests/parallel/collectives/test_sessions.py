@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
 import keras_hvd
-from keras_hvd.optimizer import equal_start
+from keras_hvd.backends.tensorflow.gradients import equal_start
 
 KINDS = {
     "resource": tf.Variable,

@@ -102,7 +102,7 @@ def test_gradients_that_start_and_end_apart(
     starts,
     monkeypatch,
 ):
-    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 1)
+    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 1)
     keras.utils.set_random_seed(5)
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model = make_linear(optimizer, run_eagerly=run_eagerly)
@@ -435,7 +435,7 @@ def test_a_step_called_alone_and_inside_of_a_compiled_function(
     """TensorFlow uses one trace for both; on the last rank it is the other one's."""
     if on_gpu:
         request.getfixturevalue("starts")
-    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 8)
     variables = [keras.Variable([0.0, 0.0], name=name) for name in "abc"]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build(variables)
@@ -462,7 +462,7 @@ def test_error_of_a_step_traced_inside_of_a_compiled_function(
 
     Else those ranks would wait for it that have submitted all at once.
     """
-    monkeypatch.setattr("keras_hvd.optimizer.buckets._BUCKET_BYTES", 8)
+    monkeypatch.setattr("keras_hvd.backends.buckets._BUCKET_BYTES", 8)
     names = ["a", "b" if rank == 0 else "other", "c"]
     variables = [keras.Variable([0.0, 0.0], name=name) for name in names]
     optimizer = keras_hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

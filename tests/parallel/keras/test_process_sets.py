@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.backends.tensorflow.gradients import equal_start
 from keras_hvd.callbacks.metrics import means_over_ranks
-from keras_hvd.optimizer import equal_start
 
 
 @pytest.fixture

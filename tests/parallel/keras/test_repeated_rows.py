@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
-from keras_hvd.optimizer import gradient_reduction
+from keras_hvd.backends.tensorflow.gradients import reduction
 
 TOKENS, STEPS = 7, 4
 
@@ -179,13 +179,13 @@ def test_a_tape_gives_each_row_once(run, way, rank, size):
 
 def test_rows_are_added_up_before_they_travel(rank, several_ranks, monkeypatch):
     sent = []
-    allreduce = gradient_reduction.allreduce
+    allreduce = reduction.allreduce
 
     def noting(slices, **named):
         sent.extend(slices.indices.numpy())
         return allreduce(slices, **named)
 
-    monkeypatch.setattr(gradient_reduction, "allreduce", noting)
+    monkeypatch.setattr(reduction, "allreduce", noting)
     variables = make_variables()
     step = by_optimizer(make_adam(), variables, keras_hvd.Compression.none)
     indices, values = tokens_of(rank, 1, 40)

@@ -12,9 +12,11 @@ import pytest
 import tensorflow as tf
 
 import keras_hvd
+from keras_hvd.backends.tensorflow import current_strategy
 from keras_hvd.backends.tensorflow.collectives import reductions
+from keras_hvd.backends.tensorflow.gradients import equal_start
 from keras_hvd.callbacks import BroadcastGlobalVariables, MetricAverage
-from keras_hvd.optimizer import equal_start, traced_steps
+from keras_hvd.optimizer import traced_steps
 
 RATE = 0.05
 
@@ -317,7 +319,7 @@ def trained_outside_of_the_strategy() -> keras.Model:
 def test_separate_trainings(
     make, said, points, rank, size, several_ranks, new_process, monkeypatch
 ):
-    monkeypatch.setattr(traced_steps.current_strategy, "_was_made", False)
+    monkeypatch.setattr(current_strategy, "_was_made", False)
     fit(make(), points)
     found = at_exit()
     assert len(found) == (1 if rank == 0 else 0)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_hvd.backends.compression import require_compressor
+from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum
 from keras_hvd.backends.tensorflow.collectives import (
     allgather,
     contributions,
@@ -16,13 +18,10 @@ from keras_hvd.backends.tensorflow.collectives import (
     submission,
 )
 from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-    Average,
-    ReduceOp,
-    Sum,
     require_supported,
     submit,
 )
-from keras_hvd.backends.tensorflow.compression import Compression, require_compressor
+from keras_hvd.backends.tensorflow.compression import Compression
 from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_hvd.backends.reduce_op import Adasum, Average, ReduceOp, Sum
 from keras_hvd.backends.tensorflow.collectives import submission
 from keras_hvd.job.process_sets import ProcessSet
-
-
-class ReduceOp(enum.IntEnum):
-    """How an allreduce combines the ranks' elements.
-
-    Example:
-
-    >>> ReduceOp.Sum.name, ReduceOp(0) is Average
-    ('Sum', True)
-    """
-
-    Average = 0
-    Sum = 1
-    Min = 2
-    Max = 3
-    Product = 4
-    Adasum = 5
-
-
-Average = ReduceOp.Average
-Sum = ReduceOp.Sum
-Min = ReduceOp.Min
-Max = ReduceOp.Max
-Product = ReduceOp.Product
-Adasum = ReduceOp.Adasum
 
 
 def submit(
@@ -64,7 +39,15 @@ def submit(
 def require_supported(
     kind: str, op: ReduceOp, tensors: Sequence[tf.Tensor], process_set: ProcessSet
 ) -> None:
-    """Raises if Adasum, which halves the ranks repeatedly, cannot reduce `tensors`."""
+    """Raises if Adasum, which halves the ranks repeatedly, cannot reduce `tensors`.
+
+    >>> import keras_hvd
+    >>> keras_hvd.init()
+    >>> all_ranks = keras_hvd.global_process_set
+    >>> require_supported("allreduce", Adasum, [tf.constant(1)], all_ranks)
+    Traceback (most recent call last):
+    TypeError: allreduce: Adasum takes tensors of floating types; got int32 of shape ()
+    """
     if op != Adasum:
         return
     size = process_set.size()

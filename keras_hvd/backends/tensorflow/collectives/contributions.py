@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import ReduceOp
+from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.job.process_sets import ProcessSet
 
 # Makes the results of what a rank gives those of what counts.
@@ -50,7 +50,7 @@ def to_reduction(
 
     Example:
 
-    >>> from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
+    >>> from keras_hvd.backends.reduce_op import Sum
     >>> from keras_hvd.job.process_sets import global_process_set
     >>> given, restore = to_reduction([1.0], Sum, global_process_set)
     >>> given, restore([2.0])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from keras_hvd.backends.reduce_op import ReduceOp
 from keras_hvd.backends.tensorflow.collectives import allreduce_op, submission
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import ReduceOp
 from keras_hvd.job import native, script_end
 
 

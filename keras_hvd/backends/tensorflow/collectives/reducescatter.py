@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends.compression import require_compressor
+from keras_hvd.backends.reduce_op import Average, ReduceOp, Sum
 from keras_hvd.backends.tensorflow.collectives import (
     allgather,
     allreduce_op,
@@ -15,12 +17,7 @@ from keras_hvd.backends.tensorflow.collectives import (
     reductions,
     submission,
 )
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import (
-    Average,
-    ReduceOp,
-    Sum,
-)
-from keras_hvd.backends.tensorflow.compression import Compression, require_compressor
+from keras_hvd.backends.tensorflow.compression import Compression
 from keras_hvd.job import basics
 from keras_hvd.job.process_sets import ProcessSet, global_process_set, number_of
 

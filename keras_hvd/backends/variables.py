@@ -1,15 +1,55 @@
-"""Local variables: each rank trains its own, on its own data."""
+"""Variables as all ranks know them, and those that each rank trains by itself."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from keras_hvd.optimizer.gradient_reduction import identity, path
+
+def identity(variable: Any) -> int:
+    """A variable's id, the same for a Keras variable and the framework's in it.
+
+    >>> variable = keras.Variable([1.0])
+    >>> identity(variable) == identity(variable.value)
+    True
+    """
+    return id(variable._value if isinstance(variable, keras.Variable) else variable)
+
+
+def is_variable(value: Any) -> bool:
+    """Whether something is a variable, of Keras or of the framework.
+
+    >>> is_variable(keras.Variable(1.0)), is_variable(keras.ops.ones(1))
+    (True, False)
+    """
+    return callable(getattr(value, "assign", None))
+
+
+def path(variable: Any) -> str:
+    """A variable's name on all ranks; tensors, which share no name, get a fixed one.
+
+    >>> path(keras.Variable(1.0, name="w")), path(keras.ops.ones(1))
+    ('w', 'tensor')
+    """
+    found = getattr(variable, "path", None)
+    return found or (variable.name if is_variable(variable) else "tensor")
+
+
+def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The leaves of nested lists and dicts, which may contain themselves.
+
+    >>> list(leaves_of([1, {"a": [2]}]))
+    [1, 2]
+    """
+    if isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            if depth:
+                yield from leaves_of(each, depth - 1)
+    else:
+        yield value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,12 +66,12 @@ class LocalVariables:
 
     @classmethod
     def of(cls, variable: Any) -> LocalVariables:
-        """One Keras variable or `tf.Variable`; anything else raises TypeError.
+        """One variable; anything else raises TypeError.
 
         >>> LocalVariables.of(keras.Variable(1.0, name="bias")).paths()
         {'bias'}
         """
-        if not isinstance(variable, (keras.Variable, tf.Variable)):
+        if not is_variable(variable):
             raise TypeError(f"a local variable must be a variable; got {variable!r}")
         return cls(variables=(variable,))
 

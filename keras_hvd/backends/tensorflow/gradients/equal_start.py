@@ -20,14 +20,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.backends.tensorflow.collectives import reductions
 from keras_hvd.backends.tensorflow.collectives.allreduce import allreduce
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
 from keras_hvd.backends.tensorflow.collectives.submission import on_cpu
+from keras_hvd.backends.tensorflow.variables import has_value
+from keras_hvd.backends.variables import identity
 from keras_hvd.exceptions import KerasHvdError
 from keras_hvd.job import basics, log
 from keras_hvd.job.process_sets import ProcessSet, number_of
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
 from keras_hvd.recording import recorder
 
 # Of each variable: enough to tell from other random numbers.
@@ -74,7 +76,7 @@ def compare(
     with tf.init_scope():
         # A function that creates variables is traced again once they have values. In
         # a graph for sessions they have none while it is made.
-        if not (tf.executing_eagerly() and all(map(_has_value, shared))):
+        if not (tf.executing_eagerly() and all(map(has_value, shared))):
             return
         _compared.add(key)
         _comparisons.append(_Comparison(digest(shared), process_set))
@@ -128,12 +130,6 @@ class _Comparison:
             return
         count, total, squares = map(int, sums.numpy())
         self.differs = self._is_first and count * squares != total**2
-
-
-def _has_value(variable: Any) -> bool:
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    is_initialized = getattr(value, "is_initialized", None)
-    return is_initialized is None or bool(is_initialized())
 
 
 @functools.cache

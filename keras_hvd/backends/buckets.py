@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import tensorflow as tf
 
 # Large enough to be worth a collective. Small enough to send the gradients of the last
 # layers while backprop works on the first.
 _BUCKET_BYTES = 4 << 20
-
-
-def size_of(tensor: Any) -> int:
-    """The bytes of a tensor, variable or slices; unknown dimensions count as 1."""
-    shape = tf.TensorShape(tensor.shape)
-    elements = math.prod(n or 1 for n in shape) if shape.rank is not None else 0
-    return elements * tf.as_dtype(tensor.dtype).size
 
 
 def by_size(

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Sum
 from keras_hvd.backends.tensorflow.collectives import reductions
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Sum
 from keras_hvd.backends.tensorflow.collectives.reductions import Mark
 from keras_hvd.job.process_sets import number_of
-from keras_hvd.optimizer.gradient_reduction import GradientReduction
 
 # What a tensor comes from: these marks alone; None: a rank's own data as well.
 _Origin = frozenset[Mark] | None

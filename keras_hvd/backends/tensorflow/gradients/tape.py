@@ -10,17 +10,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_hvd.backends.tensorflow import guarded_saving
+from keras_hvd.backends.compression import Compressor
+from keras_hvd.backends.gradient_reduction import GradientReduction
+from keras_hvd.backends.reduce_op import Average, ReduceOp
+from keras_hvd.backends.tensorflow import guarded_saving, process
 from keras_hvd.backends.tensorflow.collectives import contributions, reductions
-from keras_hvd.backends.tensorflow.collectives.allreduce_op import Average, ReduceOp
 from keras_hvd.backends.tensorflow.collectives.reductions import Mark
-from keras_hvd.backends.tensorflow.compression import Compression, Compressor
+from keras_hvd.backends.tensorflow.compression import Compression
+from keras_hvd.backends.tensorflow.gradients import equal_start
+from keras_hvd.backends.tensorflow.gradients import reduction as of_gradients
+from keras_hvd.backends.tensorflow.gradients.repeated_rows import add_up_all
+from keras_hvd.backends.variables import LocalVariables, identity, local_layers_of
 from keras_hvd.job.process_sets import ProcessSet, global_process_set
 from keras_hvd.mixin import Mixin
-from keras_hvd.optimizer import equal_start, traced_steps
-from keras_hvd.optimizer.gradient_reduction import GradientReduction, identity
-from keras_hvd.optimizer.local_variables import LocalVariables, local_layers_of
-from keras_hvd.optimizer.repeated_rows import add_up_all
 
 # Variables whose gradients tapes have left on their rank, by identity.
 _local: dict[int, weakref.ref] = {}
@@ -207,7 +209,7 @@ class _ReducesGradients(Mixin):
         own = self._own
         reductions.note_handed_over()
         if own.reduction.is_alone():
-            with own.reduction.only_alone():
+            with of_gradients.only_alone(own.reduction):
                 return add_up_all(
                     tf.nest.map_structure(_same, grads, expand_composites=True)
                 )
@@ -264,7 +266,9 @@ def _reduce(own: _Own, grads: Any, sources: Any) -> Any:
     )
     with contributions.as_given():
         reduced = restore(
-            reduction.reduce("DistributedGradientTape", given, mine, local)
+            of_gradients.reduce(
+                reduction, "DistributedGradientTape", given, mine, local
+            )
         )
     reductions.mark(reduced, Mark("DistributedGradientTape"))
     for i, result in zip(present, reduced, strict=True):
@@ -284,7 +288,7 @@ def _distributed(gradtape: Any, reduction: GradientReduction) -> Any:
             f"{type(gradtape).__module__}.{type(gradtape).__qualname__}"
         )
     guarded_saving.install()
-    traced_steps.install()
+    process.watch_steps()
     plain: type = type(gradtape)
     tape: Any = object.__new__(_distributed_class(plain))
     # The tapes share one state, so it does not matter which one `with` exits.

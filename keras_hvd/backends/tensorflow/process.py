@@ -1,0 +1,41 @@
+"""What `init` does for TensorFlow, which it imports only where it must."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from keras_hvd.backends.tensorflow import allocator, gpu_pinning
+
+
+def note_failure() -> None:
+    """Takes note of a failed job before the engine, joining another, forgets it.
+
+    Example:
+
+    >>> note_failure()
+    """
+    # No variable of a process that has not imported it can be half applied.
+    if "tensorflow" in sys.modules:
+        from keras_hvd.backends.tensorflow import half_applied
+
+        half_applied.note_failure()
+
+
+def prepare(rank: int, size: int, local_rank: int, local_size: int) -> None:
+    """Readies this process for its job: where tensors live, and checks of its steps.
+
+    `rank` is its place in the job, and all others are what its launcher says.
+    """
+    allocator.use(rank)
+    # By the launcher's local rank, which no other part of its job has.
+    gpu_pinning.pin(local_rank, local_size)
+    keras = sys.modules.get("keras")
+    if size > 1 and keras is not None and keras.backend.backend() == "tensorflow":
+        watch_steps()
+
+
+def watch_steps() -> None:
+    """Makes Keras check that the steps of all models reduce their gradients."""
+    # Far above this layer, and of no use where there is no Keras.
+    importlib.import_module("keras_hvd.optimizer.traced_steps").install()
