@@ -1,7 +1,6 @@
 // Collectives of ranks on several hosts: shared memory inside each, connections between
 // them; see collectives/hosts_communicator.h.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
-#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -40,5 +39,3 @@ class HostsBackend final : public CollectiveBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_BACKEND_H_

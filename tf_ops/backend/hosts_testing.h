@@ -1,7 +1,6 @@
 // For tests of backends across hosts: ranks as threads, with a segment for each host
 // and pairs of sockets, or an MPI, between every two ranks of different hosts.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
-#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -181,5 +180,3 @@ class HostsJob {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_TESTING_H_

@@ -1,6 +1,5 @@
 // The world of a rank whose job is on several hosts.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_
-#define KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -22,5 +21,3 @@ World HostsWorld(const Topology& topology, std::shared_ptr<Segment> segment,
                  std::shared_ptr<Mpi> mpi = nullptr);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_HOSTS_WORLD_H_

@@ -1,6 +1,5 @@
 // Runs the collective of a batch's kind with what the requests say.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
-#define KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_
+#pragma once
 
 #include <vector>
 
@@ -18,5 +17,3 @@ bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& 
               HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_RUN_BATCH_H_

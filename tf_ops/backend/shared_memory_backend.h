@@ -1,6 +1,5 @@
 // Collectives of ranks that share memory; see collectives/.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_
-#define KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -35,5 +34,3 @@ class SharedMemoryBackend final : public CollectiveBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_SHARED_MEMORY_BACKEND_H_

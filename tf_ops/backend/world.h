@@ -1,6 +1,5 @@
 // What connects a rank to the others of its job.
-#ifndef KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
-#define KERAS_HVD_TF_OPS_BACKEND_WORLD_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -33,5 +32,3 @@ struct World {
 World SharedMemoryWorld(std::shared_ptr<Segment> segment, int rank);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_BACKEND_WORLD_H_

@@ -7,8 +7,7 @@
 //
 // which is their sum if they are orthogonal and their average if they are equal. More
 // vectors are combined in a tree: members 0 and 1, 2 and 3; then these two; and so on.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_
+#pragma once
 
 #include <vector>
 
@@ -38,5 +37,3 @@ bool Adasum(const AdasumOptions& options, Communicator* communicator);
 bool Adasum(const AdasumOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ADASUM_H_

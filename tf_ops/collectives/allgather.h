@@ -1,6 +1,5 @@
 // Allgather: every member gets all members' tensors, one after another.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -30,5 +29,3 @@ bool Allgather(const AllgatherOptions& options, Communicator* communicator);
 bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLGATHER_H_

@@ -1,6 +1,5 @@
 // Alltoall: every member gets some rows of each member's tensor.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_
+#pragma once
 
 #include <functional>
 #include <vector>
@@ -26,5 +25,3 @@ bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
 bool Alltoall(const AlltoallOptions& options, HostsCommunicator* hosts);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_ALLTOALL_H_

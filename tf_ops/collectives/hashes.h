@@ -1,7 +1,6 @@
 // Hashes of the members' results, for the consistency mode, which checks that a result
 // is the same on all of them.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -27,5 +26,3 @@ bool AllgatherHashes(const std::vector<uint64_t>& own, HostsCommunicator* hosts,
                      std::vector<std::vector<uint64_t>>* hashes);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HASHES_H_

@@ -3,8 +3,7 @@
 // Ranks of one host meet in shared memory, as in any collective; those of different
 // hosts have a connection for every two of them. Nothing that travels says what it is:
 // all members run the same collectives in the same order.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_
+#pragma once
 
 #include <cstdint>
 #include <cstdlib>
@@ -153,5 +152,3 @@ class HostsCommunicator : private Waiter {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_HOSTS_COMMUNICATOR_H_

@@ -2,8 +2,7 @@
 //
 // All of this is inlined into loops that are compiled for several instruction sets. It
 // has no branches, so the compiler turns the loops into vector code.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -219,5 +218,3 @@ struct Larger {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_NUMBER_H_

@@ -1,6 +1,5 @@
 // For tests: the elements of tensors as numbers, whatever their type.
-#ifndef KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_
-#define KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_
+#pragma once
 
 #include <cmath>
 #include <complex>
@@ -124,5 +123,3 @@ inline double Tolerance(DataType dtype) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_COLLECTIVES_NUMBERS_TESTING_H_

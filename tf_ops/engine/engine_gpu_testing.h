@@ -1,8 +1,7 @@
 // For tests of the engine with tensors on GPUs, over the libraries that stand in for
 // CUDA and NCCL: ranks as threads, each with a stream on which its inputs come to be
 // late, and its buffers are used for other things as soon as its results are read.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -415,5 +414,3 @@ class GpuJob {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_GPU_TESTING_H_

@@ -1,7 +1,6 @@
 // For tests of the engine: engines of several ranks as threads over one segment, which
 // are asked for collectives and say how each ended.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_
+#pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -397,5 +396,3 @@ inline void AddSets(Job* job, const std::vector<std::vector<int>>& sets) {
 }
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_ENGINE_TESTING_H_

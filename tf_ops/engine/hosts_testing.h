@@ -1,7 +1,6 @@
 // For tests of the engine: one host or several in this process. Each is a segment of
 // its own, and sockets connect them.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
-#define KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_
+#pragma once
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -119,5 +118,3 @@ class Hosts {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_HOSTS_TESTING_H_

@@ -1,7 +1,6 @@
 // This process as a rank of a job: entering and leaving it. A member makes the world,
 // which ends with it; process.h has what lasts as long as the process.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
-#define KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_
+#pragma once
 
 #include <memory>
 #include <optional>
@@ -64,5 +63,3 @@ class JobMember {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_JOB_MEMBER_H_

@@ -1,7 +1,6 @@
 // The requests of this rank, from their submission on any thread to their end, which
 // the driving thread reports.
-#ifndef KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
-#define KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_
+#pragma once
 
 #include <atomic>
 #include <cstddef>
@@ -84,5 +83,3 @@ class Requests {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_ENGINE_REQUESTS_H_

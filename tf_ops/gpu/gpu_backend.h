@@ -1,6 +1,5 @@
 // The interface for moving and reducing GPU tensors among the members of a process set.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_
+#pragma once
 
 #include <vector>
 
@@ -22,5 +21,3 @@ class GpuBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_BACKEND_H_

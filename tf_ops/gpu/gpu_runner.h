@@ -8,8 +8,7 @@
 // Enqueued work is checked until it has run: it may fail, or wait for a peer that has
 // died. Then the communicators are aborted, which lets the streams continue. Their
 // results are invalid, and the job has failed on all ranks.
-#ifndef KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
-#define KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_
+#pragma once
 
 #include <cstdint>
 #include <deque>
@@ -129,5 +128,3 @@ class GpuRunner {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_GPU_RUNNER_H_

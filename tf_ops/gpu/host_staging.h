@@ -1,7 +1,6 @@
 // Collectives of GPU tensors through host memory: for reductions that NCCL does not do
 // as the CPU would, and for ranks that cannot use NCCL.
-#ifndef KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
-#define KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_
+#pragma once
 
 #include <vector>
 
@@ -20,5 +19,3 @@ class HostStagingBackend final : public GpuBackend {
 Status CompareThroughHost(GpuBatch* batch);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_HOST_STAGING_H_

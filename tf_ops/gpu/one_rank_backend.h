@@ -1,7 +1,6 @@
 // Collectives of GPU tensors in a process set of one rank, which are copies at most.
 // NCCL refuses some of them there: scaled sums, and reducescatters.
-#ifndef KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_
-#define KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_
+#pragma once
 
 #include <vector>
 
@@ -16,5 +15,3 @@ class OneRankBackend final : public GpuBackend {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_GPU_ONE_RANK_BACKEND_H_

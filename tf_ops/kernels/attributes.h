@@ -1,6 +1,5 @@
 // The attributes of the collective ops, as the CPU and XLA kernels read them.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
-#define KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -42,5 +41,3 @@ absl::Status ReadBuckets(tensorflow::OpKernelConstruction* ctx,
                          std::vector<Bucket>* buckets);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_ATTRIBUTES_H_

@@ -1,6 +1,5 @@
 // The stream of the GPU that a kernel runs on.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_GPU_STREAM_H_
-#define KERAS_HVD_TF_OPS_KERNELS_GPU_STREAM_H_
+#pragma once
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/engine/c_api.h"
@@ -12,5 +11,3 @@ namespace keras_hvd {
 void AddGpuStream(tensorflow::OpKernelContext* ctx, khvd_request* request);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_GPU_STREAM_H_

@@ -1,7 +1,6 @@
 // What the collective kernels share: common attributes, and submission of requests to
 // the engine while TensorFlow keeps their buffers alive.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
-#define KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -116,5 +115,3 @@ class Submission {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_SUBMIT_H_

@@ -1,6 +1,5 @@
 // Numbers that distinguish the requests of different ops.
-#ifndef KERAS_HVD_TF_OPS_KERNELS_SUBMITTER_H_
-#define KERAS_HVD_TF_OPS_KERNELS_SUBMITTER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ uint64_t NextSubmitter();
 uint64_t SubmitterInCall(uint64_t op, uint64_t call);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_KERNELS_SUBMITTER_H_

@@ -10,8 +10,7 @@
 // call was given up, and after any error, only Abort is possible.
 //
 // A communicator's calls come from one thread, with the GPU's context current.
-#ifndef KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
-#define KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_
+#pragma once
 
 #include <functional>
 #include <memory>
@@ -96,5 +95,3 @@ class Communicator {
 };
 
 }  // namespace keras_hvd::nccl
-
-#endif  // KERAS_HVD_TF_OPS_NCCL_COMMUNICATOR_H_

@@ -5,8 +5,7 @@
 // As viewers require, events of one row are nested or follow each other: a request
 // submitted while another of the same name is under way gets its own row. Work on the
 // GPU has one row, because it has one stream there.
-#ifndef KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
-#define KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_
+#pragma once
 
 #include <cstdint>
 #include <map>
@@ -95,5 +94,3 @@ class TimelineWriter {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TIMELINE_TIMELINE_WRITER_H_

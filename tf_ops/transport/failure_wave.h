@@ -8,8 +8,7 @@
 // If a host is lost, those below it turn to the one above it, or to host 1 if that was
 // the coordinator's. Nobody waits for a lost host, nor for long for a silent one, which
 // is then passed over as if it were lost.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_
+#pragma once
 
 #include <chrono>
 #include <map>
@@ -104,5 +103,3 @@ class FailureWave {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_FAILURE_WAVE_H_

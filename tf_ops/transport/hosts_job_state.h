@@ -3,8 +3,7 @@
 //
 // Leaders are connected in a tree. What concerns all goes from the host where it
 // happens to all others, along the tree.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_
+#pragma once
 
 #include <atomic>
 #include <deque>
@@ -135,5 +134,3 @@ class HostsJobState final : public SharedJobState {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_HOSTS_JOB_STATE_H_

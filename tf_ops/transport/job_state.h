@@ -1,7 +1,6 @@
 // What the ranks of a job know about each other and the job, apart from messages: who
 // they are, who has left, whether the job has failed, and how to wake a rank.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -171,5 +170,3 @@ class JobState {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_JOB_STATE_H_

@@ -6,8 +6,7 @@
 // a ring. (2) The rendezvous' unix sockets reach end of file, which helps if the rank
 // that should have noticed is itself stopped. (3) A crashing rank marks itself dead
 // before its core is dumped, which may take long.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_
+#pragma once
 
 #include <atomic>
 #include <memory>
@@ -71,5 +70,3 @@ std::string ObstacleOf(char process_state);
 std::string SignalName(int signal);
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_LIVENESS_H_

@@ -3,8 +3,7 @@
 //
 // It is one sealed memfd that the host's leader makes and hands to the others. It has
 // no name, in /dev/shm or elsewhere, so nothing is left behind however a rank ends.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_
+#pragma once
 
 #include <sched.h>
 
@@ -155,5 +154,3 @@ class Segment {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SEGMENT_H_

@@ -1,7 +1,6 @@
 // The state of a job as the ranks of one host share it, in their segment. It is all
 // that there is to know if there is no other host.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_SHARED_JOB_STATE_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_SHARED_JOB_STATE_H_
+#pragma once
 
 #include <memory>
 #include <string>
@@ -73,5 +72,3 @@ class SharedJobState : public JobState {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_SHARED_JOB_STATE_H_

@@ -1,6 +1,5 @@
 // The outcome of an operation: a code of the C API and a human-readable text.
-#ifndef KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
-#define KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
+#pragma once
 
 #include <string>
 #include <utility>
@@ -38,5 +37,3 @@ struct [[nodiscard]] Status {
 };
 
 }  // namespace keras_hvd
-
-#endif  // KERAS_HVD_TF_OPS_TRANSPORT_STATUS_H_
