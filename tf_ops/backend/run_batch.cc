@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <type_traits>
-#include <utility>
 
 #include "tf_ops/collectives/adasum.h"
 #include "tf_ops/collectives/allgather.h"

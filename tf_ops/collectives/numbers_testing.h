@@ -1,7 +1,6 @@
 // For tests: the elements of tensors as numbers, whatever their type.
 #pragma once
 
-#include <cmath>
 #include <complex>
 #include <cstdint>
 #include <cstring>

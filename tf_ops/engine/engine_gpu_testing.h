@@ -11,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>

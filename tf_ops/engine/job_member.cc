@@ -3,9 +3,7 @@
 
 #include <unistd.h>
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "tf_ops/engine/process.h"
 #include "tf_ops/transport/control_link.h"

@@ -2,7 +2,6 @@
 #include "tf_ops/gpu/gpu_access.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace keras_hvd {
 

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <exception>
 #include <initializer_list>
-#include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/operation/log.h"

@@ -10,7 +10,6 @@
 // then called by itself: TensorFlow reuses that trace.
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -2,7 +2,6 @@
 #include "tf_ops/nccl/allgather.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace keras_hvd::nccl {
 namespace {

@@ -14,7 +14,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "tf_ops/cuda/abi.h"
 #include "tf_ops/nccl/call_watch.h"

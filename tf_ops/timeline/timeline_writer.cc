@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <ctime>
-#include <utility>
 
 #include "tf_ops/collectives/allreduce.h"
 #include "tf_ops/collectives/phase_recorder.h"

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "tf_ops/transport/liveness.h"
 

@@ -11,7 +11,6 @@
 
 #include <sys/uio.h>
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
