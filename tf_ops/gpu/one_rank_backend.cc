@@ -9,8 +9,7 @@ Status CopyTensor(Operation* operation, size_t tensor, GpuBatch* batch) {
   int64_t bytes = Elements(description) * Bytes(description.dtype);
   if (HasOwnRows(operation->description->kind)) {
     const int64_t rows = operation->rows[tensor];
-    const Status status = batch->Allocate(operation, tensor, {rows});
-    if (!status.ok()) return status;
+    KHVD_RETURN_IF_ERROR(batch->Allocate(operation, tensor, {rows}));
     bytes = rows * RowBytes(description);
   }
   const auto [input, output] = operation->buffers[tensor];
@@ -30,8 +29,7 @@ Status OneRankBackend::Run(const std::vector<Operation*>& operations, GpuBatch* 
   const GpuSpan span(batch->times.get(), GpuPhase::kCopyOnGpu);
   for (Operation* const operation : operations) {
     for (size_t i = 0; i < operation->buffers.size(); ++i) {
-      const Status status = CopyTensor(operation, i, batch);
-      if (!status.ok()) return status;
+      KHVD_RETURN_IF_ERROR(CopyTensor(operation, i, batch));
     }
   }
   return Status::Ok();

@@ -36,4 +36,10 @@ struct [[nodiscard]] Status {
   }
 };
 
+// Returns from the function with the status of an expression, unless that is ok.
+#define KHVD_RETURN_IF_ERROR(...)                                             \
+  do {                                                                        \
+    if (::keras_hvd::Status error = (__VA_ARGS__); !error.ok()) return error; \
+  } while (false)
+
 }  // namespace keras_hvd
