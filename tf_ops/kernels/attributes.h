@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +34,9 @@ struct Bucket {
   std::string labels;  // see khvd_request
 };
 
+// An error if a tensor has no first dimension: `does` says of a collective what it
+// does along that.
+absl::Status RequireRows(int dimensions, std::string_view does);
 absl::Status ReadTensorName(tensorflow::OpKernelConstruction* ctx, std::string* name);
 absl::Status ReadProcessSet(tensorflow::OpKernelConstruction* ctx, int32_t* set);
 absl::Status ReadReduction(tensorflow::OpKernelConstruction* ctx, Reduction* reduction);
