@@ -21,7 +21,7 @@
 
 #include "tf_ops/collectives/testing.h"
 #include "tf_ops/engine/engine.h"
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/job_state.h"
 
 namespace keras_hvd {
 
@@ -305,7 +305,7 @@ class Job {
   Rank& operator[](int rank) { return *ranks_[rank]; }
   Segment& segment() { return *segment_; }
   // As a rank sees it.
-  SharedJobState state(int rank = 0) { return SharedJobState(segment_, rank); }
+  JobState state(int rank = 0) { return JobState(segment_, rank); }
 
   // Runs `body(rank)` for all ranks at once.
   void ForEach(const std::function<void(Rank&, int)>& body) {

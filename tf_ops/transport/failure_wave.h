@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "tf_ops/transport/control_link.h"
-#include "tf_ops/transport/shared_job_state.h"
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/topology.h"
 
 namespace keras_hvd {
@@ -36,7 +36,7 @@ class FailureWave {
 
   // `control`: a leader's links to the leaders next to it, which stay the caller's.
   // `links`: those of LinkPurpose::kFailure.
-  FailureWave(const Topology& topology, SharedJobState* job,
+  FailureWave(const Topology& topology, JobState* job,
               const std::vector<ControlLink*>& control,
               std::vector<std::unique_ptr<ControlLink>> links);
 
@@ -91,7 +91,7 @@ class FailureWave {
   void TakeAccounts(std::string_view bytes);
 
   const Topology topology_;
-  SharedJobState& job_;
+  JobState& job_;
   const std::vector<std::unique_ptr<ControlLink>> own_links_;
   std::map<int, Contact> contacts_;                             // by host
   std::map<int, std::unique_ptr<OperationHistory>> histories_;  // by rank

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "tf_ops/transport/job_state.h"
 #include "tf_ops/transport/segment.h"
-#include "tf_ops/transport/shared_job_state.h"
 
 namespace keras_hvd {
 
@@ -49,7 +49,7 @@ class Liveness {
   const std::shared_ptr<Segment> segment_;
   const int index_;               // this rank's among those of the host, as all here
   const std::vector<int> ranks_;  // by index
-  SharedJobState job_;
+  JobState job_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> holding_{0};   // futex: the life is held
   std::atomic<uint32_t> watching_{0};  // futex: Watch was called, or the watch ends
