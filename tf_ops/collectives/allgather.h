@@ -25,7 +25,7 @@ struct AllgatherOptions {
 
 // Returns false if the job failed meanwhile. A member without memory for a result still
 // takes part, so the others get theirs.
-bool Allgather(const AllgatherOptions& options, Communicator* communicator);
-bool Allgather(const AllgatherOptions& options, HostsCommunicator* hosts);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool Allgather(const AllgatherOptions& options, Group* communicator);
 
 }  // namespace keras_hvd

@@ -21,7 +21,7 @@ struct AlltoallOptions {
 
 // Returns false if the job failed meanwhile. A member without memory for the result
 // still takes part, so the others get theirs.
-bool Alltoall(const AlltoallOptions& options, Communicator* communicator);
-bool Alltoall(const AlltoallOptions& options, HostsCommunicator* hosts);
+template <typename Group>  // a Communicator, or a HostsCommunicator
+bool Alltoall(const AlltoallOptions& options, Group* communicator);
 
 }  // namespace keras_hvd

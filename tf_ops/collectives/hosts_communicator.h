@@ -39,6 +39,7 @@ class HostsCommunicator : private Waiter {
   Communicator& local() { return local_; }
   const Communicator& local() const { return local_; }
   bool NextRound() { return local_.NextRound(); }
+  bool Regroup() { return local_.Regroup(); }
 
   // ---- The hosts of the members, from 0 in the order of their numbers
 

@@ -166,23 +166,8 @@ KHVD_INLINE void Narrow(A value, T* to) {
 // definition.
 template <typename T>
 struct Accumulator {
-  using Type = T;
-};
-template <>
-struct Accumulator<Float16> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Bfloat16> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Float8E5m2> {
-  using Type = float;
-};
-template <>
-struct Accumulator<Float8E4m3fn> {
-  using Type = float;
+  // The narrow floats are the only types that are no numbers of the language.
+  using Type = std::conditional_t<std::is_class_v<T>, float, T>;
 };
 
 template <typename A>

@@ -77,6 +77,7 @@ class TimelineWriter {
   void BeginLine(std::string_view name, const char* type, int process = kHost);
   void BeginSpan(std::string_view name, int row, int64_t begin, int64_t end,
                  int process = kHost);
+  void AddNumber(std::string_view field, int64_t number);
   void AddTime(std::string_view field, int64_t time);
   void BeginArguments(uint64_t batch);
   void EndLine(std::string_view end);
