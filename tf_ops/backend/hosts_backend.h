@@ -1,5 +1,5 @@
-// Collectives of ranks on several hosts: shared memory inside each, connections between
-// them; see collectives/hosts_communicator.h.
+// Collectives in host memory: shared memory inside of a host, connections between
+// hosts; see collectives/hosts_communicator.h.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace keras_hvd {
 
 class HostsBackend final : public CollectiveBackend {
  public:
-  // `segment` is this host's. `links` has one to each rank on another host.
+  // `segment` is this host's. `links` has one to each rank on another host; none are
+  // needed if there is no other host.
   HostsBackend(const Topology& topology, std::shared_ptr<Segment> segment,
                std::shared_ptr<JobState> job, DataLinks links, Waiter* waiter);
 

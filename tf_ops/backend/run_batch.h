@@ -11,9 +11,8 @@ namespace keras_hvd {
 
 // For a collective of `members` that has begun. Returns false if the job failed
 // meanwhile.
+template <typename Group>  // a Communicator, or a HostsCommunicator
 bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              Communicator* communicator);
-bool RunBatch(const Batch& batch, const Tuning& tuning, const std::vector<int>& members,
-              HostsCommunicator* hosts);
+              Group* communicator);
 
 }  // namespace keras_hvd

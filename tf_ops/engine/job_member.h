@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tf_ops/backend/hosts_world.h"
 #include "tf_ops/backend/world.h"
 #include "tf_ops/engine/engine.h"
 #include "tf_ops/transport/liveness.h"

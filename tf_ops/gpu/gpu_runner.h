@@ -20,12 +20,11 @@
 
 #include "tf_ops/collectives/communicator.h"
 #include "tf_ops/gpu/gpu_access.h"
+#include "tf_ops/gpu/gpu_backend.h"
 #include "tf_ops/gpu/gpu_batch.h"
 #include "tf_ops/gpu/gpu_clock.h"
 #include "tf_ops/gpu/gpu_times.h"
-#include "tf_ops/gpu/host_staging.h"
 #include "tf_ops/gpu/nccl_communicators.h"
-#include "tf_ops/gpu/one_rank_backend.h"
 #include "tf_ops/gpu/staging.h"
 #include "tf_ops/operation/operation.h"
 #include "tf_ops/timeline/timeline.h"

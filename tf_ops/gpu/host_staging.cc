@@ -1,10 +1,9 @@
-// See host_staging.h.
-#include "tf_ops/gpu/host_staging.h"
-
+// See gpu_backend.h.
 #include <numeric>
 #include <utility>
 
 #include "tf_ops/collectives/parts.h"
+#include "tf_ops/gpu/gpu_backend.h"
 
 namespace keras_hvd {
 namespace {

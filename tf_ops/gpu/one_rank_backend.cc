@@ -1,5 +1,5 @@
-// See one_rank_backend.h.
-#include "tf_ops/gpu/one_rank_backend.h"
+// See gpu_backend.h.
+#include "tf_ops/gpu/gpu_backend.h"
 
 namespace keras_hvd {
 namespace {
