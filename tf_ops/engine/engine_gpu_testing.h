@@ -197,8 +197,8 @@ class GpuRank {
     request.ask = ask;
     request.ask.description.on_gpu = ask.description.kind != Kind::kBarrier;
     request.mode = mode;
-    // A reducescatter's result is none of its inputs.
-    if (ask.description.kind == Kind::kReducescatter) request.mode.in_place = false;
+    // Where the result is a part, it is none of the inputs.
+    if (TraitsOf(ask.description.kind).gives_parts) request.mode.in_place = false;
     return &request;
   }
 
@@ -382,7 +382,7 @@ class GpuJob {
   int size() const { return static_cast<int>(ranks_.size()); }
   GpuRank& operator[](int rank) { return *on_gpu_[rank]; }
   // As the ranks of its host share it.
-  SharedJobState state(int rank = 0) { return hosts_.StateOf(rank); }
+  JobState state(int rank = 0) { return hosts_.StateOf(rank); }
 
   // Makes the communicator of all ranks.
   void Connect() {
